@@ -1,0 +1,22 @@
+#pragma once
+// The clip factor of one sample, shared by every kernel.
+
+#include <cmath>
+
+#include "core/numeric.h"
+
+namespace dpkern {
+
+// Clipping aims this much below C, so that rounding the factor and the products (each 2^-24 in
+// float32) cannot lift a sample's own contribution above C.
+constexpr double kClipSlack = 1 - 0x1p-21;
+// The stabiliser of automatic clipping, C g / (||g|| + 0.01).
+constexpr double kAutomaticGamma = 0.01;
+
+DPK_HD double clip_factor(double norm, double max_norm, bool automatic) {
+  const double aim = max_norm * kClipSlack;
+  if (automatic) return aim / (norm + kAutomaticGamma);
+  return norm <= aim ? 1.0 : aim / norm;
+}
+
+}  // namespace dpkern

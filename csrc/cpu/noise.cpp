@@ -1,0 +1,298 @@
+#include "cpu/noise.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/chacha.h"
+#include "core/lattice.h"
+#include "cpu/isa.h"
+#include "cpu/parallel.h"
+#include "cpu/tiles.h"
+
+#if DPK_X86
+#include <immintrin.h>
+#endif
+
+namespace dpkern::cpu {
+namespace {
+
+constexpr std::int64_t kGrain = 16 * kTile;  // coordinates worth a thread
+
+template <int N>
+using Words = Vector<std::uint32_t, N>;
+
+// Blocks first .. first + 16 kGroups - 1, stored word by word: rows[16 group + word][lane]. kSets
+// vectors of N lanes are made at a time.
+template <int N, int kSets, int kGroups>
+DPK_HD void block_rows(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
+  Words<N> lane{};
+  for (int l = 0; l < N; ++l) lane[l] = static_cast<std::uint32_t>(l);
+  for (int start = 0; start < kLanes * kGroups; start += N * kSets) {
+    // `first` is a multiple of 16 kGroups and kGroups is 1 or 3: tiles of 48 blocks never cross a
+    // multiple of 2^32 in the middle of a group of 16, so all lanes share their high half.
+    const std::uint64_t counter = first + static_cast<std::uint64_t>(start);
+    Words<N> low[kSets];
+    for (int set = 0; set < kSets; ++set) {
+      low[set] = lane + (static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(N * set));
+    }
+    Words<N> out[kSets][16];
+    chacha_blocks<kSets>(stream, stream.n0, low, static_cast<std::uint32_t>(counter >> 32), out);
+    for (int set = 0; set < kSets; ++set) {
+      const int block = start + N * set;
+      std::uint32_t* target = rows + 16 * kLanes * (block / kLanes) + block % kLanes;
+      for (int word = 0; word < 16; ++word) {
+        __builtin_memcpy(target + word * kLanes, &out[set][word], sizeof(Words<N>));
+      }
+    }
+  }
+}
+
+// All look-ups of a tile by scalar loads, from the first-level cache into it.
+template <class Law, int N>
+struct CacheLookup {
+  alignas(64) std::uint32_t entry[kTile];
+
+  DPK_INLINE explicit CacheLookup(const std::uint32_t* rows) {
+    for (int set = 0; set < 8; ++set) {
+      for (int l = 0; l < kLanes; ++l) {
+        const std::uint32_t columns = rows[(6 * set + 4) * kLanes + l];
+        for (int b = 0; b < 4; ++b) {
+          entry[64 * set + 16 * b + l] = Law::table[(columns >> (8 * b)) & 0xffu];
+        }
+      }
+    }
+  }
+  DPK_INLINE Words<N> operator()(int set, int part, int b, const Words<N>&) const {
+    Words<N> found;
+    __builtin_memcpy(&found, entry + 64 * set + 16 * b + part, sizeof(found));
+    return found;
+  }
+};
+
+template <class Law, int N, int kSets, class Lookup>
+DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
+  constexpr int kWordRows = 48;
+  alignas(64) std::uint32_t rows[kWordRows * kLanes];
+  block_rows<N, kSets, 3>(stream, kWordRows * tile, rows);
+  const Lookup lookup(rows);
+  Words<N> escaped{};
+  for (int set = 0; set < 8; ++set) {
+    for (int part = 0; part < kLanes; part += N) {
+      Words<N> w[6];
+      for (int i = 0; i < 6; ++i) {
+        __builtin_memcpy(&w[i], rows + (6 * set + i) * kLanes + part, sizeof(w[i]));
+      }
+      const auto entry = [&](const Words<N>& column, int b)
+                             DPK_INLINE { return lookup(set, part, b, column); };
+      for (int b = 0; b < 4; ++b) {
+        const Words<N> value = draw<Law>(w, b, entry, escaped);
+        __builtin_memcpy(x + 64 * set + 16 * b + part, &value, sizeof(value));
+      }
+    }
+  }
+  std::uint32_t any = 0;
+  for (int l = 0; l < N; ++l) any |= escaped[l];
+  if (any == 0) return;
+  for (int j = 0; j < kTile; ++j) {
+    if (!may_have_escaped(x[j])) continue;
+    const int b = (j / kLanes) % 4;
+    std::uint32_t w[6];
+    for (int i = 0; i < 6; ++i) w[i] = rows[(6 * (j / 64) + i) * kLanes + j % kLanes];
+    std::uint32_t again = 0;
+    const auto entry = [](std::uint32_t column, int) { return Law::table[column]; };
+    draw<Law>(w, b, entry, again);
+    const std::uint64_t position = tile * kTile + static_cast<std::uint64_t>(j);
+    if (again != 0) x[j] = draw_tail<Law>(stream, position, w, b);
+  }
+}
+
+#if DPK_X86
+
+// The 256-entry table as three planes of bytes in twelve registers: 64 look-ups in nine shuffles.
+template <class Law>
+struct Planes {
+  alignas(64) std::uint8_t byte[3][256];
+  constexpr Planes() : byte{} {
+    for (int plane = 0; plane < 3; ++plane) {
+      for (int i = 0; i < 256; ++i) {
+        byte[plane][i] = static_cast<std::uint8_t>(Law::table[i] >> (8 * plane));
+      }
+    }
+  }
+};
+
+// Not inlined: its callers must be compilable without the instructions it uses.
+DPK_VBMI __attribute__((noinline)) void look_up_planes(const std::uint8_t table[3][256],
+                                                       const std::uint32_t* rows,
+                                                       Words<16> plane[8][3]) {
+  for (int set = 0; set < 8; ++set) {
+    const __m512i columns = _mm512_loadu_si512(rows + (6 * set + 4) * kLanes);
+    const __mmask64 upper = _mm512_movepi8_mask(columns);
+    for (int i = 0; i < 3; ++i) {
+      const std::uint8_t* bytes = table[i];
+      const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(bytes), columns,
+                                                   _mm512_load_si512(bytes + 64));
+      const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(bytes + 128), columns,
+                                                    _mm512_load_si512(bytes + 192));
+      plane[set][i] = reinterpret_cast<Words<16>>(_mm512_mask_blend_epi8(upper, low, high));
+    }
+  }
+}
+
+template <class Law>
+struct RegisterLookup {
+  static constexpr Planes<Law> planes{};
+  Words<16> plane[8][3];
+
+  DPK_INLINE explicit RegisterLookup(const std::uint32_t* rows) {
+    look_up_planes(planes.byte, rows, plane);
+  }
+  DPK_INLINE Words<16> operator()(int set, int, int b, const Words<16>&) const {
+    const int shift = 8 * b;
+    return ((plane[set][0] >> shift) & 0xffu) | (((plane[set][1] >> shift) & 0xffu) << 8) |
+           (((plane[set][2] >> shift) & 0xffu) << 16);
+  }
+};
+
+template <class Law>
+DPK_VBMI void tile_vbmi(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
+  tile_body<Law, 16, 3, RegisterLookup<Law>>(stream, tile, x);
+}
+template <class Law>
+DPK_AVX512 void tile_avx512(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
+  tile_body<Law, 16, 3, CacheLookup<Law, 16>>(stream, tile, x);
+}
+template <class Law>
+DPK_AVX2 void tile_avx2(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
+  tile_body<Law, 8, 2, CacheLookup<Law, 8>>(stream, tile, x);
+}
+DPK_AVX512 void rows_avx512(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
+  block_rows<16, 1, 1>(stream, first, rows);
+}
+DPK_AVX2 void rows_avx2(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
+  block_rows<8, 2, 1>(stream, first, rows);
+}
+
+#endif
+
+template <class Law>
+void draw_tile_of(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
+#if DPK_X86
+  if (isa() == Isa::kAvx512Vbmi) return tile_vbmi<Law>(stream, tile, x);
+  if (isa() == Isa::kAvx512) return tile_avx512<Law>(stream, tile, x);
+  if (isa() == Isa::kAvx2) return tile_avx2<Law>(stream, tile, x);
+#endif
+  tile_body<Law, 4, 4, CacheLookup<Law, 4>>(stream, tile, x);
+}
+
+void rows_of(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
+#if DPK_X86
+  if (isa() >= Isa::kAvx512) return rows_avx512(stream, first, rows);
+  if (isa() == Isa::kAvx2) return rows_avx2(stream, first, rows);
+#endif
+  block_rows<4, 4, 1>(stream, first, rows);
+}
+
+}  // namespace
+
+void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t* x) {
+  if (law == Distribution::kGaussian) {
+    draw_tile_of<Gaussian>(stream, tile, x);
+  } else {
+    draw_tile_of<Laplace>(stream, tile, x);
+  }
+}
+
+void rounding_tile(const Stream& stream, std::uint64_t tile, std::uint32_t* bits) {
+  alignas(64) std::uint32_t rows[16 * kLanes];
+  rows_of(stream, kLanes * tile, rows);
+  versioned([&]() DPK_INLINE {
+    for (int half = 0; half < kTile / kLanes; ++half) {
+      const std::uint32_t* row = rows + (half >> 1) * kLanes;
+      for (int l = 0; l < kLanes; ++l) {
+        bits[half * kLanes + l] = rounding_bits(row[l], half);
+      }
+    }
+  });
+}
+
+void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blocks,
+               std::uint32_t* out, int threads) {
+  parallel_for(blocks, kGrain / 16, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      chacha_block(stream, stream.n0, first_block + static_cast<std::uint64_t>(i), out + 16 * i);
+    }
+  });
+}
+
+void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
+                   std::int32_t* x, int threads) {
+  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    for_tiles(first, begin, end, [&](const TilePart& part) {
+      alignas(64) std::int32_t draws[kTile];
+      draw_tile(stream, law, part.tile, draws);
+      std::copy(draws + part.offset, draws + part.offset + part.count, x + part.index);
+    });
+  });
+}
+
+template <class T>
+void add_noise_integer(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
+                       T* x, int threads) {
+  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    for_tiles(first, begin, end, [&](const TilePart& part) {
+      alignas(64) std::int32_t draws[kTile];
+      draw_tile(stream, law, part.tile, draws);
+      versioned([&]() DPK_INLINE {
+        const int count = part.count;  // a copy: stores through `values` could change the original
+        T* values = x + part.index;
+        const std::int32_t* noise = draws + part.offset;
+        for (int i = 0; i < count; ++i) values[i] = release_integer(values[i], noise[i]);
+      });
+    });
+  });
+}
+
+template <class T>
+std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
+                             std::uint64_t first, std::int64_t n, double scale, T* x, int threads) {
+  const Lattice<T> lattice(scale);
+  std::int64_t nonfinite = 0;
+  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    std::int64_t mine = 0;
+    for_tiles(first, begin, end, [&](const TilePart& part) {
+      alignas(64) std::int32_t draws[kTile];
+      alignas(64) std::uint32_t bits[kTile];
+      draw_tile(stream, law, part.tile, draws);
+      rounding_tile(rounding, part.tile, bits);
+      versioned([&]() DPK_INLINE {
+        const int count = part.count;  // a copy: stores through `values` could change the original
+        T* values = x + part.index;
+        const std::int32_t* noise = draws + part.offset;
+        const std::uint32_t* round = bits + part.offset;
+        const Lattice<T> grid = lattice;
+        std::int32_t bad = 0;
+        for (int i = 0; i < count; ++i) {
+          const T units = grid.units(values[i]);
+          const bool finite = std::isfinite(units);
+          bad += finite ? 0 : 1;
+          values[i] = grid.cell * release_float(finite ? units : T{0}, round[i], noise[i]);
+        }
+        mine += bad;
+      });
+    });
+    __atomic_fetch_add(&nonfinite, mine, __ATOMIC_RELAXED);
+  });
+  return nonfinite;
+}
+
+template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
+                                std::int32_t*, int);
+template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
+                                std::int64_t*, int);
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
+                                      std::int64_t, double, float*, int);
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
+                                      std::int64_t, double, double*, int);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,62 @@
+#pragma once
+// Static partitions over OpenMP threads; without OpenMP everything runs on the caller's.
+
+#include <algorithm>
+#include <cstdint>
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace dpkern::cpu {
+
+inline int thread_index() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+inline int team_size() {
+#if defined(_OPENMP)
+  return omp_get_num_threads();
+#else
+  return 1;
+#endif
+}
+
+struct Range {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// Part `index` of `parts` nearly equal contiguous parts of [0, n).
+inline Range part_of(std::int64_t n, int index, int parts) {
+  return {n * index / parts, n * (index + 1) / parts};
+}
+
+// As many threads as asked for, but none with less than `grain` items.
+inline int useful_threads(std::int64_t items, std::int64_t grain, int threads) {
+  const std::int64_t most = std::max<std::int64_t>(1, items / std::max<std::int64_t>(1, grain));
+  return static_cast<int>(std::min<std::int64_t>(most, std::max(1, threads)));
+}
+
+// body(begin, end) over a partition of [0, n).
+template <class F>
+void parallel_for(std::int64_t n, std::int64_t grain, int threads, const F& body) {
+  const int team = useful_threads(n, grain, threads);
+  if (team <= 1) {
+    if (n > 0) body(std::int64_t{0}, n);
+    return;
+  }
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(team)
+#endif
+  {
+    const Range mine = part_of(n, thread_index(), team_size());
+    if (mine.begin < mine.end) body(mine.begin, mine.end);
+  }
+}
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,47 @@
+#pragma once
+// How kernels walk a range of coordinates tile by tile, and the lattice of one tensor.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/abi.h"
+#include "core/numeric.h"
+
+namespace dpkern::cpu {
+
+// `count` coordinates from `offset` on of noise tile `tile`; the first is element `index`.
+struct TilePart {
+  std::uint64_t tile;
+  std::int64_t index;
+  int offset;
+  int count;
+};
+
+// body(part) for elements [begin, end) of a tensor whose element 0 stands at position `first`.
+template <class F>
+void for_tiles(std::uint64_t first, std::int64_t begin, std::int64_t end, const F& body) {
+  for (std::int64_t index = begin; index < end;) {
+    const std::uint64_t position = first + static_cast<std::uint64_t>(index);
+    const int offset = static_cast<int>(position % kTile);
+    const int count = static_cast<int>(std::min<std::int64_t>(kTile - offset, end - index));
+    body(TilePart{position / kTile, index, offset, count});
+    index += count;
+  }
+}
+
+// Certified noise scale -> fine unit u = scale / 2^20 and output cell g = scale / 64.
+template <class T>
+struct Lattice {
+  T per_unit;  // 1 / u rounded down: scaled sensitivities can only shrink
+  T cell;
+
+  explicit Lattice(double scale) : cell(static_cast<T>(scale / 64)) {
+    const double exact = static_cast<double>(kScaleUnits) / scale;
+    per_unit = static_cast<T>(exact);
+    if (static_cast<double>(per_unit) > exact) per_unit = std::nextafter(per_unit, T{0});
+  }
+  T units(T value) const { return value * per_unit; }
+};
+
+}  // namespace dpkern::cpu

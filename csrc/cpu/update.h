@@ -1,0 +1,57 @@
+#pragma once
+// Noise, division by the public batch size and the optimizer rule in one pass over the parameters.
+
+#include <cstdint>
+#include <vector>
+
+#include "core/abi.h"
+
+namespace dpkern::cpu {
+
+enum class RuleKind : int { kSgd = 0, kAdam = 1 };
+enum class SumType : int { kInt32 = 0, kInt64 = 1, kFloat = 2 };  // kFloat: the parameters' type
+
+// The optimizer, as torch.optim defines it; numbers that depend on the step count are ready-made.
+struct Rule {
+  RuleKind kind;
+  double lr;
+  double weight_decay;
+  bool decoupled;  // AdamW: the decay multiplies the parameter instead of joining the gradient
+  // SGD
+  double momentum;
+  double dampening;
+  bool nesterov;
+  bool first_step;  // the momentum buffer starts as the gradient itself
+  // Adam
+  double beta1;
+  double beta2;
+  double eps;
+  double bias1;  // 1 - beta1^t
+  double bias2;  // 1 - beta2^t
+};
+
+// One parameter tensor; `state1`, `state2`: momentum buffer, or first and second moments, or null.
+struct UpdateItem {
+  void* param;
+  const void* sum;
+  void* state1;
+  void* state2;
+  std::int64_t size;
+  std::uint64_t first_position;  // of its noise; element i stands at first_position + i
+  double scale;                  // certified noise scale, or 0: the sum is used as it is
+};
+
+struct UpdateNoise {
+  bool on;
+  Distribution law;
+  Stream stream;
+  Stream rounding;  // only read for float sums
+};
+
+// gradient = gradient_scale * (noisy sum). Returns the number of sums that were not finite (each
+// counts as zero). T = float or double, the type of parameters, states and float sums.
+template <class T>
+std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum_type,
+                         double gradient_scale, const std::vector<UpdateItem>& items, int threads);
+
+}  // namespace dpkern::cpu

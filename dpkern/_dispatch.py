@@ -1,0 +1,208 @@
+"""Who runs an op: the backend asked for, or the first capable one in the device's order.
+
+An op is a function whose body is its reference. Backends register kernels for it with a predicate
+that says why it refuses a call. Choice: ``backend=``, else ``with use(...)``, else the environment
+variable ``DPKERN_BACKEND``, else the device's order. An explicit choice that cannot run raises
+``BackendError`` with every reason; an automatic one falls back and logs the reason once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from .errors import BackendError, InvalidInput
+
+P = ParamSpec("P")
+R = TypeVar("R")
+log = logging.getLogger("dpkern")
+
+PREFERENCE: dict[str, tuple[str, ...]] = {
+    "cpu": ("cpu", "reference"),
+    "cuda": ("reference",),
+}
+"""The order of choice per device, set by measurement."""
+
+BACKENDS = ("cpu", "reference")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call moves and computes.
+
+    Attributes:
+        bytes_read, bytes_written: traffic to memory if every operand is touched once.
+        flops: floating-point operations; random words are counted apart.
+        random_words: 32-bit keystream words.
+        launches: kernel launches (parallel regions on a CPU).
+    """
+
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    random_words: int = 0
+    launches: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Total traffic."""
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A backend's implementation of an op; ``refuse`` gives a reason or None."""
+
+    run: Callable[..., Any]
+    refuse: Callable[..., str | None]
+
+
+def _never(*args: object, **kwargs: object) -> None:
+    return None
+
+
+class Op(Generic[P, R]):
+    """An op: contract, reference, cost, and the kernels that backends registered for it."""
+
+    def __init__(
+        self, reference: Callable[P, R], validate: Callable[P, str], cost: Callable[P, Cost]
+    ) -> None:
+        stem = reference.__module__.rsplit(".", 1)[-1]
+        self.name = f"{stem}.{reference.__name__}"
+        self.reference = reference
+        self.validate = validate
+        self.cost = cost
+        self.kernels: dict[str, Kernel] = {"reference": Kernel(reference, _never)}
+        self.__doc__ = reference.__doc__
+        self.__wrapped__ = reference
+        OPS[self.name] = self
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        wanted = kwargs.pop("backend", None) or _wanted.get() or _from_environment()
+        device = self.validate(*args, **kwargs)
+        if wanted is None:
+            return self._first_capable(device, *args, **kwargs)
+        kernel = self._kernel(str(wanted))
+        reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
+        if isinstance(kernel, str) or reason is not None:
+            raise BackendError(
+                f"backend {wanted!r} for {self.name}",
+                expected="a backend that can run this call",
+                got=str(reason),
+                remedy=f"Other backends: {self._others(str(wanted))}. Or leave the choice to dpkern.",
+            )
+        result: R = kernel.run(*args, **kwargs)
+        return result
+
+    def _first_capable(self, device: str, *args: Any, **kwargs: Any) -> R:
+        for name in PREFERENCE.get(device, ("reference",)):
+            kernel = self._kernel(name)
+            reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
+            if isinstance(kernel, Kernel) and reason is None:
+                result: R = kernel.run(*args, **kwargs)
+                return result
+            _log_once(f"{self.name}: backend {name} not used: {reason}")
+        raise AssertionError("the reference refuses nothing")
+
+    def _kernel(self, name: str) -> Kernel | str:
+        """The backend's kernel, or why there is none."""
+        kernel = self.kernels.get(name)
+        if kernel is not None:
+            return kernel
+        ok, reason = availability(name)
+        if not ok:
+            return reason
+        return self.kernels.get(name, "has no kernel for this op")
+
+    def _others(self, wanted: str) -> str:
+        rows = [row for row in table() if row["op"] == self.name and row["backend"] != wanted]
+        return ", ".join(
+            f"{row['backend']} ({'available' if row['available'] else row['reason']})"
+            for row in rows
+        )
+
+
+OPS: dict[str, Op[..., Any]] = {}
+_wanted: ContextVar[str | None] = ContextVar("dpkern_backend", default=None)
+_availability: dict[str, tuple[bool, str]] = {"reference": (True, "")}
+_logged: set[str] = set()
+
+
+def op(
+    *, validate: Callable[P, str], cost: Callable[P, Cost]
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make a function an op: ``validate`` returns the device's name, ``cost`` its price."""
+
+    def decorate(reference: Callable[P, R]) -> Op[P, R]:
+        return Op(reference, validate, cost)
+
+    return decorate
+
+
+def register(
+    name: str, backend: str, run: Callable[..., Any], refuse: Callable[..., str | None] = _never
+) -> None:
+    """Register a backend's kernel for the op ``name`` (``stem.function``)."""
+    OPS[name].kernels[backend] = Kernel(run, refuse)
+
+
+def availability(backend: str) -> tuple[bool, str]:
+    """Whether a backend can be used on this machine and, if not, why; probed once."""
+    found = _availability.get(backend)
+    if found is None:
+        _require_known(backend)
+        module = importlib.import_module(f"{__package__}.backends.{backend}")
+        found = _availability[backend] = module.load()
+    return found
+
+
+@contextmanager
+def use(backend: str) -> Iterator[None]:
+    """Run every op inside the block on this backend, or fail."""
+    _require_known(backend)
+    token = _wanted.set(backend)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def table() -> list[dict[str, Any]]:
+    """Rows ``op, backend, available, reason`` for every op and backend."""
+    rows = []
+    for name, current in sorted(OPS.items()):
+        for backend in BACKENDS:
+            kernel = current._kernel(backend)
+            reason = kernel if isinstance(kernel, str) else ""
+            rows.append({"op": name, "backend": backend, "available": not reason, "reason": reason})
+    return rows
+
+
+def _require_known(backend: str) -> None:
+    if backend not in BACKENDS:
+        raise InvalidInput(
+            "backend",
+            expected=f"one of {', '.join(BACKENDS)}",
+            got=backend,
+            remedy="See `dpkern info` for the backends of this installation.",
+        )
+
+
+def _from_environment() -> str | None:
+    name = os.environ.get("DPKERN_BACKEND")
+    if name:
+        _require_known(name)
+        return name
+    return None
+
+
+def _log_once(message: str) -> None:
+    if message not in _logged:
+        _logged.add(message)
+        log.info(message)

@@ -1,0 +1,149 @@
+"""All argument checks in one place; the name in the message is the keyword at the call.
+
+``positive(max_grad_norm=x)`` returns ``x`` or raises ``InvalidInput`` naming ``max_grad_norm``.
+Tensors are checked in the order type, shape, dtype, device, contiguity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .errors import InvalidInput, MissingDependency
+
+_REMEDY_NUMBER = "Pass a finite Python number."
+
+
+def _number(
+    kind: str, accepted: Callable[[float], bool], values: dict[str, Any], remedy: str
+) -> float:
+    ((name, value),) = values.items()
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not accepted(value):
+        raise InvalidInput(name, expected=kind, got=value, remedy=remedy)
+    return float(value)
+
+
+def positive(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
+    """A finite number > 0."""
+    return _number("a finite number > 0", lambda x: x > 0, value, remedy)
+
+
+def non_negative(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
+    """A finite number >= 0."""
+    return _number("a finite number >= 0", lambda x: x >= 0, value, remedy)
+
+
+def probability(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
+    """A number in (0, 1]."""
+    return _number("a number in (0, 1]", lambda x: 0 < x <= 1, value, remedy)
+
+
+def open_unit(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
+    """A number in (0, 1), such as delta."""
+    return _number("a number in (0, 1)", lambda x: 0 < x < 1, value, remedy)
+
+
+def half_open_unit(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
+    """A number in [0, 1), such as a decay rate."""
+    return _number("a number in [0, 1)", lambda x: 0 <= x < 1, value, remedy)
+
+
+def integer(minimum: int = 0, maximum: int | None = None, **value: Any) -> int:
+    """An int in [minimum, maximum]."""
+    ((name, got),) = value.items()
+    in_range = (
+        isinstance(got, int)
+        and not isinstance(got, bool)
+        and got >= minimum
+        and (maximum is None or got <= maximum)
+    )
+    if not in_range:
+        upper = "" if maximum is None else f" and <= {maximum}"
+        raise InvalidInput(
+            name,
+            expected=f"an int >= {minimum}{upper}",
+            got=got,
+            remedy="Pass a Python int in that range.",
+        )
+    return int(got)
+
+
+def choice(options: Collection[Any], **value: Any) -> Any:
+    """One of ``options``."""
+    ((name, got),) = value.items()
+    if got not in options:
+        listed = ", ".join(repr(o) for o in options)
+        raise InvalidInput(
+            name, expected=f"one of {listed}", got=got, remedy="Choose one of these."
+        )
+    return got
+
+
+def tensor(
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtypes: Collection[torch.dtype] | None = None,
+    device: torch.device | None = None,
+    contiguous: bool = False,
+    **value: Any,
+) -> torch.Tensor:
+    """A tensor with this shape (``None`` = any extent), one of these dtypes, on this device."""
+    ((name, got),) = value.items()
+    if not isinstance(got, torch.Tensor):
+        raise InvalidInput(
+            name, expected="a torch.Tensor", got=type(got).__name__, remedy="Pass a tensor."
+        )
+    if shape is not None:
+        same = got.dim() == len(shape) and all(
+            want is None or want == have for want, have in zip(shape, got.shape, strict=True)
+        )
+        if not same:
+            wanted = "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
+            raise InvalidInput(
+                name,
+                expected=f"shape {wanted}",
+                got=str(list(got.shape)),
+                remedy="Reshape the tensor.",
+            )
+    if dtypes is not None and got.dtype not in dtypes:
+        listed = ", ".join(str(d) for d in dtypes)
+        raise InvalidInput(
+            name,
+            expected=f"dtype {listed}",
+            got=str(got.dtype),
+            remedy="Convert the tensor with .to(dtype).",
+        )
+    if device is not None and got.device != device:
+        raise InvalidInput(
+            name,
+            expected=f"a tensor on {device}",
+            got=str(got.device),
+            remedy="Move the tensors of one call to the same device.",
+        )
+    if contiguous and not got.is_contiguous():
+        raise InvalidInput(
+            name,
+            expected="a contiguous tensor",
+            got=f"strides {got.stride()}",
+            remedy="Call .contiguous() first.",
+        )
+    return got
+
+
+def require(package: str, *, extra: str) -> ModuleType:
+    """Import an optional package, or say what to install."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            package,
+            expected="an installed package",
+            got=str(error),
+            remedy=f"Install it with: pip install 'dpkern[{extra}]'",
+        ) from error

@@ -1,0 +1,41 @@
+"""The exceptions of dpkern: every refusal names what was expected, what came, and what to do."""
+
+from __future__ import annotations
+
+
+class DPKernError(Exception):
+    """Base of every error that dpkern raises on purpose.
+
+    Args:
+        name: the argument, file or object that is wrong.
+        expected: what would have been accepted.
+        got: what came instead (its ``repr`` is shown unless it is a string).
+        remedy: what the caller can do about it.
+    """
+
+    def __init__(self, name: str, *, expected: str, got: object, remedy: str) -> None:
+        self.name = name
+        self.expected = expected
+        self.got = got if isinstance(got, str) else repr(got)
+        self.remedy = remedy
+        super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
+
+
+class InvalidInput(DPKernError):
+    """A value, shape, dtype, device, file or name that cannot be used."""
+
+
+class UnsupportedModule(DPKernError):
+    """A model construct whose per-sample gradients cannot be computed correctly."""
+
+
+class BackendError(DPKernError):
+    """A backend that was asked for cannot run the operation; lists every refusal."""
+
+
+class PrivacyError(DPKernError):
+    """A request whose privacy guarantee would be wrong, void or spent twice."""
+
+
+class MissingDependency(DPKernError):
+    """An optional package is needed for this feature and is not installed."""

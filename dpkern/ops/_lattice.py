@@ -1,0 +1,199 @@
+"""The reference of the noise generator in plain torch: the same bits as every kernel.
+
+Words are int32 tensors that wrap; logical shifts are arithmetic shifts with a mask.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cache
+
+import torch
+
+from ..laws import (
+    ESCAPE,
+    FINE_BITS,
+    LAPLACE_RESTARTS,
+    LAWS,
+    SCALE_CELLS,
+    SCALE_UNITS,
+    Law,
+    gaussian_tail,
+)
+from ..rng import Stream
+
+TILE = 512
+LANES = 16
+_TILES_AT_ONCE = 128
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+_TAIL_DOMAIN = 1 << 31
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x >> bits) & ((1 << (32 - bits)) - 1)
+
+
+def _rotate_left(x: torch.Tensor, bits: int) -> torch.Tensor:
+    return (x << bits) | _shift_right(x, 32 - bits)
+
+
+def _quarter_round(x: list[torch.Tensor], a: int, b: int, c: int, d: int) -> None:
+    for p, q, r, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+        x[p] = x[p] + x[q]
+        x[r] = _rotate_left(x[r] ^ x[p], bits)
+
+
+def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) -> torch.Tensor:
+    """Words ``[16, *counters.shape]`` of the blocks with these 64-bit counters (int64)."""
+    key = [int.from_bytes(stream.key[i : i + 4], "little") for i in range(0, 32, 4)]
+    n0 = stream.n0 ^ (_TAIL_DOMAIN if tail else 0)
+    low = counters.to(torch.int32)
+    high = (counters >> 32).to(torch.int32)
+    start = [torch.full_like(low, _signed(word)) for word in (*_CONSTANTS, *key)]
+    start += [low, high, torch.full_like(low, _signed(n0)), torch.full_like(low, _signed(stream.n1))]
+    x = list(start)
+    for _ in range(stream.rounds // 2):
+        for i in range(4):
+            _quarter_round(x, i, 4 + i, 8 + i, 12 + i)
+        for i in range(4):
+            _quarter_round(x, i, 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4)
+    return torch.stack([a + b for a, b in zip(x, start, strict=True)])
+
+
+def keystream(stream: Stream, first_block: int, blocks: int) -> torch.Tensor:
+    """Words in the order of RFC 8439, ``[16 blocks]``."""
+    counters = torch.arange(first_block, first_block + blocks, dtype=torch.int64)
+    return chacha_blocks(stream, counters).t().reshape(-1)
+
+
+def _tile_rows(stream: Stream, first: int, tiles: int, groups: int) -> torch.Tensor:
+    """Rows ``[tiles, 16 groups, lanes]``: row r, lane l is word r mod 16 of one block."""
+    per_tile = groups * LANES
+    counters = torch.arange(first * per_tile, (first + tiles) * per_tile, dtype=torch.int64)
+    words = chacha_blocks(stream, counters.view(tiles, groups, LANES))
+    return words.permute(1, 2, 0, 3).reshape(tiles, 16 * groups, LANES)
+
+
+@cache
+def _table(law: Law) -> torch.Tensor:
+    return torch.tensor(law.table, dtype=torch.int32)
+
+
+def _gaussian_magnitudes(block: torch.Tensor) -> torch.Tensor:
+    """``255 + #{t : R < N_t}`` with R the first 128 bits of each block, ``[16, m]`` -> ``[m]``."""
+    increasing = gaussian_tail()[::-1]
+    words = (block[:4].to(torch.int64) & 0xFFFFFFFF).t().tolist()
+    numbers = (sum(word << (32 * i) for i, word in enumerate(row)) for row in words)
+    # N_t > R exactly for the entries of the increasing list from the first one above R on.
+    above = (len(increasing) - bisect_left(increasing, number + 1) for number in numbers)
+    return torch.tensor([ESCAPE + count for count in above], dtype=torch.int32)
+
+
+def _laplace_magnitudes(block: torch.Tensor) -> torch.Tensor:
+    """The law started again 255 further out at each escape, one word a time."""
+    table = _table(LAWS["laplace"])
+    total = torch.full_like(block[0], ESCAPE)
+    running = torch.ones_like(block[0], dtype=torch.bool)
+    for restart in range(LAPLACE_RESTARTS):
+        column = (block[restart] >> 16) & 0xFF
+        entry = table[column.long()]
+        fits = (block[restart] & 0xFFFF) < (entry & 0xFFFF)
+        k = torch.where(fits, column, _shift_right(entry, 16))
+        total = torch.where(running, total + k, total)
+        running &= k == ESCAPE
+    return total
+
+
+def _draw_tiles(stream: Stream, law: Law, first: int, tiles: int) -> torch.Tensor:
+    w = _tile_rows(stream, first, tiles, 3).view(tiles, 8, 6, LANES)
+    table = _table(law)
+    magnitudes, bits, offsets = [], [], []
+    for b in range(4):
+        half = 16 * (b & 1)
+        threshold = _shift_right(w[:, :, b >> 1], half) & 0xFFFF if half else w[:, :, b >> 1] & 0xFFFF
+        column = (w[:, :, 4] >> (8 * b)) & 0xFF
+        second_uniform = (w[:, :, 5] >> (8 * b)) & 0xFF
+        entry = table[column.long()]
+        magnitudes.append(
+            torch.where(threshold < (entry & 0xFFFF), column, _shift_right(entry, 16))
+        )
+        bits.append((w[:, :, 2 + (b >> 1)] >> half) & 0xFFFF)
+        constant = torch.full_like(second_uniform, 1 << (FINE_BITS - 1))
+        offsets.append((second_uniform << 6) + 32 if law.uses_second_uniform else constant)
+    magnitude = torch.stack(magnitudes, dim=2).reshape(-1)
+    escaped = torch.nonzero(magnitude == ESCAPE).squeeze(1)
+    if escaped.numel():
+        block = chacha_blocks(stream, escaped + first * TILE, tail=True)
+        far = _gaussian_magnitudes if law.uses_second_uniform else _laplace_magnitudes
+        magnitude[escaped] = far(block)
+    uniform = torch.stack(bits, dim=2).reshape(-1)
+    sign = -(uniform >> 15)
+    offset = torch.stack(offsets, dim=2).reshape(-1)
+    return ((magnitude ^ sign) << FINE_BITS) + (uniform & 0x3FFF) + offset
+
+
+def draws(stream: Stream, distribution: str, position: int, count: int) -> torch.Tensor:
+    """``X`` at positions ``position .. position + count - 1``, int32."""
+    law = LAWS[distribution]
+    return _by_tiles(position, count, lambda first, n: _draw_tiles(stream, law, first, n))
+
+
+def rounding_bits(stream: Stream, position: int, count: int) -> torch.Tensor:
+    """16 bits per coordinate: lane j mod 16, half j div 16 (low first) of its block, int32."""
+
+    def tiles(first: int, n: int) -> torch.Tensor:
+        words = _tile_rows(stream, first, n, 1)
+        return torch.stack((words & 0xFFFF, _shift_right(words, 16)), dim=2).reshape(-1)
+
+    return _by_tiles(position, count, tiles)
+
+
+def _by_tiles(position: int, count: int, make: object) -> torch.Tensor:
+    assert callable(make)
+    first, last = position // TILE, -(-(position + count) // TILE)
+    pieces = [
+        make(tile, min(_TILES_AT_ONCE, last - tile)) for tile in range(first, last, _TILES_AT_ONCE)
+    ]
+    if not pieces:
+        return torch.empty(0, dtype=torch.int32)
+    start = position - first * TILE
+    return torch.cat(pieces)[start : start + count]
+
+
+def release_integers(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``floor((v + X) / 2^14)`` without overflow, in v's dtype."""
+    low = (v & ((1 << FINE_BITS) - 1)).to(torch.int32)
+    return (v >> FINE_BITS) + ((low + x) >> FINE_BITS).to(v.dtype)
+
+
+def per_unit(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``1 / u`` with ``u = scale / 2^20``, rounded down: scaled sensitivities can only shrink."""
+    exact = SCALE_UNITS / torch.as_tensor(scale, dtype=torch.float64)
+    rounded = exact.to(dtype)
+    below = torch.nextafter(rounded, torch.zeros_like(rounded))
+    return torch.where(rounded.to(torch.float64) > exact, below, rounded)
+
+
+def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``g = scale / 64``."""
+    return (torch.as_tensor(scale, dtype=torch.float64) / SCALE_CELLS).to(dtype)
+
+
+def release_floats(
+    v: torch.Tensor, scale: float | torch.Tensor, bits: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor, int]:
+    """Round ``v / u`` stochastically, add noise: ``y`` (integers in v's dtype), non-finite count."""
+    units = v * per_unit(scale, v.dtype)
+    finite = torch.isfinite(units)
+    units = torch.where(finite, units, torch.zeros_like(units))
+    below = torch.floor(units)
+    fraction = ((units - below) * 65536).to(torch.int32)
+    carry = (fraction + bits >= 65536).to(torch.int32)
+    cells = torch.floor(below * 2.0**-FINE_BITS)
+    low = (below - cells * 2.0**FINE_BITS).to(torch.int32) + carry
+    y = cells + ((low + x) >> FINE_BITS).to(v.dtype)
+    return y, int(v.numel() - finite.sum().item())

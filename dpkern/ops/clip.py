@@ -1,0 +1,451 @@
+"""Clipping: norms and clipped sums of explicit per-sample gradients, in two arithmetic tiers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import _validate as check
+from .._dispatch import Cost, op
+from ..errors import InvalidInput
+
+Gradients = torch.Tensor | Sequence[torch.Tensor]
+STYLES = ("flat", "per_layer", "automatic")
+ARITHMETIC = ("float", "exact")
+GRAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+SLACK = 1 - 2.0**-21
+"""Clipping aims this far below C: rounding cannot lift a sample's own float term above C."""
+GAMMA = 0.01
+"""Stabiliser of automatic clipping, ``C g / (||g|| + gamma)`` (Bu et al. 2023)."""
+_MOST_UNITS = 1 << 24
+_INT32_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class ClipResult:
+    """A clipped sum that carries its proof.
+
+    Attributes:
+        sums: one tensor per parameter, of the parameter's shape; float, or counts of ``unit``.
+        norm_bound: no sample's own contribution has a larger norm (L2 for p = 2, L1 for p = 1).
+        norms: float64 ``[B]`` norms before clipping; not finite for samples that were dropped.
+        nonfinite: how many samples had a NaN or an infinity and contributed zero.
+        batch_size: B.
+        arithmetic: ``float`` or ``exact``.
+        unit: lattice unit per tensor, exact arithmetic only.
+        p: the norm.
+        max_norms: the bound per clip group: one number, or one per tensor (per layer).
+    """
+
+    sums: tuple[torch.Tensor, ...]
+    norm_bound: float
+    norms: torch.Tensor
+    nonfinite: int
+    batch_size: int
+    arithmetic: str
+    unit: tuple[float, ...] | None
+    p: int
+    max_norms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of one ``clip_sum`` call with what follows from them."""
+
+    tensors: tuple[torch.Tensor, ...]
+    max_norms: tuple[float, ...]
+    units: tuple[float, ...]
+    unit_bounds: tuple[int, ...]
+    p: int
+    style: str
+    arithmetic: str
+
+    @classmethod
+    def of(
+        cls,
+        grads: Gradients,
+        max_grad_norm: float | Sequence[float],
+        p: int,
+        style: str,
+        arithmetic: str,
+        unit: float | Sequence[float] | None,
+    ) -> Request:
+        """Spread bounds and units over the tensors; ``M = floor(C / u)``."""
+        tensors = tensors_of(grads)
+        max_norms = _one_each(max_grad_norm, len(tensors))
+        units = _one_each(1.0 if unit is None else unit, len(tensors))
+        bounds = tuple(unit_bound(c, u) for c, u in zip(max_norms, units, strict=True))
+        return cls(tensors, max_norms, units, bounds, p, style, arithmetic)
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return int(self.tensors[0].shape[0])
+
+    def accumulators(self, out: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
+        """The tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
+        most = self.batch_size * max(self.unit_bounds)
+        if out is not None:
+            for tensor in out:
+                if tensor.dtype is torch.int32 and tensor.numel():
+                    reached = max(-int(tensor.min()), int(tensor.max()))
+                    _fits_int32(most + reached)
+            return tuple(out)
+        if self.arithmetic == "exact":
+            dtype = torch.int32 if most <= _INT32_MOST else torch.int64
+        else:
+            dtype = sum_dtype(self.tensors[0].dtype)
+        return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
+
+    def result(self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor) -> ClipResult:
+        """Wrap sums and norms with the bound that was enforced."""
+        exact = self.arithmetic == "exact"
+        groups = range(len(self.tensors)) if self.style == "per_layer" else (0,)
+        bounds = tuple(
+            self.unit_bounds[i] * self.units[i] if exact else self.max_norms[i] for i in groups
+        )
+        return ClipResult(
+            sums=sums,
+            norm_bound=sum(bounds) if self.p == 1 else math.hypot(*bounds),
+            norms=norms,
+            nonfinite=int((~torch.isfinite(norms)).sum()),
+            batch_size=self.batch_size,
+            arithmetic=self.arithmetic,
+            unit=self.units if exact else None,
+            p=self.p,
+            max_norms=tuple(self.max_norms[i] for i in groups),
+        )
+
+
+def unit_bound(max_norm: float, unit: float) -> int:
+    """``M = floor(C / u)``, with ``M u <= C`` in float64."""
+    bound = int(max_norm / unit)
+    return bound - 1 if bound * unit > max_norm else bound
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of float sums: float64 for float64 gradients, else float32."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def tensors_of(grads: Gradients) -> tuple[torch.Tensor, ...]:
+    """The gradients as a tuple of tensors."""
+    return (grads,) if isinstance(grads, torch.Tensor) else tuple(grads)
+
+
+def combine_norms(norms: torch.Tensor, p: int) -> torch.Tensor:
+    """Norms per tensor ``[B, n]`` -> norms per sample ``[B]``."""
+    return norms.square().sum(1).sqrt() if p == 2 else norms.sum(1)
+
+
+def _one_each(value: float | Sequence[float], count: int) -> tuple[float, ...]:
+    return (float(value),) * count if isinstance(value, (int, float)) else tuple(value)
+
+
+def _fits_int32(most: int) -> None:
+    if most > _INT32_MOST:
+        raise InvalidInput(
+            "out",
+            expected="int64 accumulators, for sums that may exceed 2^31 - 1",
+            got="int32",
+            remedy="Convert the accumulators with .to(torch.int64).",
+        )
+
+
+def _check_gradients(grads: object) -> tuple[torch.Tensor, ...]:
+    if not isinstance(grads, (torch.Tensor, list, tuple)) or (
+        not isinstance(grads, torch.Tensor) and not grads
+    ):
+        raise InvalidInput(
+            "grads",
+            expected="a tensor [B, ...] or a non-empty list of them",
+            got=type(grads).__name__ if not isinstance(grads, (list, tuple)) else "an empty list",
+            remedy="Pass per-sample gradients, the batch first.",
+        )
+    tensors = tensors_of(grads)
+    first = check.tensor(dtypes=GRAD_DTYPES, **{"grads[0]": tensors[0]})
+    for i, tensor in enumerate(tensors):
+        name = f"grads[{i}]"
+        check.tensor(dtypes=(first.dtype,), device=first.device, **{name: tensor})
+        if tensor.dim() < 1 or tensor.shape[0] != first.shape[0]:
+            raise InvalidInput(
+                name,
+                expected=f"the batch of {first.shape[0] if first.dim() else 'B'} samples first",
+                got=f"shape {list(tensor.shape)}",
+                remedy="Give every tensor the same first dimension.",
+            )
+    return tensors
+
+
+def _validate_sample_norm(
+    grads: Gradients,
+    *,
+    p: int = 2,
+    scale: Gradients | None = None,
+    center: Gradients | None = None,
+    backend: str | None = None,
+) -> str:
+    tensors = _check_gradients(grads)
+    check.choice((1, 2), p=p)
+    for name, extra in (("scale", scale), ("center", center)):
+        if extra is None:
+            continue
+        given = tensors_of(extra)
+        if len(given) != len(tensors):
+            raise InvalidInput(
+                name,
+                expected=f"{len(tensors)} tensors, one per gradient tensor",
+                got=str(len(given)),
+                remedy="Give one tensor of the parameter's shape for each.",
+            )
+        for i, (g, e) in enumerate(zip(tensors, given, strict=True)):
+            check.tensor(shape=g.shape[1:], device=g.device, **{f"{name}[{i}]": e})
+            if name == "scale" and not bool((e > 0).all()):
+                raise InvalidInput(
+                    name, expected="entries > 0", got="others", remedy="Scales divide the gradient."
+                )
+    return tensors[0].device.type
+
+
+def _cost_sample_norm(
+    grads: Gradients,
+    *,
+    p: int = 2,
+    scale: Gradients | None = None,
+    center: Gradients | None = None,
+    backend: str | None = None,
+) -> Cost:
+    tensors = tensors_of(grads)
+    entries = sum(t.numel() for t in tensors)
+    read = entries * tensors[0].element_size()
+    return Cost(bytes_read=read, bytes_written=8 * tensors[0].shape[0], flops=2 * entries)
+
+
+@op(validate=_validate_sample_norm, cost=_cost_sample_norm)
+def sample_norm(
+    grads: Gradients,
+    *,
+    p: int = 2,
+    scale: Gradients | None = None,
+    center: Gradients | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Norm of each sample's whole gradient: ``n_b = || (g_b - center) / scale ||_p``.
+
+    Args:
+        grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
+            float64 or bfloat16.
+        p: 1 or 2.
+        scale, center: optional, of the parameters' shapes (whitened norms, as in AdaClip).
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``, accumulated in float64. NaN or infinite where the sample is not finite (or
+        float64 squares overflow); 0 for zero rows; ``[0]`` for an empty batch.
+
+    Raises:
+        InvalidInput: wrong type, dtype, device, or batch sizes that differ.
+    """
+    tensors = tensors_of(grads)
+    centers = (None,) * len(tensors) if center is None else tensors_of(center)
+    scales = (None,) * len(tensors) if scale is None else tensors_of(scale)
+    norms = []
+    for g, c, s in zip(tensors, centers, scales, strict=True):
+        g = g.double()
+        g = g if c is None else g - c.double()
+        g = g if s is None else g / s.double()
+        norms.append(torch.linalg.vector_norm(g.flatten(1), ord=p, dim=1))
+    return combine_norms(torch.stack(norms, dim=1), p)
+
+
+def _validate_clip_sum(
+    grads: Gradients,
+    max_grad_norm: float | Sequence[float],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    arithmetic: str = "float",
+    unit: float | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> str:
+    tensors = _check_gradients(grads)
+    check.choice((1, 2), p=p)
+    check.choice(STYLES, style=style)
+    check.choice(ARITHMETIC, arithmetic=arithmetic)
+    _check_per_tensor(tensors, style == "per_layer", max_grad_norm=max_grad_norm)
+    if (unit is None) != (arithmetic == "float"):
+        raise InvalidInput(
+            "unit",
+            expected="a lattice unit for exact arithmetic, None for float",
+            got=unit,
+            remedy="Pass unit = noise scale / 2^20 together with arithmetic='exact'.",
+        )
+    if unit is not None:
+        _check_per_tensor(tensors, style == "per_layer", unit=unit)
+        for bound in Request.of(grads, max_grad_norm, p, style, arithmetic, unit).unit_bounds:
+            if not 1 <= bound <= _MOST_UNITS:
+                raise InvalidInput(
+                    "unit",
+                    expected="1 <= max_grad_norm / unit <= 2^24",
+                    got=f"{bound} units",
+                    remedy="Use noise multipliers from 2^-4 to 2^10: unit = scale / 2^20.",
+                )
+    if out is not None:
+        _check_out(tensors, arithmetic, out)
+    return tensors[0].device.type
+
+
+def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: object) -> None:
+    ((name, got),) = value.items()
+    if not each:
+        check.positive(**{name: got})
+        return
+    if not isinstance(got, (list, tuple)) or len(got) != len(tensors):
+        raise InvalidInput(
+            name,
+            expected=f"{len(tensors)} numbers, one per tensor, for per-layer clipping",
+            got=got,
+            remedy="Pass a list with one number per parameter.",
+        )
+    for i, number in enumerate(got):
+        check.positive(**{f"{name}[{i}]": number})
+
+
+def _check_out(
+    tensors: Sequence[torch.Tensor], arithmetic: str, out: Sequence[torch.Tensor]
+) -> None:
+    if len(out) != len(tensors):
+        raise InvalidInput(
+            "out",
+            expected=f"{len(tensors)} accumulators",
+            got=str(len(out)),
+            remedy="Give one accumulator of the parameter's shape for each tensor.",
+        )
+    integers = (torch.int32, torch.int64)
+    dtypes = integers if arithmetic == "exact" else (sum_dtype(tensors[0].dtype),)
+    for i, (g, o) in enumerate(zip(tensors, out, strict=True)):
+        name = f"out[{i}]"
+        check.tensor(
+            shape=g.shape[1:], dtypes=dtypes, device=g.device, contiguous=True, **{name: o}
+        )
+        check.tensor(dtypes=(out[0].dtype,), **{name: o})
+
+
+def _cost_clip_sum(
+    grads: Gradients,
+    max_grad_norm: float | Sequence[float],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    arithmetic: str = "float",
+    unit: float | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> Cost:
+    request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    entries = sum(t.numel() for t in request.tensors)
+    columns = entries // max(1, request.batch_size)
+    read = entries * request.tensors[0].element_size()
+    return Cost(bytes_read=read, bytes_written=4 * columns, flops=4 * entries)
+
+
+@op(validate=_validate_clip_sum, cost=_cost_clip_sum)
+def clip_sum(
+    grads: Gradients,
+    max_grad_norm: float | Sequence[float],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    arithmetic: str = "float",
+    unit: float | Sequence[float] | None = None,
+    out: Sequence[torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> ClipResult:
+    """Sum of the clipped per-sample gradients: ``sum_b c_b g_b`` with ``||c_b g_b||_p <= C``.
+
+    ====================  =========================================================
+    style                 factor
+    ====================  =========================================================
+    flat                  ``c_b = min(1, C / ||g_b||)`` over all tensors together
+    per_layer             the same tensor by tensor, one C each
+    automatic             ``c_b = C / (||g_b|| + 0.01)`` (Bu et al. 2023)
+    ====================  =========================================================
+
+    In ``exact`` arithmetic the sum is one of integers, ``q_b = trunc(c_b g_b / u)``; after rounding
+    the kernel verifies ``sum |q_b|^p <= M^p`` with ``M = floor(C / u)`` in int64 and shrinks a
+    sample that fails. Integer sums do not depend on order, so the removal of a sample changes them
+    by exactly that sample's ``q_b``. In ``float`` arithmetic a sample's own term is at most C, but
+    the rounding of the sum depends on the other samples.
+
+    Args:
+        grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
+            float64 or bfloat16.
+        max_grad_norm: C > 0; per layer a sequence, one per tensor.
+        p: 1 or 2.
+        style: see above.
+        arithmetic: ``float`` or ``exact``.
+        unit: u, exact arithmetic only (per layer a sequence), ``C / u`` at most 2^24.
+        out: accumulators to add to, as returned by an earlier call.
+        backend: who runs it.
+
+    Returns:
+        ``ClipResult``; sums are int32 (int64 if ``B M`` may exceed 2^31 - 1), or float32 (float64
+        for float64 gradients).
+
+    =================== ===========================================
+    edge case           result
+    =================== ===========================================
+    empty batch         zero sums
+    zero rows           contribute zero
+    NaN or inf in a row the whole sample contributes zero, counted
+    C or u not > 0      InvalidInput
+    =================== ===========================================
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or number.
+    """
+    request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    sums = request.accumulators(out)
+    rows = [t.flatten(1) for t in request.tensors]
+    each = torch.stack(
+        [torch.linalg.vector_norm(r.double(), ord=p, dim=1) for r in rows], dim=1
+    )
+    norms = combine_norms(each, p)
+    finite = torch.isfinite(norms)
+    wide = [row[finite].to(sum_dtype(row.dtype)) for row in rows]
+    weights = []
+    for i, row in enumerate(wide):
+        norm = (each[:, i] if style == "per_layer" else norms)[finite]
+        aim = request.max_norms[i] * SLACK
+        factor = aim / (norm + GAMMA) if style == "automatic" else (aim / norm).clamp(max=1.0)
+        factor = factor * (1.0 / request.units[i]) if arithmetic == "exact" else factor
+        weights.append(factor.to(row.dtype)[:, None])
+    terms = (
+        _exact_terms(wide, weights, request)
+        if arithmetic == "exact"
+        else [weight * row for weight, row in zip(weights, wide, strict=True)]
+    )
+    for total, term in zip(sums, terms, strict=True):
+        total.add_(term.sum(0).to(total.dtype).view(total.shape))
+    return request.result(sums, norms)
+
+
+def _exact_terms(
+    rows: list[torch.Tensor], weights: list[torch.Tensor], request: Request
+) -> list[torch.Tensor]:
+    """``trunc(weight row)`` as int64; a sample is shrunk until its integers keep every bound."""
+    p = request.p
+    most = torch.tensor([m**p for m in request.unit_bounds], device=rows[0].device)
+    while True:
+        q = [(weight * row).to(torch.int64) for weight, row in zip(weights, rows, strict=True)]
+        power = torch.stack([x.abs().pow(p).sum(1) for x in q], dim=1)
+        if request.style != "per_layer":
+            power = power.sum(1, keepdim=True).expand(power.shape)
+        over = (power > most).any(1, keepdim=True)
+        if not bool(over.any()):
+            return q
+        weights = [torch.where(over, weight * (1 - 2.0**-16), weight) for weight in weights]

@@ -1,0 +1,251 @@
+"""Noise: keystream, lattice draws, and noise added in place. Laws and layout: ``docs/noise.md``."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _validate as check
+from .._dispatch import Cost, op
+from ..errors import InvalidInput, PrivacyError
+from ..laws import LAWS, SCALE_CELLS
+from ..rng import Stream
+from . import _lattice
+
+INTEGERS = (torch.int32, torch.int64)
+FLOATS = (torch.float32, torch.float64)
+
+
+def noise_words(count: int) -> int:
+    """Keystream words of ``count`` lattice draws: 48 bits each."""
+    return -(-3 * count // 2)
+
+
+def rounding_words(count: int) -> int:
+    """Keystream words of ``count`` stochastic roundings: 16 bits each."""
+    return -(-count // 2)
+
+
+def _stream(**value: object) -> None:
+    ((name, got),) = value.items()
+    if not isinstance(got, Stream):
+        raise InvalidInput(
+            name,
+            expected="a dpkern.rng.Stream",
+            got=type(got).__name__,
+            remedy="Make one with Key.fresh().stream(Purpose.NOISE, step).",
+        )
+
+
+def _validate_keystream(
+    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+) -> str:
+    _stream(stream=stream)
+    check.integer(0, 2**62, first_block=first_block)
+    check.integer(0, 2**40, blocks=blocks)
+    return "cpu"
+
+
+def _cost_keystream(
+    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+) -> Cost:
+    return Cost(bytes_read=0, bytes_written=64 * blocks, flops=0, random_words=16 * blocks)
+
+
+@op(validate=_validate_keystream, cost=_cost_keystream)
+def keystream(
+    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+) -> torch.Tensor:
+    """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
+
+    Args:
+        stream: key, nonce and rounds.
+        first_block: 64-bit block counter of the first block.
+        blocks: how many blocks; 0 gives an empty tensor.
+        backend: who runs it (see ``dpkern info``).
+
+    Raises:
+        InvalidInput: a negative count or something that is no stream.
+    """
+    return _lattice.keystream(stream, first_block, blocks)
+
+
+def _validate_draws(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    distribution: str = "gaussian",
+    backend: str | None = None,
+) -> str:
+    _stream(stream=stream)
+    check.integer(0, 2**62, position=position)
+    check.integer(0, 2**40, count=count)
+    check.choice(LAWS, distribution=distribution)
+    return "cpu"
+
+
+def _cost_draws(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    distribution: str = "gaussian",
+    backend: str | None = None,
+) -> Cost:
+    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=noise_words(count))
+
+
+@op(validate=_validate_draws, cost=_cost_draws)
+def lattice_draws(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    distribution: str = "gaussian",
+    backend: str | None = None,
+) -> torch.Tensor:
+    """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
+
+    For tests and audits. ``X`` is private only inside ``floor((v + X) / 2^14)``: never release it
+    by itself; ``add_noise`` does the whole.
+
+    Args:
+        stream: key, nonce and rounds.
+        position: index of the first coordinate in the stream.
+        count: how many; 0 gives an empty tensor.
+        distribution: ``gaussian`` (K48, sd 2^20 u) or ``laplace`` (L40, scale 2^20 u).
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: an unknown law or a negative number.
+    """
+    return _lattice.draws(stream, distribution, position, count)
+
+
+def _validate_add_noise(
+    x: torch.Tensor,
+    *,
+    stream: Stream,
+    position: int = 0,
+    distribution: str = "gaussian",
+    scale: float | torch.Tensor | None = None,
+    rounding: Stream | None = None,
+    backend: str | None = None,
+) -> str:
+    check.tensor(dtypes=INTEGERS + FLOATS, contiguous=True, x=x)
+    _stream(stream=stream)
+    check.integer(0, 2**62, position=position)
+    check.choice(LAWS, distribution=distribution)
+    if x.dtype in INTEGERS:
+        if scale is not None:
+            raise InvalidInput(
+                "scale",
+                expected="None for integers, which already count units of scale / 2^20",
+                got=scale,
+                remedy="Leave scale away, or pass a float tensor.",
+            )
+        return x.device.type
+    if isinstance(scale, torch.Tensor):
+        check.tensor(shape=x.shape, dtypes=FLOATS, device=x.device, scale=scale)
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise InvalidInput(
+                "scale",
+                expected="finite numbers > 0",
+                got="a tensor with other entries",
+                remedy="A coordinate without noise cannot be released.",
+            )
+    else:
+        check.positive(scale=scale)
+    _stream(rounding=rounding)
+    if rounding is not None and (rounding.key, rounding.n0, rounding.n1) == (
+        stream.key,
+        stream.n0,
+        stream.n1,
+    ):
+        raise PrivacyError(
+            "rounding",
+            expected="a stream of its own",
+            got="the noise stream",
+            remedy="Use key.stream(Purpose.ROUNDING, step): no word may be used twice.",
+        )
+    return x.device.type
+
+
+def _cost_add_noise(
+    x: torch.Tensor,
+    *,
+    stream: Stream,
+    position: int = 0,
+    distribution: str = "gaussian",
+    scale: float | torch.Tensor | None = None,
+    rounding: Stream | None = None,
+    backend: str | None = None,
+) -> Cost:
+    n, size = x.numel(), x.numel() * x.element_size()
+    if x.dtype in INTEGERS:
+        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=noise_words(n))
+    words = noise_words(n) + rounding_words(n)
+    return Cost(bytes_read=size, bytes_written=size, flops=9 * n, random_words=words)
+
+
+@op(validate=_validate_add_noise, cost=_cost_add_noise)
+def add_noise(
+    x: torch.Tensor,
+    *,
+    stream: Stream,
+    position: int = 0,
+    distribution: str = "gaussian",
+    scale: float | torch.Tensor | None = None,
+    rounding: Stream | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Add certified lattice noise to ``x`` in place and return it.
+
+    With ``u = scale / 2^20`` and ``g = scale / 64``: ``y = floor((v + X) / 2^14)``.
+
+    * Integer ``x`` holds ``v``, exact counts of ``u``; it becomes ``y``, counts of ``g``.
+    * Float ``x`` is rounded stochastically to ``v`` with 16 bits a coordinate and becomes ``y g``.
+
+    Args:
+        x: contiguous int32, int64, float32 or float64 tensor of any shape.
+        stream: keystream of the noise, used for nothing else.
+        position: where element 0 stands in the stream.
+        distribution: ``gaussian`` or ``laplace``.
+        scale: certified standard deviation (or Laplace scale), one number or one per coordinate;
+            None for integers.
+        rounding: keystream of the rounding, float ``x`` only.
+        backend: who runs it.
+
+    Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
+    Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.
+    For floats this holds for the real numbers that ``x`` holds (``docs/noise.md``).
+
+    ============ ==========================================
+    edge case    result
+    ============ ==========================================
+    empty        unchanged
+    NaN, inf     counts as zero (the output stays on the lattice)
+    any integer  exact, no overflow inside the release
+    ============ ==========================================
+
+    Raises:
+        InvalidInput: wrong dtype, strides, scale, or an unknown law.
+        PrivacyError: rounding and noise share a stream.
+    """
+    draws = _lattice.draws(stream, distribution, position, x.numel()).view(x.shape)
+    if x.dtype in INTEGERS:
+        return x.copy_(_lattice.release_integers(x, draws))
+    assert scale is not None and rounding is not None
+    bits = _lattice.rounding_bits(rounding, position, x.numel()).view(x.shape)
+    y, _ = _lattice.release_floats(x, scale, bits, draws)
+    return x.copy_(y * _lattice.cell(scale, x.dtype))
+
+
+__all__ = [
+    "SCALE_CELLS",
+    "add_noise",
+    "keystream",
+    "lattice_draws",
+    "noise_words",
+    "rounding_words",
+]
