@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from . import errors, ops, rng
+from . import accounting, errors, mechanisms, ops, rng
 from ._dispatch import use
 from .errors import (
     BackendError,
@@ -14,16 +14,20 @@ from .errors import (
     PrivacyError,
     UnsupportedModule,
 )
+from .step import DPStep
 
 __all__ = [
     "BackendError",
     "DPKernError",
+    "DPStep",
     "InvalidInput",
     "MissingDependency",
     "PrivacyError",
     "UnsupportedModule",
     "__version__",
+    "accounting",
     "errors",
+    "mechanisms",
     "ops",
     "rng",
     "use",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from .errors import BackendError, InvalidInput
@@ -79,36 +80,48 @@ class Op(Generic[P, R]):
         self.validate = validate
         self.cost = cost
         self.kernels: dict[str, Kernel] = {"reference": Kernel(reference, _never)}
+        self._orders: dict[str, list[tuple[str, Kernel]]] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        wanted = kwargs.pop("backend", None) or _wanted.get() or _from_environment()
+        wanted = kwargs.pop("backend", None) or _wanted.get() or _environment()
         device = self.validate(*args, **kwargs)
-        if wanted is None:
-            return self._first_capable(device, *args, **kwargs)
-        kernel = self._kernel(str(wanted))
+        if wanted is not None:
+            return self._run_on(str(wanted), *args, **kwargs)
+        for name, kernel in self._orders.get(device) or self._order(device):
+            reason = kernel.refuse(*args, **kwargs)
+            if reason is None:
+                result: R = kernel.run(*args, **kwargs)
+                return result
+            _log_once(f"{self.name}: backend {name} not used: it {reason}")
+        raise AssertionError("the reference refuses nothing")
+
+    def _run_on(self, wanted: str, *args: Any, **kwargs: Any) -> R:
+        kernel = self._kernel(wanted)
         reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
         if isinstance(kernel, str) or reason is not None:
             raise BackendError(
                 f"backend {wanted!r} for {self.name}",
                 expected="a backend that can run this call",
-                got=str(reason),
-                remedy=f"Other backends: {self._others(str(wanted))}. Or leave the choice to dpkern.",
+                got=f"it {reason}",
+                remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
             )
         result: R = kernel.run(*args, **kwargs)
         return result
 
-    def _first_capable(self, device: str, *args: Any, **kwargs: Any) -> R:
+    def _order(self, device: str) -> list[tuple[str, Kernel]]:
+        """The device's kernels in order of preference, found once."""
+        order = []
         for name in PREFERENCE.get(device, ("reference",)):
             kernel = self._kernel(name)
-            reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
-            if isinstance(kernel, Kernel) and reason is None:
-                result: R = kernel.run(*args, **kwargs)
-                return result
-            _log_once(f"{self.name}: backend {name} not used: {reason}")
-        raise AssertionError("the reference refuses nothing")
+            if isinstance(kernel, Kernel):
+                order.append((name, kernel))
+            else:
+                _log_once(f"{self.name}: backend {name} not used: it {kernel}")
+        self._orders[device] = order
+        return order
 
     def _kernel(self, name: str) -> Kernel | str:
         """The backend's kernel, or why there is none."""
@@ -150,6 +163,7 @@ def register(
 ) -> None:
     """Register a backend's kernel for the op ``name`` (``stem.function``)."""
     OPS[name].kernels[backend] = Kernel(run, refuse)
+    OPS[name]._orders.clear()
 
 
 def availability(backend: str) -> tuple[bool, str]:
@@ -194,12 +208,13 @@ def _require_known(backend: str) -> None:
         )
 
 
-def _from_environment() -> str | None:
+@cache
+def _environment() -> str | None:
+    """``DPKERN_BACKEND``, read at the first call of an op."""
     name = os.environ.get("DPKERN_BACKEND")
     if name:
         _require_known(name)
-        return name
-    return None
+    return name or None
 
 
 def _log_once(message: str) -> None:

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from .. import _dispatch
 from ..errors import InvalidInput
@@ -27,7 +28,7 @@ def _extension() -> ModuleType | str:
         from dpkern import _C as extension  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
         return (
-            f"the compiled module is missing ({error}); build with a C++17 compiler and cmake: "
+            f"has no compiled module ({error}): build with a C++17 compiler and cmake, "
             "pip install . without DPKERN_NATIVE=off"
         )
     return extension  # type: ignore[no-any-return, unused-ignore]
@@ -79,7 +80,7 @@ def _threads() -> int:
 
 def _on_cpu(*tensors: torch.Tensor) -> str | None:
     for tensor in tensors:
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             return f"runs on the CPU, got a tensor on {tensor.device}"
     return None
 
@@ -126,11 +127,13 @@ def _add_noise(
     if x.dtype in noise.INTEGERS:
         wide = x.dtype is torch.int64
         _C.add_noise_integer(x.data_ptr(), wide, stream.packed(), law, position, n, threads)
+        increment_version(x)
         return x
     assert rounding is not None
     wide = x.dtype is torch.float64
     streams = stream.packed(), rounding.packed()
     _C.add_noise_float(x.data_ptr(), wide, *streams, law, position, n, scale, threads)
+    increment_version(x)
     return x
 
 
@@ -246,6 +249,8 @@ def _update_step(
         scales,
         _threads(),
     )
+    # Autograd must know that these changed, as it would after an in-place torch operation.
+    increment_version(params)
     state.steps += 1
     return bad
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
@@ -91,8 +92,8 @@ class Request:
         if out is not None:
             for tensor in out:
                 if tensor.dtype is torch.int32 and tensor.numel():
-                    reached = max(-int(tensor.min()), int(tensor.max()))
-                    _fits_int32(most + reached)
+                    least, largest = (int(x) for x in tensor.aminmax())
+                    _fits_int32(most + max(-least, largest))
             return tuple(out)
         if self.arithmetic == "exact":
             dtype = torch.int32 if most <= _INT32_MOST else torch.int64
@@ -121,9 +122,8 @@ class Request:
 
 
 def unit_bound(max_norm: float, unit: float) -> int:
-    """``M = floor(C / u)``, with ``M u <= C`` in float64."""
-    bound = int(max_norm / unit)
-    return bound - 1 if bound * unit > max_norm else bound
+    """``M = floor(C / u)``, exactly: ``M u <= C``."""
+    return math.floor(Fraction(max_norm) / Fraction(unit))
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,8 @@ from . import _lattice
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
+_NOISED = INTEGERS + FLOATS
+_LAST_POSITION = 2**62
 
 
 def noise_words(count: int) -> int:
@@ -78,7 +80,7 @@ def _validate_draws(
     backend: str | None = None,
 ) -> str:
     _stream(stream=stream)
-    check.integer(0, 2**62, position=position)
+    check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     check.choice(LAWS, distribution=distribution)
     return "cpu"
@@ -132,9 +134,9 @@ def _validate_add_noise(
     rounding: Stream | None = None,
     backend: str | None = None,
 ) -> str:
-    check.tensor(dtypes=INTEGERS + FLOATS, contiguous=True, x=x)
+    check.tensor(dtypes=_NOISED, contiguous=True, x=x)
     _stream(stream=stream)
-    check.integer(0, 2**62, position=position)
+    check.integer(0, _LAST_POSITION, position=position)
     check.choice(LAWS, distribution=distribution)
     if x.dtype in INTEGERS:
         if scale is not None:

@@ -354,6 +354,7 @@ def step(
         InvalidInput: lists, shapes, dtypes or numbers that do not fit.
     """
     bad = 0
+    params = [p.detach() for p in params]
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
         if noise is None:
             finite = torch.isfinite(total)

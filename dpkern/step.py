@@ -1,0 +1,425 @@
+"""One private step: owns the plan, the key, the step counter and the ledger.
+
+``add`` and ``finish`` are the only calls that spend privacy. A logical step may add any number of
+physical batches, or none (an empty Poisson draw): the noise is drawn once, in ``finish``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from . import _validate as check
+from . import accounting
+from .accounting import Certificate, Ledger
+from .errors import InvalidInput, PrivacyError
+from .laws import SCALE_CELLS
+from .mechanisms.base import TILE, Mechanism
+from .ops import clip, noise, update
+from .rng import Key, Purpose
+
+STATE_VERSION = 1
+_INT32_MOST = 2**31 - 1
+_NO_CLIPPING = 2.0**1000
+"""A bound that no finite gradient reaches, for runs without privacy (C = infinity)."""
+
+
+class DPStep:
+    """Clip, sum, noise and update for a fixed list of parameters.
+
+    Args:
+        mechanism: a configuration such as ``mechanisms.DPSGD``.
+        params: the trained parameters, contiguous, one floating dtype and device; their order is
+            frozen and decides where each one's noise stands in the stream.
+        expected_batch_size: public number by which the noisy sum is divided.
+        sample_rate: probability with which each record joins a step; for the ledger.
+        sampling: ``poisson``, ``fixed`` or ``shuffled``: how batches are really drawn.
+        dataset_size: needed by ``fixed`` sampling; public.
+        optimizer: an ``ops.update`` rule applied by ``finish``, or None to get gradients back. May
+            be replaced between steps by one of the same kind (learning-rate schedules).
+        unsafe_seed: reproducible noise; the certified epsilon is then infinite.
+        rounds: ChaCha rounds, 20, 12 or 8.
+        backend: who runs the ops; None leaves it to dpkern.
+
+    Raises:
+        InvalidInput: parameters or numbers that do not fit.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        params: Iterable[torch.Tensor],
+        *,
+        expected_batch_size: float,
+        sample_rate: float,
+        sampling: str = "poisson",
+        dataset_size: int | None = None,
+        optimizer: update.Rule | None = None,
+        unsafe_seed: int | None = None,
+        rounds: int = 20,
+        backend: str | None = None,
+    ) -> None:
+        self.mechanism = _checked_mechanism(mechanism)
+        self.params = _checked_params(params)
+        self.plan = mechanism.plan([tuple(p.shape) for p in self.params])
+        self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
+        self.sampling: dict[str, Any] = {
+            "sampling": sampling,
+            "sample_rate": sample_rate,
+            "dataset_size": dataset_size,
+        }
+        seeded = unsafe_seed is not None
+        self.key = Key.from_unsafe_seed(unsafe_seed, rounds) if seeded else Key.fresh(rounds)
+        self.ledger = Ledger(seeded=seeded)
+        self.ledger.record(self.plan, count=0, **self.sampling)  # checks the sampling arguments
+        self.backend = backend
+        self.steps = 0
+        self.nonfinite = 0
+        """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
+        self.words = {"produced": 0, "consumed": 0}
+        self._optimizer = optimizer
+        self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
+        self._sums: tuple[torch.Tensor, ...] | None = None
+        self._added = 0
+
+    @property
+    def optimizer(self) -> update.Rule | None:
+        """The rule that ``finish`` applies."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, rule: update.Rule | None) -> None:
+        old = self._optimizer
+        same = rule is not None and old is not None and rule.buffer_names() == old.buffer_names()
+        if not same:
+            raise InvalidInput(
+                "optimizer",
+                expected=f"a rule with the buffers of {type(old).__name__}",
+                got=type(rule).__name__,
+                remedy="Change numbers with dataclasses.replace(step.optimizer, lr=...).",
+            )
+        self._optimizer = rule
+
+    def add(
+        self,
+        per_sample: Sequence[torch.Tensor] | None = None,
+        *,
+        sum: clip.ClipResult | None = None,
+    ) -> None:
+        """Add the samples of one physical batch to the current step.
+
+        Args:
+            per_sample: gradients ``[B, *shape]``, one tensor per parameter; clipped here.
+            sum: a clipped sum with its proved bound, made by ``ops.clip.clip_sum``.
+
+        Raises:
+            InvalidInput: both or neither given, or tensors that do not fit the parameters.
+            PrivacyError: a sum whose bound, unit or arithmetic is not the plan's.
+        """
+        if (per_sample is None) == (sum is None):
+            raise InvalidInput(
+                "add",
+                expected="either per_sample= or sum=",
+                got="both" if sum is not None else "neither",
+                remedy="Pass per-sample gradients, or a ClipResult.",
+            )
+        if per_sample is not None:
+            result = self._clipped(per_sample)
+            self._sums = result.sums
+        else:
+            assert sum is not None
+            result = sum
+            self._check_sum(result)
+            self._sums = self._accumulators(result.batch_size)
+            for mine, theirs in zip(self._sums, result.sums, strict=True):
+                mine.add_(theirs)
+        self._added += result.batch_size
+        self.nonfinite += result.nonfinite
+
+    def finish(self) -> list[torch.Tensor] | None:
+        """Draw the step's noise, record the release, and update the parameters.
+
+        ``gradient = noisy sum / expected_batch_size``.
+
+        Returns:
+            The noisy mean gradients if there is no optimizer, else None after the update.
+        """
+        sums = self._accumulators(0)
+        scale = 1 / self.expected_batch_size
+        self.steps += 1
+        # Recorded first: a release that fails half-way counts as one that happened.
+        self.ledger.record(self.plan, **self.sampling)
+        self._sums, self._added = None, 0
+        noise_now = self._noise()
+        if self._optimizer is None:
+            return [self._gradient(total, i, noise_now) for i, total in enumerate(sums)]
+        assert self.optimizer_state is not None
+        update.step(
+            self.params,
+            list(sums),
+            rule=self._optimizer,
+            state=self.optimizer_state,
+            gradient_scale=scale,
+            noise=noise_now,
+            backend=self.backend,
+        )
+        return None
+
+    def certify(self, delta: float) -> Certificate:
+        """The certificate of all steps so far (``accounting.Certificate``)."""
+        return self.ledger.certify(delta)
+
+    def epsilon(self, delta: float) -> float:
+        """Certified epsilon so far; infinite without noise or with a known seed."""
+        return self.ledger.epsilon(delta)
+
+    def epsilon_if_seed_secret(self, delta: float) -> float:
+        """Epsilon so far if nobody knew the seed."""
+        return self.ledger.epsilon_if_seed_secret(delta)
+
+    def report(self, delta: float) -> dict[str, Any]:
+        """What was released and what is certified, as JSON values."""
+        certificate = self.certify(delta)
+        claimed = accounting.claimed_epsilon(
+            self.mechanism, steps=self.steps, delta=delta, **self.sampling
+        )
+        report: dict[str, Any] = {
+            "mechanism": self.plan.mechanism,
+            "mode": self.plan.mode,
+            "clipping": self.plan.clipping,
+            "arithmetic": self.plan.arithmetic,
+            "epsilon_claimed": _json(claimed),
+            "epsilon_certified": _json(certificate.epsilon),
+            "certificate": certificate.to_dict(),
+            "steps": self.steps,
+            "dimension": self.plan.dimension,
+            "expected_batch_size": self.expected_batch_size,
+            "noise": {
+                "distribution": self.plan.distribution,
+                "noise_multiplier": self.mechanism.noise_multiplier,
+                "certified_noise_multiplier": self.plan.noise_multiplier,
+                "cipher": f"ChaCha{self.key.rounds}",
+                "key": "seed" if self.key.seeded else "operating system",
+                "words": dict(self.words),
+            },
+            **self.sampling,
+        }
+        if self.key.seeded:
+            report["epsilon_if_seed_secret"] = _json(self.epsilon_if_seed_secret(delta))
+        return report
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs: step counter, history, optimizer state; no key.
+
+        Raises:
+            PrivacyError: between ``add`` and ``finish``, where the state would hold sums without
+                noise.
+        """
+        if self._sums is not None:
+            raise PrivacyError(
+                "state_dict",
+                expected="a finished step",
+                got="sums of samples without noise",
+                remedy="Call finish() before saving.",
+            )
+        state = self.optimizer_state
+        return {
+            "version": STATE_VERSION,
+            "fingerprint": self._fingerprint(),
+            "steps": self.steps,
+            "nonfinite": self.nonfinite,
+            "words": dict(self.words),
+            "ledger": self.ledger.state_dict(),
+            "optimizer": None if state is None else state.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved run: its history stays, an unseeded run goes on with its fresh key.
+
+        Raises:
+            InvalidInput: a state of other parameters, another mechanism or another seed.
+        """
+        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+            raise InvalidInput(
+                "state",
+                expected=f"a DPStep state of version {STATE_VERSION}",
+                got=state.get("version") if isinstance(state, Mapping) else type(state).__name__,
+                remedy="Pass what DPStep.state_dict() returned.",
+            )
+        mine, theirs = self._fingerprint(), dict(state["fingerprint"])
+        changed = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
+        if changed:
+            raise InvalidInput(
+                "state",
+                expected="the configuration that this DPStep was made with",
+                got=f"another {', '.join(changed)}",
+                remedy="Resume with the arguments of the run that wrote the state.",
+            )
+        if self.optimizer_state is not None:
+            self.optimizer_state.load_state_dict(state["optimizer"])
+        self.ledger.load_state_dict(state["ledger"])
+        self.steps = int(state["steps"])
+        self.nonfinite = int(state["nonfinite"])
+        self.words = dict(state["words"])
+
+    def _fingerprint(self) -> dict[str, Any]:
+        rule = self._optimizer
+        return {
+            "mechanism": repr(self.mechanism),
+            "shapes": [list(p.shape) for p in self.params],
+            "dtype": str(self.params[0].dtype),
+            "expected_batch_size": self.expected_batch_size,
+            "optimizer": None if rule is None else type(rule).__name__,
+            "unsafe_seed": self.key.unsafe_seed,
+            "rounds": self.key.rounds,
+            **self.sampling,
+        }
+
+    def _accumulators(self, more: int) -> tuple[torch.Tensor, ...]:
+        """The sums so far, wide enough for ``more`` samples."""
+        exact = self.plan.arithmetic == "exact"
+        if self._sums is None:
+            dtype = torch.int32 if exact else clip.sum_dtype(self.params[0].dtype)
+            self._sums = tuple(
+                torch.zeros(p.shape, dtype=dtype, device=p.device) for p in self.params
+            )
+        if exact and self._sums[0].dtype is torch.int32:
+            most = max(block.integer_bound or 0 for block in self.plan.blocks)
+            if (self._added + more) * most > _INT32_MOST:
+                self._sums = tuple(total.to(torch.int64) for total in self._sums)
+        return self._sums
+
+    def _clipped(self, per_sample: Sequence[torch.Tensor]) -> clip.ClipResult:
+        if not isinstance(per_sample, (list, tuple)) or len(per_sample) != len(self.params):
+            raise InvalidInput(
+                "per_sample",
+                expected=f"a list of {len(self.params)} tensors, one per parameter",
+                got=f"{type(per_sample).__name__} of {len(per_sample)}",
+                remedy="Pass gradients [B, *shape] in the order of params.",
+            )
+        per_layer = self.plan.clipping == "per_layer"
+        bounds = [min(bound, _NO_CLIPPING) for bound in self.plan.bounds]
+        units = [unit for unit in self.plan.units if unit is not None]
+        exact = self.plan.arithmetic == "exact"
+        batch = int(per_sample[0].shape[0]) if per_sample[0].dim() else 0
+        return clip.clip_sum(
+            per_sample,
+            bounds if per_layer else bounds[0],
+            style=self.plan.clipping,
+            arithmetic=self.plan.arithmetic,
+            unit=(units if per_layer else units[0]) if exact else None,
+            out=self._accumulators(batch),
+            backend=self.backend,
+        )
+
+    def _check_sum(self, result: clip.ClipResult) -> None:
+        if not isinstance(result, clip.ClipResult):
+            raise InvalidInput(
+                "sum",
+                expected="an ops.clip.ClipResult, which carries its proved bound",
+                got=type(result).__name__,
+                remedy="Clip with ops.clip.clip_sum, or pass per_sample= gradients.",
+            )
+        exact = self.plan.arithmetic == "exact"
+        group_bounds = (
+            self.plan.bounds if self.plan.clipping == "per_layer" else self.plan.bounds[:1]
+        )
+        units = tuple(unit for unit in self.plan.units if unit is not None) if exact else None
+        fits = (
+            result.arithmetic == self.plan.arithmetic
+            and result.p == 2
+            and result.unit == units
+            and len(result.max_norms) == len(group_bounds)
+            and all(a <= b for a, b in zip(result.max_norms, group_bounds, strict=True))
+        )
+        if not fits:
+            raise PrivacyError(
+                "sum",
+                expected=f"{self.plan.arithmetic} sums clipped to at most {group_bounds}",
+                got=f"{result.arithmetic} sums clipped to {result.max_norms}",
+                remedy="Clip with the plan's bounds, units and arithmetic (see DPStep.plan).",
+            )
+        for i, (param, total) in enumerate(zip(self.params, result.sums, strict=True)):
+            check.tensor(shape=param.shape, device=param.device, **{f"sum.sums[{i}]": total})
+            if not exact and not bool(torch.isfinite(total).all()):
+                raise InvalidInput(
+                    f"sum.sums[{i}]",
+                    expected="finite sums",
+                    got="NaN or infinity",
+                    remedy="ops.clip.clip_sum drops samples that are not finite.",
+                )
+
+    def _noise(self) -> update.Noise | None:
+        """This step's noise; its words are counted."""
+        law = self.plan.distribution
+        if law is None:
+            return None
+        rounded = self.plan.arithmetic == "float"
+        for block in self.plan.blocks:
+            tiles = -(-block.size // TILE)
+            words = noise.noise_words(block.size)
+            words += noise.rounding_words(block.size) if rounded else 0
+            self.words["consumed"] += words
+            per_tile = noise.noise_words(TILE) + (noise.rounding_words(TILE) if rounded else 0)
+            self.words["produced"] += tiles * per_tile
+        purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
+        return update.Noise(
+            distribution=law,
+            scales=self.plan.scales,
+            stream=self.key.stream(purpose, self.steps),
+            positions=self.plan.positions,
+            rounding=self.key.stream(Purpose.ROUNDING, self.steps) if rounded else None,
+        )
+
+    def _gradient(self, total: torch.Tensor, i: int, drawn: update.Noise | None) -> torch.Tensor:
+        """The noisy mean of parameter i, in its dtype."""
+        dtype = self.params[i].dtype
+        if drawn is None:
+            return (total / self.expected_batch_size).to(dtype)
+        exact = self.plan.arithmetic == "exact"
+        noisy = noise.add_noise(
+            total,
+            stream=drawn.stream,
+            position=drawn.positions[i],
+            distribution=drawn.distribution,
+            scale=None if exact else drawn.scales[i],
+            rounding=drawn.rounding,
+            backend=self.backend,
+        )
+        factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) / self.expected_batch_size
+        return (noisy.to(clip.sum_dtype(dtype)) * factor).to(dtype)
+
+
+def _checked_mechanism(mechanism: object) -> Mechanism:
+    if not isinstance(mechanism, Mechanism):
+        raise InvalidInput(
+            "mechanism",
+            expected="a dpkern mechanism",
+            got=type(mechanism).__name__,
+            remedy="Pass a configuration such as dpkern.mechanisms.DPSGD(...).",
+        )
+    return mechanism
+
+
+def _checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    tensors = list(params)
+    if not tensors:
+        raise InvalidInput(
+            "params",
+            expected="at least one parameter",
+            got="none",
+            remedy="Pass [p for p in model.parameters() if p.requires_grad].",
+        )
+    first = tensors[0]
+    for i, tensor in enumerate(tensors):
+        dtypes = noise.FLOATS if i == 0 else (first.dtype,)
+        device = None if i == 0 else first.device
+        check.tensor(dtypes=dtypes, device=device, contiguous=True, **{f"params[{i}]": tensor})
+    return tensors
+
+
+def _json(number: float) -> float | str:
+    return "inf" if math.isinf(number) else number
