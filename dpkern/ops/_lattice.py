@@ -54,7 +54,12 @@ def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) ->
     low = counters.to(torch.int32)
     high = (counters >> 32).to(torch.int32)
     start = [torch.full_like(low, _signed(word)) for word in (*_CONSTANTS, *key)]
-    start += [low, high, torch.full_like(low, _signed(n0)), torch.full_like(low, _signed(stream.n1))]
+    start += [
+        low,
+        high,
+        torch.full_like(low, _signed(n0)),
+        torch.full_like(low, _signed(stream.n1)),
+    ]
     x = list(start)
     for _ in range(stream.rounds // 2):
         for i in range(4):
@@ -114,7 +119,9 @@ def _draw_tiles(stream: Stream, law: Law, first: int, tiles: int) -> torch.Tenso
     magnitudes, bits, offsets = [], [], []
     for b in range(4):
         half = 16 * (b & 1)
-        threshold = _shift_right(w[:, :, b >> 1], half) & 0xFFFF if half else w[:, :, b >> 1] & 0xFFFF
+        threshold = (
+            _shift_right(w[:, :, b >> 1], half) & 0xFFFF if half else w[:, :, b >> 1] & 0xFFFF
+        )
         column = (w[:, :, 4] >> (8 * b)) & 0xFF
         second_uniform = (w[:, :, 5] >> (8 * b)) & 0xFF
         entry = table[column.long()]

@@ -78,7 +78,10 @@ class Request:
         tensors = tensors_of(grads)
         max_norms = _one_each(max_grad_norm, len(tensors))
         units = _one_each(1.0 if unit is None else unit, len(tensors))
-        bounds = tuple(unit_bound(c, u) for c, u in zip(max_norms, units, strict=True))
+        if arithmetic == "float":
+            bounds = (0,) * len(tensors)
+        else:
+            bounds = tuple(unit_bound(c, u) for c, u in zip(max_norms, units, strict=True))
         return cls(tensors, max_norms, units, bounds, p, style, arithmetic)
 
     @property
@@ -411,9 +414,7 @@ def clip_sum(
     request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)
     rows = [t.flatten(1) for t in request.tensors]
-    each = torch.stack(
-        [torch.linalg.vector_norm(r.double(), ord=p, dim=1) for r in rows], dim=1
-    )
+    each = torch.stack([torch.linalg.vector_norm(r.double(), ord=p, dim=1) for r in rows], dim=1)
     norms = combine_norms(each, p)
     finite = torch.isfinite(norms)
     wide = [row[finite].to(sum_dtype(row.dtype)) for row in rows]

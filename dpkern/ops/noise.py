@@ -220,7 +220,8 @@ def add_noise(
 
     Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
     Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.
-    For floats this holds for the real numbers that ``x`` holds (``docs/noise.md``).
+    For floats it holds for the real numbers that the scaled floats ``fl(x / u)`` hold: what rounding
+    did before, in the sum and in that product, is outside the proof (``docs/noise.md``).
 
     ============ ==========================================
     edge case    result

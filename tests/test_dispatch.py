@@ -1,0 +1,106 @@
+"""Who runs an op: explicit choices are obeyed or refused, automatic ones fall back and say why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import dpkern
+from dpkern import _dispatch, testing
+from dpkern.ops import clip, noise
+from dpkern.rng import Purpose
+
+STREAM = testing.KEY.stream(Purpose.NOISE, 1)
+NEEDS_KERNELS = pytest.mark.skipif(
+    "cpu" not in testing.available_backends(), reason="built without compiled kernels"
+)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Which kernels ran ``clip.sample_norm``."""
+    calls: list[str] = []
+    op = _dispatch.OPS["clip.sample_norm"]
+    op(torch.ones(1, 1))  # loads the backends
+    kernels = {
+        name: _dispatch.Kernel(_recorder(calls, name, kernel.run), kernel.refuse)
+        for name, kernel in op.kernels.items()
+    }
+    monkeypatch.setattr(op, "kernels", kernels)
+    monkeypatch.setattr(op, "_orders", {})
+    yield calls
+
+
+def _recorder(calls: list[str], name: str, run: object) -> object:
+    def wrapped(*args: object, **kwargs: object) -> object:
+        calls.append(name)
+        assert callable(run)
+        return run(*args, **kwargs)
+
+    return wrapped
+
+
+def test_argument_beats_context_beats_environment(
+    recorded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grads = torch.ones(2, 3)
+    best = "cpu" if "cpu" in testing.available_backends() else "reference"
+    clip.sample_norm(grads)
+    with dpkern.use("reference"):
+        clip.sample_norm(grads)
+        clip.sample_norm(grads, backend=best)
+    monkeypatch.setattr(_dispatch, "_environment", lambda: "reference")
+    clip.sample_norm(grads)
+    assert recorded == [best, "reference", best, "reference"]
+
+
+@NEEDS_KERNELS
+def test_automatic_choice_falls_back_and_says_why_once(
+    recorded: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_dispatch, "_logged", set())
+    with caplog.at_level(logging.INFO, logger="dpkern"):
+        for _ in range(2):
+            clip.sample_norm(torch.ones(2, 3), scale=torch.ones(3))
+    assert recorded == ["reference", "reference"]
+    assert len(caplog.records) == 1
+    assert "per-coordinate scale" in caplog.text
+
+
+@NEEDS_KERNELS
+def test_explicit_choice_that_cannot_run_lists_the_refusals() -> None:
+    with pytest.raises(dpkern.BackendError, match=r"per-coordinate.*reference \(available\)"):
+        clip.sample_norm(torch.ones(2, 3), scale=torch.ones(3), backend="cpu")
+
+
+def test_missing_kernels_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = _dispatch.OPS["noise.add_noise"]
+    monkeypatch.setattr(op, "kernels", {"reference": op.kernels["reference"]})
+    monkeypatch.setattr(op, "_orders", {})
+    monkeypatch.setitem(_dispatch._availability, "cpu", (False, "has no compiled module"))
+    x = torch.zeros(4, dtype=torch.int32)
+    with pytest.raises(dpkern.BackendError, match="has no compiled module"):
+        noise.add_noise(x, stream=STREAM, backend="cpu")
+    assert not x.any()
+    assert noise.add_noise(x, stream=STREAM).shape == (4,)
+
+
+def test_environment_variable_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DPKERN_BACKEND", "abacus")
+    _dispatch._environment.cache_clear()
+    try:
+        with pytest.raises(dpkern.InvalidInput, match="abacus"):
+            clip.sample_norm(torch.ones(2, 3))
+    finally:
+        monkeypatch.delenv("DPKERN_BACKEND")
+        _dispatch._environment.cache_clear()
+
+
+def test_table_has_a_row_for_every_op_and_backend() -> None:
+    rows = _dispatch.table()
+    assert len(rows) == len(_dispatch.OPS) * len(_dispatch.BACKENDS)
+    assert all(row["available"] == (row["reason"] == "") for row in rows)
+    assert all(row["available"] for row in rows if row["backend"] == "reference")
