@@ -99,7 +99,7 @@ def _with_reserve(curve: Curve, delta: float, reserve: Callable[[float], float])
         # The reserve grows with epsilon, so what is enough at the guess is enough below it.
         if epsilon <= guess:
             return epsilon
-        guess = epsilon * (1 + 1e-9) + 1e-12
+        guess = epsilon * (1 + 1e-9) + 1e-12 + (epsilon - guess) / 2
     return math.inf
 
 

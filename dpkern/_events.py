@@ -250,6 +250,8 @@ def _flatten(spec: Mapping[str, Any], count: int) -> list[Leaf]:
     if name == _WITH_REPLACEMENT:
         return [Leaf(NON_PRIVATE_EVENT, count=count)]
     parameters = tuple(sorted((k, v) for k, v in spec.items() if k != "event"))
+    if not isinstance(name, str) or not all(isinstance(v, (int, float)) for _, v in parameters):
+        raise ValueError("an elementary event has a name and numbers")
     if name in (GAUSSIAN_EVENT, LAPLACE_EVENT) and not dict(parameters)["noise_multiplier"] > 0:
         return [Leaf(NON_PRIVATE_EVENT, count=count)]
     return [Leaf(name, parameters, count)]

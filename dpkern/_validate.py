@@ -34,6 +34,11 @@ def positive(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
     return _number("a finite number > 0", lambda x: x > 0, value, remedy)
 
 
+def positive_at(name: str, got: Any) -> float:
+    """``positive`` for a name that is no keyword, such as ``unit[3]``."""
+    return _number("a finite number > 0", lambda x: x > 0, {name: got}, _REMEDY_NUMBER)
+
+
 def non_negative(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
     """A finite number >= 0."""
     return _number("a finite number >= 0", lambda x: x >= 0, value, remedy)
@@ -95,6 +100,19 @@ def tensor(
 ) -> torch.Tensor:
     """A tensor with this shape (``None`` = any extent), one of these dtypes, on this device."""
     ((name, got),) = value.items()
+    return tensor_at(name, got, shape=shape, dtypes=dtypes, device=device, contiguous=contiguous)
+
+
+def tensor_at(
+    name: str,
+    got: Any,
+    *,
+    shape: Sequence[int | None] | None = None,
+    dtypes: Collection[torch.dtype] | None = None,
+    device: torch.device | None = None,
+    contiguous: bool = False,
+) -> torch.Tensor:
+    """``tensor`` for a name that is no keyword, such as ``params[3]``."""
     if not isinstance(got, torch.Tensor):
         raise InvalidInput(
             name, expected="a torch.Tensor", got=type(got).__name__, remedy="Pass a tensor."

@@ -238,21 +238,25 @@ def _least_noise(spent: Callable[[float], float], target: float) -> float | None
         high, at_high = low, at_low
         low /= 2
         at_low = spent(low)
+    bisect = False
     while high > low * (1 + 2 * _CALIBRATION_STEP):
         middle = math.sqrt(low * high)
-        if at_high > 0 and at_low < math.inf and at_low > at_high:
+        probes: tuple[float, ...] = (middle,)
+        if not bisect and at_high > 0 and at_low < math.inf:
             slope = math.log(high / low) / math.log(at_low / at_high)
             middle = low * (at_low / target) ** slope
-        # Probe just beside the interpolated point, so that both ends of the bracket move.
-        for probe in (middle * (1 + _CALIBRATION_STEP), middle * (1 - _CALIBRATION_STEP)):
-            inside = min(max(probe, low * (high / low) ** 0.02), high * (low / high) ** 0.02)
-            if not low < inside < high:
+            # Just beside the interpolated point, so that both ends of the bracket move.
+            probes = (middle * (1 + _CALIBRATION_STEP), middle * (1 - _CALIBRATION_STEP))
+        width = math.log(high / low)
+        for probe in probes:
+            if not low < probe < high:
                 continue
-            value = spent(inside)
+            value = spent(probe)
             if value <= target:
-                high, at_high = inside, value
+                high, at_high = probe, value
             else:
-                low, at_low = inside, value
+                low, at_low = probe, value
+        bisect = math.log(high / low) > width / 4 and not bisect
     return high
 
 

@@ -6,19 +6,18 @@ physical batches, or none (an empty Poisson draw): the noise is drawn once, in `
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _validate as check
-from . import accounting
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
 from .mechanisms.base import TILE, Mechanism
 from .ops import clip, noise, update
+from .report import step_report
 from .rng import Key, Purpose
 
 STATE_VERSION = 1
@@ -71,9 +70,10 @@ class DPStep:
             "sample_rate": sample_rate,
             "dataset_size": dataset_size,
         }
-        seeded = unsafe_seed is not None
-        self.key = Key.from_unsafe_seed(unsafe_seed, rounds) if seeded else Key.fresh(rounds)
-        self.ledger = Ledger(seeded=seeded)
+        self.key = (
+            Key.fresh(rounds) if unsafe_seed is None else Key.from_unsafe_seed(unsafe_seed, rounds)
+        )
+        self.ledger = Ledger(seeded=self.key.seeded)
         self.ledger.record(self.plan, count=0, **self.sampling)  # checks the sampling arguments
         self.backend = backend
         self.steps = 0
@@ -182,34 +182,7 @@ class DPStep:
 
     def report(self, delta: float) -> dict[str, Any]:
         """What was released and what is certified, as JSON values."""
-        certificate = self.certify(delta)
-        claimed = accounting.claimed_epsilon(
-            self.mechanism, steps=self.steps, delta=delta, **self.sampling
-        )
-        report: dict[str, Any] = {
-            "mechanism": self.plan.mechanism,
-            "mode": self.plan.mode,
-            "clipping": self.plan.clipping,
-            "arithmetic": self.plan.arithmetic,
-            "epsilon_claimed": _json(claimed),
-            "epsilon_certified": _json(certificate.epsilon),
-            "certificate": certificate.to_dict(),
-            "steps": self.steps,
-            "dimension": self.plan.dimension,
-            "expected_batch_size": self.expected_batch_size,
-            "noise": {
-                "distribution": self.plan.distribution,
-                "noise_multiplier": self.mechanism.noise_multiplier,
-                "certified_noise_multiplier": self.plan.noise_multiplier,
-                "cipher": f"ChaCha{self.key.rounds}",
-                "key": "seed" if self.key.seeded else "operating system",
-                "words": dict(self.words),
-            },
-            **self.sampling,
-        }
-        if self.key.seeded:
-            report["epsilon_if_seed_secret"] = _json(self.epsilon_if_seed_secret(delta))
-        return report
+        return step_report(self, delta)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs: step counter, history, optimizer state; no key.
@@ -343,7 +316,7 @@ class DPStep:
                 remedy="Clip with the plan's bounds, units and arithmetic (see DPStep.plan).",
             )
         for i, (param, total) in enumerate(zip(self.params, result.sums, strict=True)):
-            check.tensor(shape=param.shape, device=param.device, **{f"sum.sums[{i}]": total})
+            check.tensor_at(f"sum.sums[{i}]", total, shape=param.shape, device=param.device)
             if not exact and not bool(torch.isfinite(total).all()):
                 raise InvalidInput(
                     f"sum.sums[{i}]",
@@ -417,9 +390,5 @@ def _checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     for i, tensor in enumerate(tensors):
         dtypes = noise.FLOATS if i == 0 else (first.dtype,)
         device = None if i == 0 else first.device
-        check.tensor(dtypes=dtypes, device=device, contiguous=True, **{f"params[{i}]": tensor})
+        check.tensor_at(f"params[{i}]", tensor, dtypes=dtypes, device=device, contiguous=True)
     return tensors
-
-
-def _json(number: float) -> float | str:
-    return "inf" if math.isinf(number) else number

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ NEEDS_KERNELS = pytest.mark.skipif(
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which kernels ran ``clip.sample_norm``."""
     calls: list[str] = []
     op = _dispatch.OPS["clip.sample_norm"]
@@ -31,7 +30,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     }
     monkeypatch.setattr(op, "kernels", kernels)
     monkeypatch.setattr(op, "_orders", {})
-    yield calls
+    return calls
 
 
 def _recorder(calls: list[str], name: str, run: object) -> object:

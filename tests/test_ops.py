@@ -1,4 +1,4 @@
-"""Every op on every backend and instruction set against its reference; laws that references keep."""
+"""Every op on every backend and instruction set against its reference, which keeps its laws."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from benchmarks.cases import RULES, SMALL_CASES, Case, torch_optimizer
 from dpkern import ops, testing
 from dpkern._dispatch import OPS
 from dpkern.ops import clip, noise, update
@@ -14,8 +15,8 @@ from dpkern.rng import Purpose
 
 
 @pytest.mark.parametrize("backend", testing.available_backends())
-@pytest.mark.parametrize("case", testing.SMALL_CASES, ids=lambda case: case.name)
-def test_backend_agrees_with_reference(case: testing.Case, backend: str) -> None:
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+def test_backend_agrees_with_reference(case: Case, backend: str) -> None:
     case.verify(backend)
 
 
@@ -23,7 +24,7 @@ def test_backend_agrees_with_reference(case: testing.Case, backend: str) -> None
 @pytest.mark.parametrize("threads", [1, 2])
 def test_instruction_sets_agree_with_reference(isa: str, threads: int) -> None:
     with testing.isa(isa), testing.threads(threads):
-        for case in testing.SMALL_CASES:
+        for case in SMALL_CASES:
             case.verify("cpu")
 
 
@@ -41,13 +42,13 @@ def test_clipped_sums_have_the_same_bits_on_all_instruction_sets(isa: str, arith
 
 
 @pytest.mark.parametrize("backend", testing.available_backends())
-@pytest.mark.parametrize("rule", testing.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_without_noise_the_update_is_torch_optim(rule: str, backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
     ours = [torch.randn(50, 7, generator=generator), torch.randn(600, generator=generator)]
     theirs = [torch.nn.Parameter(p.clone()) for p in ours]
-    optimizer = testing.torch_optimizer(testing.RULES[rule], theirs)
-    state = testing.RULES[rule].init(ours)
+    optimizer = torch_optimizer(RULES[rule], theirs)
+    state = RULES[rule].init(ours)
     for _ in range(100):
         sums = [torch.randn(p.shape, generator=generator) for p in ours]
         for leaf, total in zip(theirs, sums, strict=True):
@@ -56,7 +57,7 @@ def test_without_noise_the_update_is_torch_optim(rule: str, backend: str) -> Non
         update.step(
             ours,
             sums,
-            rule=testing.RULES[rule],
+            rule=RULES[rule],
             state=state,
             gradient_scale=1 / 64,
             backend=backend,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
 
 import torch
 
 from .. import _validate as check
 from .._dispatch import Cost, op
 from ..errors import InvalidInput
+from ._clip_request import (
+    ClipResult,
+    Gradients,
+    Request,
+    combine_norms,
+    sum_dtype,
+    tensors_of,
+    unit_bound,
+)
 
-Gradients = torch.Tensor | Sequence[torch.Tensor]
 STYLES = ("flat", "per_layer", "automatic")
 ARITHMETIC = ("float", "exact")
 GRAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -22,140 +27,6 @@ SLACK = 1 - 2.0**-21
 GAMMA = 0.01
 """Stabiliser of automatic clipping, ``C g / (||g|| + gamma)`` (Bu et al. 2023)."""
 _MOST_UNITS = 1 << 24
-_INT32_MOST = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class ClipResult:
-    """A clipped sum that carries its proof.
-
-    Attributes:
-        sums: one tensor per parameter, of the parameter's shape; float, or counts of ``unit``.
-        norm_bound: no sample's own contribution has a larger norm (L2 for p = 2, L1 for p = 1).
-        norms: float64 ``[B]`` norms before clipping; not finite for samples that were dropped.
-        nonfinite: how many samples had a NaN or an infinity and contributed zero.
-        batch_size: B.
-        arithmetic: ``float`` or ``exact``.
-        unit: lattice unit per tensor, exact arithmetic only.
-        p: the norm.
-        max_norms: the bound per clip group: one number, or one per tensor (per layer).
-    """
-
-    sums: tuple[torch.Tensor, ...]
-    norm_bound: float
-    norms: torch.Tensor
-    nonfinite: int
-    batch_size: int
-    arithmetic: str
-    unit: tuple[float, ...] | None
-    p: int
-    max_norms: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of one ``clip_sum`` call with what follows from them."""
-
-    tensors: tuple[torch.Tensor, ...]
-    max_norms: tuple[float, ...]
-    units: tuple[float, ...]
-    unit_bounds: tuple[int, ...]
-    p: int
-    style: str
-    arithmetic: str
-
-    @classmethod
-    def of(
-        cls,
-        grads: Gradients,
-        max_grad_norm: float | Sequence[float],
-        p: int,
-        style: str,
-        arithmetic: str,
-        unit: float | Sequence[float] | None,
-    ) -> Request:
-        """Spread bounds and units over the tensors; ``M = floor(C / u)``."""
-        tensors = tensors_of(grads)
-        max_norms = _one_each(max_grad_norm, len(tensors))
-        units = _one_each(1.0 if unit is None else unit, len(tensors))
-        if arithmetic == "float":
-            bounds = (0,) * len(tensors)
-        else:
-            bounds = tuple(unit_bound(c, u) for c, u in zip(max_norms, units, strict=True))
-        return cls(tensors, max_norms, units, bounds, p, style, arithmetic)
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        return int(self.tensors[0].shape[0])
-
-    def accumulators(self, out: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
-        """The tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
-        most = self.batch_size * max(self.unit_bounds)
-        if out is not None:
-            for tensor in out:
-                if tensor.dtype is torch.int32 and tensor.numel():
-                    least, largest = (int(x) for x in tensor.aminmax())
-                    _fits_int32(most + max(-least, largest))
-            return tuple(out)
-        if self.arithmetic == "exact":
-            dtype = torch.int32 if most <= _INT32_MOST else torch.int64
-        else:
-            dtype = sum_dtype(self.tensors[0].dtype)
-        return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
-
-    def result(self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor) -> ClipResult:
-        """Wrap sums and norms with the bound that was enforced."""
-        exact = self.arithmetic == "exact"
-        groups = range(len(self.tensors)) if self.style == "per_layer" else (0,)
-        bounds = tuple(
-            self.unit_bounds[i] * self.units[i] if exact else self.max_norms[i] for i in groups
-        )
-        return ClipResult(
-            sums=sums,
-            norm_bound=sum(bounds) if self.p == 1 else math.hypot(*bounds),
-            norms=norms,
-            nonfinite=int((~torch.isfinite(norms)).sum()),
-            batch_size=self.batch_size,
-            arithmetic=self.arithmetic,
-            unit=self.units if exact else None,
-            p=self.p,
-            max_norms=tuple(self.max_norms[i] for i in groups),
-        )
-
-
-def unit_bound(max_norm: float, unit: float) -> int:
-    """``M = floor(C / u)``, exactly: ``M u <= C``."""
-    return math.floor(Fraction(max_norm) / Fraction(unit))
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of float sums: float64 for float64 gradients, else float32."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def tensors_of(grads: Gradients) -> tuple[torch.Tensor, ...]:
-    """The gradients as a tuple of tensors."""
-    return (grads,) if isinstance(grads, torch.Tensor) else tuple(grads)
-
-
-def combine_norms(norms: torch.Tensor, p: int) -> torch.Tensor:
-    """Norms per tensor ``[B, n]`` -> norms per sample ``[B]``."""
-    return norms.square().sum(1).sqrt() if p == 2 else norms.sum(1)
-
-
-def _one_each(value: float | Sequence[float], count: int) -> tuple[float, ...]:
-    return (float(value),) * count if isinstance(value, (int, float)) else tuple(value)
-
-
-def _fits_int32(most: int) -> None:
-    if most > _INT32_MOST:
-        raise InvalidInput(
-            "out",
-            expected="int64 accumulators, for sums that may exceed 2^31 - 1",
-            got="int32",
-            remedy="Convert the accumulators with .to(torch.int64).",
-        )
 
 
 def _check_gradients(grads: object) -> tuple[torch.Tensor, ...]:
@@ -169,10 +40,10 @@ def _check_gradients(grads: object) -> tuple[torch.Tensor, ...]:
             remedy="Pass per-sample gradients, the batch first.",
         )
     tensors = tensors_of(grads)
-    first = check.tensor(dtypes=GRAD_DTYPES, **{"grads[0]": tensors[0]})
+    first = check.tensor_at("grads[0]", tensors[0], dtypes=GRAD_DTYPES)
     for i, tensor in enumerate(tensors):
         name = f"grads[{i}]"
-        check.tensor(dtypes=(first.dtype,), device=first.device, **{name: tensor})
+        check.tensor_at(name, tensor, dtypes=(first.dtype,), device=first.device)
         if tensor.dim() < 1 or tensor.shape[0] != first.shape[0]:
             raise InvalidInput(
                 name,
@@ -205,7 +76,7 @@ def _validate_sample_norm(
                 remedy="Give one tensor of the parameter's shape for each.",
             )
         for i, (g, e) in enumerate(zip(tensors, given, strict=True)):
-            check.tensor(shape=g.shape[1:], device=g.device, **{f"{name}[{i}]": e})
+            check.tensor_at(f"{name}[{i}]", e, shape=g.shape[1:], device=g.device)
             if name == "scale" and not bool((e > 0).all()):
                 raise InvalidInput(
                     name, expected="entries > 0", got="others", remedy="Scales divide the gradient."
@@ -305,7 +176,7 @@ def _validate_clip_sum(
 def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: object) -> None:
     ((name, got),) = value.items()
     if not each:
-        check.positive(**{name: got})
+        check.positive_at(name, got)
         return
     if not isinstance(got, (list, tuple)) or len(got) != len(tensors):
         raise InvalidInput(
@@ -315,7 +186,7 @@ def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: obje
             remedy="Pass a list with one number per parameter.",
         )
     for i, number in enumerate(got):
-        check.positive(**{f"{name}[{i}]": number})
+        check.positive_at(f"{name}[{i}]", number)
 
 
 def _check_out(
@@ -332,10 +203,8 @@ def _check_out(
     dtypes = integers if arithmetic == "exact" else (sum_dtype(tensors[0].dtype),)
     for i, (g, o) in enumerate(zip(tensors, out, strict=True)):
         name = f"out[{i}]"
-        check.tensor(
-            shape=g.shape[1:], dtypes=dtypes, device=g.device, contiguous=True, **{name: o}
-        )
-        check.tensor(dtypes=(out[0].dtype,), **{name: o})
+        check.tensor_at(name, o, shape=g.shape[1:], dtypes=dtypes, device=g.device, contiguous=True)
+        check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
 def _cost_clip_sum(
@@ -450,3 +319,21 @@ def _exact_terms(
         if not bool(over.any()):
             return q
         weights = [torch.where(over, weight * (1 - 2.0**-16), weight) for weight in weights]
+
+
+__all__ = [
+    "ARITHMETIC",
+    "GAMMA",
+    "GRAD_DTYPES",
+    "SLACK",
+    "STYLES",
+    "ClipResult",
+    "Gradients",
+    "Request",
+    "clip_sum",
+    "combine_norms",
+    "sample_norm",
+    "sum_dtype",
+    "tensors_of",
+    "unit_bound",
+]

@@ -238,7 +238,8 @@ def add_noise(
     draws = _lattice.draws(stream, distribution, position, x.numel()).view(x.shape)
     if x.dtype in INTEGERS:
         return x.copy_(_lattice.release_integers(x, draws))
-    assert scale is not None and rounding is not None
+    assert scale is not None
+    assert rounding is not None
     bits = _lattice.rounding_bits(rounding, position, x.numel()).view(x.shape)
     y, _ = _lattice.release_floats(x, scale, bits, draws)
     return x.copy_(y * _lattice.cell(scale, x.dtype))

@@ -12,7 +12,7 @@ import torch
 from .. import _validate as check
 from .._dispatch import Cost, op
 from ..errors import InvalidInput
-from ..laws import LAWS
+from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
 from . import _lattice
 from .noise import FLOATS, INTEGERS, noise_words, rounding_words
@@ -230,7 +230,7 @@ def _validate_step(
         )
     if not params:
         return "cpu"
-    first = check.tensor(dtypes=FLOATS, **{"params[0]": params[0]})
+    first = check.tensor_at("params[0]", params[0], dtypes=FLOATS)
     sum_dtypes = (*INTEGERS, first.dtype) if noise is not None else (first.dtype,)
     for i, (p, s) in enumerate(zip(params, sums, strict=True)):
         _check_pair(i, p, s, first, (sums[0].dtype,) if i else sum_dtypes)
@@ -238,8 +238,8 @@ def _validate_step(
         _same_length(len(params), **{f"state.{name}": state.buffers[name]})
         for i, (p, b) in enumerate(zip(params, state.buffers[name], strict=True)):
             label = f"state.{name}[{i}]"
-            check.tensor(
-                shape=p.shape, dtypes=(p.dtype,), device=p.device, contiguous=True, **{label: b}
+            check.tensor_at(
+                label, b, shape=p.shape, dtypes=(p.dtype,), device=p.device, contiguous=True
             )
     if noise is not None:
         _check_noise(noise, params, sums)
@@ -265,13 +265,9 @@ def _check_pair(
     sum_dtypes: tuple[torch.dtype, ...],
 ) -> None:
     names = f"params[{i}]", f"sums[{i}]"
-    check.tensor(dtypes=(first.dtype,), device=first.device, contiguous=True, **{names[0]: param})
-    check.tensor(
-        shape=param.shape,
-        dtypes=sum_dtypes,
-        device=first.device,
-        contiguous=True,
-        **{names[1]: total},
+    check.tensor_at(names[0], param, dtypes=(first.dtype,), device=first.device, contiguous=True)
+    check.tensor_at(
+        names[1], total, shape=param.shape, dtypes=sum_dtypes, device=first.device, contiguous=True
     )
 
 
@@ -282,7 +278,7 @@ def _check_noise(
     _same_length(len(params), **{"noise.scales": noise.scales})
     _same_length(len(params), **{"noise.positions": noise.positions})
     for scale in noise.scales:
-        check.positive(**{"noise.scales": scale})
+        check.positive_at("noise.scales", scale)
     for position in noise.positions:
         check.integer(0, 2**62, **{"noise.positions": position})
     if sums[0].dtype not in INTEGERS and noise.rounding is None:
@@ -363,7 +359,7 @@ def step(
         else:
             y, unusable = _noisy_sum(total, noise, i)
             bad += unusable
-            factor = noise.scales[i] / _lattice.SCALE_CELLS * gradient_scale
+            factor = noise.scales[i] / SCALE_CELLS * gradient_scale
             gradient = y.to(param.dtype) * torch.tensor(factor, dtype=param.dtype)
         buffers = [state.buffers[name][i] for name in rule.buffer_names()]
         rule.apply(param, gradient, buffers, state.steps + 1)
