@@ -99,8 +99,12 @@ void clip_sum(std::int64_t rows, int p, int style, int arithmetic, int type,
               std::uintptr_t norms, int threads) {
   std::vector<cpu::ClipItem> items(gradients.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
-    items[i] = {pointer<const void>(gradients.at(i)), pointer<void>(sums.at(i)), columns.at(i),
-                max_norms.at(i), per_units.at(i), unit_bounds.at(i)};
+    items[i] = {pointer<const void>(gradients.at(i)),
+                pointer<void>(sums.at(i)),
+                columns.at(i),
+                max_norms.at(i),
+                per_units.at(i),
+                unit_bounds.at(i)};
   }
   const cpu::ClipPlan plan{rows, p, static_cast<cpu::Style>(style),
                            static_cast<cpu::Arithmetic>(arithmetic)};

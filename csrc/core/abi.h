@@ -5,9 +5,9 @@
 
 namespace dpkern {
 
-constexpr int kTile = 512;                  // coordinates per noise tile
-constexpr int kLanes = 16;                  // cipher blocks side by side in a tile
-constexpr int kFineBits = 14;               // output cell g = 2^14 u
+constexpr int kTile = 512;                     // coordinates per noise tile
+constexpr int kLanes = 16;                     // cipher blocks side by side in a tile
+constexpr int kFineBits = 14;                  // output cell g = 2^14 u
 constexpr std::int64_t kScaleUnits = 1 << 20;  // certified scale in units of u
 
 // One keystream: 256-bit key, 64-bit nonce, number of rounds. The counter is the position.

@@ -37,6 +37,22 @@ DPK_HD void quarter_rounds(W x[kSets][16], int a, int b, int c, int d) {
   for (int set = 0; set < kSets; ++set) quarter_round(x[set][a], x[set][b], x[set][c], x[set][d]);
 }
 
+template <int kSets, class W>
+DPK_HD void column_round(W x[kSets][16]) {
+  quarter_rounds<kSets>(x, 0, 4, 8, 12);
+  quarter_rounds<kSets>(x, 1, 5, 9, 13);
+  quarter_rounds<kSets>(x, 2, 6, 10, 14);
+  quarter_rounds<kSets>(x, 3, 7, 11, 15);
+}
+
+template <int kSets, class W>
+DPK_HD void diagonal_round(W x[kSets][16]) {
+  quarter_rounds<kSets>(x, 0, 5, 10, 15);
+  quarter_rounds<kSets>(x, 1, 6, 11, 12);
+  quarter_rounds<kSets>(x, 2, 7, 8, 13);
+  quarter_rounds<kSets>(x, 3, 4, 9, 14);
+}
+
 // out[set][0..15] = the words of the block(s) with counters low[set] + 2^32 high.
 template <int kRounds, int kSets, class W>
 DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kSets],
@@ -49,18 +65,19 @@ DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kS
   start[14] = broadcast<W>(n0);
   start[15] = broadcast<W>(stream.n1);
   W x[kSets][16];
-  for (int set = 0; set < kSets; ++set) {
-    for (int i = 0; i < 16; ++i) x[set][i] = i == 12 ? low[set] : start[i];
+  for (int i = 0; i < 16; ++i) x[0][i] = i == 12 ? low[0] : start[i];
+  // Only the first column holds the counter: after one round of the others, all sets still agree.
+  quarter_round(x[0][1], x[0][5], x[0][9], x[0][13]);
+  quarter_round(x[0][2], x[0][6], x[0][10], x[0][14]);
+  quarter_round(x[0][3], x[0][7], x[0][11], x[0][15]);
+  for (int set = 1; set < kSets; ++set) {
+    for (int i = 0; i < 16; ++i) x[set][i] = i == 12 ? low[set] : x[0][i];
   }
-  for (int round = 0; round < kRounds; round += 2) {
-    quarter_rounds<kSets>(x, 0, 4, 8, 12);
-    quarter_rounds<kSets>(x, 1, 5, 9, 13);
-    quarter_rounds<kSets>(x, 2, 6, 10, 14);
-    quarter_rounds<kSets>(x, 3, 7, 11, 15);
-    quarter_rounds<kSets>(x, 0, 5, 10, 15);
-    quarter_rounds<kSets>(x, 1, 6, 11, 12);
-    quarter_rounds<kSets>(x, 2, 7, 8, 13);
-    quarter_rounds<kSets>(x, 3, 4, 9, 14);
+  quarter_rounds<kSets>(x, 0, 4, 8, 12);
+  diagonal_round<kSets>(x);
+  for (int round = 2; round < kRounds; round += 2) {
+    column_round<kSets>(x);
+    diagonal_round<kSets>(x);
   }
   for (int set = 0; set < kSets; ++set) {
     for (int i = 0; i < 16; ++i) out[set][i] = x[set][i] + (i == 12 ? low[set] : start[i]);

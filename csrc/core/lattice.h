@@ -12,45 +12,46 @@
 
 namespace dpkern {
 
-constexpr std::uint32_t kEscape = 255;         // the column that sends a draw into the tail
+constexpr std::uint32_t kEscape = 255;           // the column that sends a draw into the tail
 constexpr std::uint32_t kTailDomain = 1u << 31;  // nonce bit of the tail's own keystream
 
 struct Gaussian {
   static constexpr const std::uint32_t* table = kGaussianTable;
+  // 64 U2 + 32, with U2 = byte b of the word.
   template <class W>
-  DPK_HD W offset(const W& second_uniform) {
-    return (second_uniform << 6) + 32u;
+  DPK_HD W offset(const W& word, int b) {
+    const W shifted = b == 0 ? word << 6 : word >> (8 * b - 6);
+    return (shifted & 0x3fc0u) + 32u;
   }
 };
 
 struct Laplace {
   static constexpr const std::uint32_t* table = kLaplaceTable;
   template <class W>
-  DPK_HD W offset(const W&) {
+  DPK_HD W offset(const W&, int) {
     return broadcast<W>(1u << (kFineBits - 1));
   }
 };
 
-// K = k or -1 - k by the sign bit of `bits`; its low 14 bits are U1.
+// K = k or -1 - k by the top bit of half b mod 2 of the word, whose low 14 bits are U1.
 template <class W>
-DPK_HD W assemble(const W& magnitude, const W& bits, const W& offset) {
-  const W sign = W{} - ((bits >> 15) & 1u);
-  return ((magnitude ^ sign) << kFineBits) + (bits & 0x3fffu) + offset;
+DPK_HD W assemble(const W& magnitude, const W& word, int b, const W& offset) {
+  const bool high = (b & 1) != 0;
+  const W sign = spread_top_bit(high ? word : word << 16);
+  const W uniform = (high ? word >> 16 : word) & 0x3fffu;
+  return ((magnitude ^ sign) << kFineBits) + uniform + offset;
 }
 
 // Coordinate b of a lane, with `lookup(column)` giving the alias table's entry; `escaped` collects
 // a mask of the lanes whose draw belongs to the tail and must be made again by `draw_tail`.
 template <class Law, class W, class Lookup>
 DPK_HD W draw(const W w[6], int b, const Lookup& lookup, W& escaped) {
-  const int half = 16 * (b & 1);
-  const W threshold = (w[b >> 1] >> half) & 0xffffu;
-  const W bits = w[2 + (b >> 1)] >> half;
+  const W threshold = (w[b >> 1] >> (16 * (b & 1))) & 0xffffu;
   const W column = (w[4] >> (8 * b)) & 0xffu;
-  const W second_uniform = (w[5] >> (8 * b)) & 0xffu;
   const W entry = lookup(column, b);
   const W magnitude = select(mask_less(threshold, entry & 0xffffu), column, entry >> 16);
   escaped |= mask_equal(magnitude, broadcast<W>(kEscape));
-  return assemble(magnitude, bits, Law::offset(second_uniform));
+  return assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b));
 }
 
 // k = 255 + #{t in 1..557 : R < N_t} with R the block's first 128 bits: N is decreasing.
@@ -94,10 +95,8 @@ DPK_HD std::int32_t draw_tail(const Stream& stream, std::uint64_t position,
                               const std::uint32_t w[6], int b) {
   std::uint32_t block[16];
   chacha_block(stream, stream.n0 ^ kTailDomain, position, block);
-  const std::uint32_t bits = w[2 + (b >> 1)] >> (16 * (b & 1));
-  const std::uint32_t second_uniform = (w[5] >> (8 * b)) & 0xffu;
-  return static_cast<std::int32_t>(
-      assemble(tail_magnitude(Law{}, block), bits, Law::offset(second_uniform)));
+  const std::uint32_t magnitude = tail_magnitude(Law{}, block);
+  return static_cast<std::int32_t>(assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b)));
 }
 
 // A draw may only have escaped if it lies this far out; used to find escapes in a finished tile.

@@ -11,9 +11,9 @@
 namespace dpkern::cpu {
 namespace {
 
-constexpr std::int64_t kBlock = 4096;             // columns that one thread treats at a time
-constexpr std::int64_t kGrain = 1 << 14;          // entries of a row group worth a thread
-constexpr std::int64_t kGroupBytes = 1 << 20;     // what a group of rows may take of a thread's cache
+constexpr std::int64_t kBlock = 4096;          // columns that one thread treats at a time
+constexpr std::int64_t kGrain = 1 << 14;       // entries of a row group worth a thread
+constexpr std::int64_t kGroupBytes = 1 << 20;  // what a group of rows may take of a thread's cache
 constexpr int kMostRows = 4;
 
 struct Block {
@@ -26,8 +26,8 @@ std::vector<Block> blocks_of(const std::vector<ClipItem>& items) {
   std::vector<Block> blocks;
   for (std::size_t item = 0; item < items.size(); ++item) {
     for (std::int64_t column = 0; column < items[item].columns; column += kBlock) {
-      blocks.push_back({static_cast<int>(item), column,
-                        std::min(kBlock, items[item].columns - column)});
+      blocks.push_back(
+          {static_cast<int>(item), column, std::min(kBlock, items[item].columns - column)});
     }
   }
   return blocks;

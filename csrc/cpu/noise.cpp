@@ -47,20 +47,30 @@ DPK_HD void block_rows(const Stream& stream, std::uint64_t first, std::uint32_t*
   }
 }
 
-// All look-ups of a tile by scalar loads, from the first-level cache into it.
+// All look-ups of a tile by scalar loads, from the first-level cache into it. Left alone, GCC packs
+// them into vectors element by element, which takes twice as many instructions.
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((noinline, optimize("no-tree-vectorize")))
+#endif
+void look_up_entries(const std::uint32_t* table, const std::uint32_t* rows, std::uint32_t* entry) {
+  for (int set = 0; set < 8; ++set, entry += 64) {
+    const std::uint32_t* columns = rows + (6 * set + 4) * kLanes;
+    for (int l = 0; l < kLanes; ++l) {
+      const std::uint32_t column = columns[l];
+      entry[l] = table[column & 0xffu];
+      entry[l + 16] = table[(column >> 8) & 0xffu];
+      entry[l + 32] = table[(column >> 16) & 0xffu];
+      entry[l + 48] = table[column >> 24];
+    }
+  }
+}
+
 template <class Law, int N>
 struct CacheLookup {
   alignas(64) std::uint32_t entry[kTile];
 
   DPK_INLINE explicit CacheLookup(const std::uint32_t* rows) {
-    for (int set = 0; set < 8; ++set) {
-      for (int l = 0; l < kLanes; ++l) {
-        const std::uint32_t columns = rows[(6 * set + 4) * kLanes + l];
-        for (int b = 0; b < 4; ++b) {
-          entry[64 * set + 16 * b + l] = Law::table[(columns >> (8 * b)) & 0xffu];
-        }
-      }
-    }
+    look_up_entries(Law::table, rows, entry);
   }
   DPK_INLINE Words<N> operator()(int set, int part, int b, const Words<N>&) const {
     Words<N> found;
@@ -162,9 +172,12 @@ template <class Law>
 DPK_AVX512 void tile_avx512(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
   tile_body<Law, 16, 3, CacheLookup<Law, 16>>(stream, tile, x);
 }
+// With the generic scheduling model of GCC 12 this function takes 13 % longer, on AMD as well.
 template <class Law>
-DPK_AVX2 void tile_avx2(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
-  tile_body<Law, 8, 2, CacheLookup<Law, 8>>(stream, tile, x);
+__attribute__((target("arch=x86-64-v3,tune=icelake-server"))) void tile_avx2(const Stream& stream,
+                                                                             std::uint64_t tile,
+                                                                             std::int32_t* x) {
+  tile_body<Law, 8, 3, CacheLookup<Law, 8>>(stream, tile, x);
 }
 DPK_AVX512 void rows_avx512(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
   block_rows<16, 1, 1>(stream, first, rows);

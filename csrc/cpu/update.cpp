@@ -136,9 +136,9 @@ std::int64_t update_tile(const Rule& rule, const UpdateNoise& noise, SumType sum
     } else {
       alignas(64) std::uint32_t bits[kTile];
       rounding_tile(noise.rounding, part.tile, bits);
-      nonfinite = gradient_of_floats(static_cast<const T*>(item.sum) + part.index,
-                                     bits + part.offset, noise_here, Lattice<T>(item.scale), step,
-                                     part.count, gradient);
+      nonfinite =
+          gradient_of_floats(static_cast<const T*>(item.sum) + part.index, bits + part.offset,
+                             noise_here, Lattice<T>(item.scale), step, part.count, gradient);
     }
   }
   T* param = static_cast<T*>(item.param) + part.index;
@@ -158,8 +158,7 @@ std::int64_t tiles_of(const UpdateItem& item) { return (item.size + kTile - 1) /
 
 template <class T>
 std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum_type,
-                         double gradient_scale, const std::vector<UpdateItem>& items,
-                         int threads) {
+                         double gradient_scale, const std::vector<UpdateItem>& items, int threads) {
   std::int64_t tiles = 0;
   for (const UpdateItem& item : items) tiles += tiles_of(item);
   std::int64_t nonfinite = 0;
