@@ -147,6 +147,36 @@ def test_views_and_offsets_are_not_overrun(backend: str) -> None:
             assert torch.equal(view, again)
 
 
+@pytest.mark.parametrize("isa", testing.available_isas())
+@pytest.mark.parametrize("law", ["gaussian", "laplace"])
+def test_block_counters_beyond_32_bits(isa: str, law: str) -> None:
+    # Coordinates whose cipher blocks straddle counter 2^32 (48 blocks per 512 coordinates).
+    position = (1 << 32) // 48 * 512 - 700
+    stream = testing.KEY.stream(Purpose.NOISE, 2)
+    given = {"position": position, "count": 3000, "distribution": law}
+    with testing.isa(isa):
+        got = noise.lattice_draws(stream, backend="cpu", **given)
+        rounding = testing.KEY.stream(Purpose.ROUNDING, 2)
+        floats = noise.add_noise(
+            torch.zeros(3000),
+            stream=stream,
+            rounding=rounding,
+            scale=1.0,
+            position=(1 << 32) // 16 * 512 - 700,
+            backend="cpu",
+        )
+    assert torch.equal(got, noise.lattice_draws(stream, backend="reference", **given))
+    wanted = noise.add_noise(
+        torch.zeros(3000),
+        stream=stream,
+        rounding=rounding,
+        scale=1.0,
+        position=(1 << 32) // 16 * 512 - 700,
+        backend="reference",
+    )
+    assert torch.equal(floats, wanted)
+
+
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_every_op_is_documented_and_priced(name: str) -> None:
     documented = OPS[name].__doc__ or ""

@@ -17,20 +17,30 @@ namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 16 * kTile;  // coordinates worth a thread
+constexpr int kBlocks = 48;                  // cipher blocks of a tile
 
 template <int N>
 using Words = Vector<std::uint32_t, N>;
 
-// Blocks first .. first + 16 kGroups - 1, stored word by word: rows[16 group + word][lane]. kSets
-// vectors of N lanes are made at a time.
-template <int N, int kSets, int kGroups>
+// The 48 blocks from `first` on, stored word by word: rows[16 group + word][lane] for three groups
+// of 16 blocks. kSets vectors of N lanes are made at a time.
+template <int N, int kSets>
 DPK_HD void block_rows(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
   Words<N> lane{};
   for (int l = 0; l < N; ++l) lane[l] = static_cast<std::uint32_t>(l);
-  for (int start = 0; start < kLanes * kGroups; start += N * kSets) {
-    // `first` is a multiple of 16 kGroups and kGroups is 1 or 3: tiles of 48 blocks never cross a
-    // multiple of 2^32 in the middle of a group of 16, so all lanes share their high half.
+  for (int start = 0; start < kBlocks; start += N * kSets) {
     const std::uint64_t counter = first + static_cast<std::uint64_t>(start);
+    const auto target = [&](int block) DPK_INLINE {
+      return rows + 16 * kLanes * (block / kLanes) + block % kLanes;
+    };
+    if ((counter + N * kSets - 1) >> 32 != counter >> 32) {  // the vectors share their high half
+      for (int i = 0; i < N * kSets; ++i) {
+        std::uint32_t out[16];
+        chacha_block(stream, stream.n0, counter + static_cast<std::uint64_t>(i), out);
+        for (int word = 0; word < 16; ++word) target(start + i)[word * kLanes] = out[word];
+      }
+      continue;
+    }
     Words<N> low[kSets];
     for (int set = 0; set < kSets; ++set) {
       low[set] = lane + (static_cast<std::uint32_t>(counter) + static_cast<std::uint32_t>(N * set));
@@ -38,10 +48,9 @@ DPK_HD void block_rows(const Stream& stream, std::uint64_t first, std::uint32_t*
     Words<N> out[kSets][16];
     chacha_blocks<kSets>(stream, stream.n0, low, static_cast<std::uint32_t>(counter >> 32), out);
     for (int set = 0; set < kSets; ++set) {
-      const int block = start + N * set;
-      std::uint32_t* target = rows + 16 * kLanes * (block / kLanes) + block % kLanes;
       for (int word = 0; word < 16; ++word) {
-        __builtin_memcpy(target + word * kLanes, &out[set][word], sizeof(Words<N>));
+        __builtin_memcpy(target(start + N * set) + word * kLanes, &out[set][word],
+                         sizeof(Words<N>));
       }
     }
   }
@@ -81,9 +90,8 @@ struct CacheLookup {
 
 template <class Law, int N, int kSets, class Lookup>
 DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
-  constexpr int kWordRows = 48;
-  alignas(64) std::uint32_t rows[kWordRows * kLanes];
-  block_rows<N, kSets, 3>(stream, kWordRows * tile, rows);
+  alignas(64) std::uint32_t rows[kBlocks * kLanes];
+  block_rows<N, kSets>(stream, kBlocks * tile, rows);
   const Lookup lookup(rows);
   Words<N> escaped{};
   for (int set = 0; set < 8; ++set) {
@@ -180,10 +188,10 @@ __attribute__((target("arch=x86-64-v3,tune=icelake-server"))) void tile_avx2(con
   tile_body<Law, 8, 3, CacheLookup<Law, 8>>(stream, tile, x);
 }
 DPK_AVX512 void rows_avx512(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
-  block_rows<16, 1, 1>(stream, first, rows);
+  block_rows<16, 3>(stream, first, rows);
 }
 DPK_AVX2 void rows_avx2(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
-  block_rows<8, 2, 1>(stream, first, rows);
+  block_rows<8, 3>(stream, first, rows);
 }
 
 #endif
@@ -203,7 +211,7 @@ void rows_of(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
   if (isa() >= Isa::kAvx512) return rows_avx512(stream, first, rows);
   if (isa() == Isa::kAvx2) return rows_avx2(stream, first, rows);
 #endif
-  block_rows<4, 4, 1>(stream, first, rows);
+  block_rows<4, 4>(stream, first, rows);
 }
 
 }  // namespace
@@ -216,14 +224,17 @@ void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::
   }
 }
 
-void rounding_tile(const Stream& stream, std::uint64_t tile, std::uint32_t* bits) {
-  alignas(64) std::uint32_t rows[16 * kLanes];
-  rows_of(stream, kLanes * tile, rows);
+void RoundingTiles::bits(std::uint64_t tile, std::uint32_t* out) {
+  if (tile / 3 != made_) {
+    made_ = tile / 3;
+    rows_of(stream_, kBlocks * made_, rows_);
+  }
+  const std::uint32_t* rows = rows_ + (tile % 3) * 16 * kLanes;
   versioned([&]() DPK_INLINE {
     for (int half = 0; half < kTile / kLanes; ++half) {
       const std::uint32_t* row = rows + (half >> 1) * kLanes;
       for (int l = 0; l < kLanes; ++l) {
-        bits[half * kLanes + l] = rounding_bits(row[l], half);
+        out[half * kLanes + l] = rounding_bits(row[l], half);
       }
     }
   });
@@ -273,11 +284,12 @@ std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distr
   std::int64_t nonfinite = 0;
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
+    RoundingTiles rounded(rounding);
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::int32_t draws[kTile];
       alignas(64) std::uint32_t bits[kTile];
       draw_tile(stream, law, part.tile, draws);
-      rounding_tile(rounding, part.tile, bits);
+      rounded.bits(part.tile, bits);
       versioned([&]() DPK_INLINE {
         const int count = part.count;  // a copy: stores through `values` could change the original
         T* values = x + part.index;

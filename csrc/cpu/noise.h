@@ -10,8 +10,21 @@ namespace dpkern::cpu {
 // x[j] = draw at position 512 tile + j.
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t x[kTile]);
 
-// 16 rounding bits for each of the tile's coordinates, see core/lattice.h `rounding_bits`.
-void rounding_tile(const Stream& stream, std::uint64_t tile, std::uint32_t bits[kTile]);
+// 16 rounding bits for each coordinate of a tile, see core/lattice.h `rounding_bits`. A tile takes
+// 16 blocks; they are made for three neighbouring tiles at a time, which hides the cipher's
+// latency.
+class RoundingTiles {
+ public:
+  explicit RoundingTiles(const Stream& stream) : stream_(stream) {}
+  void bits(std::uint64_t tile, std::uint32_t out[kTile]);
+
+ private:
+  static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+
+  const Stream& stream_;
+  std::uint64_t made_ = kNone;  // the tiles 3 made_ .. 3 made_ + 2 are in `rows_`
+  alignas(64) std::uint32_t rows_[3 * 16 * kLanes];
+};
 
 // out[0 .. 16 blocks) = keystream words in the order of RFC 8439.
 void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blocks,

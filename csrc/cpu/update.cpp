@@ -116,7 +116,8 @@ void apply_adam(const Rule& rule, const T* gradient, int count, T* param, T* mea
 // One tile of one tensor: its gradient into a buffer in the first-level cache, then the rule.
 template <class T>
 std::int64_t update_tile(const Rule& rule, const UpdateNoise& noise, SumType sum_type,
-                         double gradient_scale, const UpdateItem& item, const TilePart& part) {
+                         double gradient_scale, const UpdateItem& item, const TilePart& part,
+                         RoundingTiles& rounded) {
   alignas(64) T gradient[kTile];
   std::int64_t nonfinite = 0;
   if (!noise.on) {
@@ -135,7 +136,7 @@ std::int64_t update_tile(const Rule& rule, const UpdateNoise& noise, SumType sum
                            step, part.count, gradient);
     } else {
       alignas(64) std::uint32_t bits[kTile];
-      rounding_tile(noise.rounding, part.tile, bits);
+      rounded.bits(part.tile, bits);
       nonfinite =
           gradient_of_floats(static_cast<const T*>(item.sum) + part.index, bits + part.offset,
                              noise_here, Lattice<T>(item.scale), step, part.count, gradient);
@@ -165,6 +166,7 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
   // All tensors end to end, in pieces of 512 elements; a thread takes a contiguous share.
   parallel_for(tiles, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
+    RoundingTiles rounded(noise.rounding);
     std::int64_t before = 0;
     for (const UpdateItem& item : items) {
       const std::int64_t from = std::max<std::int64_t>(begin - before, 0);
@@ -173,7 +175,8 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
       if (from >= to) continue;
       for_tiles(item.first_position, from * kTile, std::min(to * kTile, item.size),
                 [&](const TilePart& part) {
-                  mine += update_tile<T>(rule, noise, sum_type, gradient_scale, item, part);
+                  mine +=
+                      update_tile<T>(rule, noise, sum_type, gradient_scale, item, part, rounded);
                 });
     }
     __atomic_fetch_add(&nonfinite, mine, __ATOMIC_RELAXED);
