@@ -1,7 +1,7 @@
 """All argument checks in one place; the name in the message is the keyword at the call.
 
 ``positive(max_grad_norm=x)`` returns ``x`` or raises ``InvalidInput`` naming ``max_grad_norm``.
-Tensors are checked in the order type, shape, dtype, device, contiguity.
+Tensors are checked in the order type, layout, shape, dtype, device, contiguity.
 """
 
 from __future__ import annotations
@@ -24,9 +24,16 @@ def _number(
 ) -> float:
     ((name, value),) = values.items()
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not accepted(value):
+    if not is_number or not _finite(value) or not accepted(value):
         raise InvalidInput(name, expected=kind, got=value, remedy=remedy)
     return float(value)
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the range of floats
+        return False
 
 
 def positive(remedy: str = _REMEDY_NUMBER, **value: Any) -> float:
@@ -80,14 +87,13 @@ def integer(minimum: int = 0, maximum: int | None = None, **value: Any) -> int:
 
 
 def choice(options: Collection[Any], **value: Any) -> Any:
-    """One of ``options``."""
+    """One of ``options``, of the same type: 2.0 and True are not the ints 2 and 1."""
     ((name, got),) = value.items()
-    if got not in options:
-        listed = ", ".join(repr(o) for o in options)
-        raise InvalidInput(
-            name, expected=f"one of {listed}", got=got, remedy="Choose one of these."
-        )
-    return got
+    for option in options:
+        if type(got) is type(option) and got == option:
+            return got
+    listed = ", ".join(repr(o) for o in options)
+    raise InvalidInput(name, expected=f"one of {listed}", got=got, remedy="Choose one of these.")
 
 
 def tensor(
@@ -116,6 +122,13 @@ def tensor_at(
     if not isinstance(got, torch.Tensor):
         raise InvalidInput(
             name, expected="a torch.Tensor", got=type(got).__name__, remedy="Pass a tensor."
+        )
+    if got.layout is not torch.strided or got.is_meta:
+        raise InvalidInput(
+            name,
+            expected="a dense tensor with data",
+            got="a meta tensor" if got.is_meta else f"layout {got.layout}",
+            remedy="Call .to_dense(), or put the tensor on a device with .to(device).",
         )
     if shape is not None:
         same = got.dim() == len(shape) and all(

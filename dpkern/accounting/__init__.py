@@ -1,0 +1,44 @@
+"""What a mechanism certifies: epsilon at a delta, with the relation, the accountant and its event.
+
+``epsilon`` and ``certify`` answer for a planned run, ``calibrate`` finds the noise for a target,
+and a ``Ledger`` keeps the history of a run as it happens. The only thing read from a mechanism is
+its event (see ``dpkern.mechanisms.base``); dp-accounting does the arithmetic and is imported when
+the first epsilon is asked for.
+
+How batches are drawn decides what may be claimed:
+
+============  ============  ====================================================================
+sampling      relation      one step is
+============  ============  ====================================================================
+``poisson``   add_remove    a release from a Poisson sample of rate ``sample_rate``
+``fixed``     replace_one   a release from a uniform subset; the dataset size is public
+``shuffled``  zero_out      one release per *epoch* for each record, never amplified
+``with_replacement``  --    not certified: epsilon is infinite
+============  ============  ====================================================================
+
+A mechanism with a stronger relation of its own (``replace_one``) keeps it. A certificate covers
+the pseudo-random generator only as far as ChaCha is one, and only what is released: parameters and
+noised values, not losses, accuracies or realised batch sizes.
+"""
+
+from __future__ import annotations
+
+from .accountants import RELATIONS
+from .history import MAX_DIMENSION, SAMPLING, Accountable, Certificate
+from .ledger import Ledger
+from .planning import Calibratable, Claimant, calibrate, certify, claimed_epsilon, epsilon
+
+__all__ = [
+    "MAX_DIMENSION",
+    "RELATIONS",
+    "SAMPLING",
+    "Accountable",
+    "Calibratable",
+    "Certificate",
+    "Claimant",
+    "Ledger",
+    "calibrate",
+    "certify",
+    "claimed_epsilon",
+    "epsilon",
+]

@@ -1,0 +1,305 @@
+"""What was or will be released, and the certificate that follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+from .._validate import choice, integer, open_unit, probability
+from ..errors import InvalidInput
+from . import events
+from .accountants import RELATIONS, non_private, upper_bounds
+from .events import EventSpec, Leaf
+
+SAMPLING = ("poisson", "fixed", "shuffled", "with_replacement")
+MAX_DIMENSION = 1 << 40
+"""Coordinates that a release may have when nobody says how many: the reserves barely notice."""
+
+MIN_NOISE_MULTIPLIER = 2.0**-4
+MAX_NOISE_MULTIPLIER = 2.0**10
+"""The noise lattice is certified for noise multipliers in this range."""
+
+RELEASED_BITS = "released bits"
+REAL_SUMS = "real-number sums"
+NOTHING = "nothing"
+
+LEDGER_VERSION = 1
+
+
+class Accountable(Protocol):
+    """A mechanism or a plan: anything that knows the event of one release."""
+
+    @property
+    def neighbouring(self) -> str: ...
+
+    @property
+    def certified_for(self) -> str: ...
+
+    @property
+    def dimension(self) -> int | None: ...
+
+    def event_spec(self, dimension: int | None = None) -> EventSpec: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Certificate:
+    """A proved upper bound on epsilon and what it rests on.
+
+    Attributes:
+        epsilon: the smallest proved bound; ``math.inf`` where nothing can be certified.
+        delta: the whole delta, reserves for numerical error and cut noise tails included.
+        relation: which datasets count as neighbours.
+        accountant: whose bound ``epsilon`` is.
+        event: the accounted event as JSON.
+        bounds: every bound that was proved, by accountant; the others are looser.
+        certified_for: ``released bits``, ``real-number sums`` or ``nothing``.
+        notes: what a reader must know in order not to over-read the number.
+    """
+
+    epsilon: float
+    delta: float
+    relation: str
+    accountant: str
+    event: str
+    bounds: Mapping[str, float]
+    certified_for: str
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; infinity is the string ``"inf"``."""
+        return {
+            "epsilon": _json_number(self.epsilon),
+            "delta": self.delta,
+            "relation": self.relation,
+            "accountant": self.accountant,
+            "event": json.loads(self.event),
+            "bounds": {name: _json_number(bound) for name, bound in self.bounds.items()},
+            "certified_for": self.certified_for,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class Use:
+    """``count`` steps of one mechanism under one way of sampling."""
+
+    event: EventSpec
+    neighbouring: str
+    certified_for: str
+    sampling: str
+    sample_rate: float
+    dataset_size: int | None
+    dimension: int
+    count: int
+    phase: int | None = 0
+
+    @classmethod
+    def of(
+        cls,
+        mechanism: Accountable,
+        *,
+        sampling: str,
+        sample_rate: float,
+        dataset_size: int | None,
+        count: int,
+        dimension: int | None,
+    ) -> Self:
+        """Read a mechanism or plan and check every argument.
+
+        Raises:
+            InvalidInput: an argument out of range.
+        """
+        size = dimension if dimension is not None else mechanism.dimension
+        use = cls(
+            event=mechanism.event_spec(size),
+            neighbouring=choice(RELATIONS, neighbouring=mechanism.neighbouring),
+            certified_for=mechanism.certified_for,
+            sampling=choice(SAMPLING, sampling=sampling),
+            sample_rate=probability(sample_rate=sample_rate),
+            dataset_size=(
+                None if dataset_size is None else integer(minimum=1, dataset_size=dataset_size)
+            ),
+            dimension=(
+                MAX_DIMENSION
+                if size is None
+                else integer(minimum=1, maximum=MAX_DIMENSION, dimension=size)
+            ),
+            count=integer(steps=count),
+        )
+        if sampling in ("fixed", "with_replacement"):
+            use.subset()
+        return use
+
+    def subset(self) -> tuple[int, int]:
+        """``(dataset_size, batch_size)``, for samplings that fix the second.
+
+        Raises:
+            InvalidInput: the dataset size is unknown, or the rate is not a whole number of records.
+        """
+        if self.dataset_size is None:
+            raise InvalidInput(
+                "dataset_size",
+                expected=f"an int, because sampling={self.sampling!r} draws a fixed number",
+                got=None,
+                remedy="Pass the number of records, which this relation makes public.",
+            )
+        exact = self.sample_rate * self.dataset_size
+        batch = round(exact)
+        if batch < 1 or abs(exact - batch) > 1e-6 * batch:
+            raise InvalidInput(
+                "sample_rate",
+                expected="batch_size / dataset_size for a whole batch_size >= 1",
+                got=f"{self.sample_rate} of {self.dataset_size} records = {exact}",
+                remedy="Pass the sampler's sample_rate.",
+            )
+        return self.dataset_size, batch
+
+    @property
+    def relation(self) -> str:
+        """Which datasets count as neighbours, given how batches are drawn."""
+        if self.neighbouring == "replace_one":
+            return "replace_one"
+        return {"fixed": "replace_one", "shuffled": "zero_out"}.get(
+            self.sampling, self.neighbouring
+        )
+
+    def total(self) -> EventSpec:
+        """The event of all steps together."""
+        if self.sampling == "poisson":
+            step = events.poisson_sampled(self.sample_rate, self.event)
+        elif self.sampling == "shuffled":
+            # A batch per floor(1 / q) steps holds the record, at most once in an epoch.
+            per_epoch = max(1, math.floor(1 / self.sample_rate * (1 + 1e-12)))
+            phase = per_epoch - 1 if self.phase is None else self.phase % per_epoch
+            epochs = -(-(phase + self.count) // per_epoch) if self.count else 0
+            return events.repeated(self.event, epochs)
+        elif self.sampling == "fixed":
+            step = events.sampled_without_replacement(*self.subset(), self.event)
+        else:
+            step = events.sampled_with_replacement(*self.subset(), self.event)
+        return events.repeated(step, self.count)
+
+
+def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
+    """The entries of a ledger's state and whether it was seeded, all checked.
+
+    Raises:
+        InvalidInput: not such a state.
+    """
+    bad = InvalidInput(
+        "state",
+        expected=f"a ledger state_dict of version {LEDGER_VERSION}",
+        got=repr(state)[:80],
+        remedy="Pass what Ledger.state_dict() returned.",
+    )
+    if not isinstance(state, Mapping) or state.get("version") != LEDGER_VERSION:
+        raise bad
+    entries, seeded = state.get("entries"), state.get("seeded")
+    if not isinstance(entries, Sequence) or not isinstance(seeded, bool):
+        raise bad
+    names = {field.name for field in fields(Use)}
+    uses: list[Use] = []
+    for entry in entries:
+        if not isinstance(entry, Mapping) or set(entry) != names:
+            raise bad
+        use = Use(**entry)
+        choice(RELATIONS, neighbouring=use.neighbouring)
+        choice(SAMPLING, sampling=use.sampling)
+        probability(sample_rate=use.sample_rate)
+        if use.dataset_size is not None:
+            integer(minimum=1, dataset_size=use.dataset_size)
+        if use.phase is not None:
+            integer(phase=use.phase)
+        choice((RELEASED_BITS, REAL_SUMS, NOTHING), certified_for=use.certified_for)
+        integer(minimum=1, count=use.count)
+        integer(minimum=1, maximum=MAX_DIMENSION, dimension=use.dimension)
+        if use.sampling in ("fixed", "with_replacement"):
+            use.subset()
+        events.leaves(use.event)
+        uses.append(use)
+    return uses, seeded
+
+
+def _common_relation(relations: set[str]) -> str:
+    """The strongest relation that all entries can be accounted under.
+
+    Zeroing a record out costs what removing it does; replacing one costs at least as much.
+    """
+    for relation in ("replace_one", "zero_out"):
+        if relation in relations:
+            return relation
+    return "add_remove"
+
+
+def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
+    """The certificate of several entries together, in one adaptive composition.
+
+    Raises:
+        InvalidInput: delta outside (0, 1).
+        MissingDependency: dp-accounting is not installed.
+    """
+    open_unit(delta=delta)
+    relation = _common_relation({use.relation for use in uses})
+    spec = events.composed([use.total() for use in uses])
+    leaves = events.leaves(spec)
+    dimension = max((use.dimension for use in uses), default=1)
+    notes = [*_notes(uses, delta)]
+    bounds: dict[str, float] = {}
+    if not leaves:
+        epsilon, accountant = 0.0, "none"
+    elif non_private(leaves):
+        epsilon, accountant = math.inf, "none"
+        notes.append("a release without noise, or sampled in a way that no accountant certifies")
+    else:
+        bounds = upper_bounds(leaves, relation, delta, dimension)
+        accountant, epsilon = min(
+            bounds.items(), key=lambda item: item[1], default=("none", math.inf)
+        )
+        if epsilon == math.inf:
+            accountant = "none"
+            notes.append("no accountant bounds this event under this relation at this delta")
+    return Certificate(
+        epsilon=epsilon,
+        delta=delta,
+        relation=relation,
+        accountant=accountant,
+        event=json.dumps(_readable(leaves), sort_keys=True),
+        bounds=MappingProxyType(dict(sorted(bounds.items()))),
+        certified_for=NOTHING if epsilon == math.inf else _weakest(uses),
+        notes=tuple(notes),
+    )
+
+
+def _readable(leaves: Sequence[Leaf]) -> EventSpec:
+    specs = [events.repeated(leaf.spec(), leaf.count) for leaf in leaves]
+    if len(specs) == 1:
+        return specs[0]
+    return events.composed(specs) if specs else events.no_op()
+
+
+def _weakest(uses: Sequence[Use]) -> str:
+    """The weakest statement among the entries."""
+    kinds = sorted({use.certified_for for use in uses})
+    if REAL_SUMS in kinds:
+        return REAL_SUMS
+    return " and ".join(kinds) or NOTHING
+
+
+def _notes(uses: Sequence[Use], delta: float) -> Sequence[str]:
+    notes = []
+    if any(use.sampling == "shuffled" for use in uses):
+        notes.append("shuffled batches are not amplified: each epoch is one unsampled release")
+    if any(use.sampling == "fixed" for use in uses):
+        notes.append("the number of records is public")
+    sizes = [use.dataset_size for use in uses if use.dataset_size is not None]
+    if sizes and delta > 1 / min(sizes):
+        notes.append("delta exceeds 1 / dataset_size: it would allow publishing a record")
+    return notes
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"

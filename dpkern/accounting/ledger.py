@@ -1,0 +1,141 @@
+"""The history of a run as it happens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from types import MappingProxyType
+from typing import Any
+
+from .._validate import open_unit
+from . import events
+from .history import (
+    LEDGER_VERSION,
+    NOTHING,
+    Accountable,
+    Certificate,
+    Use,
+    certify_uses,
+    read_uses,
+)
+
+
+class Ledger:
+    """The history of a run: what was released, in which order, under which sampling.
+
+    ``record`` every release, then ask ``epsilon`` or ``certify``. ``state_dict`` holds plain JSON
+    values, and a ledger that loads it continues the history.
+
+    Args:
+        seeded: the noise of this run can be reproduced from a seed, so whoever knows the seed sees
+            the records: ``epsilon`` is infinite and ``epsilon_if_seed_secret`` tells the rest.
+    """
+
+    def __init__(self, *, seeded: bool = False) -> None:
+        self._seeded = seeded
+        self._uses: list[Use] = []
+        self._joined = True
+        """Whether the next shuffled batch is known to continue the last one recorded here."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any part of the history used a seed."""
+        return self._seeded
+
+    @property
+    def steps(self) -> int:
+        """Releases recorded so far."""
+        return sum(use.count for use in self._uses)
+
+    def record(
+        self,
+        mechanism: Accountable,
+        *,
+        sample_rate: float,
+        sampling: str = "poisson",
+        dataset_size: int | None = None,
+        count: int = 1,
+        dimension: int | None = None,
+    ) -> None:
+        """Add ``count`` releases. Needs no dp-accounting.
+
+        Raises:
+            InvalidInput: an argument out of range.
+        """
+        use = Use.of(
+            mechanism,
+            sampling=sampling,
+            sample_rate=sample_rate,
+            dataset_size=dataset_size,
+            count=count,
+            dimension=dimension,
+        )
+        if use.count:
+            self._append(use)
+
+    def _append(self, use: Use) -> None:
+        last = self._uses[-1] if self._uses else None
+        continues = self._joined or use.sampling != "shuffled"
+        if last is not None and continues and _same(last, use):
+            self._uses[-1] = replace(last, count=last.count + use.count)
+            return
+        # A record meets a shuffled mechanism once per epoch, and an epoch may have begun under
+        # other noise or before a resume: then assume the worst position in it.
+        known = self._joined and not any(u.sampling == "shuffled" for u in self._uses)
+        self._uses.append(replace(use, phase=0 if known else None))
+        self._joined = True
+
+    def certify(self, delta: float) -> Certificate:
+        """The certificate of everything recorded so far."""
+        secret = self.certify_if_seed_secret(delta)
+        if not self._seeded:
+            return secret
+        note = "the noise comes from a known seed: no privacy against anyone who has it"
+        return Certificate(
+            epsilon=math.inf,
+            delta=delta,
+            relation=secret.relation,
+            accountant="none",
+            event=json.dumps(events.non_private()),
+            bounds=MappingProxyType({}),
+            certified_for=NOTHING,
+            notes=(note, *secret.notes),
+        )
+
+    def certify_if_seed_secret(self, delta: float) -> Certificate:
+        """The certificate that would hold if nobody knew the seed."""
+        return certify_uses(self._uses, delta)
+
+    def epsilon(self, delta: float) -> float:
+        """Certified epsilon so far; infinite for a seeded run."""
+        open_unit(delta=delta)
+        return math.inf if self._seeded else self.epsilon_if_seed_secret(delta)
+
+    def epsilon_if_seed_secret(self, delta: float) -> float:
+        """Epsilon so far under the assumption that nobody knows the seed."""
+        return self.certify_if_seed_secret(delta).epsilon
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history as plain JSON values."""
+        return {
+            "version": LEDGER_VERSION,
+            "seeded": self._seeded,
+            "entries": [asdict(use) for use in self._uses],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the history by a saved one; what follows is added to it.
+
+        A seeded history stays seeded, and a seeded ledger that loads an unseeded one too.
+
+        Raises:
+            InvalidInput: not a ledger's state; the ledger is then unchanged.
+        """
+        uses, seeded = read_uses(state)
+        self._uses, self._seeded, self._joined = uses, self._seeded or seeded, False
+
+
+def _same(one: Use, other: Use) -> bool:
+    return replace(one, count=0, phase=0) == replace(other, count=0, phase=0)

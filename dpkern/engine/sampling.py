@@ -1,0 +1,286 @@
+"""Which records make a batch, drawn from the secure generator.
+
+Amplification by sampling assumes that nobody can guess the mask, so it comes from the same ChaCha
+keystream as the noise (purpose ``SAMPLING``) and is never logged. Each draw has a nonce of its own:
+no word is used twice. A key serves one sampler.
+
+Every sampler yields int64 index tensors on the CPU, has ``sampling``, ``sample_rate`` and
+``expected_batch_size`` for the accounting, and counts the batches it has handed out. With a seeded
+key ``load_state_dict`` resumes the identical sequence; without one, a resumed run draws on from its
+own fresh key.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import torch
+
+from .._validate import choice, integer, probability
+from ..errors import InvalidInput
+from ..ops.noise import keystream
+from ..rng import Key, Purpose
+
+_WORDS_PER_BLOCK = 16
+_NUMBERS_PER_BLOCK = _WORDS_PER_BLOCK // 2
+_BLOCKS_AT_ONCE = 1 << 17
+_LOWEST = -(1 << 63)
+
+
+class Batches(ABC):
+    """Base of the samplers.
+
+    Args:
+        dataset_size: number of records.
+        steps: number of batches that iteration ends after.
+        key: where the randomness comes from; None takes a fresh key.
+
+    Raises:
+        InvalidInput: a size or number of steps out of range, or something that is no key.
+    """
+
+    sampling: ClassVar[str]
+
+    def __init__(self, *, dataset_size: int, steps: int, key: Key | None) -> None:
+        self.dataset_size = integer(minimum=1, maximum=1 << 40, dataset_size=dataset_size)
+        self.steps = integer(minimum=0, maximum=1 << 32, steps=steps)
+        if key is not None and not isinstance(key, Key):
+            raise InvalidInput(
+                "key",
+                expected="a Key or None",
+                got=type(key).__name__,
+                remedy="Pass Key.fresh(), or leave it out.",
+            )
+        self.step = 0
+        self._key = Key.fresh() if key is None else key
+
+    @property
+    @abstractmethod
+    def sample_rate(self) -> float:
+        """Expected batch size / dataset size."""
+
+    @property
+    @abstractmethod
+    def expected_batch_size(self) -> float:
+        """The public number that sums are divided by."""
+
+    @abstractmethod
+    def _draw(self, step: int) -> torch.Tensor:
+        """The records of one batch."""
+
+    def __len__(self) -> int:
+        """Batches that are left."""
+        return self.steps - self.step
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """The batches that are left; one counts as handed out before it is used."""
+        while self.step < self.steps:
+            batch = self._draw(self.step)
+            self.step += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain JSON values: how the batches are drawn and how many were handed out; no key."""
+        return {
+            "sampling": self.sampling,
+            "dataset_size": self.dataset_size,
+            "expected_batch_size": self.expected_batch_size,
+            "step": self.step,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue after the batches that a saved sampler had handed out.
+
+        Raises:
+            InvalidInput: the state of a sampler that draws otherwise, or no state at all; the
+                sampler is then unchanged.
+        """
+        mine = self.state_dict()
+        same = isinstance(state, Mapping) and set(state) == set(mine)
+        if not same or any(state[name] != mine[name] for name in mine if name != "step"):
+            raise InvalidInput(
+                "state",
+                expected=f"the state_dict of a sampler like this one, {mine}",
+                got=repr(state)[:120],
+                remedy="Resume with the sampling, dataset and batch size of the saved run.",
+            )
+        self.step = integer(maximum=self.steps, step=state["step"])
+
+    def _numbers(self, step: int, attempt: int = 0) -> torch.Tensor:
+        """Independent uniform 64-bit numbers minus 2^63, one per record, int64.
+
+        Subtracting 2^63 maps unsigned order to signed order. ``attempt`` numbers the redraws of a
+        step; each has words of its own.
+        """
+        stream = self._key.stream(Purpose.SAMPLING, step)
+        blocks = -(-self.dataset_size // _NUMBERS_PER_BLOCK)
+        numbers = torch.empty(blocks * _NUMBERS_PER_BLOCK, dtype=torch.int64)
+        for first in range(0, blocks, _BLOCKS_AT_ONCE):
+            count = min(_BLOCKS_AT_ONCE, blocks - first)
+            words = keystream(stream, first_block=attempt * blocks + first, blocks=count)
+            pairs = words.view(-1, 2).to(torch.int64)
+            part = numbers[first * _NUMBERS_PER_BLOCK :][: count * _NUMBERS_PER_BLOCK]
+            torch.bitwise_and(pairs[:, 0], 0xFFFFFFFF, out=part)
+            part.bitwise_or_(pairs[:, 1] << 32).bitwise_xor_(_LOWEST)
+        return numbers[: self.dataset_size]
+
+
+class PoissonBatches(Batches):
+    """Every record joins each batch independently with probability ``sample_rate``.
+
+    Record i joins if its 64-bit word is below ``floor(q 2^64)``, so the probability never exceeds
+    q. Batches vary in size and may be empty; q = 1 takes every record without drawing.
+
+    Args:
+        dataset_size: number of records.
+        sample_rate: q in (0, 1].
+        steps: number of batches.
+        key: where the randomness comes from; None takes a fresh key.
+
+    Raises:
+        InvalidInput: an argument out of range.
+    """
+
+    sampling = "poisson"
+
+    def __init__(
+        self, *, dataset_size: int, sample_rate: float, steps: int, key: Key | None = None
+    ) -> None:
+        super().__init__(dataset_size=dataset_size, steps=steps, key=key)
+        self._sample_rate = probability(sample_rate=sample_rate)
+        self._threshold = math.floor(Fraction(self._sample_rate) * (1 << 64))
+
+    @property
+    def sample_rate(self) -> float:
+        return self._sample_rate
+
+    @property
+    def expected_batch_size(self) -> float:
+        return self._sample_rate * self.dataset_size
+
+    def _draw(self, step: int) -> torch.Tensor:
+        if self._threshold == 1 << 64:
+            return torch.arange(self.dataset_size)
+        return (self._numbers(step) < self._threshold + _LOWEST).nonzero().flatten()
+
+
+class FixedSizeBatches(Batches):
+    """A uniform subset of exactly ``batch_size`` records each step, in ascending order.
+
+    The records with the ``batch_size`` smallest 64-bit numbers; if the last place is tied (once in
+    2^64 / dataset_size draws or more) all numbers are drawn again, so every subset is equally
+    likely.
+
+    Args:
+        dataset_size: number of records.
+        batch_size: records per batch, at most ``dataset_size``.
+        steps: number of batches.
+        key: where the randomness comes from; None takes a fresh key.
+
+    Raises:
+        InvalidInput: an argument out of range.
+    """
+
+    sampling = "fixed"
+
+    def __init__(
+        self, *, dataset_size: int, batch_size: int, steps: int, key: Key | None = None
+    ) -> None:
+        super().__init__(dataset_size=dataset_size, steps=steps, key=key)
+        self.batch_size = integer(minimum=1, maximum=self.dataset_size, batch_size=batch_size)
+
+    @property
+    def sample_rate(self) -> float:
+        return self.batch_size / self.dataset_size
+
+    @property
+    def expected_batch_size(self) -> float:
+        return float(self.batch_size)
+
+    def _draw(self, step: int) -> torch.Tensor:
+        attempt = 0
+        while True:
+            numbers = self._numbers(step, attempt)
+            last = numbers.kthvalue(self.batch_size).values
+            chosen = (numbers <= last).nonzero().flatten()
+            if len(chosen) == self.batch_size:
+                return chosen
+            attempt += 1
+
+
+class ShuffledBatches(Batches):
+    """Consecutive slices of a fresh uniform permutation in every epoch.
+
+    An epoch has ``dataset_size // batch_size`` batches, all full; the records that are left over
+    are dropped for this epoch. The permutation sorts 64-bit numbers and is drawn again if two are
+    equal. Such batches are not amplified: see ``dpkern.accounting``.
+
+    Args:
+        dataset_size: number of records.
+        batch_size: records per batch, at most ``dataset_size``.
+        steps: number of batches.
+        key: where the randomness comes from; None takes a fresh key.
+
+    Raises:
+        InvalidInput: an argument out of range.
+    """
+
+    sampling = "shuffled"
+
+    def __init__(
+        self, *, dataset_size: int, batch_size: int, steps: int, key: Key | None = None
+    ) -> None:
+        super().__init__(dataset_size=dataset_size, steps=steps, key=key)
+        self.batch_size = integer(minimum=1, maximum=self.dataset_size, batch_size=batch_size)
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def sample_rate(self) -> float:
+        return self.batch_size / self.dataset_size
+
+    @property
+    def expected_batch_size(self) -> float:
+        return float(self.batch_size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in one epoch."""
+        return self.dataset_size // self.batch_size
+
+    def _draw(self, step: int) -> torch.Tensor:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            self._order = self._permutation(epoch)
+            self._epoch = epoch
+        return self._order[place * self.batch_size :][: self.batch_size].clone()
+
+    def _permutation(self, epoch: int) -> torch.Tensor:
+        attempt = 0
+        while True:
+            numbers, order = self._numbers(epoch, attempt).sort()
+            if not bool((numbers[1:] == numbers[:-1]).any()):
+                return order
+            attempt += 1
+
+
+def make_batches(
+    sampling: str, *, dataset_size: int, batch_size: int, steps: int, key: Key | None = None
+) -> Batches:
+    """The sampler of this name with ``batch_size`` records per batch, on average for ``poisson``.
+
+    Raises:
+        InvalidInput: an unknown name or an argument out of range.
+    """
+    choice(("poisson", "fixed", "shuffled"), sampling=sampling)
+    if sampling == "poisson":
+        integer(minimum=1, maximum=1 << 40, dataset_size=dataset_size)
+        integer(minimum=1, maximum=dataset_size, batch_size=batch_size)
+        rate = batch_size / dataset_size
+        return PoissonBatches(dataset_size=dataset_size, sample_rate=rate, steps=steps, key=key)
+    fixed = FixedSizeBatches if sampling == "fixed" else ShuffledBatches
+    return fixed(dataset_size=dataset_size, batch_size=batch_size, steps=steps, key=key)

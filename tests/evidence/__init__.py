@@ -1,0 +1,1 @@
+"""Long proofs and measurements behind ``make evidence``; each module has ``run() -> dict``."""
