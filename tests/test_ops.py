@@ -99,6 +99,17 @@ def test_non_finite_samples_contribute_nothing(
 
 
 @pytest.mark.parametrize("backend", testing.available_backends())
+@pytest.mark.parametrize("max_norm", [1.0, 1e-3, 1e-6, 2.0**-96])
+def test_tiny_factors_do_not_lift_a_sample_above_its_bound(backend: str, max_norm: float) -> None:
+    # The factor is a denormal float32 here: rounded to nearest, it would exceed the bound.
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(50):
+        grads = torch.rand(1, 5, generator=generator) * 3e38
+        own = clip.clip_sum(grads, max_norm, backend=backend).sums[0]
+        assert float(own.double().norm()) <= max_norm
+
+
+@pytest.mark.parametrize("backend", testing.available_backends())
 def test_accumulators_continue_a_sum(backend: str) -> None:
     grads = torch.randn(40, 700)
     whole = clip.clip_sum(grads, 1.0, arithmetic="exact", unit=1e-6, backend=backend)

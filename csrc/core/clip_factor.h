@@ -19,4 +19,12 @@ DPK_HD double clip_factor(double norm, double max_norm, bool automatic) {
   return norm <= aim ? 1.0 : aim / norm;
 }
 
+// The factor in the kernel's type, never above `factor`: near the smallest floats, rounding to
+// nearest would lift it by more than the slack.
+template <class T>
+DPK_HD T round_down(double factor) {
+  const T rounded = static_cast<T>(factor);
+  return static_cast<double>(rounded) > factor ? std::nextafter(rounded, T{0}) : rounded;
+}
+
 }  // namespace dpkern

@@ -118,7 +118,7 @@ class ClipRun {
             finite ? clip_factor(norm, items_[i].max_norm, plan_.style == Style::kAutomatic) : 0;
         const bool exact = plan_.arithmetic >= Arithmetic::kExact32;
         factors[i * kMostRows + static_cast<std::size_t>(r)] =
-            static_cast<Factor>(exact ? factor * items_[i].per_unit : factor);
+            round_down<Factor>(exact ? factor * items_[i].per_unit : factor);
         if (writes_norms) {
           norms_[static_cast<std::size_t>(row + r) * n + i] =
               plan_.p == 2 ? std::sqrt(power[i]) : power[i];

@@ -21,13 +21,13 @@ from ..accounting.events import EventSpec
 from ..accounting.history import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from ..errors import InvalidInput, PrivacyError
 from ..laws import SCALE_UNITS
+from ..ops.clip import MIN_BOUND
 
 TILE = 512
 """Every block starts at a multiple of this many coordinates of the noise stream."""
 
-MIN_BOUND = 2.0**-96
 MAX_BOUND = 2.0**96
-"""Outside these the lattice unit would leave float32's normal numbers."""
+"""Outside MIN_BOUND .. MAX_BOUND the lattice unit would leave float32's normal numbers."""
 
 ROUNDING_STEP = 2.0**-16
 """Stochastic rounding with 16 bits moves a coordinate's mean by less than this many units."""

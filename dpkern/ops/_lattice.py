@@ -177,12 +177,16 @@ def release_integers(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return (v >> FINE_BITS) + ((low + x) >> FINE_BITS).to(v.dtype)
 
 
+def round_down(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Positive float64 numbers in another dtype, never larger."""
+    rounded = x.to(dtype)
+    below = torch.nextafter(rounded, torch.zeros_like(rounded))
+    return torch.where(rounded.to(torch.float64) > x, below, rounded)
+
+
 def per_unit(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``1 / u`` with ``u = scale / 2^20``, rounded down: scaled sensitivities can only shrink."""
-    exact = SCALE_UNITS / torch.as_tensor(scale, dtype=torch.float64)
-    rounded = exact.to(dtype)
-    below = torch.nextafter(rounded, torch.zeros_like(rounded))
-    return torch.where(rounded.to(torch.float64) > exact, below, rounded)
+    return round_down(SCALE_UNITS / torch.as_tensor(scale, dtype=torch.float64), dtype)
 
 
 def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -193,7 +197,7 @@ def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def release_floats(
     v: torch.Tensor, scale: float | torch.Tensor, bits: torch.Tensor, x: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """Round ``v / u`` stochastically, add noise: ``y`` (integers in v's dtype), non-finite count."""
+    """Round ``v / u`` stochastically, add noise: ``y`` (whole numbers), non-finite count."""
     units = v * per_unit(scale, v.dtype)
     finite = torch.isfinite(units)
     units = torch.where(finite, units, torch.zeros_like(units))

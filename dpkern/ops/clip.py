@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,7 @@ from ._clip_request import (
     tensors_of,
     unit_bound,
 )
+from ._lattice import round_down
 
 STYLES = ("flat", "per_layer", "automatic")
 ARITHMETIC = ("float", "exact")
@@ -26,6 +28,10 @@ SLACK = 1 - 2.0**-21
 """Clipping aims this far below C: rounding cannot lift a sample's own float term above C."""
 GAMMA = 0.01
 """Stabiliser of automatic clipping, ``C g / (||g|| + gamma)`` (Bu et al. 2023)."""
+MIN_BOUND = 2.0**-96
+"""The smallest clipping bound: far above the rounding of denormal floats."""
+MAX_BOUND = 2.0**96
+"""The largest one where gradients are scaled up to it: far below the largest float."""
 _MOST_UNITS = 1 << 24
 
 
@@ -79,7 +85,10 @@ def _validate_sample_norm(
             check.tensor_at(f"{name}[{i}]", e, shape=g.shape[1:], device=g.device)
             if name == "scale" and not bool((e > 0).all()):
                 raise InvalidInput(
-                    name, expected="entries > 0", got="others", remedy="Scales divide the gradient."
+                    f"scale[{i}]",
+                    expected="entries > 0",
+                    got="a tensor with other entries",
+                    remedy="Scales divide the gradient.",
                 )
     return tensors[0].device.type
 
@@ -99,6 +108,7 @@ def _cost_sample_norm(
 
 
 @op(validate=_validate_sample_norm, cost=_cost_sample_norm)
+@torch.no_grad()
 def sample_norm(
     grads: Gradients,
     *,
@@ -131,8 +141,22 @@ def sample_norm(
         g = g.double()
         g = g if c is None else g - c.double()
         g = g if s is None else g / s.double()
-        norms.append(torch.linalg.vector_norm(g.flatten(1), ord=p, dim=1))
+        norms.append(_row_norms(_rows(g), p))
     return combine_norms(torch.stack(norms, dim=1), p)
+
+
+def _rows(grads: torch.Tensor) -> torch.Tensor:
+    """``[B, ...]`` -> ``[B, P]``, also for scalar parameters and empty batches."""
+    return grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
+
+
+def _row_norms(rows: torch.Tensor, p: int) -> torch.Tensor:
+    """float64 norms ``[B]`` that do not depend on the other rows, not even on their number.
+
+    torch splits a single row over its threads, but never a row among several.
+    """
+    several = torch.cat((rows, rows)) if len(rows) == 1 else rows
+    return torch.linalg.vector_norm(several.double(), ord=p, dim=1)[: len(rows)]
 
 
 def _validate_clip_sum(
@@ -157,6 +181,23 @@ def _validate_clip_sum(
             expected="a lattice unit for exact arithmetic, None for float",
             got=unit,
             remedy="Pass unit = noise scale / 2^20 together with arithmetic='exact'.",
+        )
+    one = isinstance(max_grad_norm, (int, float))
+    bounds = (max_grad_norm,) if one else tuple(max_grad_norm)
+    if min(bounds) < MIN_BOUND:
+        raise InvalidInput(
+            "max_grad_norm",
+            expected="a bound of at least 2^-96",
+            got=min(bounds),
+            remedy="Smaller bounds drown in the rounding of the smallest floats.",
+        )
+    # A float sum that is only ever shrunk may have a bound that no gradient reaches.
+    if max(bounds) > MAX_BOUND and (style == "automatic" or arithmetic == "exact"):
+        raise InvalidInput(
+            "max_grad_norm",
+            expected="a bound of at most 2^96",
+            got=max(bounds),
+            remedy="Gradients are scaled up to the bound, which floats must hold.",
         )
     if unit is not None:
         _check_per_tensor(tensors, style == "per_layer", unit=unit)
@@ -192,11 +233,11 @@ def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: obje
 def _check_out(
     tensors: Sequence[torch.Tensor], arithmetic: str, out: Sequence[torch.Tensor]
 ) -> None:
-    if len(out) != len(tensors):
+    if not isinstance(out, (list, tuple)) or len(out) != len(tensors):
         raise InvalidInput(
             "out",
-            expected=f"{len(tensors)} accumulators",
-            got=str(len(out)),
+            expected=f"a list of {len(tensors)} accumulators",
+            got=f"a list of {len(out)}" if isinstance(out, (list, tuple)) else type(out).__name__,
             remedy="Give one accumulator of the parameter's shape for each tensor.",
         )
     integers = (torch.int32, torch.int64)
@@ -226,6 +267,7 @@ def _cost_clip_sum(
 
 
 @op(validate=_validate_clip_sum, cost=_cost_clip_sum)
+@torch.no_grad()
 def clip_sum(
     grads: Gradients,
     max_grad_norm: float | Sequence[float],
@@ -256,7 +298,8 @@ def clip_sum(
     Args:
         grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
             float64 or bfloat16.
-        max_grad_norm: C > 0; per layer a sequence, one per tensor.
+        max_grad_norm: C, at least 2^-96, and at most 2^96 in exact arithmetic or automatic style;
+            per layer a sequence, one per tensor.
         p: 1 or 2.
         style: see above.
         arithmetic: ``float`` or ``exact``.
@@ -282,8 +325,8 @@ def clip_sum(
     """
     request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)
-    rows = [t.flatten(1) for t in request.tensors]
-    each = torch.stack([torch.linalg.vector_norm(r.double(), ord=p, dim=1) for r in rows], dim=1)
+    rows = [_rows(t) for t in request.tensors]
+    each = torch.stack([_row_norms(r, p) for r in rows], dim=1)
     norms = combine_norms(each, p)
     finite = torch.isfinite(norms)
     wide = [row[finite].to(sum_dtype(row.dtype)) for row in rows]
@@ -293,7 +336,7 @@ def clip_sum(
         aim = request.max_norms[i] * SLACK
         factor = aim / (norm + GAMMA) if style == "automatic" else (aim / norm).clamp(max=1.0)
         factor = factor * (1.0 / request.units[i]) if arithmetic == "exact" else factor
-        weights.append(factor.to(row.dtype)[:, None])
+        weights.append(round_down(factor, row.dtype)[:, None])
     terms = (
         _exact_terms(wide, weights, request)
         if arithmetic == "exact"
@@ -325,6 +368,7 @@ __all__ = [
     "ARITHMETIC",
     "GAMMA",
     "GRAD_DTYPES",
+    "MIN_BOUND",
     "SLACK",
     "STYLES",
     "ClipResult",

@@ -15,6 +15,8 @@ INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
 _NOISED = INTEGERS + FLOATS
 _LAST_POSITION = 2**62
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
+"""Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""
 
 
 def noise_words(count: int) -> int:
@@ -25,6 +27,39 @@ def noise_words(count: int) -> int:
 def rounding_words(count: int) -> int:
     """Keystream words of ``count`` stochastic roundings: 16 bits each."""
     return -(-count // 2)
+
+
+def check_scale(name: str, scale: object) -> None:
+    """A noise scale whose lattice float32 can hold.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    if not _SMALLEST_SCALE <= check.positive_at(name, scale) <= _LARGEST_SCALE:
+        raise InvalidInput(
+            name,
+            expected="a number from 2^-104 to 2^116",
+            got=scale,
+            remedy="Rescale the sums: the noise lattice must fit float32.",
+        )
+
+
+def check_rounding(name: str, rounding: object, stream: Stream) -> None:
+    """A stream for stochastic rounding that is not the noise's.
+
+    Raises:
+        InvalidInput: no stream.
+        PrivacyError: the same key and nonce as the noise.
+    """
+    _stream(**{name: rounding})
+    assert isinstance(rounding, Stream)
+    if rounding.packed()[:3] == stream.packed()[:3]:
+        raise PrivacyError(
+            name,
+            expected="a stream of its own",
+            got="the noise stream",
+            remedy="Use key.stream(Purpose.ROUNDING, step): no word may be used twice.",
+        )
 
 
 def _stream(**value: object) -> None:
@@ -134,10 +169,14 @@ def _validate_add_noise(
     rounding: Stream | None = None,
     backend: str | None = None,
 ) -> str:
-    check.tensor(dtypes=_NOISED, contiguous=True, x=x)
-    _stream(stream=stream)
-    check.integer(0, _LAST_POSITION, position=position)
-    check.choice(LAWS, distribution=distribution)
+    check.tensor_at("x", x, dtypes=_NOISED, contiguous=True)
+    # The common case is decided here: this op is called once per tensor and step.
+    if type(stream) is not Stream:
+        _stream(stream=stream)
+    if type(position) is not int or not 0 <= position <= _LAST_POSITION:
+        check.integer(0, _LAST_POSITION, position=position)
+    if type(distribution) is not str or distribution not in LAWS:
+        check.choice(LAWS, distribution=distribution)
     if x.dtype in INTEGERS:
         if scale is not None:
             raise InvalidInput(
@@ -149,27 +188,17 @@ def _validate_add_noise(
         return x.device.type
     if isinstance(scale, torch.Tensor):
         check.tensor(shape=x.shape, dtypes=FLOATS, device=x.device, scale=scale)
-        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+        if not bool(((scale >= _SMALLEST_SCALE) & (scale <= _LARGEST_SCALE)).all()):
             raise InvalidInput(
                 "scale",
-                expected="finite numbers > 0",
+                expected="numbers from 2^-104 to 2^116",
                 got="a tensor with other entries",
                 remedy="A coordinate without noise cannot be released.",
             )
-    else:
-        check.positive(scale=scale)
-    _stream(rounding=rounding)
-    if rounding is not None and (rounding.key, rounding.n0, rounding.n1) == (
-        stream.key,
-        stream.n0,
-        stream.n1,
-    ):
-        raise PrivacyError(
-            "rounding",
-            expected="a stream of its own",
-            got="the noise stream",
-            remedy="Use key.stream(Purpose.ROUNDING, step): no word may be used twice.",
-        )
+    elif type(scale) is not float or not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+        check_scale("scale", scale)
+    if type(rounding) is not Stream or rounding.n0 == stream.n0:
+        check_rounding("rounding", rounding, stream)
     return x.device.type
 
 
@@ -213,15 +242,15 @@ def add_noise(
         stream: keystream of the noise, used for nothing else.
         position: where element 0 stands in the stream.
         distribution: ``gaussian`` or ``laplace``.
-        scale: certified standard deviation (or Laplace scale), one number or one per coordinate;
-            None for integers.
+        scale: certified standard deviation (or Laplace scale), one number or one per coordinate,
+            from 2^-104 to 2^116; None for integers.
         rounding: keystream of the rounding, float ``x`` only.
         backend: who runs it.
 
     Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
     Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.
-    For floats it holds for the real numbers that the scaled floats ``fl(x / u)`` hold: what rounding
-    did before, in the sum and in that product, is outside the proof (``docs/noise.md``).
+    For floats it holds for the real numbers in the scaled floats ``fl(x / u)``: what rounding did
+    before, in the sum and in that product, is outside the proof (``docs/noise.md``).
 
     ============ ==========================================
     edge case    result
@@ -235,14 +264,17 @@ def add_noise(
         InvalidInput: wrong dtype, strides, scale, or an unknown law.
         PrivacyError: rounding and noise share a stream.
     """
-    draws = _lattice.draws(stream, distribution, position, x.numel()).view(x.shape)
-    if x.dtype in INTEGERS:
-        return x.copy_(_lattice.release_integers(x, draws))
+    v = x.detach()
+    draws = _lattice.draws(stream, distribution, position, v.numel()).view(v.shape).to(v.device)
+    if v.dtype in INTEGERS:
+        v.copy_(_lattice.release_integers(v, draws))
+        return x
     assert scale is not None
     assert rounding is not None
-    bits = _lattice.rounding_bits(rounding, position, x.numel()).view(x.shape)
-    y, _ = _lattice.release_floats(x, scale, bits, draws)
-    return x.copy_(y * _lattice.cell(scale, x.dtype))
+    bits = _lattice.rounding_bits(rounding, position, v.numel()).view(v.shape).to(v.device)
+    y, _ = _lattice.release_floats(v, scale, bits, draws)
+    v.copy_(y * _lattice.cell(scale, v.dtype))
+    return x
 
 
 __all__ = [
