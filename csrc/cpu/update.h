@@ -38,7 +38,7 @@ struct UpdateItem {
   void* state2;
   std::int64_t size;
   std::uint64_t first_position;  // of its noise; element i stands at first_position + i
-  double scale;                  // certified noise scale, or 0: the sum is used as it is
+  double scale;                  // certified noise scale; read only with noise on
 };
 
 struct UpdateNoise {

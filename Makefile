@@ -1,0 +1,94 @@
+# Every target makes the environment it needs in $(VENV), once, with the versions of
+# constraints.txt. `make` lists the targets.
+
+VENV ?= .venv
+ifndef PYTHON
+PYTHON := $(shell command -v python3.11 || command -v python3)
+endif
+# Extra options for pip, such as: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+DEMO_FLAGS ?= --data digits --model mlp --epsilon 3 --delta 1e-5 --out runs/demo --overwrite
+TEST_FLAGS ?=
+BENCH ?= -m benchmarks
+EVIDENCE ?= -m tests.evidence
+SANITIZERS ?= address,undefined,float-cast-overflow
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
+CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
+CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
+BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC)
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench evidence lint types sanitize clean
+
+help:
+	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
+	@echo "make test      the tests"
+	@echo "make lint      ruff and clang-format, checks only"
+	@echo "make types     mypy --strict on dpkern/"
+	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make bench     the benchmarks: a table, and JSON in benchmarks/results/"
+	@echo "make evidence  the long proofs: JSON in benchmarks/results/"
+	@echo "make clean     remove what was built (results in runs/ and the packages in $(VENV) stay)"
+
+demo: $(VENV)/.demo
+	$(BIN)/dpkern train $(DEMO_FLAGS)
+
+test: $(VENV)/.dev
+	$(PY) -m pytest $(TEST_FLAGS)
+
+bench: $(VENV)/.dev
+	$(PY) $(BENCH)
+
+evidence: $(VENV)/.dev
+	$(PY) $(EVIDENCE)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/native/*)
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+sanitize: | $(CMAKE)
+	$(CMAKE) -S . -B build/sanitize -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off
+	$(CMAKE) --build build/sanitize --parallel 2
+	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
+
+clean:
+	rm -rf build dist *.egg-info dpkern/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f $(VENV)/.demo $(VENV)/.dev
+	find dpkern tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# ---- environment ------------------------------------------------------------------------------
+
+$(BIN)/pip:
+	@test -n "$(PYTHON)" || { echo "make: python3 (3.11 or later) is not installed" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("dpkern needs Python 3.11 or later, found " \
+		+ sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/cmake: | $(BIN)/pip
+	$(INSTALL) cmake
+
+# One command installs the packages and builds the kernels in place; csrc changes rebuild only them.
+define install
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
+		echo "make: no C++17 compiler found (Debian: apt-get install g++)" >&2; exit 1; }
+	$(INSTALL) pip setuptools pybind11
+	$(INSTALL) --no-build-isolation --editable '.[$(1)]'
+endef
+
+$(VENV)/.demo: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
+	$(call install,demo)
+	@touch $@
+
+$(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
+	$(call install,demo$(comma)dev)
+	@touch $(VENV)/.demo $@
+
+comma := ,

@@ -1,0 +1,19 @@
+// The kernels over odd sizes, offsets, chunkings, thread counts and instruction sets, meant to run
+// under -fsanitize=address,undefined (`make sanitize`). Plain scalar code here is the oracle.
+
+#include <cstdio>
+
+#include "check.h"
+
+int main() {
+  using namespace dpkern;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  const int best = static_cast<int>(cpu::detected_isa());
+  test::check(!cpu::use_isa(static_cast<cpu::Isa>(best + 1)), "an absent instruction set");
+  test::check(!cpu::use_isa(static_cast<cpu::Isa>(-1)), "a negative instruction set");
+  std::printf("instruction sets 0..%d\n", best);
+  std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
+  std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
+  std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
+  return 0;
+}
