@@ -1,0 +1,24 @@
+"""Private training of the demonstration models on digits or on the user's own data."""
+
+from .data import Dataset, load
+from .loop import Training
+from .models import MODELS, build, evaluate, per_sample_gradients
+from .options import ModelOptions, Options, PrivacyOptions, RunOptions
+from .report import Epoch
+from .session import Session
+
+__all__ = [
+    "MODELS",
+    "Dataset",
+    "Epoch",
+    "ModelOptions",
+    "Options",
+    "PrivacyOptions",
+    "RunOptions",
+    "Session",
+    "Training",
+    "build",
+    "evaluate",
+    "load",
+    "per_sample_gradients",
+]

@@ -1,0 +1,352 @@
+"""Training data: scikit-learn's digits, or the user's own .npz and .csv files.
+
+Everything that is decided here is decided by public constants: the feature scale, the split (a
+seeded permutation of row indices) and the number of rows are not private, and nothing is
+normalised by statistics of the rows. Only the training rows are protected by epsilon; the
+held-out rows are used for the accuracy that is printed.
+"""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .._validate import require
+from ..errors import InvalidInput
+
+DIGITS = "digits"
+DIGITS_SCALE = 16.0  # pixels of scikit-learn's digits are integers 0..16, by construction
+MAX_CLASSES = 65_536  # a mistyped label must not size a model
+SUFFIXES = (".npz", ".csv")
+_BAD_ARCHIVE = (ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile, zlib.error)
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Rows for training and rows held out.
+
+    ``x_*`` float32 ``[n, ...]`` with one row shape, ``y_*`` int64 ``[n]`` in ``[0, classes)``.
+    """
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+    classes: int
+    source: str
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return tuple(self.x_train.shape[1:])
+
+    def public_facts(self) -> dict[str, Any]:
+        """What the privacy statement takes as public; a resumed run must agree with it.
+
+        No checksum of the rows: a hash of private data is not covered by any epsilon.
+        """
+        return {
+            "data": self.source,
+            "training_rows": len(self.x_train),
+            "heldout_rows": len(self.x_test),
+            "row_shape": list(self.row_shape),
+            "classes": self.classes,
+        }
+
+
+def load(
+    source: str,
+    *,
+    feature_scale: float | None = None,
+    classes: int | None = None,
+    test_fraction: float = 0.2,
+    split_seed: int = 0,
+) -> Dataset:
+    """Read, check and split.
+
+    Args:
+        source: ``"digits"``, a ``.npz`` or ``.csv`` file, or a folder with one of them, or with
+            ``train.*`` and optionally ``test.*``.
+        feature_scale: public constant that features are divided by (digits: 16, else 1).
+        classes: public number of classes; ``None`` takes the largest label + 1, which then
+            counts as public.
+        test_fraction: share of rows held out where the source has no test rows of its own.
+        split_seed: public seed of the permutation that chooses them.
+
+    Raises:
+        InvalidInput: whatever is wrong with the file, its arrays or the split.
+        MissingDependency: digits without scikit-learn.
+    """
+    if source == DIGITS:
+        bunch = require("sklearn.datasets", extra="demo").load_digits()
+        raw: tuple[Array, ...] = (bunch.images, bunch.target)
+        scale = DIGITS_SCALE if feature_scale is None else feature_scale
+    else:
+        raw = _read(Path(source))
+        scale = 1.0 if feature_scale is None else feature_scale
+    parts = [
+        _check_rows(x, y, scale, names)
+        for x, y, names in zip(
+            raw[0::2], raw[1::2], (("x", "y"), ("x_test", "y_test")), strict=False
+        )
+    ]
+    if len(parts) == 1:
+        parts = _split(*parts[0], test_fraction, split_seed)
+    (x_train, y_train), (x_test, y_test) = parts
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise InvalidInput(
+            "x_test",
+            expected=f"rows of shape {list(x_train.shape[1:])} as in x",
+            got=str(list(x_test.shape[1:])),
+            remedy="Give training and test rows the same features.",
+        )
+    return Dataset(
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        classes=_count_classes(y_train, y_test, classes),
+        source=source if source == DIGITS else str(Path(source)),
+    )
+
+
+def _read(path: Path) -> tuple[Array, ...]:
+    """``(x, y)`` or ``(x, y, x_test, y_test)`` as they stand in the file or folder."""
+    try:
+        if not path.exists():
+            raise InvalidInput(
+                "data",
+                expected=f"{DIGITS!r} or an existing .npz or .csv file or folder",
+                got=str(path),
+                remedy="Check the path.",
+            )
+        return _read_folder(path) if path.is_dir() else _read_file(path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(
+            "data",
+            expected="a readable file",
+            got=f"{path}: {error}",
+            remedy="Check permissions and contents of the file.",
+        ) from error
+
+
+def _read_folder(folder: Path) -> tuple[Array, ...]:
+    files = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    train = [p for p in files if p.stem == "train"]
+    test = [p for p in files if p.stem == "test"]
+    if len(train) == 1 and len(test) <= 1:
+        first = _read_file(train[0])
+        if not test:
+            return first
+        second = _read_file(test[0])
+        if len(first) == 2 and len(second) == 2:
+            return (*first, *second)
+        raise InvalidInput(
+            "data",
+            expected="test rows in one place",
+            got=f"{test[0].name} beside a file that holds x_test",
+            remedy="Keep either test.* or the x_test array.",
+        )
+    if len(files) == 1:
+        return _read_file(files[0])
+    raise InvalidInput(
+        "data",
+        expected="a folder with one .npz or .csv file, or with one train.* and at most one test.*",
+        got=f"{folder} with {', '.join(p.name for p in files) or 'no such file'}",
+        remedy="Name the file itself, or tidy the folder.",
+    )
+
+
+def _read_file(path: Path) -> tuple[Array, ...]:
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES or not path.is_file():
+        raise InvalidInput(
+            "data",
+            expected="a file that ends in .npz or .csv",
+            got=str(path),
+            remedy="Convert the data to one of these formats.",
+        )
+    return _read_npz(path) if suffix == ".npz" else _read_csv(path)
+
+
+def _read_npz(path: Path) -> tuple[Array, ...]:
+    try:
+        # Never unpickle: a data file must not be able to run code.
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except _BAD_ARCHIVE as error:
+        raise InvalidInput(
+            "data",
+            expected="a .npz archive of plain numeric arrays",
+            got=f"{path}: {error}",
+            remedy="Write it with numpy.savez(path, x=..., y=...).",
+        ) from error
+    has_test = "x_test" in arrays or "y_test" in arrays
+    wanted = ("x", "y", "x_test", "y_test") if has_test else ("x", "y")
+    missing = [name for name in wanted if name not in arrays]
+    if missing:
+        raise InvalidInput(
+            "data",
+            expected="arrays x and y, and optionally both x_test and y_test",
+            got=f"{path} with {', '.join(sorted(arrays)) or 'no array'}",
+            remedy=f"Add {', '.join(missing)}.",
+        )
+    return tuple(arrays[name] for name in wanted)
+
+
+def _read_csv(path: Path) -> tuple[Array, Array]:
+    """Label in the column headed ``label``, else in the last one. A first row without a number
+    is a header."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = [(n, row) for n, row in enumerate(csv.reader(file), start=1) if row]
+    label = -1
+    if rows and ("label" in rows[0][1] or not any(_is_number(cell) for cell in rows[0][1])):
+        header = [cell.strip() for cell in rows.pop(0)[1]]
+        if header.count("label") > 1:
+            raise InvalidInput(
+                "data",
+                expected="one column headed label",
+                got=f"{header.count('label')} of them in {path}",
+                remedy="Rename the others.",
+            )
+        label = header.index("label") if "label" in header else -1
+    if not rows:
+        raise InvalidInput(
+            "data", expected="at least one row", got=f"{path}: empty", remedy="Add rows."
+        )
+    width = len(rows[0][1])
+    if width < 2:
+        raise InvalidInput(
+            "data",
+            expected="at least one feature column and a label column",
+            got=f"{path} with {width} column",
+            remedy="Use commas between columns.",
+        )
+    table = np.array([_parse_row(path, n, row, width) for n, row in rows])
+    return np.delete(table, label, axis=1), table[:, label]
+
+
+def _parse_row(path: Path, line: int, row: Sequence[str], width: int) -> list[float]:
+    if len(row) != width:
+        raise InvalidInput(
+            "data",
+            expected=f"{width} columns in every row",
+            got=f"{len(row)} in {path} line {line}",
+            remedy="Repair that line.",
+        )
+    for column, cell in enumerate(row, start=1):
+        if not _is_number(cell):
+            raise InvalidInput(
+                "data",
+                expected="numbers only",
+                got=f"{cell!r} in {path} line {line} column {column}",
+                remedy="Encode categories as numbers before training.",
+            )
+    return [float(cell) for cell in row]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_rows(
+    x: Array, y: Array, scale: float, names: tuple[str, str]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    x_name, y_name = names
+    for name, array in ((x_name, x), (y_name, y)):
+        if array.dtype.kind not in "biuf":
+            raise InvalidInput(
+                name,
+                expected="an array of real numbers",
+                got=f"dtype {array.dtype}",
+                remedy="Convert it to a numeric dtype.",
+            )
+    if x.ndim < 2 or x.size == 0:
+        raise InvalidInput(
+            x_name,
+            expected="shape [rows, ...] with at least one row and one feature",
+            got=str(list(x.shape)),
+            remedy="Give one row per sample.",
+        )
+    if y.shape != x.shape[:1]:
+        raise InvalidInput(
+            y_name,
+            expected=f"shape [{len(x)}], one label per row of {x_name}",
+            got=str(list(y.shape)),
+            remedy="Give exactly one integer label per row.",
+        )
+    if y.dtype.kind == "f" and not (np.isfinite(y).all() and (y == np.floor(y)).all()):
+        raise InvalidInput(
+            y_name,
+            expected="integer labels",
+            got="a fraction, NaN or infinity",
+            remedy="Number the classes 0, 1, 2, ...",
+        )
+    if y.min() < 0 or y.max() >= MAX_CLASSES:
+        raise InvalidInput(
+            y_name,
+            expected=f"labels in 0 .. {MAX_CLASSES - 1}",
+            got=f"labels from {y.min()} to {y.max()}",
+            remedy="Number the classes 0, 1, 2, ...",
+        )
+    with np.errstate(over="ignore"):  # the check below names an overflow to float32
+        features = (x / scale).astype(np.float32)
+    if not np.isfinite(features).all():
+        raise InvalidInput(
+            x_name,
+            expected="finite features after division by the feature scale",
+            got=f"{int((~np.isfinite(features)).sum())} NaN or infinite values",
+            remedy="Impute or remove them, or pass a larger feature_scale.",
+        )
+    return torch.from_numpy(features), torch.from_numpy(y.astype(np.int64))
+
+
+def _split(
+    x: torch.Tensor, y: torch.Tensor, test_fraction: float, seed: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    held_out = round(len(x) * test_fraction)
+    if not 0 < held_out < len(x):
+        raise InvalidInput(
+            "test_fraction",
+            expected="at least one row for training and one held out",
+            got=f"{held_out} of {len(x)} rows held out",
+            remedy="Change test_fraction, or bring test rows of your own (x_test, y_test).",
+        )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    test, train = order[:held_out], order[held_out:]
+    return [(x[train], y[train]), (x[test], y[test])]
+
+
+def _count_classes(y_train: torch.Tensor, y_test: torch.Tensor, classes: int | None) -> int:
+    largest = int(max(y_train.max(), y_test.max()))
+    if classes is not None:
+        if largest >= classes:
+            raise InvalidInput(
+                "classes",
+                expected=f"more than the largest label, {largest}",
+                got=classes,
+                remedy=f"Pass classes={largest + 1} or more.",
+            )
+        return classes
+    if len(torch.unique(y_train)) < 2:
+        raise InvalidInput(
+            "y",
+            expected="at least two classes among the training rows",
+            got="one class",
+            remedy="Check the label column.",
+        )
+    return largest + 1

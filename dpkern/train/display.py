@@ -1,0 +1,118 @@
+"""What a person sees: a progress bar while training, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from .report import DIAGNOSTICS_NOTE, Epoch
+from .session import Session
+
+
+class Watch:
+    """Callbacks of a session that move a progress bar."""
+
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self._training = session.training
+        self._diagnostics = session.options.run.diagnostics
+        self._progress = progress
+        self._epsilon = ""
+        self._task = progress.add_task(
+            "",
+            total=session.training.batches.steps,
+            completed=session.training.step.steps,
+            state="",
+        )
+
+    def on_step(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        if epoch.shown_epsilon is not None:
+            secret = " if seed secret" if epoch.epsilon_if_seed_secret is not None else ""
+            self._epsilon = f"; epsilon{secret} {epoch.shown_epsilon:.3f}"
+        loss, accuracy = epoch.heldout_loss, epoch.heldout_accuracy
+        state = f"held-out loss {loss:.3f}, accuracy {accuracy:.1%}{self._epsilon}"
+        if self._diagnostics:
+            loss = self._training.diagnostics.training_loss[-1]
+            state += f", training loss {loss:.3f} ({DIAGNOSTICS_NOTE})"
+        self._progress.update(self._task, state=state)
+
+
+@contextmanager
+def watching(session: Session, console: Console) -> Iterator[Watch]:
+    """A progress bar on ``console`` while the block runs."""
+    columns = (
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        # Folded, never cut: a label such as "not covered by epsilon" must stay readable.
+        TextColumn("{task.fields[state]}", table_column=Column(overflow="fold", no_wrap=False)),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Watch(session, progress)
+
+
+def number(value: Any) -> str:
+    """Numbers with five digits, everything else as it is."""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -> None:
+    """Two columns, a name and a value per row."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, number(value))
+    console.print(table, markup=False, highlight=False)
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """The end of a run; the certified epsilon and the held-out accuracy first."""
+    public, environment = summary["public"], summary["environment"]
+    rows: list[tuple[str, Any]] = [
+        ("privacy", summary["statement"]),
+        ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
+        ("epsilon certified", summary["epsilon_certified"]),
+        ("epsilon claimed", summary["epsilon_claimed"]),
+    ]
+    if "epsilon_if_seed_secret" in summary:
+        rows.append(("epsilon if seed secret", summary["epsilon_if_seed_secret"]))
+    rows += [
+        ("delta", f"{summary['delta']:g}"),
+        ("relation, sampling", f"{summary['relation']}, {summary['sampling']}"),
+        ("accountant", summary["accountant"]),
+        ("certified for", summary["certified_for"]),
+        ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
+        ("noise multiplier", summary["noise_multiplier"]),
+        ("max grad norm", summary["max_grad_norm"]),
+        ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
+        ("steps", summary["steps"]),
+        ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
+        (
+            "backend, arithmetic",
+            ", ".join(
+                part
+                for part in (summary["backend"], environment["isa"], summary["arithmetic"])
+                if part
+            ),
+        ),
+        ("seconds", f"{summary['seconds']:.1f}"),
+        ("report", summary["report"]),
+        ("checkpoint", summary["checkpoint"]),
+    ]
+    if summary["figure"]:
+        rows.append(("figure", summary["figure"]))
+    if "diagnostics" in summary:
+        losses = summary["diagnostics"]["training_loss"]
+        if losses:
+            rows.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
+        nonfinite = summary["diagnostics"]["nonfinite_samples"]
+        rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
+    print_table(console, f"{summary['options']['model']} on {public['data']}", rows)

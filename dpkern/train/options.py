@@ -1,0 +1,209 @@
+"""What a run is asked to do, in three types that a resumed run treats differently.
+
+``PrivacyOptions`` change what is released about the rows, so resuming with others is refused;
+``ModelOptions`` change what is trained, so the checkpoint would not fit; ``RunOptions`` change
+neither and may differ from one session of a run to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .. import _validate
+from ..errors import DPKernError, InvalidInput, PrivacyError
+from ..ops.update import SGD, Adam, AdamW
+from .data import DIGITS
+from .models import MODELS
+
+SAMPLINGS = ("poisson", "fixed", "shuffled")
+CLIPPINGS = ("flat", "per_layer", "automatic")
+ARITHMETICS = ("exact", "float")
+ROUNDS = (20, 12, 8)
+
+Rule = SGD | Adam | AdamW
+
+OPTIMIZERS: dict[str, Callable[[float], Rule]] = {
+    "sgd": lambda lr: SGD(lr=lr),
+    "momentum": lambda lr: SGD(lr=lr, momentum=0.9),
+    "nesterov": lambda lr: SGD(lr=lr, momentum=0.9, nesterov=True),
+    "adam": lambda lr: Adam(lr=lr),
+    "adamw": lambda lr: AdamW(lr=lr),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyOptions:
+    """Everything that the privacy statement of a run depends on.
+
+    ``batch_size`` is the expected one (default: 400, or all training rows where they are fewer);
+    an epoch is ``rows // batch_size`` steps. Exactly one of ``epsilon`` (the noise is
+    calibrated to it) and ``noise_multiplier`` is given.
+    """
+
+    data: str = DIGITS
+    feature_scale: float | None = None
+    classes: int | None = None
+    test_fraction: float = 0.2
+    split_seed: int = 0
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    max_grad_norm: float = 1.0
+    clipping: str = "flat"
+    arithmetic: str = "exact"
+    sampling: str = "poisson"
+    batch_size: int | None = None
+    epochs: int = 30
+    unsafe_seed: int | None = None
+    rounds: int = 20
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise InvalidInput(
+                "epsilon, noise_multiplier",
+                expected="exactly one of them",
+                got="neither" if self.epsilon is None else "both",
+                remedy="Pass --epsilon to calibrate the noise, or --noise-multiplier to set it.",
+            )
+        if self.epsilon is not None:
+            _validate.positive(epsilon=self.epsilon)
+        if self.noise_multiplier is not None:
+            _validate.non_negative(noise_multiplier=self.noise_multiplier)
+        if self.feature_scale is not None:
+            _validate.positive(feature_scale=self.feature_scale)
+        if self.classes is not None:
+            _validate.integer(2, classes=self.classes)
+        if self.batch_size is not None:
+            _validate.integer(1, batch_size=self.batch_size)
+        if self.unsafe_seed is not None:
+            _validate.integer(0, unsafe_seed=self.unsafe_seed)
+        _validate.open_unit(test_fraction=self.test_fraction)
+        _validate.integer(0, 2**63 - 1, split_seed=self.split_seed)
+        _validate.open_unit(delta=self.delta)
+        _validate.positive(max_grad_norm=self.max_grad_norm)
+        _validate.choice(CLIPPINGS, clipping=self.clipping)
+        _validate.choice(ARITHMETICS, arithmetic=self.arithmetic)
+        _validate.choice(SAMPLINGS, sampling=self.sampling)
+        _validate.integer(1, epochs=self.epochs)
+        _validate.choice(ROUNDS, rounds=self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Model and optimizer. The defaults of all three types were tuned on the public digits."""
+
+    model: str = "mlp"
+    init_seed: int = 0
+    optimizer: str = "momentum"
+    lr: float = 0.3
+
+    def __post_init__(self) -> None:
+        _validate.choice(MODELS, model=self.model)
+        _validate.integer(0, 2**63 - 1, init_seed=self.init_seed)
+        _validate.choice(tuple(OPTIMIZERS), optimizer=self.optimizer)
+        _validate.positive(lr=self.lr)
+
+    def rule(self) -> Rule:
+        """The update rule that the names stand for."""
+        return OPTIMIZERS[self.optimizer](self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How to run; nothing here may change a distribution."""
+
+    out: Path | None = None
+    resume: bool = False
+    overwrite: bool = False
+    figure: bool = True
+    diagnostics: bool = False
+    backend: str | None = None
+    physical_batch_size: int = 256
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None:
+            _validate.integer(1, 1024, threads=self.threads)
+        _validate.integer(1, physical_batch_size=self.physical_batch_size)
+        if self.resume and self.out is None:
+            raise InvalidInput(
+                "out",
+                expected="the directory of the interrupted run",
+                got="none",
+                remedy="Pass --out DIR together with --resume.",
+            )
+        if self.resume and self.overwrite:
+            raise InvalidInput(
+                "resume, overwrite",
+                expected="at most one of them",
+                got="both",
+                remedy="Resume the run in --out, or start over there with --overwrite.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options of one run."""
+
+    privacy: PrivacyOptions
+    model: ModelOptions = field(default_factory=ModelOptions)
+    run: RunOptions = field(default_factory=RunOptions)
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Options:
+        """From the options that the caller named; the others take their defaults."""
+        return cls(
+            privacy=PrivacyOptions(**only(PrivacyOptions, given)),
+            model=ModelOptions(**only(ModelOptions, given)),
+            run=RunOptions(**only(RunOptions, given)),
+        )
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
+        """The saved options of a run; naming one again is allowed only with its saved value.
+
+        Raises:
+            PrivacyError: a privacy option differs: epsilon would describe neither session.
+            InvalidInput: a model option differs: the checkpoint would not fit.
+        """
+        names = {f.name for kind in (PrivacyOptions, ModelOptions) for f in fields(kind)}
+        if set(saved) != names:
+            raise InvalidInput(
+                "resume",
+                expected="a checkpoint with the options of this version",
+                got=", ".join(sorted(names ^ set(saved))) + " added or missing",
+                remedy="Start a new run, or use the version of dpkern that wrote the file.",
+            )
+        for kind, error in ((PrivacyOptions, PrivacyError), (ModelOptions, InvalidInput)):
+            _refuse_changes(only(kind, given), saved, error)
+        return cls(
+            privacy=PrivacyOptions(**only(PrivacyOptions, saved)),
+            model=ModelOptions(**only(ModelOptions, saved)),
+            run=RunOptions(**only(RunOptions, given)),
+        )
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint keeps: privacy and model options, as plain values."""
+        return asdict(self.privacy) | asdict(self.model)
+
+
+def only(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of ``given`` that are fields of ``kind``."""
+    names = {f.name for f in fields(kind)}
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _refuse_changes(
+    given: Mapping[str, Any], saved: Mapping[str, Any], error: type[DPKernError]
+) -> None:
+    for name, value in given.items():
+        if value != saved[name]:
+            raise error(
+                name,
+                expected=f"{saved[name]!r}, as when the run was started",
+                got=value,
+                remedy="Resume without this option, or start a new run.",
+            )

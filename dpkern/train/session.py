@@ -1,0 +1,326 @@
+"""One call of ``dpkern train``: check everything, train, write everything."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__, _dispatch, accounting
+from .._validate import require
+from ..backends import cpu
+from ..engine.sampling import make_batches
+from ..errors import BackendError, InvalidInput, PrivacyError
+from ..mechanisms import DPSGD
+from ..rng import Key
+from ..step import DPStep
+from . import checkpoint, data, files, models, report
+from .loop import Training
+from .options import Options, RunOptions, only
+from .report import Epoch
+
+DEFAULT_BATCH_SIZE = 400
+SMALL_MODEL = 100_000
+"""With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
+
+TRAINING_OPS = ("clip.clip_sum", "update.step")
+
+
+class Session:
+    """A run that has been checked and can start.
+
+    Making one reads the data and calibrates the noise, and writes nothing. ``run`` trains and
+    writes checkpoint, figure and report; after a ``KeyboardInterrupt`` ``save`` leaves the
+    checkpoint that ``resume=True`` continues.
+
+    Args:
+        given: the options by name, as in ``PrivacyOptions``, ``ModelOptions`` and ``RunOptions``;
+            those left out take their defaults or, with ``resume``, their saved values.
+
+    Raises:
+        DPKernError: for everything that is wrong with options, data, output or checkpoint.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        saved: dict[str, Any] | None = None
+        run = RunOptions(**only(RunOptions, given))
+        if run.resume and run.out is not None:
+            saved = checkpoint.read(run.out / files.CHECKPOINT)
+            self.options = Options.from_saved(saved["options"], given)
+        else:
+            self.options = Options.from_given(given)
+        self.out = files.new_directory() if run.out is None else run.out
+        files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
+        if run.figure:
+            require("matplotlib", extra="demo")
+        self.backend = backend_in_use(run.backend)
+        self.data = _load(self.options)
+        self.training = self._prepare(saved)
+        if saved is not None:
+            self._resume(saved)
+
+    def _prepare(self, saved: Mapping[str, Any] | None) -> Training:
+        privacy, run = self.options.privacy, self.options.run
+        model = models.build(
+            self.options.model.model,
+            row_shape=self.data.row_shape,
+            classes=self.data.classes,
+            init_seed=self.options.model.init_seed,
+        )
+        rows = len(self.data.x_train)
+        batch_size = _batch_size(privacy.batch_size, rows)
+        steps_per_epoch = rows // batch_size
+        batches = make_batches(
+            privacy.sampling,
+            dataset_size=rows,
+            batch_size=batch_size,
+            steps=privacy.epochs * steps_per_epoch,
+            key=(
+                Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
+                if privacy.unsafe_seed is not None
+                else Key.fresh(privacy.rounds)
+            ),
+        )
+        sampling: dict[str, Any] = {
+            "sampling": privacy.sampling,
+            "sample_rate": batches.sample_rate,
+            "dataset_size": rows,
+        }
+        parameters = list(model.parameters())
+        mechanism = DPSGD(
+            noise_multiplier=1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier,
+            max_grad_norm=privacy.max_grad_norm,
+            clipping=privacy.clipping,
+            arithmetic=privacy.arithmetic,
+        )
+        if saved is not None:
+            mechanism = mechanism.with_noise_multiplier(saved["noise_multiplier"])
+        elif privacy.epsilon is not None:
+            mechanism = accounting.calibrate(
+                mechanism,
+                target_epsilon=privacy.epsilon,
+                steps=batches.steps,
+                delta=privacy.delta,
+                dimension=sum(p.numel() for p in parameters),
+                **sampling,
+            )
+        self.mechanism = mechanism
+        step = DPStep(
+            mechanism,
+            parameters,
+            expected_batch_size=batches.expected_batch_size,
+            optimizer=self.options.model.rule(),
+            unsafe_seed=privacy.unsafe_seed,
+            rounds=privacy.rounds,
+            backend=run.backend,
+            **sampling,
+        )
+        return Training(
+            data=self.data,
+            model=model,
+            step=step,
+            batches=batches,
+            steps_per_epoch=steps_per_epoch,
+            delta=privacy.delta,
+            physical_batch_size=run.physical_batch_size,
+        )
+
+    def _resume(self, saved: Mapping[str, Any]) -> None:
+        facts = self.data.public_facts()
+        changed = sorted(name for name in facts if facts[name] != saved["public"][name])
+        if changed:
+            raise PrivacyError(
+                "data",
+                expected=", ".join(f"{name} {saved['public'][name]}" for name in changed),
+                got=", ".join(f"{name} {facts[name]}" for name in changed),
+                remedy="Resume with the data that the run was started with.",
+            )
+        self.training.load_state_dict(dict(saved))
+        if self.training.finished and (self.out / files.REPORT).exists():
+            raise InvalidInput(
+                "resume",
+                expected="a run with steps left",
+                got=f"{self.out}, complete after {self.training.step.steps} steps",
+                remedy="Start a new run in another --out.",
+            )
+
+    @property
+    def threads(self) -> int:
+        """Threads of the training steps; the noise does not depend on them."""
+        if self.options.run.threads is not None:
+            return self.options.run.threads
+        return 1 if self.training.step.plan.dimension < SMALL_MODEL else torch.get_num_threads()
+
+    @property
+    def seeded(self) -> bool:
+        return self.options.privacy.unsafe_seed is not None
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.out / files.CHECKPOINT
+
+    def run(
+        self,
+        *,
+        on_step: Callable[[int], None] | None = None,
+        on_epoch: Callable[[Epoch], None] | None = None,
+    ) -> dict[str, Any]:
+        """Train to the end, write everything, return the summary.
+
+        Raises:
+            KeyboardInterrupt: see ``Training.run``; nothing has been written yet.
+        """
+        with _torch_threads(self.threads):
+            self.training.run(on_step=on_step, on_epoch=on_epoch)
+        summary = self.summary()
+        self.save()
+        if self.options.run.figure:
+            self._draw(summary)
+        # Last: where a report stands, everything else does too.
+        report.write_report(self.out / files.REPORT, summary, self.training.history)
+        return summary
+
+    def save(self) -> Path:
+        """Write the checkpoint and return its path."""
+        content = {
+            "options": self.options.saved(),
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "public": self.data.public_facts(),
+            **self.training.state_dict(),
+        }
+        checkpoint.write(self.checkpoint_path, content)
+        return self.checkpoint_path
+
+    def summary(self) -> dict[str, Any]:
+        """The run so far in JSON terms; training losses and counts only as diagnostics."""
+        training, privacy = self.training, self.options.privacy
+        facts = training.step.report(privacy.delta)
+        certificate = facts.pop("certificate")
+        loss, accuracy = models.evaluate(training.model, self.data.x_test, self.data.y_test)
+        summary: dict[str, Any] = {
+            "statement": _statement(facts, certificate, privacy.delta),
+            **facts,
+            "delta": privacy.delta,
+            "relation": certificate["relation"],
+            "accountant": certificate["accountant"],
+            "certified_for": certificate["certified_for"],
+            "noise_multiplier": self.mechanism.noise_multiplier,
+            "max_grad_norm": privacy.max_grad_norm,
+            "test_accuracy": accuracy,
+            "test_loss": loss,
+            "test_note": "held-out rows are not protected by epsilon",
+            "backend": self.backend,
+            "seconds": round(training.seconds, 3),
+            "report": self.out / files.REPORT,
+            "checkpoint": self.checkpoint_path,
+            "figure": self.out / files.FIGURE if self.options.run.figure else None,
+            "certificate": certificate,
+            "public": self.data.public_facts(),
+            "options": asdict(self.options.privacy) | asdict(self.options.model),
+            "environment": {
+                "dpkern": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "isa": cpu.build_config().get("isa") if self.backend == "cpu" else None,
+                "threads": self.threads,
+            },
+        }
+        if self.options.run.diagnostics:
+            summary["diagnostics"] = {
+                "note": report.DIAGNOSTICS_NOTE,
+                **asdict(training.diagnostics),
+                "nonfinite_samples": training.step.nonfinite,
+            }
+        plain: dict[str, Any] = report.plain(summary)
+        return plain
+
+    def _draw(self, summary: Mapping[str, Any]) -> None:
+        label = "epsilon if the seed were secret" if self.seeded else "certified epsilon"
+        report.write_figure(
+            self.out / files.FIGURE,
+            self.training.history,
+            title=f"{self.options.model.model} on {self.data.source}, "
+            f"{summary['mechanism']}, delta = {summary['delta']:g}",
+            epsilon_label=label,
+        )
+
+
+def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: float) -> str:
+    """The privacy of the run in one sentence."""
+    if certificate["epsilon"] != "inf":
+        return (
+            f"({certificate['epsilon']:.4g}, {delta:g})-differentially private: "
+            f"{certificate['relation']}, for {certificate['certified_for']}"
+        )
+    if facts.get("epsilon_if_seed_secret", "inf") != "inf":
+        return "not private against anyone who knows the seed of the noise"
+    return "not private: nothing can be certified"
+
+
+def backend_in_use(wanted: str | None) -> str:
+    """The backend that training steps run on.
+
+    Raises:
+        InvalidInput: an unknown name.
+        BackendError: the one asked for cannot run here.
+    """
+    wanted = wanted or os.environ.get("DPKERN_BACKEND") or None
+    if wanted is None:
+        order = _dispatch.PREFERENCE["cpu"]
+        return next(name for name in order if not _missing(name))
+    with _dispatch.use(wanted):  # refuses unknown names
+        reasons = _missing(wanted)
+    if reasons:
+        raise BackendError(
+            "backend",
+            expected="a backend that can run on this machine",
+            got=f"{wanted}: {reasons[0]}",
+            remedy="See `dpkern info`, or leave --backend out.",
+        )
+    return wanted
+
+
+def _missing(backend: str) -> list[str]:
+    """Why this backend cannot run training steps; empty if it can."""
+    rows = [row for row in _dispatch.table() if row["backend"] == backend]
+    return [row["reason"] for row in rows if row["op"] in TRAINING_OPS and not row["available"]]
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _load(options: Options) -> data.Dataset:
+    privacy = options.privacy
+    return data.load(
+        privacy.data,
+        feature_scale=privacy.feature_scale,
+        classes=privacy.classes,
+        test_fraction=privacy.test_fraction,
+        split_seed=privacy.split_seed,
+    )
+
+
+def _batch_size(given: int | None, rows: int) -> int:
+    if given is None:
+        return min(DEFAULT_BATCH_SIZE, rows)
+    if given > rows:
+        raise InvalidInput(
+            "batch_size",
+            expected=f"at most the {rows} training rows",
+            got=given,
+            remedy="Pass a smaller --batch-size.",
+        )
+    return given
