@@ -86,7 +86,7 @@ class Op(Generic[P, R]):
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        wanted = kwargs.pop("backend", None) or _wanted.get() or _environment()
+        wanted = kwargs.pop("backend", None) or _wanted.get() or environment_choice()
         device = self.validate(*args, **kwargs)
         if wanted is not None:
             return self._run_on(str(wanted), *args, **kwargs)
@@ -209,7 +209,7 @@ def _require_known(backend: str) -> None:
 
 
 @cache
-def _environment() -> str | None:
+def environment_choice() -> str | None:
     """``DPKERN_BACKEND``, read at the first call of an op."""
     name = os.environ.get("DPKERN_BACKEND")
     if name:

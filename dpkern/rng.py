@@ -11,9 +11,10 @@ import hashlib
 import os
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from . import _validate as check
-from .errors import PrivacyError
+from .errors import InvalidInput, PrivacyError
 
 ROUNDS = (20, 12, 8)
 KEY_BYTES = 32
@@ -50,7 +51,9 @@ class Stream:
             raise PrivacyError(
                 "key",
                 expected=f"{KEY_BYTES} bytes",
-                got=f"{type(self.key).__name__} of length {len(self.key)}",
+                got=f"{len(self.key)} bytes"
+                if isinstance(self.key, bytes)
+                else type(self.key).__name__,
                 remedy="Take streams from Key.fresh().stream(...).",
             )
         check.integer(0, 2**31 - 1, n0=self.n0)
@@ -76,9 +79,9 @@ class Key:
     def __init__(self, secret: bytes, *, rounds: int = 20, unsafe_seed: int | None = None) -> None:
         self.rounds = int(check.choice(ROUNDS, rounds=rounds))
         self.unsafe_seed = unsafe_seed
+        Stream(secret, 0, 0, rounds)  # checks the secret
         self._secret = bytearray(secret)
         self._process = os.getpid()
-        Stream(bytes(secret), 0, 0, rounds)  # checks the length
 
     @classmethod
     def fresh(cls, rounds: int = 20) -> Key:
@@ -104,6 +107,13 @@ class Key:
             InvalidInput: a number out of range.
             PrivacyError: the key has been wiped.
         """
+        if not isinstance(purpose, Purpose):
+            raise InvalidInput(
+                "purpose",
+                expected="a dpkern.rng.Purpose",
+                got=purpose,
+                remedy="Choose one of Purpose.NOISE, Purpose.ROUNDING, ...",
+            )
         check.integer(0, 2**32 - 1, step=step)
         check.integer(0, 2**24 - 1, stream=stream)
         if not self._secret:
@@ -119,6 +129,17 @@ class Key:
             self._process = os.getpid()
         n0 = (int(purpose) << 24) | stream
         return Stream(bytes(self._secret), n0, step, self.rounds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of a secret key would add the same noise to different data."""
+        if self.seeded:
+            return Key.from_unsafe_seed, (self.unsafe_seed, self.rounds)
+        raise PrivacyError(
+            "key",
+            expected="a key that stays where it was made",
+            got="a copy or a pickle",
+            remedy="Make another one with Key.fresh(); checkpoints need no key.",
+        )
 
     def wipe(self) -> None:
         """Overwrite and forget the key."""

@@ -12,6 +12,15 @@ from typing import Any
 import torch
 
 from . import _validate as check
+from ._dispatch import BACKENDS
+from ._step_checks import (
+    check_optimizer,
+    check_per_sample,
+    check_saved,
+    check_sum,
+    checked_mechanism,
+    checked_params,
+)
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
@@ -61,8 +70,10 @@ class DPStep:
         rounds: int = 20,
         backend: str | None = None,
     ) -> None:
-        self.mechanism = _checked_mechanism(mechanism)
-        self.params = _checked_params(params)
+        self.mechanism = checked_mechanism(mechanism)
+        self.params = checked_params(params)
+        check_optimizer(optimizer)
+        check.choice((None, *BACKENDS), backend=backend)
         self.plan = mechanism.plan([tuple(p.shape) for p in self.params])
         self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
         self.sampling: dict[str, Any] = {
@@ -92,6 +103,7 @@ class DPStep:
 
     @optimizer.setter
     def optimizer(self, rule: update.Rule | None) -> None:
+        check_optimizer(rule)
         old = self._optimizer
         same = rule is not None and old is not None and rule.buffer_names() == old.buffer_names()
         if not same:
@@ -132,10 +144,11 @@ class DPStep:
         else:
             assert sum is not None
             result = sum
-            self._check_sum(result)
-            self._sums = self._accumulators(result.batch_size)
-            for mine, theirs in zip(self._sums, result.sums, strict=True):
+            check_sum(result, self.params, self.plan)
+            sums = self._accumulators(result.batch_size)
+            for mine, theirs in zip(sums, result.sums, strict=True):
                 mine.add_(theirs)
+            self._sums = sums
         self._added += result.batch_size
         self.nonfinite += result.nonfinite
 
@@ -185,7 +198,7 @@ class DPStep:
         return step_report(self, delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: step counter, history, optimizer state; no key.
+        """Everything a resumed run needs: step counter, history, optimizer state; no key, no counts.
 
         Raises:
             PrivacyError: between ``add`` and ``finish``, where the state would hold sums without
@@ -203,7 +216,6 @@ class DPStep:
             "version": STATE_VERSION,
             "fingerprint": self._fingerprint(),
             "steps": self.steps,
-            "nonfinite": self.nonfinite,
             "words": dict(self.words),
             "ledger": self.ledger.state_dict(),
             "optimizer": None if state is None else state.state_dict(),
@@ -214,29 +226,34 @@ class DPStep:
 
         Raises:
             InvalidInput: a state of other parameters, another mechanism or another seed.
+            PrivacyError: this DPStep has steps of its own, which the loaded history would forget.
         """
-        if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
-            raise InvalidInput(
-                "state",
-                expected=f"a DPStep state of version {STATE_VERSION}",
-                got=state.get("version") if isinstance(state, Mapping) else type(state).__name__,
-                remedy="Pass what DPStep.state_dict() returned.",
+        if self.steps or self._sums is not None:
+            raise PrivacyError(
+                "load_state_dict",
+                expected="a DPStep without steps",
+                got=f"one with {self.steps} steps" + (" and open sums" if self._added else ""),
+                remedy="Make a new DPStep and load into that: releases cannot be taken back.",
             )
-        mine, theirs = self._fingerprint(), dict(state["fingerprint"])
-        changed = sorted(k for k in mine.keys() | theirs.keys() if mine.get(k) != theirs.get(k))
-        if changed:
+        check_saved(state, self.state_dict())
+        # Everything is checked before anything changes.
+        steps = check.integer(**{"state.steps": state["steps"]})
+        saved = state["words"]
+        words = {k: check.integer(**{f"state.words.{k}": saved.get(k)}) for k in self.words}
+        if self.optimizer_state is not None:
+            self.optimizer_state.check(state["optimizer"])
+        ledger = Ledger(seeded=self.key.seeded)
+        ledger.load_state_dict(state["ledger"])
+        if ledger.steps != steps:
             raise InvalidInput(
-                "state",
-                expected="the configuration that this DPStep was made with",
-                got=f"another {', '.join(changed)}",
-                remedy="Resume with the arguments of the run that wrote the state.",
+                "state.ledger",
+                expected=f"a history of {steps} steps",
+                got=f"one of {ledger.steps}",
+                remedy="Pass what DPStep.state_dict() returned.",
             )
         if self.optimizer_state is not None:
             self.optimizer_state.load_state_dict(state["optimizer"])
-        self.ledger.load_state_dict(state["ledger"])
-        self.steps = int(state["steps"])
-        self.nonfinite = int(state["nonfinite"])
-        self.words = dict(state["words"])
+        self.ledger, self.steps, self.words = ledger, steps, words
 
     def _fingerprint(self) -> dict[str, Any]:
         rule = self._optimizer
@@ -252,32 +269,25 @@ class DPStep:
         }
 
     def _accumulators(self, more: int) -> tuple[torch.Tensor, ...]:
-        """The sums so far, wide enough for ``more`` samples."""
+        """The sums so far, or zeros, wide enough for ``more`` samples."""
         exact = self.plan.arithmetic == "exact"
-        if self._sums is None:
+        sums = self._sums
+        if sums is None:
             dtype = torch.int32 if exact else clip.sum_dtype(self.params[0].dtype)
-            self._sums = tuple(
-                torch.zeros(p.shape, dtype=dtype, device=p.device) for p in self.params
-            )
-        if exact and self._sums[0].dtype is torch.int32:
+            sums = tuple(torch.zeros(p.shape, dtype=dtype, device=p.device) for p in self.params)
+        if exact and sums[0].dtype is torch.int32:
             most = max(block.integer_bound or 0 for block in self.plan.blocks)
             if (self._added + more) * most > _INT32_MOST:
-                self._sums = tuple(total.to(torch.int64) for total in self._sums)
-        return self._sums
+                sums = tuple(total.to(torch.int64) for total in sums)
+        return sums
 
     def _clipped(self, per_sample: Sequence[torch.Tensor]) -> clip.ClipResult:
-        if not isinstance(per_sample, (list, tuple)) or len(per_sample) != len(self.params):
-            raise InvalidInput(
-                "per_sample",
-                expected=f"a list of {len(self.params)} tensors, one per parameter",
-                got=f"{type(per_sample).__name__} of {len(per_sample)}",
-                remedy="Pass gradients [B, *shape] in the order of params.",
-            )
+        check_per_sample(per_sample, self.params, self.plan)
         per_layer = self.plan.clipping == "per_layer"
         bounds = [min(bound, _NO_CLIPPING) for bound in self.plan.bounds]
         units = [unit for unit in self.plan.units if unit is not None]
         exact = self.plan.arithmetic == "exact"
-        batch = int(per_sample[0].shape[0]) if per_sample[0].dim() else 0
+        batch = int(per_sample[0].shape[0])
         return clip.clip_sum(
             per_sample,
             bounds if per_layer else bounds[0],
@@ -287,43 +297,6 @@ class DPStep:
             out=self._accumulators(batch),
             backend=self.backend,
         )
-
-    def _check_sum(self, result: clip.ClipResult) -> None:
-        if not isinstance(result, clip.ClipResult):
-            raise InvalidInput(
-                "sum",
-                expected="an ops.clip.ClipResult, which carries its proved bound",
-                got=type(result).__name__,
-                remedy="Clip with ops.clip.clip_sum, or pass per_sample= gradients.",
-            )
-        exact = self.plan.arithmetic == "exact"
-        group_bounds = (
-            self.plan.bounds if self.plan.clipping == "per_layer" else self.plan.bounds[:1]
-        )
-        units = tuple(unit for unit in self.plan.units if unit is not None) if exact else None
-        fits = (
-            result.arithmetic == self.plan.arithmetic
-            and result.p == 2
-            and result.unit == units
-            and len(result.max_norms) == len(group_bounds)
-            and all(a <= b for a, b in zip(result.max_norms, group_bounds, strict=True))
-        )
-        if not fits:
-            raise PrivacyError(
-                "sum",
-                expected=f"{self.plan.arithmetic} sums clipped to at most {group_bounds}",
-                got=f"{result.arithmetic} sums clipped to {result.max_norms}",
-                remedy="Clip with the plan's bounds, units and arithmetic (see DPStep.plan).",
-            )
-        for i, (param, total) in enumerate(zip(self.params, result.sums, strict=True)):
-            check.tensor_at(f"sum.sums[{i}]", total, shape=param.shape, device=param.device)
-            if not exact and not bool(torch.isfinite(total).all()):
-                raise InvalidInput(
-                    f"sum.sums[{i}]",
-                    expected="finite sums",
-                    got="NaN or infinity",
-                    remedy="ops.clip.clip_sum drops samples that are not finite.",
-                )
 
     def _noise(self) -> update.Noise | None:
         """This step's noise; its words are counted."""
@@ -364,31 +337,3 @@ class DPStep:
         )
         factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) / self.expected_batch_size
         return (noisy.to(clip.sum_dtype(dtype)) * factor).to(dtype)
-
-
-def _checked_mechanism(mechanism: object) -> Mechanism:
-    if not isinstance(mechanism, Mechanism):
-        raise InvalidInput(
-            "mechanism",
-            expected="a dpkern mechanism",
-            got=type(mechanism).__name__,
-            remedy="Pass a configuration such as dpkern.mechanisms.DPSGD(...).",
-        )
-    return mechanism
-
-
-def _checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    tensors = list(params)
-    if not tensors:
-        raise InvalidInput(
-            "params",
-            expected="at least one parameter",
-            got="none",
-            remedy="Pass [p for p in model.parameters() if p.requires_grad].",
-        )
-    first = tensors[0]
-    for i, tensor in enumerate(tensors):
-        dtypes = noise.FLOATS if i == 0 else (first.dtype,)
-        device = None if i == 0 else first.device
-        check.tensor_at(f"params[{i}]", tensor, dtypes=dtypes, device=device, contiguous=True)
-    return tensors

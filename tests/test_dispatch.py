@@ -51,7 +51,7 @@ def test_argument_beats_context_beats_environment(
     with dpkern.use("reference"):
         clip.sample_norm(grads)
         clip.sample_norm(grads, backend=best)
-    monkeypatch.setattr(_dispatch, "_environment", lambda: "reference")
+    monkeypatch.setattr(_dispatch, "environment_choice", lambda: "reference")
     clip.sample_norm(grads)
     assert recorded == [best, "reference", best, "reference"]
 
@@ -89,13 +89,13 @@ def test_missing_kernels_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyP
 
 def test_environment_variable_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DPKERN_BACKEND", "abacus")
-    _dispatch._environment.cache_clear()
+    _dispatch.environment_choice.cache_clear()
     try:
         with pytest.raises(dpkern.InvalidInput, match="abacus"):
             clip.sample_norm(torch.ones(2, 3))
     finally:
         monkeypatch.delenv("DPKERN_BACKEND")
-        _dispatch._environment.cache_clear()
+        _dispatch.environment_choice.cache_clear()
 
 
 def test_table_has_a_row_for_every_op_and_backend() -> None:

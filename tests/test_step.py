@@ -190,6 +190,11 @@ def test_report_is_json_and_names_its_limits() -> None:
     assert report["epsilon_certified"] == "inf"
     assert report["epsilon_if_seed_secret"] < 1
     assert report["certificate"]["certified_for"] == "nothing"
+    assert "worst_case_float_sensitivity" not in report
+    rounded = make(replace(FLAT, arithmetic="float"))
+    rounded.finish()
+    worst = rounded.report(1e-5)["worst_case_float_sensitivity"]
+    assert worst == pytest.approx(1 + 2 * 16 * 17 * 2.0**-24, rel=1e-9)
     real = make(seed=None)
     real.finish()
     assert real.report(1e-5)["certificate"]["certified_for"] == "released bits"

@@ -156,7 +156,8 @@ def _row_norms(rows: torch.Tensor, p: int) -> torch.Tensor:
     torch splits a single row over its threads, but never a row among several.
     """
     several = torch.cat((rows, rows)) if len(rows) == 1 else rows
-    return torch.linalg.vector_norm(several.double(), ord=p, dim=1)[: len(rows)]
+    norms: torch.Tensor = torch.linalg.vector_norm(several.double(), ord=p, dim=1)
+    return norms[: len(rows)]
 
 
 def _validate_clip_sum(
@@ -182,8 +183,7 @@ def _validate_clip_sum(
             got=unit,
             remedy="Pass unit = noise scale / 2^20 together with arithmetic='exact'.",
         )
-    one = isinstance(max_grad_norm, (int, float))
-    bounds = (max_grad_norm,) if one else tuple(max_grad_norm)
+    bounds = [max_grad_norm] if isinstance(max_grad_norm, (int, float)) else [*max_grad_norm]
     if min(bounds) < MIN_BOUND:
         raise InvalidInput(
             "max_grad_norm",

@@ -2,176 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
 from .. import _validate as check
 from .._dispatch import Cost, op
-from ..errors import InvalidInput
+from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
 from . import _lattice
-from .noise import FLOATS, INTEGERS, noise_words, rounding_words
-
-Buffers = dict[str, list[torch.Tensor]]
-
-
-@dataclass
-class State:
-    """What an optimizer rule remembers.
-
-    Attributes:
-        steps: updates applied so far.
-        buffers: one list of tensors per buffer name (``momentum_buffer``, ``exp_avg``, ...).
-    """
-
-    steps: int = 0
-    buffers: Buffers = field(default_factory=dict)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Steps and buffers, as tensors and plain values."""
-        return {"steps": self.steps, "buffers": {k: list(v) for k, v in self.buffers.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copy a saved state into this one's tensors.
-
-        Raises:
-            InvalidInput: other buffers than this rule's.
-        """
-        saved: Buffers = state["buffers"]
-        same = saved.keys() == self.buffers.keys() and all(
-            [s.shape for s in saved[k]] == [b.shape for b in self.buffers[k]] for k in saved
-        )
-        if not same:
-            raise InvalidInput(
-                "state",
-                expected=f"buffers {sorted(self.buffers)} of the parameters' shapes",
-                got=f"buffers {sorted(saved)}",
-                remedy="Resume with the model and optimizer that wrote the state.",
-            )
-        for name, buffers in self.buffers.items():
-            for mine, theirs in zip(buffers, saved[name], strict=True):
-                mine.copy_(theirs)
-        self.steps = int(state["steps"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class SGD:
-    """``torch.optim.SGD``'s rule: ``b = momentum b + (1 - dampening) g``, ``p -= lr b``."""
-
-    lr: float
-    momentum: float = 0.0
-    dampening: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check.non_negative(lr=self.lr)
-        check.non_negative(momentum=self.momentum)
-        check.non_negative(weight_decay=self.weight_decay)
-        check.half_open_unit(dampening=self.dampening)
-        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
-            raise InvalidInput(
-                "nesterov",
-                expected="momentum > 0 and dampening = 0",
-                got=f"momentum {self.momentum}, dampening {self.dampening}",
-                remedy="Set a momentum, or leave nesterov off.",
-            )
-
-    def buffer_names(self) -> tuple[str, ...]:
-        """Names of the buffers, one tensor per parameter each."""
-        return ("momentum_buffer",) if self.momentum else ()
-
-    def init(self, params: Sequence[torch.Tensor]) -> State:
-        """A fresh state."""
-        return _fresh_state(self.buffer_names(), params)
-
-    def packed(self, t: int) -> tuple[float, ...]:
-        """The kernels' form, at update number t (from 1)."""
-        first = t == 1
-        numbers = (self.momentum, self.dampening, self.nesterov, first)
-        return (0, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
-
-    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
-        """The reference, in torch."""
-        g = g + self.weight_decay * p
-        if buffers:
-            (b,) = buffers
-            b.copy_(g if t == 1 else self.momentum * b + (1 - self.dampening) * g)
-            g = g + self.momentum * b if self.nesterov else b
-        p.sub_(self.lr * g)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adam:
-    """``torch.optim.Adam``'s rule (weight decay joins the gradient)."""
-
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        check.non_negative(lr=self.lr)
-        check.half_open_unit(beta1=self.betas[0])
-        check.half_open_unit(beta2=self.betas[1])
-        check.non_negative(eps=self.eps)
-        check.non_negative(weight_decay=self.weight_decay)
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether the decay multiplies the parameter (AdamW)."""
-        return False
-
-    def buffer_names(self) -> tuple[str, ...]:
-        """Names of the buffers, one tensor per parameter each."""
-        return ("exp_avg", "exp_avg_sq")
-
-    def init(self, params: Sequence[torch.Tensor]) -> State:
-        """A fresh state."""
-        return _fresh_state(self.buffer_names(), params)
-
-    def packed(self, t: int) -> tuple[float, ...]:
-        """The kernels' form, at update number t (from 1)."""
-        beta1, beta2 = self.betas
-        moments = (beta1, beta2, self.eps, 1 - beta1**t, 1 - beta2**t)
-        return (1, self.lr, self.weight_decay, self.decoupled, 0.0, 0.0, False, False, *moments)
-
-    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
-        """The reference, in torch."""
-        mean, square = buffers
-        beta1, beta2 = self.betas
-        if self.decoupled:
-            p.mul_(1 - self.lr * self.weight_decay)
-        else:
-            g = g + self.weight_decay * p
-        mean.add_((1 - beta1) * (g - mean))
-        square.copy_(beta2 * square + (1 - beta2) * g * g)
-        root = square.sqrt() / math.sqrt(1 - beta2**t) + self.eps
-        p.sub_(self.lr / (1 - beta1**t) * (mean / root))
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdamW(Adam):
-    """``torch.optim.AdamW``'s rule (decoupled weight decay)."""
-
-    weight_decay: float = 1e-2
-
-    @property
-    def decoupled(self) -> bool:
-        """Whether the decay multiplies the parameter (AdamW)."""
-        return True
-
-
-Rule = SGD | Adam
-
-
-def _fresh_state(names: Sequence[str], params: Sequence[torch.Tensor]) -> State:
-    return State(0, {name: [torch.zeros_like(p) for p in params] for name in names})
+from ._rules import SGD, Adam, AdamW, Rule, State
+from .noise import (
+    FLOATS,
+    INTEGERS,
+    check_rounding,
+    check_scale,
+    noise_words,
+    rounding_words,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,20 +125,39 @@ def _check_pair(
 def _check_noise(
     noise: Noise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
 ) -> None:
+    if not isinstance(noise, Noise):
+        raise InvalidInput(
+            "noise",
+            expected="an update.Noise",
+            got=type(noise).__name__,
+            remedy="Make one with update.Noise(distribution=..., scales=..., ...).",
+        )
     check.choice(LAWS, distribution=noise.distribution)
+    if not isinstance(noise.stream, Stream):
+        raise InvalidInput(
+            "noise.stream",
+            expected="a dpkern.rng.Stream",
+            got=type(noise.stream).__name__,
+            remedy="Make one with Key.fresh().stream(Purpose.NOISE, step).",
+        )
     _same_length(len(params), **{"noise.scales": noise.scales})
     _same_length(len(params), **{"noise.positions": noise.positions})
     for scale in noise.scales:
-        check.positive_at("noise.scales", scale)
+        check_scale("noise.scales", scale)
     for position in noise.positions:
         check.integer(0, 2**62, **{"noise.positions": position})
-    if sums[0].dtype not in INTEGERS and noise.rounding is None:
-        raise InvalidInput(
-            "noise.rounding",
-            expected="a stream, because the sums are floats",
-            got="None",
-            remedy="Pass key.stream(Purpose.ROUNDING, step).",
+    taken = sorted(
+        (first, first + p.numel()) for first, p in zip(noise.positions, params, strict=True)
+    )
+    if any(end > following for (_, end), (following, _) in pairwise(taken)):
+        raise PrivacyError(
+            "noise.positions",
+            expected="ranges that do not overlap",
+            got=noise.positions,
+            remedy="Start each tensor after the end of the one before: no word may be used twice.",
         )
+    if sums[0].dtype not in INTEGERS:
+        check_rounding("noise.rounding", noise.rounding, noise.stream)
 
 
 def _cost_step(
@@ -369,9 +239,14 @@ def step(
 
 def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor, int]:
     position, count = noise.positions[i], total.numel()
-    draws = _lattice.draws(noise.stream, noise.distribution, position, count).view(total.shape)
+    draws = _lattice.draws(noise.stream, noise.distribution, position, count)
+    draws = draws.view(total.shape).to(total.device)
     if total.dtype in INTEGERS:
         return _lattice.release_integers(total, draws), 0
     assert noise.rounding is not None
-    bits = _lattice.rounding_bits(noise.rounding, position, count).view(total.shape)
+    bits = _lattice.rounding_bits(noise.rounding, position, count)
+    bits = bits.view(total.shape).to(total.device)
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
+
+
+__all__ = ["SGD", "Adam", "AdamW", "Noise", "Rule", "State", "step"]

@@ -153,11 +153,9 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run loads; plain values and tensors."""
-        step = self.step.state_dict()
-        step["nonfinite"] = 0  # an exact count of training samples: a diagnostic
         return {
             "model": self.model.state_dict(),
-            "step": step,
+            "step": self.step.state_dict(),
             "batches": self.batches.state_dict(),
             "history": [vars(epoch) for epoch in self.history],
             "seconds": self.seconds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -270,7 +269,7 @@ def backend_in_use(wanted: str | None) -> str:
         InvalidInput: an unknown name.
         BackendError: the one asked for cannot run here.
     """
-    wanted = wanted or os.environ.get("DPKERN_BACKEND") or None
+    wanted = wanted or _dispatch.environment_choice()
     if wanted is None:
         order = _dispatch.PREFERENCE["cpu"]
         return next(name for name in order if not _missing(name))

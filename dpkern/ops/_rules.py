@@ -1,0 +1,194 @@
+"""Optimizer rules and what they remember, with the meaning of ``torch.optim``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _validate as validate
+from ..errors import InvalidInput
+
+Buffers = dict[str, list[torch.Tensor]]
+
+
+@dataclass
+class State:
+    """What an optimizer rule remembers.
+
+    Attributes:
+        steps: updates applied so far.
+        buffers: one list of tensors per buffer name (``momentum_buffer``, ``exp_avg``, ...).
+    """
+
+    steps: int = 0
+    buffers: Buffers = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and buffers, as tensors and plain values."""
+        return {"steps": self.steps, "buffers": {k: list(v) for k, v in self.buffers.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copy a saved state into this one's tensors.
+
+        Raises:
+            InvalidInput: other buffers than this rule's.
+        """
+        self.check(state)
+        for name, buffers in self.buffers.items():
+            for mine, theirs in zip(buffers, state["buffers"][name], strict=True):
+                mine.copy_(theirs)
+        self.steps = state["steps"]
+
+    def check(self, state: object) -> None:
+        """Whether ``load_state_dict`` would accept this; changes nothing.
+
+        Raises:
+            InvalidInput: it would not.
+        """
+        given: Mapping[str, Any] = state if isinstance(state, Mapping) else {}
+        saved = given.get("buffers")
+        saved = saved if isinstance(saved, Mapping) else {}
+        same = saved.keys() == self.buffers.keys()
+        if not given or not same or not all(_alike(saved[k], self.buffers[k]) for k in saved):
+            raise InvalidInput(
+                "state",
+                expected=f"buffers {sorted(self.buffers)} of the parameters' shapes",
+                got=f"buffers {sorted(map(str, saved))}" if given else type(state).__name__,
+                remedy="Resume with the model and optimizer that wrote the state.",
+            )
+        validate.integer(0, **{"state.steps": given.get("steps")})
+
+
+def _alike(saved: object, buffers: Sequence[torch.Tensor]) -> bool:
+    """Whether these are tensors of the buffers' shapes."""
+    return (
+        isinstance(saved, (list, tuple))
+        and all(isinstance(s, torch.Tensor) for s in saved)
+        and [s.shape for s in saved] == [b.shape for b in buffers]
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """``torch.optim.SGD``'s rule: ``b = momentum b + (1 - dampening) g``, ``p -= lr b``."""
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate.non_negative(lr=self.lr)
+        validate.non_negative(momentum=self.momentum)
+        validate.non_negative(weight_decay=self.weight_decay)
+        validate.half_open_unit(dampening=self.dampening)
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise InvalidInput(
+                "nesterov",
+                expected="momentum > 0 and dampening = 0",
+                got=f"momentum {self.momentum}, dampening {self.dampening}",
+                remedy="Set a momentum, or leave nesterov off.",
+            )
+
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers, one tensor per parameter each."""
+        return ("momentum_buffer",) if self.momentum else ()
+
+    def init(self, params: Sequence[torch.Tensor]) -> State:
+        """A fresh state."""
+        return _fresh_state(self.buffer_names(), params)
+
+    def packed(self, t: int) -> tuple[float, ...]:
+        """The kernels' form, at update number t (from 1)."""
+        first = t == 1
+        numbers = (self.momentum, self.dampening, self.nesterov, first)
+        return (0, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
+
+    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
+        """The reference, in torch."""
+        g = g + self.weight_decay * p
+        if buffers:
+            (b,) = buffers
+            b.copy_(g if t == 1 else self.momentum * b + (1 - self.dampening) * g)
+            g = g + self.momentum * b if self.nesterov else b
+        p.sub_(self.lr * g)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """``torch.optim.Adam``'s rule (weight decay joins the gradient)."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate.non_negative(lr=self.lr)
+        if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
+            raise InvalidInput(
+                "betas",
+                expected="two numbers in [0, 1)",
+                got=self.betas,
+                remedy="Pass a pair such as (0.9, 0.999).",
+            )
+        validate.half_open_unit(beta1=self.betas[0])
+        validate.half_open_unit(beta2=self.betas[1])
+        validate.non_negative(eps=self.eps)
+        validate.non_negative(weight_decay=self.weight_decay)
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the decay multiplies the parameter (AdamW)."""
+        return False
+
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers, one tensor per parameter each."""
+        return ("exp_avg", "exp_avg_sq")
+
+    def init(self, params: Sequence[torch.Tensor]) -> State:
+        """A fresh state."""
+        return _fresh_state(self.buffer_names(), params)
+
+    def packed(self, t: int) -> tuple[float, ...]:
+        """The kernels' form, at update number t (from 1)."""
+        beta1, beta2 = self.betas
+        moments = (beta1, beta2, self.eps, 1 - beta1**t, 1 - beta2**t)
+        return (1, self.lr, self.weight_decay, self.decoupled, 0.0, 0.0, False, False, *moments)
+
+    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
+        """The reference, in torch."""
+        mean, square = buffers
+        beta1, beta2 = self.betas
+        if self.decoupled:
+            p.mul_(1 - self.lr * self.weight_decay)
+        else:
+            g = g + self.weight_decay * p
+        mean.add_((1 - beta1) * (g - mean))
+        square.copy_(beta2 * square + (1 - beta2) * g * g)
+        root = square.sqrt() / math.sqrt(1 - beta2**t) + self.eps
+        p.sub_(self.lr / (1 - beta1**t) * (mean / root))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Adam):
+    """``torch.optim.AdamW``'s rule (decoupled weight decay)."""
+
+    weight_decay: float = 1e-2
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether the decay multiplies the parameter (AdamW)."""
+        return True
+
+
+Rule = SGD | Adam
+
+
+def _fresh_state(names: Sequence[str], params: Sequence[torch.Tensor]) -> State:
+    return State(0, {name: [torch.zeros_like(p) for p in params] for name in names})
