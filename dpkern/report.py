@@ -23,7 +23,7 @@ def _float_sensitivity(step: DPStep) -> float:
 
     With B samples of norm at most C, every addition and the scaling to the lattice err by at most
     ``2^-24`` of a partial sum of norm at most ``B C``; two neighbouring sums are off by
-    ``2 gamma_(B+1) B C`` together, ``gamma_n = n 2^-24 / (1 - n 2^-24)`` (Higham 2002, section 3.1).
+    ``2 gamma_(B+1) B C`` together, ``gamma_n = n 2^-24 / (1 - n 2^-24)`` (Higham 2002, 3.1).
     Taken at the expected batch size; far above 1 it certifies nothing.
     """
     batch = math.ceil(step.expected_batch_size)

@@ -198,7 +198,7 @@ class DPStep:
         return step_report(self, delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: step counter, history, optimizer state; no key, no counts.
+        """What a resumed run needs: step counter, history, optimizer state; no key, no counts.
 
         Raises:
             PrivacyError: between ``add`` and ``finish``, where the state would hold sums without

@@ -89,7 +89,7 @@ def run_one(module: ModuleType, n: int | None) -> dict[str, Any]:
         "n": size,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": round(time.perf_counter() - started, 1),
-        "figures": plain(result["figures"] if "figures" in result else rest),
+        "figures": plain(result.get("figures", rest)),
     }
 
 
