@@ -33,12 +33,23 @@ def test_instruction_sets_agree_with_reference(isa: str, threads: int) -> None:
 def test_clipped_sums_have_the_same_bits_on_all_instruction_sets(isa: str, arithmetic: str) -> None:
     grads = torch.randn(13, 20_000, generator=torch.Generator().manual_seed(1))
     unit = 2.0**-20 if arithmetic == "exact" else None
-    wanted = clip.clip_sum(grads, 1.0, arithmetic=arithmetic, unit=unit, backend="cpu")
     for threads in (1, 2):
-        with testing.isa(isa), testing.threads(threads):
-            got = clip.clip_sum(grads, 1.0, arithmetic=arithmetic, unit=unit, backend="cpu")
+        with testing.threads(threads):
+            wanted = clip.clip_sum(grads, 1.0, arithmetic=arithmetic, unit=unit, backend="cpu")
+            with testing.isa(isa):
+                got = clip.clip_sum(grads, 1.0, arithmetic=arithmetic, unit=unit, backend="cpu")
         assert torch.equal(got.norms, wanted.norms)
         assert torch.equal(got.sums[0], wanted.sums[0])
+
+
+def test_exact_sums_do_not_depend_on_the_number_of_threads() -> None:
+    grads = torch.randn(101, 5000, generator=torch.Generator().manual_seed(1))
+    results = []
+    for threads in (1, 2, 3):
+        with testing.threads(threads):
+            results.append(clip.clip_sum(grads, 1.0, arithmetic="exact", unit=2.0**-20).sums[0])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("backend", testing.available_backends())

@@ -121,6 +121,17 @@ void add_rows(const G* const* rows, const Value* weights, int used, std::int64_t
   }
 }
 
+// sum += other.
+template <class S>
+void add_to(const S* other, std::int64_t count, S* sum) {
+  versioned([&]() DPK_INLINE {
+    S* const out = sum;
+    const S* const in = other;
+    const std::int64_t n = count;
+    for (std::int64_t i = 0; i < n; ++i) out[i] += in[i];
+  });
+}
+
 // sum += sign * trunc(weight row); returns sum |trunc(weight row)|^p exactly.
 template <class G, class Value, class Sum>
 std::int64_t add_integer_row(const G* row, Value weight, int sign, int p, std::int64_t count,

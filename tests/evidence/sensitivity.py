@@ -436,7 +436,7 @@ def removal_figures(batch: int, d: int = 64, removed: int = 6, seed: int = 0) ->
     g = torch.Generator().manual_seed(seed)
     kinds = ("half against half", "one direction and back", "pairs")
     batches = {kind: cancelling(kind, batch, d, g) for kind in kinds}
-    batches["rounding trap"] = rounding_trap(batch)
+    batches["rounding trap (1 coordinate)"] = rounding_trap(batch)
     figures: dict[str, Any] = {"samples": batch, "coordinates": d}
     for kind, rows in batches.items():
         for backend in testing.available_backends():
