@@ -17,7 +17,7 @@ from dpkern.rng import Purpose
 from .cases import LARGE_CASES, Case, ClipCase
 from .conftest import median_seconds
 
-ROUNDS = 15
+ROUNDS = 25
 ISAS = [name for name in testing.available_isas() if name in ("avx2", testing.available_isas()[-1])]
 
 

@@ -188,7 +188,9 @@ class UpdateCase:
         """A readable identifier."""
         kind = str(self.sums).removeprefix("torch.") if self.noise else "no-noise"
         where = "" if self.dtype is torch.float32 else "-float64"
-        return f"update-{self.rule}-{kind}{where}-{'+'.join(str(s) for s in self.sizes)}"
+        alike = len(set(self.sizes)) == 1 and len(self.sizes) > 1
+        shape = f"{len(self.sizes)}x{self.sizes[0]}" if alike else "+".join(map(str, self.sizes))
+        return f"update-{self.rule}-{kind}{where}-{shape}"
 
     def _tensors(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         params = [_random((s,), self.dtype, s) for s in self.sizes]

@@ -15,8 +15,7 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;       // entries worth a thread
 constexpr std::int64_t kGroupBytes = 1 << 20;  // of rows, to stay in a core's own cache
-constexpr int kLeastRows = 2;                  // a group shares one pass over the sums
-constexpr int kMostRows = 4;
+constexpr int kMostRows = 4;                   // of a group, which shares one pass over the sums
 
 // One thread's share of a call: groups of whole rows, so that norm, factor and sum of a row follow
 // each other while it is in the cache and no thread waits for another before the end. G is the
@@ -40,8 +39,7 @@ class Share {
     for (const ClipItem& item : items_) {
       row_bytes += item.columns * static_cast<std::int64_t>(sizeof(G));
     }
-    const std::int64_t group =
-        std::clamp<std::int64_t>(kGroupBytes / row_bytes, kLeastRows, kMostRows);
+    const std::int64_t group = std::clamp<std::int64_t>(kGroupBytes / row_bytes, 1, kMostRows);
     for (std::int64_t row = rows.begin; row < rows.end; row += group) {
       const int count = static_cast<int>(std::min(group, rows.end - row));
       for (int r = 0; r < count; ++r) measure(row + r, r);
