@@ -1,7 +1,8 @@
 #pragma once
-// Static partitions over OpenMP threads; without OpenMP everything runs on the caller's.
+// Work shared among OpenMP threads; without OpenMP everything runs on the caller's.
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 #if defined(_OPENMP)
@@ -42,20 +43,23 @@ inline int useful_threads(std::int64_t items, std::int64_t grain, int threads) {
   return static_cast<int>(std::min<std::int64_t>(most, std::max(1, threads)));
 }
 
-// body(begin, end) over a partition of [0, n).
+// body(begin, end) over pieces of [0, n), multiples of `grain`, taken by whichever thread is free:
+// a thread that wakes up late does less. The result must not depend on the pieces.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, int threads, const F& body) {
+  constexpr std::int64_t kPieces = 8;  // per thread
   const int team = useful_threads(n, grain, threads);
   if (team <= 1) {
     if (n > 0) body(std::int64_t{0}, n);
     return;
   }
+  const std::int64_t piece = grain * std::max<std::int64_t>(1, n / (grain * team * kPieces));
+  std::atomic<std::int64_t> next{0};
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(team)
 #endif
-  {
-    const Range mine = part_of(n, thread_index(), team_size());
-    if (mine.begin < mine.end) body(mine.begin, mine.end);
+  for (std::int64_t begin = next.fetch_add(piece); begin < n; begin = next.fetch_add(piece)) {
+    body(begin, std::min(begin + piece, n));
   }
 }
 
