@@ -14,7 +14,7 @@ namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;       // entries worth a thread
-constexpr std::int64_t kGroupBytes = 1 << 20;  // of rows, to stay in a core's own cache
+constexpr std::int64_t kGroupBytes = 1 << 20;  // of the rows that all threads hold at a time
 constexpr int kMostRows = 4;                   // of a group, which shares one pass over the sums
 
 // One thread's share of a call: groups of whole rows, so that norm, factor and sum of a row follow
@@ -34,10 +34,10 @@ class Share {
         factors_(items.size() * kMostRows),
         power_(items.size()) {}
 
-  void run(Range rows) {
-    std::int64_t row_bytes = 1;
+  void run(Range rows, int parts) {
+    std::int64_t row_bytes = 1;  // of one row on every thread
     for (const ClipItem& item : items_) {
-      row_bytes += item.columns * static_cast<std::int64_t>(sizeof(G));
+      row_bytes += item.columns * static_cast<std::int64_t>(sizeof(G)) * parts;
     }
     const std::int64_t group = std::clamp<std::int64_t>(kGroupBytes / row_bytes, 1, kMostRows);
     for (std::int64_t row = rows.begin; row < rows.end; row += group) {
@@ -153,7 +153,7 @@ void run(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms
       sums.push_back(index == 0 ? static_cast<S*>(item.sum) : next);
       if (next != nullptr) next += item.columns;
     }
-    Share<G, S>(plan, items, sums, norms).run(part_of(plan.rows, index, parts));
+    Share<G, S>(plan, items, sums, norms).run(part_of(plan.rows, index, parts), parts);
   };
   if (team <= 1) return share(0, 1);
 #if defined(_OPENMP)
