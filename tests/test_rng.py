@@ -8,10 +8,13 @@ import os
 import pickle
 import signal
 import warnings
+from collections.abc import Callable
 from itertools import product
 
 import pytest
+import torch
 
+from dpkern import testing
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.ops import noise
 from dpkern.rng import ROUNDS, Key, Purpose, Stream
@@ -24,8 +27,8 @@ def fingerprint(key: Key) -> bytes:
     return hashlib.sha256(key.stream(Purpose.NOISE, 0).key).digest()
 
 
-def in_child(key: Key) -> bytes:
-    """The key's fingerprint as a forked child sees it."""
+def in_child(work: Callable[[], bytes]) -> bytes:
+    """What ``work`` returns in a forked child."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # From Python 3.12 on: the process has other threads. The child only hashes and exits.
@@ -35,7 +38,7 @@ def in_child(key: Key) -> bytes:
         # Never back into pytest, whatever happens.
         try:
             signal.alarm(20)
-            os.write(writer, fingerprint(key))
+            os.write(writer, work())
         finally:
             os._exit(0)
     os.close(writer)
@@ -48,7 +51,7 @@ def in_child(key: Key) -> bytes:
 def test_a_forked_child_has_a_key_of_its_own() -> None:
     key = Key.fresh()
     before = fingerprint(key)
-    first, second = in_child(key), in_child(key)
+    first, second = in_child(lambda: fingerprint(key)), in_child(lambda: fingerprint(key))
     assert len(first) == len(second) == 32
     assert len({before, first, second}) == 3
     assert fingerprint(key) == before
@@ -56,7 +59,7 @@ def test_a_forked_child_has_a_key_of_its_own() -> None:
 
 def test_a_forked_child_keeps_a_seed() -> None:
     key = Key.from_unsafe_seed(3)
-    assert in_child(key) == fingerprint(key)
+    assert in_child(lambda: fingerprint(key)) == fingerprint(key)
 
 
 def test_fresh_keys_are_distinct() -> None:
@@ -152,3 +155,17 @@ def test_a_stream_checks_its_nonce(nonce: dict[str, int]) -> None:
     (name,) = nonce
     with pytest.raises(InvalidInput, match=name):
         Stream(**({"key": bytes(32), "n0": 0, "n1": 0} | nonce))
+
+
+@pytest.mark.skipif("cpu" not in testing.available_backends(), reason="no compiled kernels")
+def test_kernels_run_in_a_forked_child_of_a_threaded_parent() -> None:
+    x = torch.zeros(20_000, dtype=torch.int32)  # two threads of ours, one of torch
+
+    def noisy() -> bytes:
+        stream = testing.KEY.stream(Purpose.NOISE, 1)
+        drawn = noise.add_noise(x.clone(), stream=stream, backend="cpu")
+        return hashlib.sha256(drawn.numpy().tobytes()).digest()
+
+    with testing.threads(2):
+        wanted = noisy()
+        assert in_child(noisy) == wanted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -74,8 +75,20 @@ def use_isa(name: str) -> None:
         )
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _threads() -> int:
-    return torch.get_num_threads()
+    # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
+    return 1 if _forked else torch.get_num_threads()
 
 
 def _on_cpu(*tensors: torch.Tensor) -> str | None:

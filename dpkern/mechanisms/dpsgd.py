@@ -92,7 +92,15 @@ class DPSGD(Mechanism):
     def _checked_bounds(self) -> float | tuple[float, ...]:
         given = self.max_grad_norm
         if not isinstance(given, (tuple, list)):
-            return checked_bound("max_grad_norm", given)
+            bound = checked_bound("max_grad_norm", given)
+            if self.clipping == "automatic" and bound == math.inf:
+                raise InvalidInput(
+                    "max_grad_norm",
+                    expected="a finite bound with clipping='automatic'",
+                    got=given,
+                    remedy="Normalised gradients need a norm; use clipping='flat' for no bound.",
+                )
+            return bound
         if self.clipping != "per_layer" or not given:
             raise InvalidInput(
                 "max_grad_norm",
