@@ -64,7 +64,7 @@ clean:
 	rm -f $(VENV)/.demo $(VENV)/.dev
 	find dpkern tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# ---- environment ------------------------------------------------------------------------------
+# environment
 
 $(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "make: python3 (3.11 or later) is not installed" >&2; exit 1; }

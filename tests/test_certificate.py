@@ -59,9 +59,6 @@ def tail_with(first: int = 267831685, rise: int = 930972, bend: int = 76) -> lis
     return tail[1:]
 
 
-# --- the committed laws -------------------------------------------------------------------------
-
-
 def test_float_certificate_of_every_phase() -> None:
     found = certificate.gaussian()
     assert found.passed
@@ -175,8 +172,6 @@ def test_script_fails_on_a_changed_tail(
     assert "FAULT: tail hash" in capsys.readouterr().out
 
 
-# --- tampered laws ------------------------------------------------------------------------------
-
 PLAIN, PLAIN_TAIL = rounded_gaussian()
 
 
@@ -244,9 +239,6 @@ def test_numbers_that_are_no_law(
     assert caught.value.name == name
 
 
-# --- what the certificates imply, computed another way -------------------------------------------
-
-
 def test_gaussian_finite_shifts_are_dominated() -> None:
     assert 0.999 < gaussian_shift_ratio(40) <= 1
 
@@ -273,9 +265,6 @@ def test_laplace_pair_dominates_in_two_dimensions() -> None:
     limit = np.where(x < 0, np.exp(x) / 2, 1 - np.exp(-x) / 2)
     assert np.all(power[keep] <= limit[keep] + 1e-9)
     assert np.all(power[keep] >= limit[keep] - 0.01)  # nearly one-dimensional shifts: nearly tight
-
-
-# --- statistics ---------------------------------------------------------------------------------
 
 
 def simulated(name: str, seed: int = 7) -> Fill:

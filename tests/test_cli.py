@@ -77,9 +77,6 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-# --- train ----------------------------------------------------------------------------------------
-
-
 def test_digits_within_epsilon_3(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run_json(capsys, "train", "--data", "digits", "--epsilon", "3", "--out", "o")
     assert code == 0
@@ -337,9 +334,6 @@ def test_control_c_in_a_real_process(points: str) -> None:
     assert "dpkern train --resume --out o" in rest
     assert "Traceback" not in rest
     assert {p.name for p in Path("o").iterdir()} == {CHECKPOINT}
-
-
-# --- privacy and info -----------------------------------------------------------------------------
 
 
 def test_privacy_of_the_reference_point(capsys: pytest.CaptureFixture[str]) -> None:

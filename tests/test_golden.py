@@ -110,9 +110,6 @@ def bits_of(values: np.ndarray) -> list[str]:
     return [f"{bits:0{2 * width}x}" for bits in values.view(f"u{width}").tolist()]
 
 
-# --- what the scalar model and the backends answer ------------------------------------------------
-
-
 def scalar_values(vector: Vector) -> list[str]:
     nonce, law, at = vector.nonce, vector.law, vector.position
     match vector.kind.split(":"):
@@ -182,9 +179,6 @@ def backend_values(vector: Vector, backend: str) -> list[str]:
             )
             return [f"{a}:{b}" for a, b in zip(given_bits, bits_of(x.numpy()), strict=True)]
     raise AssertionError(f"{vector}: unknown kind")
-
-
-# --- tests ----------------------------------------------------------------------------------------
 
 
 SHORT = [v for v in VECTORS if "sha256" not in v.kind or int(v.values[0]) <= SCALAR_AT_MOST]

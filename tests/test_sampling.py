@@ -49,9 +49,6 @@ def uniformity(observed: torch.Tensor, draws: int, rate: float, *, fixed: bool =
     return float(chi2.sf(statistic, n - 1 if fixed else n))
 
 
-# --- laws ---------------------------------------------------------------------------------------
-
-
 def size_p_value(sizes: list[int], n: int, rate: float) -> float:
     """p-value of batch sizes against the binomial law, in about eight equally likely cells."""
     inner = {float(binom.ppf(k / 8, n, rate)) for k in range(1, 8)}
@@ -125,9 +122,6 @@ def test_permutations_are_equally_likely() -> None:
     assert float(chi2.sf(float(((tally - expected) ** 2 / expected).sum()), 23)) > ALPHA
 
 
-# --- words --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate", [1e-12, 0.01, 0.1, 1 / 3, 1 - 2.0**-53])
 def test_inclusion_probability_never_exceeds_the_rate(rate: float) -> None:
     threshold = poisson(rate)._threshold
@@ -194,9 +188,6 @@ def test_ties_are_drawn_again_from_new_words(sampler: str, monkeypatch: pytest.M
     (batch,) = make_batches(sampler, dataset_size=20, batch_size=5, steps=1, key=seeded())
     assert first_blocks == [0, 3]
     assert len(batch.unique()) == 5
-
-
-# --- behaviour ----------------------------------------------------------------------------------
 
 
 def test_edges_of_poisson() -> None:

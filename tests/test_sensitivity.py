@@ -138,9 +138,6 @@ def test_scalar_parameters_and_empty_batches(backend: str, arithmetic: str) -> N
     assert [int(total.count_nonzero()) for total in nothing.sums] == [0, 0]
 
 
-# --- the checks themselves ------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.lists(st.integers(-(2**31) + 1, 2**31 - 1), min_size=1, max_size=40))
 def test_exact_power_is_exact(entries: list[int]) -> None:

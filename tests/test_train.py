@@ -74,9 +74,6 @@ def interrupted(options: dict[str, Any], step: int) -> Session:
     return session
 
 
-# --- sessions -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "change",
     [

@@ -38,9 +38,6 @@ def points(tmp_path: Path) -> Path:
     return path
 
 
-# --- data -----------------------------------------------------------------------------------------
-
-
 def test_digits_are_scaled_by_a_public_constant_and_split_by_a_public_seed() -> None:
     digits = load("digits")
     assert digits.row_shape == (8, 8)
@@ -174,9 +171,6 @@ def test_zero_rows_held_out(points: Path) -> None:
 
 def test_pixels_of_digits_never_exceed_the_public_scale() -> None:
     assert data_module.DIGITS_SCALE == 16.0
-
-
-# --- models ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

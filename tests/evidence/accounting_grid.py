@@ -85,9 +85,6 @@ class Point:
         return epsilon_of(lambda eps: one_step_delta(self, eps), self.delta)
 
 
-# --- references ---------------------------------------------------------------------------------
-
-
 def gaussian_delta(epsilon: float, mu: float) -> float:
     """Balle-Wang: Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)."""
     return float(
@@ -179,9 +176,6 @@ def optimistic_lower_bound(point: Point) -> float:
     )
     enlarged = point.delta + 1e-14 + 1e-15 * point.steps
     return float(once.self_compose(point.steps).get_epsilon_for_delta(enlarged))
-
-
-# --- the grid -----------------------------------------------------------------------------------
 
 
 def grid() -> list[Point]:

@@ -40,9 +40,6 @@ WINDOWS = (-8, -6, -4, -2, -1, 0, 1, 20)
 SCALES = (1.1, 1.0, 3e-9, 4.7e-30, 2.0**20, 7.3e12, 1e30)
 
 
-# --- outputs are lattice points -------------------------------------------------------------------
-
-
 def off_lattice(released: Floats, scale: float) -> int:
     """How many values are not ``fl(y g)`` for an integer y, with ``g = scale / 64``."""
     kind = released.dtype.type
@@ -93,9 +90,6 @@ def lattice_figures(n: int, seed: int, backend: str | None = None) -> dict[str, 
             overflowed += int(np.isinf(out).sum())
             missed += off_lattice(out, scale)
     return {"values": checked, "off_lattice": missed, "nan": nans, "fl(y g) overflows": overflowed}
-
-
-# --- the attack -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,6 @@ Row = Callable[[int, float, float, torch.Generator], torch.Tensor]
 """``(length, C, u, generator)`` -> one record in float64, before it is cast."""
 
 
-# --- records --------------------------------------------------------------------------------------
-
-
 def _normal(d: int, g: torch.Generator) -> torch.Tensor:
     return torch.randn(d, generator=g, dtype=torch.float64)
 
@@ -103,9 +100,6 @@ ROWS: dict[str, Row] = {
         torch.tensor([c * _near(g)], dtype=torch.float64), (0, d - 1)
     ),
 }
-
-
-# --- settings -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,9 +191,6 @@ def records(
     rows = [ROWS[name](length, setting.bounds[0], setting.units[0], g) for name in names]
     whole = torch.stack(rows).to(setting.dtype)
     return list(whole.split(list(setting.widths), dim=1)), names
-
-
-# --- checks ---------------------------------------------------------------------------------------
 
 
 def exact_power(q: torch.Tensor, p: int) -> int:
@@ -372,9 +363,6 @@ def _check_one(setting: Setting, row: torch.Tensor, value: float, tally: Tally) 
     tally.records += 1
 
 
-# --- negative control -----------------------------------------------------------------------------
-
-
 def naive_clip(row: torch.Tensor, bound: float) -> torch.Tensor:
     """The usual clip, all in float32."""
     return row * (bound / torch.linalg.vector_norm(row)).clamp(max=1.0)
@@ -397,9 +385,6 @@ def stagnant_norm(length: int = LONG_ROW) -> float:
     squares = np.ones(length, dtype=np.float32)
     last = float(np.add.accumulate(squares, out=squares)[-1])
     return math.sqrt(length / last)
-
-
-# --- float tier: what a removal does to a batch ---------------------------------------------------
 
 
 def cancelling(kind: str, batch: int, d: int, g: torch.Generator) -> torch.Tensor:
@@ -447,9 +432,6 @@ def removal_figures(batch: int, d: int = 64, removed: int = 6, seed: int = 0) ->
                 worst = max(worst, float((whole - rest).norm()))
             figures[f"{kind}, {backend}"] = worst
     return figures
-
-
-# --- all ------------------------------------------------------------------------------------------
 
 
 def run(n: int = 10**5, seed: int = 0) -> dict[str, Any]:
