@@ -183,8 +183,8 @@ DPK_AVX512 void tile_avx512(const Stream& stream, std::uint64_t tile, std::int32
 // With the generic scheduling model of GCC 12 this function takes 13 % longer, on AMD as well.
 template <class Law>
 __attribute__((target("arch=x86-64-v3,tune=cascadelake"))) void tile_avx2(const Stream& stream,
-                                                                             std::uint64_t tile,
-                                                                             std::int32_t* x) {
+                                                                          std::uint64_t tile,
+                                                                          std::int32_t* x) {
   tile_body<Law, 8, 3, CacheLookup<Law, 8>>(stream, tile, x);
 }
 DPK_AVX512 void rows_avx512(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
