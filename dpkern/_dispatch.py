@@ -72,7 +72,7 @@ class Op(Generic[P, R]):
     """An op: contract, reference, cost, and the kernels that backends registered for it."""
 
     def __init__(
-        self, reference: Callable[P, R], validate: Callable[P, str], cost: Callable[P, Cost]
+        self, reference: Callable[P, R], validate: Callable[P, str], cost: Callable[..., Cost]
     ) -> None:
         stem = reference.__module__.rsplit(".", 1)[-1]
         self.name = f"{stem}.{reference.__name__}"
@@ -148,7 +148,7 @@ _logged: set[str] = set()
 
 
 def op(
-    *, validate: Callable[P, str], cost: Callable[P, Cost]
+    *, validate: Callable[P, str], cost: Callable[..., Cost]
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: ``validate`` returns the device's name, ``cost`` its price."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -93,14 +94,7 @@ def _validate_sample_norm(
     return tensors[0].device.type
 
 
-def _cost_sample_norm(
-    grads: Gradients,
-    *,
-    p: int = 2,
-    scale: Gradients | None = None,
-    center: Gradients | None = None,
-    backend: str | None = None,
-) -> Cost:
+def _cost_sample_norm(grads: Gradients, **_: Any) -> Cost:
     tensors = tensors_of(grads)
     entries = sum(t.numel() for t in tensors)
     read = entries * tensors[0].element_size()
@@ -248,21 +242,11 @@ def _check_out(
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-def _cost_clip_sum(
-    grads: Gradients,
-    max_grad_norm: float | Sequence[float],
-    *,
-    p: int = 2,
-    style: str = "flat",
-    arithmetic: str = "float",
-    unit: float | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> Cost:
-    request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
-    entries = sum(t.numel() for t in request.tensors)
-    columns = entries // max(1, request.batch_size)
-    read = entries * request.tensors[0].element_size()
+def _cost_clip_sum(grads: Gradients, *_: Any, **__: Any) -> Cost:
+    tensors = tensors_of(grads)
+    entries = sum(t.numel() for t in tensors)
+    read = entries * tensors[0].element_size()
+    columns = sum(t.shape[1:].numel() for t in tensors)
     return Cost(bytes_read=read, bytes_written=4 * columns, flops=4 * entries)
 
 

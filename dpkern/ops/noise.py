@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import _validate as check
@@ -82,9 +84,7 @@ def _validate_keystream(
     return "cpu"
 
 
-def _cost_keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
-) -> Cost:
+def _cost_keystream(stream: Stream, *, blocks: int, **_: Any) -> Cost:
     return Cost(bytes_read=0, bytes_written=64 * blocks, flops=0, random_words=16 * blocks)
 
 
@@ -121,14 +121,7 @@ def _validate_draws(
     return "cpu"
 
 
-def _cost_draws(
-    stream: Stream,
-    *,
-    position: int,
-    count: int,
-    distribution: str = "gaussian",
-    backend: str | None = None,
-) -> Cost:
+def _cost_draws(stream: Stream, *, count: int, **_: Any) -> Cost:
     return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=noise_words(count))
 
 
@@ -202,16 +195,7 @@ def _validate_add_noise(
     return x.device.type
 
 
-def _cost_add_noise(
-    x: torch.Tensor,
-    *,
-    stream: Stream,
-    position: int = 0,
-    distribution: str = "gaussian",
-    scale: float | torch.Tensor | None = None,
-    rounding: Stream | None = None,
-    backend: str | None = None,
-) -> Cost:
+def _cost_add_noise(x: torch.Tensor, **_: Any) -> Cost:
     n, size = x.numel(), x.numel() * x.element_size()
     if x.dtype in INTEGERS:
         return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=noise_words(n))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -165,10 +166,8 @@ def _cost_step(
     sums: Sequence[torch.Tensor],
     *,
     rule: Rule,
-    state: State,
-    gradient_scale: float = 1.0,
     noise: Noise | None = None,
-    backend: str | None = None,
+    **_: Any,
 ) -> Cost:
     n = sum(p.numel() for p in params)
     moved = sum(p.numel() * p.element_size() for p in params) * (1 + len(rule.buffer_names()))
