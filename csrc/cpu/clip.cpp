@@ -130,6 +130,20 @@ class Share {
   std::vector<double> power_;
 };
 
+// Zeros of this thread's own. Up to a megabyte a thread keeps them for its next call, because fresh
+// pages cost more than zeroing; larger ones belong to `large`.
+template <class S>
+S* zeroed_scratch(std::int64_t columns, std::unique_ptr<S[]>& large) {
+  constexpr std::int64_t kKept = (1 << 20) / sizeof(S);
+  if (columns > kKept) {
+    large.reset(new S[static_cast<std::size_t>(columns)]());
+    return large.get();
+  }
+  static thread_local std::vector<S> kept;
+  kept.assign(static_cast<std::size_t>(columns), S{0});
+  return kept.data();
+}
+
 // Thread 0 adds to the caller's sums, the others to sums of their own, added at the end in order:
 // the result depends on the number of threads (floats: in the last bits; integers: not at all).
 template <class G, class S>
@@ -141,13 +155,14 @@ void run(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms
   const std::int64_t rows_worth = std::max<std::int64_t>(kMostRows, kGrain / row_entries);
   const int team = useful_threads(plan.rows, rows_worth, threads);
 
-  std::vector<std::unique_ptr<S[]>> own(static_cast<std::size_t>(team));
+  std::vector<S*> own(static_cast<std::size_t>(team), nullptr);
+  std::vector<std::unique_ptr<S[]>> large(static_cast<std::size_t>(team));
   const auto share = [&](int index, int parts) {
     std::vector<S*> sums;
     S* next = nullptr;
     if (has_sums && index > 0) {
-      own[static_cast<std::size_t>(index)].reset(new S[static_cast<std::size_t>(columns)]());
-      next = own[static_cast<std::size_t>(index)].get();
+      next = zeroed_scratch(columns, large[static_cast<std::size_t>(index)]);
+      own[static_cast<std::size_t>(index)] = next;
     }
     for (const ClipItem& item : items) {
       sums.push_back(index == 0 ? static_cast<S*>(item.sum) : next);
@@ -164,9 +179,9 @@ void run(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms
   std::int64_t before = 0;
   for (const ClipItem& item : items) {
     parallel_for(item.columns, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
-      for (const auto& other : own) {
+      for (const S* other : own) {
         if (other == nullptr) continue;
-        add_to(other.get() + before + begin, end - begin, static_cast<S*>(item.sum) + begin);
+        add_to(other + before + begin, end - begin, static_cast<S*>(item.sum) + begin);
       }
     });
     before += item.columns;
