@@ -74,7 +74,7 @@ class Op(Generic[P, R]):
     def __init__(
         self, reference: Callable[P, R], validate: Callable[P, str], cost: Callable[..., Cost]
     ) -> None:
-        stem = reference.__module__.rsplit(".", 1)[-1]
+        stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
         self.validate = validate

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/bindings.h"
 #include "cpu/clip.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
@@ -14,13 +15,9 @@
 
 namespace py = pybind11;
 using namespace dpkern;
+using bindings::pointer;
 
 namespace {
-
-template <class T>
-T* pointer(std::uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 // A stream travels as (32 key bytes, n0, n1, rounds).
 Stream stream_of(const py::tuple& packed) {
@@ -168,4 +165,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("add_noise_float", &add_noise_float);
   m.def("clip_sum", &clip_sum);
   m.def("update_step", &update_step);
+  bindings::add_ghost_dense(m);
+  bindings::add_ghost_conv(m);
 }

@@ -14,6 +14,7 @@ from ..errors import InvalidInput
 from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..rng import Stream
+from . import _ghost_conv, _ghost_dense
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -42,7 +43,7 @@ def load() -> tuple[bool, str]:
     if isinstance(extension, str):
         return False, extension
     _C = extension
-    for name, run, refuse in _KERNELS:
+    for name, run, refuse in (*_KERNELS, *_ghost_dense.KERNELS, *_ghost_conv.KERNELS):
         _dispatch.register(name, "cpu", run, refuse)
     return True, ""
 

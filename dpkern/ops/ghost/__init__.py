@@ -1,0 +1,2 @@
+"""Ghost ops: norms and weighted sums of per-sample gradients from a layer's input and output
+gradient, without storing the per-sample gradients."""
