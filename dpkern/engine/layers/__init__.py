@@ -1,0 +1,5 @@
+"""One rule per operation: how its per-sample gradient follows from inputs and output gradients."""
+
+from . import conv, elementwise, embedding, expression, generic, linear, norm
+
+__all__ = ["conv", "elementwise", "embedding", "expression", "generic", "linear", "norm"]

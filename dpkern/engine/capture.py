@@ -1,0 +1,413 @@
+"""What the parameters' uses leave behind, sorted by parameter and by sample.
+
+The samples are those of the last hand-out. Everything that arrives until the next one belongs to
+them: row b of every batch is sample b. Without a loader that hands out, each forward pass of the
+module brings new samples, and a second one is refused until the first was closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from .parameter import PrivateParameter, plainly, tensors_in
+from .probe import Probe
+from .records import Explicit, Record
+from .routes import KeepBudget
+
+
+class Source:
+    """Something whose per-sample gradient is wanted: a parameter or an expression of parameters."""
+
+    def __init__(self, capture: Capture, name: str, shape: Sequence[int]) -> None:
+        self.capture = capture
+        self.name = name
+        self.shape = tuple(shape)
+        self.uses = 0
+        """Uses seen in the forward pass of the current samples."""
+        self.arrivals: list[Arrival] = []
+
+    @property
+    def watched(self) -> bool:
+        return self.capture.watching
+
+
+class Slot(Source):
+    """A private parameter."""
+
+    def __init__(self, capture: Capture, index: int, name: str, parameter: nn.Parameter) -> None:
+        super().__init__(capture, name, parameter.shape)
+        self.index = index
+        self.parameter = parameter
+
+    @property
+    def watched(self) -> bool:
+        return self.capture.watching and self.parameter.requires_grad
+
+
+@dataclass
+class Arrival:
+    """One record of a source; ``rows`` if it is about these rows of it only."""
+
+    record: Record
+    rows: tuple[int, int] | None = None
+    square: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a rule's record goes: a source, some of its rows, or its transpose."""
+
+    source: Source
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+
+@dataclass(eq=False)
+class Use:
+    """One captured operation: which samples it belongs to and where its records go."""
+
+    capture: Capture
+    operation: str
+    targets: tuple[Target | None, ...]
+    ticket: int
+    batch: int
+    site: tuple[Any, ...]
+    saved: dict[str, Any] = field(default_factory=dict)
+    """Plain facts that the rule's backward needs, no tensors."""
+
+    @property
+    def names(self) -> str:
+        return ", ".join(t.source.name for t in self.targets if t is not None)
+
+    def wants(self, g: Tensor | None) -> bool:
+        """Whether this output gradient is to be captured; looks at it if a probe runs."""
+        if g is None:
+            return False
+        capture = self.capture
+        if capture.probe is not None:
+            capture.probe.look(self, g)
+            return False
+        capture.admit(self)
+        return True
+
+    def arrive(self, which: int, record: Record) -> None:
+        """Hand over the record of target number ``which``."""
+        target = self.targets[which]
+        if target is None:
+            return
+        source = target.source
+        arrival = Arrival(record, target.rows)
+        source.arrivals.append(arrival)
+        self.capture.settle(source, arrival)
+
+    def per_batch(self, tensor: Tensor) -> Tensor:
+        """``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
+        return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]
+
+
+class Capture:
+    """Watches the trainable parameters of a module.
+
+    Args:
+        module: the model; its trainable parameters become private on ``attach``.
+        loss_reduction: ``mean`` or ``sum``: how the loss treats the samples of a batch.
+        keep_budget: memory for per-sample gradients that are kept; see ``routes.KeepBudget``.
+
+    Raises:
+        InvalidInput: not a module, or an unknown reduction.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        loss_reduction: str = "mean",
+        keep_budget: int | float = 0.25,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise InvalidInput(
+                "module",
+                expected="a torch.nn.Module",
+                got=type(module).__name__,
+                remedy="Pass the model itself.",
+            )
+        if loss_reduction not in ("mean", "sum"):
+            raise InvalidInput(
+                "loss_reduction",
+                expected="'mean' or 'sum'",
+                got=loss_reduction,
+                remedy="Say how the loss reduces over the samples of a batch.",
+            )
+        self.module = module
+        self.loss_reduction = loss_reduction
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.slots = [Slot(self, i, n, p) for i, (n, p) in enumerate(named)]
+        self.expressions: list[Source] = []
+        self.budget = KeepBudget(keep_budget)
+        self.anchor = torch.zeros((), requires_grad=True)
+        """Makes outputs require gradients although the parameters are not in their graph."""
+        self.batch: int | None = None
+        """Samples in the current hand-out or forward pass."""
+        self.handed_out = False
+        """Whether a loader names the samples."""
+        self.probe: Probe | None = None
+        self.public_gradients: dict[int, Tensor] = {}
+        self.loss_scale = 1.0
+        """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
+        self._ticket = 0
+        self._admitted: int | None = None
+        self._public = False
+        self._skipped = False
+        self._verified: set[tuple[Any, ...]] = set()
+        self._fresh: dict[tuple[Any, ...], str] = {}
+        self._unverified: dict[tuple[Any, ...], str] = {}
+        self._hooks: list[Any] = []
+
+    @property
+    def watching(self) -> bool:
+        """Whether uses are captured now."""
+        return bool(self._hooks) and not self._public and not self._skipped
+
+    @property
+    def captured(self) -> bool:
+        """Whether anything arrived for the current samples."""
+        return self._admitted is not None
+
+    def attach(self) -> None:
+        """Make the parameters private; calling it twice changes nothing."""
+        if self._hooks:
+            return
+        for slot in self.slots:
+            slot.parameter.__class__ = PrivateParameter
+            slot.parameter._private = slot  # type: ignore[attr-defined]
+        self._hooks = [
+            self.module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            self.module.register_forward_hook(self._after_forward, with_kwargs=True),
+        ]
+
+    def detach(self) -> None:
+        """Make them ordinary parameters again and forget what was captured."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.discard()
+        for slot in self.slots:
+            if type(slot.parameter) is PrivateParameter:
+                del slot.parameter._private
+                slot.parameter.__class__ = nn.Parameter
+
+    def hand_out(self, batch: int) -> None:
+        """The loader hands out new samples: what comes from now on belongs to them."""
+        if self.captured:
+            raise PrivacyError(
+                "hand_out",
+                expected="the samples before these closed or discarded",
+                got="gradients of samples that no optimizer.step() has seen",
+                remedy="Call optimizer.step() after every batch of the loader.",
+            )
+        self.handed_out = True
+        self.batch = batch
+        self._next_samples()
+
+    def new_samples(self) -> None:
+        """The next forward pass brings new samples, without a loader that says so."""
+        self.handed_out = False
+        self.batch = None
+        self._next_samples()
+
+    def discard(self) -> None:
+        """Forget what arrived for the current samples, and public gradients."""
+        for source in (*self.slots, *self.expressions):
+            source.arrivals.clear()
+        self.expressions.clear()
+        self.public_gradients.clear()
+        self.budget.release()
+        self._admitted = None
+        self._unverified.clear()
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """Passes in this block use no private data: their gradients are ordinary ones.
+
+        Backward passes must end inside the block; their gradients are collected apart and join the
+        next update without being clipped.
+        """
+        before, self._public = self._public, True
+        try:
+            yield
+        finally:
+            self._public = before
+            self._collect_public()
+
+    def use(self, operation: str, targets: Sequence[Target | None], x: Tensor, **saved: Any) -> Use:
+        """Register one operation on ``x``, whose first dimension is the samples'.
+
+        Raises:
+            UnsupportedModule: the first dimension is not the batch, or a multiple of it.
+        """
+        batch = self.require_batch(operation, targets)
+        rows = int(x.shape[0]) if x.dim() else 0
+        folded = _fold(rows, batch)
+        if x.dim() == 0 or folded is None:
+            names = ", ".join(t.source.name for t in targets if t is not None)
+            raise UnsupportedModule(
+                f"{names} in {operation}",
+                expected=f"an input whose first dimension is the batch of {batch} samples",
+                got=f"shape {list(x.shape)}",
+                remedy="Keep the batch first (batch_first=True), with all rows of one sample "
+                "next to each other.",
+            )
+        names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
+        site = (operation, names_key, x.dim(), folded > 1)
+        use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved)
+        if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
+            for target in targets:
+                if target is not None:
+                    target.source.uses += 1
+        if site not in self._verified:
+            self._fresh[site] = use.names
+        return use
+
+    def require_batch(self, operation: str, targets: Sequence[Target | None]) -> int:
+        """The number of samples, or an error if nobody told."""
+        if self.batch is None:
+            names = ", ".join(t.source.name for t in targets if t is not None)
+            raise PrivacyError(
+                f"{names} in {operation}",
+                expected="a known batch",
+                got="a parameter used outside the module's forward pass",
+                remedy="Call the module itself, or iterate over the loader of make_private.",
+            )
+        return self.batch
+
+    def admit(self, use: Use) -> None:
+        """Refuse what belongs to other samples than the current ones."""
+        expected = self._ticket if self.handed_out else self._admitted
+        if expected is not None and use.ticket != expected:
+            raise PrivacyError(
+                f"backward through {use.names}",
+                expected="gradients of the current samples",
+                got="a backward pass of other samples",
+                remedy="Call optimizer.step() first. Passes that touch no private data belong in "
+                "engine.public(); samples without the engine's loader in engine.new_samples().",
+            )
+        self._admitted = use.ticket
+        if use.site not in self._verified and use.batch > 1:
+            self._unverified[use.site] = use.names
+
+    def settle(self, source: Source, arrival: Arrival) -> None:
+        """Take the norm while the operands are in the cache, if this is the only use."""
+        record = arrival.record
+        alone = source.uses <= 1 and len(source.arrivals) == 1
+        if alone and isinstance(source, Slot):
+            arrival.record = record = self.budget.kept(record)
+            arrival.square = record.square()
+        elif isinstance(record, Explicit):
+            self.budget.note(record)
+
+    def check_closed(self) -> None:
+        """The guards of every step: nothing leaked past the capture, every use was verified.
+
+        Raises:
+            PrivacyError: one of them failed; nothing has been released.
+        """
+        with plainly():
+            leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+        if leaked:
+            raise PrivacyError(
+                "backward",
+                expected="no ordinary gradient on any parameter",
+                got=f"one on {', '.join(leaked[:5])}",
+                remedy="Use the parameters through torch operations in Python (no TorchScript, no "
+                "retained graphs of public passes), and end public backward passes inside "
+                "engine.public().",
+            )
+        if self._unverified:
+            raise PrivacyError(
+                ", ".join(dict.fromkeys(self._unverified.values())),
+                expected="uses that the check of the batch dimension has seen",
+                got="a use outside the module's forward pass, or without a tensor output",
+                remedy="Call the module itself and let it return a tensor whose first dimension "
+                "is the batch, or call engine.validate(function, *inputs) first.",
+            )
+
+    def verify(self, output: Any) -> None:
+        """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
+
+        Raises:
+            UnsupportedModule: it does not; lists every finding.
+        """
+        batch = self.batch
+        if not self._fresh or batch is None or batch < 2:
+            return
+        probe = Probe(batch, self._fresh)
+        self.probe = probe
+        try:
+            probe.run(output, self.anchor)
+        finally:
+            self.probe = None
+        probe.raise_findings()
+        self._verified.update(probe.seen)
+        for site in probe.seen:
+            self._fresh.pop(site, None)
+
+    def _before_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._skipped = False
+        if not torch.is_grad_enabled() or self._public:
+            return
+        rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
+        if self.handed_out:
+            # Evaluation with other samples: their gradients would be caught as leaked.
+            fits = rows is None or _fold(rows, self.batch or 0) is not None
+            self._skipped = not fits and not module.training
+        else:
+            self._next_samples()
+            self.batch = rows
+
+    def _after_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if self._fresh and torch.is_grad_enabled() and self.watching:
+            self.verify(output)
+        self._skipped = False
+
+    def _next_samples(self) -> None:
+        self._ticket += 1
+        for slot in self.slots:
+            slot.uses = 0
+        if not self.captured:
+            self.expressions.clear()
+
+    def _collect_public(self) -> None:
+        with plainly():
+            for slot in self.slots:
+                gradient = slot.parameter.grad
+                if gradient is None:
+                    continue
+                slot.parameter.grad = None
+                if slot.index in self.public_gradients:
+                    gradient = self.public_gradients[slot.index] + gradient
+                self.public_gradients[slot.index] = gradient
+
+
+def _fold(rows: int, batch: int) -> int | None:
+    """How many rows each sample has, or None if they do not divide evenly."""
+    if batch == 0:
+        return 1 if rows == 0 else None
+    return rows // batch if rows and rows % batch == 0 else None
+
+
+def describe(findings: Mapping[str, str]) -> str:
+    """Findings as numbered lines."""
+    return "; ".join(f"{i}. {k}: {v}" for i, (k, v) in enumerate(findings.items(), 1))

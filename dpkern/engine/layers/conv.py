@@ -1,0 +1,181 @@
+"""Convolutions in one to three dimensions, also transposed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..capture import Target, Use
+from ..parameter import PRIVATE, arguments, is_constant, other, plain, plainly, rule
+from ..records import Convolution, Explicit
+from .expression import whole_target_of
+
+Function = Callable[..., Any]
+Ints = tuple[int, ...]
+
+
+class _Convolution(torch.autograd.Function):
+    """``aten::convolution``; ``use.saved`` holds its geometry."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight)
+        return torch.convolution(x, weight, bias, **use.saved)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        use: Use = ctx.use
+        gx = None
+        if g is not None and ctx.needs_input_grad[2]:
+            cast = x.to(g.dtype), weight.to(g.dtype)
+            gx, _, _ = torch.ops.aten.convolution_backward(
+                g, *cast, None, *use.saved.values(), [True, False, False]
+            )
+            gx = gx.to(x.dtype)
+        if use.wants(g):
+            assert g is not None
+            _arrive(use, x, weight, g)
+        return None, None, gx, None, None
+
+
+def _arrive(use: Use, x: Tensor, weight: Tensor, g: Tensor) -> None:
+    kernel_size = tuple(weight.shape[2:])
+    geometry = {name: use.saved[name] for name in ("stride", "padding", "dilation", "groups")}
+    with plainly():
+        if use.targets[0] is not None:
+            pair = x, g
+            if use.saved["transposed"]:
+                # A transposed convolution is a convolution read backwards.
+                pair = _reached(g, x.shape[2:], kernel_size, geometry), x
+            use.arrive(0, _record(use, *pair, kernel_size, geometry))
+        if use.targets[1] is not None:
+            positions = use.per_batch(g.flatten(2).sum(2, dtype=_wide(g.dtype)))
+            use.arrive(1, Explicit(positions.sum(1) if positions.shape[1] > 1 else positions[:, 0]))
+
+
+def _record(
+    use: Use, x: Tensor, g: Tensor, kernel_size: Ints, geometry: dict[str, Any]
+) -> Convolution | Explicit:
+    if x.shape[0] == use.batch:
+        return Convolution(x, g, kernel_size, geometry)
+    # Several images of one sample: their gradients add up.
+    each = Convolution(x, g, kernel_size, geometry).per_sample()
+    return Explicit(use.per_batch(each).sum(1))
+
+
+def _reached(x: Tensor, out: Sequence[int], kernel_size: Ints, geometry: dict[str, Any]) -> Tensor:
+    """The part of ``x`` that a convolution to ``out`` positions reads (output_padding aside)."""
+    for i, (size, kernel) in enumerate(zip(out, kernel_size, strict=True)):
+        stride, padding, dilation = (geometry[n][i] for n in ("stride", "padding", "dilation"))
+        # One position more than these would give a further output.
+        most = size * stride + dilation * (kernel - 1) - 2 * padding
+        if x.shape[2 + i] > most:
+            x = x.narrow(2 + i, 0, most)
+    return x
+
+
+def _convolution(
+    operation: str, x: Tensor, weight: Tensor, bias: Tensor | None, options: dict[str, Any]
+) -> Tensor:
+    targets: list[Target | None] = [None, None]
+    capture = None
+    for i, tensor in enumerate((weight, bias)):
+        if isinstance(tensor, PRIVATE):
+            targets[i], capture = whole_target_of(tensor), tensor._private.capture
+    assert capture is not None
+    use = capture.use(operation, targets, x, **options)
+    result: Tensor = _Convolution.apply(capture.anchor, use, x, plain(weight), plain(bias))
+    return result
+
+
+@rule(torch.conv1d, torch.conv2d, torch.conv3d)
+def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    x, weight, bias, stride, padding, dilation, groups = arguments(names, args, kwargs)
+    dims = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}[func]
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+        return other(func, args, kwargs)
+    if x.dim() != dims + 2:
+        x = _unbatched(x, dims)
+    stride, dilation = _spread(stride, 1, dims), _spread(dilation, 1, dims)
+    if isinstance(padding, str):
+        x, padding = _named_padding(x, weight, padding, dilation)
+    options = {
+        "stride": stride,
+        "padding": _spread(padding, 0, dims),
+        "dilation": dilation,
+        "transposed": False,
+        "output_padding": (0,) * dims,
+        "groups": groups or 1,
+    }
+    return _convolution(f"conv{dims}d", x, weight, bias, options)
+
+
+@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+    x, weight, bias, stride, padding, more, groups, dilation = arguments(names, args, kwargs)
+    functions = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+    dims = 1 + functions.index(func)
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+        return other(func, args, kwargs)
+    if x.dim() != dims + 2:
+        x = _unbatched(x, dims)
+    options = {
+        "stride": _spread(stride, 1, dims),
+        "padding": _spread(padding, 0, dims),
+        "dilation": _spread(dilation, 1, dims),
+        "transposed": True,
+        "output_padding": _spread(more, 0, dims),
+        "groups": groups or 1,
+    }
+    return _convolution(f"conv_transpose{dims}d", x, weight, bias, options)
+
+
+def _unbatched(x: Tensor, dims: int) -> Tensor:
+    from ...errors import UnsupportedModule
+
+    raise UnsupportedModule(
+        f"conv{dims}d",
+        expected=f"a batched input of {dims + 2} dimensions",
+        got=f"shape {list(x.shape)}",
+        remedy="Add the batch dimension with x.unsqueeze(0).",
+    )
+
+
+def _named_padding(
+    x: Tensor, weight: Tensor, padding: str, dilation: Ints
+) -> tuple[Tensor, int | Ints]:
+    """``same`` as numbers; what is left over goes to the right, as in torch."""
+    if padding == "valid":
+        return x, 0
+    with plainly():
+        totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
+    if any(total % 2 for total in totals):
+        extra = [pad for total in reversed(totals) for pad in (0, total % 2)]
+        x = F.pad(x, extra)
+    return x, tuple(total // 2 for total in totals)
+
+
+def _spread(value: int | Sequence[int] | None, default: int, dims: int) -> Ints:
+    if value is None:
+        return (default,) * dims
+    if isinstance(value, int):
+        return (value,) * dims
+    spread = tuple(int(v) for v in value)
+    return spread * dims if len(spread) == 1 else spread
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32

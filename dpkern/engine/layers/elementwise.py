@@ -1,0 +1,129 @@
+"""Elementwise scale and shift, and copies of a parameter for every sample of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..parameter import PRIVATE, arguments, other, plain, plainly, refuse, rule
+from .expression import looks_like_samples, slots_in
+from .generic import expand
+
+Function = Callable[..., Any]
+
+_BINARY = [
+    *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.maximum, torch.minimum),
+    *(Tensor.add, Tensor.sub, Tensor.mul, Tensor.div, Tensor.true_divide, Tensor.rsub, torch.rsub),
+    *(Tensor.__add__, Tensor.__sub__, Tensor.__mul__, Tensor.__truediv__, Tensor.__rtruediv__),
+    *(Tensor.__radd__, Tensor.__rsub__, Tensor.__rmul__, Tensor.pow, torch.pow, Tensor.__pow__),
+    *(Tensor.__iadd__, Tensor.__imul__, Tensor.__isub__, Tensor.__itruediv__),
+    *(Tensor.add_, Tensor.mul_, Tensor.sub_, Tensor.div_),
+]
+
+
+@rule(*_BINARY)
+def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or "out" in kwargs or not all(isinstance(a, Tensor) for a in args):
+        return other(func, args, kwargs)
+    private = [a for a in args if isinstance(a, PRIVATE)]
+    if len(private) == 2:
+        return other(func, args, kwargs)
+    (x,) = (a for a in args if not isinstance(a, PRIVATE))
+    (w,) = private
+    capture = w._private.capture
+    if not _is_data(x, w, capture.batch):
+        return other(func, args, kwargs)
+    with plainly():
+        shape, dims = tuple(w.shape), w.dim()
+    rows = int(x.shape[0]) if x.dim() else 0
+    batch = capture.require_batch("elementwise", ())
+    broadcast = x.dim() > dims or (x.dim() == dims and shape[0] == 1)
+    fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
+    if not fits:
+        raise refuse(
+            func,
+            slots_in(args),
+            got=f"data of shape {list(x.shape)} and a parameter of shape {list(shape)}",
+            remedy="Keep the batch first. A term that belongs to no sample (a penalty on the "
+            "weights) goes into engine.public() or weight_decay.",
+        )
+    copies = expand(w, rows, getattr(func, "__name__", "elementwise").strip("_"))
+    if x.dim() > dims:
+        copies = copies.reshape(rows, *(1,) * (x.dim() - dims - 1), *shape)
+    else:
+        copies = copies.reshape(rows, *shape[1:])
+    return func(*(copies if a is w else a for a in args), **kwargs)
+
+
+def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
+    if looks_like_samples(x, (w,), batch):
+        return True
+    # Inputs that need no gradient, several rows per sample.
+    with plainly():
+        dims = w.dim()
+    return bool(x.dim() > dims and batch and x.shape[0] % batch == 0)
+
+
+@rule(Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)
+def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``w.expand(B, ...)``: a copy per sample, if that is what the first dimension is."""
+    w = args[0]
+    with plainly():
+        result = func(*plain(tuple(args)), **plain(kwargs))
+        shape = tuple(w.shape)
+    added = result.dim() > len(shape)
+    grown = result.dim() == len(shape) and len(shape) > 0 and shape[0] == 1
+    batch = w._private.capture.batch
+    if not isinstance(w, PRIVATE) or batch is None or not (added or grown):
+        return other(func, args, kwargs)
+    rows = int(result.shape[0])
+    if rows == 0 or batch == 0 or rows % batch:
+        return other(func, args, kwargs)
+    copies = expand(w, rows, "expand")
+    if added:
+        copies = copies.reshape(rows, *(1,) * (result.dim() - len(shape) - 1), *shape)
+    else:
+        copies = copies.reshape(rows, *shape[1:])
+    return copies.expand(result.shape)
+
+
+@rule(Tensor.repeat)
+def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``w.repeat(B, 1, ...)`` of ``[1, ...]``, or with new dimensions in front."""
+    w, *sizes = args
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)):
+        sizes = list(sizes[0])
+    with plainly():
+        shape = tuple(w.shape)
+    front = len(sizes) - len(shape)
+    if kwargs or front < 0 or (front == 0 and (not shape or shape[0] != 1)):
+        return other(func, args, kwargs)
+    spread = w.expand(*sizes[: max(1, front)], *shape[0 if front else 1 :])
+    if isinstance(spread, PRIVATE):
+        return other(func, args, kwargs)
+    return spread.repeat(*(1,) * max(1, front), *sizes[max(1, front) :])
+
+
+@rule(F.prelu, torch.prelu, Tensor.prelu)
+def _prelu(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, weight = arguments(("input", "weight"), args, kwargs)
+    if isinstance(x, PRIVATE):
+        return other(func, args, kwargs)
+    with plainly():
+        single = weight.numel() == 1
+    shape = (1,) * x.dim() if single else (1, -1, *(1,) * (x.dim() - 2))
+    return x.clamp(min=0) + weight.reshape(shape) * x.clamp(max=0)
+
+
+@rule(Tensor.backward)
+def _backward(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    raise refuse(
+        func,
+        slots_in((args, kwargs)),
+        got="a loss made of parameters alone",
+        remedy="Run passes that touch no private data under engine.public().",
+    )

@@ -1,0 +1,139 @@
+"""Embedding tables: F.embedding, and F.embedding_bag made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import UnsupportedModule
+from ..capture import Capture, Use
+from ..parameter import arguments, plain, plainly, rule
+from ..records import Embedding
+from . import expression
+
+Function = Callable[..., Any]
+
+
+class _Embedding(torch.autograd.Function):
+    """``ids [B, ...] -> [B, ..., D]``."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, ids: Tensor, weight: Tensor) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(ids)
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
+        (ids,) = ctx.saved_tensors
+        use: Use = ctx.use
+        if use.wants(g):
+            assert g is not None
+            each = g.reshape(use.batch, ids[:1].numel(), g.shape[-1])
+            flat = ids.reshape(use.batch, each.shape[1])
+            record = Embedding(flat, each, use.saved["rows"], use.saved["padding_idx"])
+            use.arrive(0, record)
+        return None, None, None, None
+
+
+@rule(F.embedding, torch.embedding)
+def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if func is torch.embedding:
+        weight, ids, padding_idx = arguments(("weight", "indices", "padding_idx"), args, kwargs)
+        padding_idx = None if padding_idx in (None, -1) else padding_idx
+    else:
+        names = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+        ids, weight, padding_idx, max_norm, _, by_frequency = arguments(names, args, kwargs)
+        if max_norm is not None or by_frequency:
+            raise _refused(
+                weight,
+                "max_norm" if max_norm is not None else "scale_grad_by_freq",
+                "an embedding whose rows do not depend on the other samples",
+            )
+    target = expression.whole_target_of(weight)
+    capture = target.source.capture
+    rows = int(weight.shape[0])
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += rows
+    if _is_shared(capture, ids):
+        with plainly():
+            result = F.embedding(ids, weight, padding_idx=padding_idx)
+        shared = expression.of(func, (weight,), {}, result)
+        source = shared._private
+        if target.source is weight._private and isinstance(target.source, expression.Slot):
+            source.looked_up = (ids, rows, padding_idx)
+        return shared
+    use = capture.use("embedding", (target,), ids, rows=rows, padding_idx=padding_idx)
+    return _Embedding.apply(capture.anchor, use, ids, plain(weight))
+
+
+def _is_shared(capture: Capture, ids: Tensor) -> bool:
+    """Ids that all samples share, such as positions: no batch in the first dimension."""
+    batch = capture.require_batch("embedding", ())
+    if ids.dim() == 0 or ids.shape[0] != batch:
+        return True
+    if ids.dim() > 1 or batch < 2:
+        return False
+    # As many positions as samples: 0, 1, 2, ... are positions.
+    return bool((ids == torch.arange(batch, device=ids.device)).all())
+
+
+@rule(F.embedding_bag)
+def _embedding_bag(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Look the rows up, then reduce each bag by ordinary operations."""
+    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode")
+    names = (*names, "sparse", "per_sample_weights", "include_last_offset", "padding_idx")
+    given = arguments(names, args, kwargs)
+    ids, weight, offsets, max_norm, _, by_frequency, mode, _, weights, last, padding_idx = given
+    if max_norm is not None or by_frequency:
+        raise _refused(weight, "embedding_bag", "a bag without max_norm and scale_grad_by_freq")
+    if ids.dim() == 1:
+        ids, weights, inside = _padded(ids, offsets, weights, bool(last))
+    else:
+        inside = torch.ones_like(ids, dtype=torch.bool)
+    if padding_idx is not None:
+        size = weight.shape[0]
+        inside = inside & (ids != (padding_idx + size if padding_idx < 0 else padding_idx))
+    looked_up = F.embedding(ids, weight)
+    mask = inside[:, :, None]
+    if mode == "max":
+        lowest = looked_up.masked_fill(~mask, -torch.inf).max(dim=1).values
+        return lowest.masked_fill(~inside.any(1)[:, None], 0)
+    if weights is not None:
+        looked_up = looked_up * weights[:, :, None]
+    total = (looked_up * mask.to(looked_up.dtype)).sum(1)
+    if mode in (None, "mean"):
+        return total / inside.sum(1).clamp(min=1)[:, None].to(total.dtype)
+    return total
+
+
+def _padded(
+    ids: Tensor, offsets: Tensor, weights: Tensor | None, last: bool
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Bags given by offsets as rows ``[B, longest]`` with a mask of what is inside."""
+    starts = offsets[:-1] if last else offsets
+    ends = offsets[1:] if last else torch.cat([offsets[1:], offsets.new_tensor([len(ids)])])
+    longest = int((ends - starts).max()) if len(starts) else 0
+    place = starts[:, None] + torch.arange(longest, device=ids.device)
+    inside = place < ends[:, None]
+    place = place.clamp(max=max(0, len(ids) - 1))
+    if len(ids) == 0:
+        return ids.new_zeros(place.shape), weights, inside
+    rows = None if weights is None else weights[place]
+    return ids[place], rows, inside
+
+
+def _refused(weight: Tensor, got: str, expected: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        weight._private.name,
+        expected=expected,
+        got=got,
+        remedy="Build the embedding without that option.",
+    )

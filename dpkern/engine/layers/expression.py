@@ -1,0 +1,199 @@
+"""Expressions: tensors computed from parameters alone, such as ``w.t()`` or ``w + b @ a``.
+
+Their per-sample gradients are led back to the parameters after the backward pass, all samples at
+once, through the expression's own graph. Rows of a parameter and its transpose need no such step:
+they are other names for a part of the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedModule
+from ..capture import Arrival, Slot, Source, Target
+from ..parameter import PRIVATE, PrivateExpression, plain, plainly, refuse, tensors_in
+from ..records import Embedding, Explicit, Record, merge
+
+LARGEST = 1 << 28
+"""Bytes that per-sample copies of one tensor may take where no rule has a cheaper route."""
+
+
+class Expression(Source):
+    """A source that is led back to the slots it was made of."""
+
+    def __init__(self, tensor: Tensor, name: str, slots: Sequence[Slot]) -> None:
+        super().__init__(slots[0].capture, name, tensor.shape)
+        self.tensor = tensor
+        self.slots = list(slots)
+        self.view: Target | None = None
+        """Set if this is a part of one parameter, or its transpose."""
+        self.looked_up: tuple[Tensor, int, int | None] | None = None
+        """ids, rows and padding index, if this is an embedding of ids that all samples share."""
+        self.capture.expressions.append(self)
+
+    @property
+    def watched(self) -> bool:
+        return any(slot.watched for slot in self.slots)
+
+    def lead_back(self) -> None:
+        """Turn what arrived here into arrivals of the slots."""
+        if not self.arrivals:
+            return
+        record = merge([arrival.record for arrival in self.arrivals])
+        self.arrivals.clear()
+        if self.looked_up is not None:
+            ids, rows, padding_idx = self.looked_up
+            g = record.per_sample().reshape(record.batch, -1, self.shape[-1])
+            each = ids.reshape(1, -1).expand(record.batch, -1).contiguous()
+            self.slots[0].arrivals.append(Arrival(Embedding(each, g, rows, padding_idx)))
+            return
+        for slot, gradients in zip(self.slots, self._pull_back(record), strict=True):
+            if gradients is not None:
+                slot.arrivals.append(Arrival(Explicit(gradients)))
+
+    def _pull_back(self, record: Record) -> Sequence[Tensor | None]:
+        each = max(slot.parameter.numel() for slot in self.slots)
+        check_size(self, record.batch * max(each, self.tensor.numel()))
+        gradients = record.per_sample().to(self.tensor.dtype)
+        with plainly():
+            if record.batch == 0:
+                return [slot.parameter.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
+            return torch.autograd.grad(
+                self.tensor,
+                [slot.parameter for slot in self.slots],
+                gradients,
+                retain_graph=True,
+                allow_unused=True,
+                is_grads_batched=True,
+            )
+
+
+def check_size(source: Source, numbers: int) -> None:
+    """Refuse copies per sample that would not fit.
+
+    Raises:
+        UnsupportedModule: more than ``LARGEST`` bytes.
+    """
+    if 4 * numbers > LARGEST:
+        raise UnsupportedModule(
+            source.name,
+            expected=f"per-sample gradients of at most {LARGEST >> 20} MiB",
+            got=f"{4 * numbers >> 20} MiB, in an operation without a cheaper route",
+            remedy="Use the parameter through F.linear, a convolution, an embedding or a "
+            "normalisation; or pass a smaller max_physical_batch_size.",
+        )
+
+
+def slots_in(tree: Any) -> list[Slot]:
+    """The parameters that private tensors in nested arguments are made of, each once."""
+    found: dict[int, Slot] = {}
+    for tensor in tensors_in(tree):
+        if isinstance(tensor, PRIVATE):
+            source = tensor._private
+            for slot in source.slots if isinstance(source, Expression) else [source]:
+                assert isinstance(slot, Slot)
+                found.setdefault(slot.index, slot)
+    return list(found.values())
+
+
+def is_of_parameters_alone(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether no tensor among the arguments can belong to a sample."""
+    private = [t for t in tensors_in((args, kwargs)) if isinstance(t, PRIVATE)]
+    batch = private[0]._private.capture.batch
+    return not any(
+        looks_like_samples(t, private, batch)
+        for t in tensors_in((args, kwargs))
+        if not isinstance(t, PRIVATE)
+    )
+
+
+def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | None) -> bool:
+    """Data, rather than a constant: differentiable, or with the batch as its first dimension."""
+    if tensor.requires_grad:
+        return True
+    if tensor.dim() == 0 or batch is None:
+        return False
+    with plainly():
+        same_shape = any(tensor.shape == p.shape for p in private)
+    return tensor.shape[0] == batch and not same_shape
+
+
+def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
+    """Wrap the result of an operation on parameters alone."""
+    slots = slots_in((args, kwargs))
+    name = "+".join(slot.name for slot in slots) if len(slots) < 4 else f"{slots[0].name}+..."
+    if isinstance(result, Tensor):
+        if not result.requires_grad:
+            return result
+        expression = Expression(result, name, slots)
+        expression.view = _view_of(func, args, kwargs)
+        with plainly():
+            wrapped = result.as_subclass(PrivateExpression)
+        wrapped._private = expression
+        return wrapped
+    if isinstance(result, (tuple, list)):
+        return type(result)(of(func, (args, i), kwargs, item) for i, item in enumerate(result))
+    raise refuse(
+        func,
+        slots,
+        got=f"a {type(result).__name__}",
+        remedy="Write the operation with functions that return tensors.",
+    )
+
+
+def target_of(tensor: Tensor) -> Target:
+    """Where the gradient of a private tensor goes."""
+    source = tensor._private
+    if isinstance(source, Expression):
+        return source.view or Target(source)
+    assert isinstance(source, Source)
+    return Target(source)
+
+
+def whole_target_of(tensor: Tensor) -> Target:
+    """As ``target_of``, for rules that know no transposes."""
+    target = target_of(tensor)
+    return Target(tensor._private) if target.transposed else target
+
+
+def values(tensor: Tensor) -> Tensor:
+    """The numbers of a private tensor."""
+    result: Tensor = plain(tensor)
+    return result
+
+
+_TRANSPOSES = {
+    Tensor.t,
+    torch.t,
+    Tensor.T.__get__,  # type: ignore[attr-defined]
+    Tensor.mT.__get__,  # type: ignore[attr-defined]
+}
+_SWAPS = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
+
+
+def _view_of(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Target | None:
+    """The part of a parameter that a view stands for, if this was one."""
+    if kwargs or not args or not isinstance(args[0], PRIVATE):
+        return None
+    base = target_of(args[0])
+    if isinstance(base.source, Expression):
+        return None
+    with plainly():
+        dims = args[0].dim()
+    if dims == 2 and base.rows is None:
+        swapped = func in _SWAPS and sorted(int(d) % 2 for d in args[1:]) == [0, 1]
+        if func in _TRANSPOSES or swapped:
+            return Target(base.source, None, not base.transposed)
+    index = args[1] if func is Tensor.__getitem__ and len(args) == 2 else None
+    if isinstance(index, slice) and not base.transposed:
+        first, last = base.rows or (0, base.source.shape[0])
+        start, stop, step = index.indices(last - first)
+        if step == 1 and stop > start:
+            return Target(base.source, (first + start, first + stop))
+    return None

@@ -1,0 +1,139 @@
+"""Operations without a rule: one copy of the parameter per sample, and the operation per sample.
+
+The parameter is expanded to ``[B, *shape]`` (a view, no copy) and the operation runs under
+``torch.vmap``, every sample as a batch of one. Autograd's gradient of the expanded parameter is
+then the per-sample gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..capture import Use
+from ..parameter import PRIVATE, refuse, tensors_in
+from ..records import Explicit
+from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
+
+
+class _Expand(torch.autograd.Function):
+    """``w [*shape] -> [rows, *shape]``; the gradient's rows are summed per sample and captured."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, w: Tensor, rows: int) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        return w.expand(rows, *w.shape)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
+        use: Use = ctx.use
+        if use.wants(g):
+            assert g is not None
+            each = use.per_batch(g)
+            grads = each[:, 0] if each.shape[1] == 1 else each.sum(1, dtype=_wide(g.dtype))
+            use.arrive(0, Explicit(grads))
+        return None, None, None, None
+
+
+def expand(private: Tensor, rows: int, operation: str) -> Tensor:
+    """``[rows, *shape]``, data whose gradient is the parameter's per-sample gradient."""
+    target = whole_target_of(private)
+    w = values(private)
+    capture = private._private.capture
+    check_size(target.source, rows * w.numel())
+    use = capture.use(operation, (target,), w.new_empty(()).expand(rows))
+    result: Tensor = _Expand.apply(capture.anchor, use, w, rows)
+    return result
+
+
+def per_sample(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
+) -> Any:
+    """Run ``func`` once per sample; ``result`` is what the ordinary call gave.
+
+    Raises:
+        UnsupportedModule: arguments or results without a batch dimension.
+    """
+    slots = slots_in((args, kwargs))
+    operation = getattr(func, "__name__", str(func))
+    remedy = (
+        "Write it with operations on inputs whose first dimension is the batch; terms that belong "
+        "to no sample (a penalty on the weights) go into engine.public() or weight_decay."
+    )
+    shapes = [tuple(t.shape) for t in tensors_in(result)]
+    if not isinstance(result, Tensor):
+        raise refuse(func, slots, got=f"results {shapes}", remedy=remedy)
+    batch = slots[0].capture.require_batch(operation, [whole_target_of(t) for t in _privates(args)])
+    flat: list[Tensor] = []
+    skeleton = _flatten((list(args), kwargs), flat)
+    private = [t for t in flat if isinstance(t, PRIVATE)]
+    operands, dims = [], []
+    for tensor in flat:
+        if isinstance(tensor, PRIVATE):
+            operands.append(expand(tensor, batch, operation))
+            dims.append(0)
+        elif looks_like_samples(tensor, private, batch):
+            if tensor.dim() == 0 or tensor.shape[0] != batch:
+                raise refuse(func, slots, got=f"data of shape {list(tensor.shape)}", remedy=remedy)
+            operands.append(tensor[:, None])
+            dims.append(0)
+        else:
+            operands.append(tensor)
+            dims.append(None)
+    if result.dim() == 0 or result.shape[0] != batch:
+        raise refuse(func, slots, got=f"a result of shape {list(result.shape)}", remedy=remedy)
+    if batch == 0:
+        return result.detach() + 0 * slots[0].capture.anchor
+
+    def one(*tensors: Tensor) -> Tensor:
+        positional, named = _rebuild(skeleton, list(tensors))
+        out: Tensor = func(*positional, **named)
+        return out
+
+    each: Tensor = torch.vmap(one, in_dims=tuple(dims), randomness="different")(*operands)
+    if tuple(each.shape) != (batch, 1, *result.shape[1:]):
+        raise refuse(func, slots, got=f"a result of shape {list(each.shape)}", remedy=remedy)
+    return each[:, 0]
+
+
+def _privates(tree: Any) -> list[Tensor]:
+    return [t for t in tensors_in(tree) if isinstance(t, PRIVATE)]
+
+
+def _flatten(tree: Any, flat: list[Tensor]) -> Any:
+    """Replace every tensor by its place in ``flat``."""
+    if isinstance(tree, Tensor):
+        flat.append(tree)
+        return _Place(len(flat) - 1)
+    if isinstance(tree, (tuple, list)):
+        items = [_flatten(item, flat) for item in tree]
+        return tuple(items) if isinstance(tree, tuple) else items
+    if isinstance(tree, dict):
+        return {key: _flatten(value, flat) for key, value in tree.items()}
+    return tree
+
+
+def _rebuild(tree: Any, flat: list[Tensor]) -> Any:
+    if isinstance(tree, _Place):
+        return flat[tree.index]
+    if isinstance(tree, (tuple, list)):
+        items = [_rebuild(item, flat) for item in tree]
+        return tuple(items) if isinstance(tree, tuple) else items
+    if isinstance(tree, dict):
+        return {key: _rebuild(value, flat) for key, value in tree.items()}
+    return tree
+
+
+class _Place:
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32

@@ -1,0 +1,123 @@
+"""``y = x W^T + b``: F.linear, matmul and addmm with a private weight or bias."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ..capture import Target, Use
+from ..parameter import PRIVATE, arguments, is_constant, other, plain, plainly, rule
+from ..records import Explicit, Linear
+from .expression import target_of, whole_target_of
+
+Function = Callable[..., Any]
+
+
+class _Linear(torch.autograd.Function):
+    """``x [k B, ..., d] -> [k B, ..., p]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        use: Use = ctx.use
+        if use.wants(g):
+            assert g is not None
+            _arrive(use, x, g)
+        gx = None
+        if g is not None and ctx.needs_input_grad[2]:
+            gx = (g @ weight.to(g.dtype)).to(x.dtype)
+        return None, None, gx, None, None
+
+
+def _arrive(use: Use, x: Tensor, g: Tensor) -> None:
+    weight, bias = use.targets
+    with plainly():
+        # Under autocast the product ran in g's precision.
+        a = use.per_batch(x).flatten(1, -2) if x.dim() > 1 else x
+        out = use.per_batch(g).flatten(1, -2)
+        if weight is not None:
+            pair = (out, a) if weight.transposed else (a, out)
+            use.arrive(0, Linear(*pair))
+        if bias is not None:
+            use.arrive(1, Explicit(_sum_positions(out)))
+
+
+def _sum_positions(g: Tensor) -> Tensor:
+    if g.shape[1] == 1:
+        return g[:, 0]
+    return g.sum(1, dtype=torch.float64 if g.dtype is torch.float64 else torch.float32)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: str) -> Tensor:
+    """``F.linear`` with private weight or bias (or both)."""
+    targets: list[Target | None] = [None, None]
+    capture = None
+    if isinstance(weight, PRIVATE):
+        targets[0], capture = target_of(weight), weight._private.capture
+    if isinstance(bias, PRIVATE):
+        targets[1], capture = whole_target_of(bias), bias._private.capture
+    assert capture is not None
+    use = capture.use(operation, targets, x)
+    result: Tensor = _Linear.apply(capture.anchor, use, x, plain(weight), plain(bias))
+    return result
+
+
+@rule(F.linear)
+def _linear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    x, weight, bias = arguments(("input", "weight", "bias"), args, kwargs)
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or x.dim() < 2 or weight.dim() != 2:
+        return other(func, args, kwargs)
+    return linear(x, weight, bias, operation="linear")
+
+
+@rule(
+    torch.matmul,
+    torch.mm,
+    torch.mv,
+    Tensor.matmul,
+    Tensor.mm,
+    Tensor.mv,
+    Tensor.__matmul__,
+    Tensor.__rmatmul__,
+)
+def _matmul(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or kwargs:
+        return other(func, args, kwargs)
+    x, w = (args[1], args[0]) if func is Tensor.__rmatmul__ else args
+    if not isinstance(x, PRIVATE) and w.dim() in (1, 2) and x.dim() >= 2:
+        if w.dim() == 1:
+            return _transposed(x, w[:, None]).squeeze(-1)
+        return _transposed(x, w)
+    if not isinstance(w, PRIVATE) and x.dim() == 2 and w.dim() >= 3:
+        return linear(w.transpose(-1, -2), x, operation="matmul").transpose(-1, -2)
+    return other(func, args, kwargs)
+
+
+def _transposed(x: Tensor, w: Tensor) -> Tensor:
+    """``x W`` for a private ``w [d, p]``."""
+    return linear(x, w.t(), operation="matmul")
+
+
+@rule(torch.addmm, Tensor.addmm)
+def _addmm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+    if len(args) == 3 and beta == alpha == 1 and "out" not in kwargs:
+        bias, x, w = args
+        if not isinstance(x, PRIVATE) and is_constant(w, bias) and bias.dim() == 1:
+            return linear(x, w.t(), bias, operation="addmm")
+    return other(func, args, kwargs)

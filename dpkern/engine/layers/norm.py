@@ -1,0 +1,230 @@
+"""Layer, RMS, group and instance norm; batch norm only with fixed statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from ...errors import UnsupportedModule
+from ...ops import ghost
+from ..capture import Target, Use
+from ..parameter import PRIVATE, arguments, is_constant, other, plain, rule
+from ..records import Explicit, wide
+from .expression import slots_in, whole_target_of
+
+Function = Callable[..., Any]
+
+
+def _deliver(use: Use, shape: Sequence[int], *gradients: Tensor) -> None:
+    """Per-sample gradients ``[k B, D]`` of scale and shift, in the parameters' shape."""
+    for which, gradient in enumerate(gradients):
+        each = use.per_batch(gradient)
+        total = each[:, 0] if each.shape[1] == 1 else each.sum(1)
+        use.arrive(which, Explicit(total.reshape(total.shape[0], *shape)))
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Mean and variance over the last dimensions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        shape = use.saved["shape"]
+        out, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, use.saved["eps"])
+        ctx.save_for_backward(x, mean, rstd, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        use: Use = ctx.use
+        if g is None:
+            return (None,) * 5
+        x, mean, rstd, weight = ctx.saved_tensors
+        shape = use.saved["shape"]
+        size, rows = math.prod(shape), x.shape[0]
+        flat = wide(g).view(rows, -1, size), wide(x).view(rows, -1, size)
+        scale = None if weight is None else wide(weight).view(size)
+        statistics = wide(mean).view(rows, -1), wide(rstd).view(rows, -1)
+        dx, dweight, dbias = ghost.layer_norm_backward(*flat, *statistics, scale)
+        if use.wants(g):
+            _deliver(use, shape, dweight, dbias)
+        return None, None, dx.view(x.shape).to(x.dtype), None, None
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Root mean square over the last dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        shape, eps = use.saved["shape"], use.saved["eps"]
+        out = F.rms_norm(x, shape, weight, eps)
+        with torch.autocast(x.device.type, enabled=False):
+            square = wide(x).square().flatten(x.dim() - len(shape)).mean(-1)
+        smallest = torch.finfo(x.dtype).eps if eps is None else eps
+        ctx.save_for_backward(x, (square + smallest).rsqrt(), weight)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        use: Use = ctx.use
+        if g is None:
+            return (None,) * 4
+        x, rstd, weight = ctx.saved_tensors
+        shape = use.saved["shape"]
+        size, rows = math.prod(shape), x.shape[0]
+        flat = wide(g).view(rows, -1, size), wide(x).view(rows, -1, size)
+        dx, dweight = ghost.rms_norm_backward(*flat, rstd.view(rows, -1), wide(weight).view(size))
+        if use.wants(g):
+            _deliver(use, shape, dweight)
+        return None, None, dx.view(x.shape).to(x.dtype), None
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Mean and variance over groups of channels; instance norm has one channel per group."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        x = x.contiguous()
+        rows, channels = x.shape[:2]
+        size, groups = math.prod(x.shape[2:]), use.saved["groups"]
+        out, mean, rstd = torch.native_group_norm(
+            x, weight, bias, rows, channels, size, groups, use.saved["eps"]
+        )
+        ctx.save_for_backward(x, mean, rstd, weight)
+        return out
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        use: Use = ctx.use
+        if g is None:
+            return (None,) * 5
+        x, mean, rstd, weight = ctx.saved_tensors
+        flat = wide(g).flatten(2), wide(x).flatten(2)
+        if x.dim() == 2:
+            flat = wide(g)[:, :, None], wide(x)[:, :, None]
+        scale = None if weight is None else wide(weight)
+        dx, dweight, dbias = ghost.group_norm_backward(*flat, wide(mean), wide(rstd), scale)
+        if use.wants(g):
+            _deliver(use, x.shape[1:2], dweight, dbias)
+        return None, None, dx.view(x.shape).to(x.dtype), None, None
+
+
+def _use(
+    operation: str, x: Tensor, parameters: Sequence[Tensor | None], **saved: Any
+) -> tuple[Tensor, Use, list[Any]]:
+    targets: list[Target | None] = []
+    capture = None
+    for tensor in parameters:
+        targets.append(whole_target_of(tensor) if isinstance(tensor, PRIVATE) else None)
+        capture = tensor._private.capture if isinstance(tensor, PRIVATE) else capture
+    assert capture is not None
+    use = capture.use(operation, targets, x, **saved)
+    return capture.anchor, use, [plain(tensor) for tensor in parameters]
+
+
+@rule(F.layer_norm, torch.layer_norm)
+def _layer_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    x, shape, weight, bias, eps = arguments(names, args, kwargs)
+    shape = tuple(shape)
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or len(shape) >= x.dim():
+        return other(func, args, kwargs)
+    eps = 1e-5 if eps is None else eps
+    anchor, use, plain_ones = _use("layer_norm", x, (weight, bias), shape=shape, eps=eps)
+    return _LayerNorm.apply(anchor, use, x, *plain_ones)
+
+
+@rule(F.rms_norm, torch.rms_norm)
+def _rms_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "normalized_shape", "weight", "eps")
+    x, shape, weight, eps = arguments(names, args, kwargs)
+    shape = tuple(shape)
+    if isinstance(x, PRIVATE) or weight is None or len(shape) >= x.dim():
+        return other(func, args, kwargs)
+    anchor, use, plain_ones = _use("rms_norm", x, (weight,), shape=shape, eps=eps)
+    return _RmsNorm.apply(anchor, use, x, *plain_ones)
+
+
+@rule(F.group_norm, torch.group_norm)
+def _group_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    x, groups, weight, bias, eps = arguments(names, args, kwargs)
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or x.dim() < 2:
+        return other(func, args, kwargs)
+    eps = 1e-5 if eps is None else eps
+    anchor, use, plain_ones = _use("group_norm", x, (weight, bias), groups=groups, eps=eps)
+    return _GroupNorm.apply(anchor, use, x, *plain_ones)
+
+
+@rule(F.instance_norm)
+def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
+    names = (*names, "momentum", "eps")
+    x, mean, _, weight, bias, from_input, _, eps = arguments(names, args, kwargs)
+    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+        return other(func, args, kwargs)
+    if mean is not None:
+        raise _refused(func, args, kwargs, "running statistics, which absorb data")
+    del from_input  # without running statistics the input's own are the only ones
+    eps = 1e-5 if eps is None else eps
+    channels = int(x.shape[1])
+    anchor, use, plain_ones = _use("instance_norm", x, (weight, bias), groups=channels, eps=eps)
+    return _GroupNorm.apply(anchor, use, x, *plain_ones)
+
+
+@rule(F.batch_norm, torch.batch_norm)
+def _batch_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """With fixed statistics a batch norm is a scale and a shift per channel."""
+    names = (
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
+    )
+    if func is torch.batch_norm:
+        names = ("input", "weight", "bias", "running_mean", "running_var", *names[5:])
+    given = dict(zip(names, arguments(names, args, kwargs), strict=True))
+    if given["training"] or given["running_mean"] is None:
+        raise _refused(func, args, kwargs, "statistics of the batch, which mix its samples")
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    eps = 1e-5 if given["eps"] is None else given["eps"]
+    per_channel = (1, -1, *(1,) * (x.dim() - 2))
+    rstd = (given["running_var"] + eps).rsqrt().reshape(per_channel)
+    out = (x - given["running_mean"].reshape(per_channel)) * rstd
+    if weight is not None:
+        out = out * weight.reshape(per_channel)
+    return out if bias is None else out + bias.reshape(per_channel)
+
+
+def _refused(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any], got: str
+) -> UnsupportedModule:
+    names = ", ".join(slot.name for slot in slots_in((args, kwargs)))
+    return UnsupportedModule(
+        f"{names} in {func.__name__}",
+        expected="a normalisation within each sample",
+        got=got,
+        remedy="Use GroupNorm: dpkern.fix(model) makes the replacement.",
+    )

@@ -1,0 +1,190 @@
+"""Where a parameter's use is seen: private parameters and what is computed from parameters alone.
+
+A private parameter is the user's own ``nn.Parameter`` whose class was switched to
+``PrivateParameter``; it stays the same object, with the same data, in the same optimizer. PyTorch
+then hands every operation on it to ``__torch_function__``, also inside checkpointed segments that
+run again during the backward pass, and each one is decided here:
+
+- gradients off, public passes, attributes: the ordinary operation;
+- an operation with a rule (``engine.layers``): the rule;
+- an operation on parameters alone (``w.t()``, ``w1 + b @ a``): its result is an *expression*, whose
+  own uses are caught like a parameter's and led back to the parameters after the backward pass;
+- any other operation on parameters and data: one copy of the parameter per sample, if they fit.
+
+Nothing that is differentiable passes unseen: what is left over raises ``UnsupportedModule``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModule
+
+if TYPE_CHECKING:
+    from .capture import Source
+
+Function = Callable[..., Any]
+Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
+
+RULES: dict[Function, Rule] = {}
+"""What to do for an operation with a private argument, by the function that torch dispatches on."""
+
+plainly = torch._C.DisableTorchFunctionSubclass
+"""Context in which private parameters are ordinary tensors."""
+
+
+def rule(*functions: Function) -> Callable[[Rule], Rule]:
+    """Make a function the rule of these torch functions."""
+
+    def decorate(handler: Rule) -> Rule:
+        for function in functions:
+            RULES[function] = handler
+        return handler
+
+    return decorate
+
+
+class PrivateParameter(nn.Parameter):
+    """A parameter whose differentiable uses are caught; copies and pickles are ordinary."""
+
+    _private: Source
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _dispatch(func, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) not in memo:
+            with plainly():
+                data = self.data.clone(memory_format=torch.preserve_format)
+                memo[id(self)] = nn.Parameter(data, self.requires_grad)
+        copied: nn.Parameter = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with plainly():
+            return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+
+    def __repr__(self, **_: Any) -> str:
+        with plainly():
+            return f"Private {nn.Parameter(self.data, self.requires_grad)!r}"
+
+
+class PrivateExpression(Tensor):
+    """What was computed from private parameters alone, with its own autograd graph."""
+
+    _private: Source
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return _dispatch(func, args, kwargs)
+
+
+PRIVATE = (PrivateParameter, PrivateExpression)
+
+_ATTRIBUTES = frozenset(
+    getattr(Tensor, name).__get__
+    for name in (
+        *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "data", "ndim", "layout"),
+        *("grad_fn", "is_sparse", "is_cuda", "is_cpu", "is_quantized", "is_nested", "is_mkldnn"),
+        *("is_meta", "names", "_version", "itemsize", "nbytes"),
+    )
+) | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.detach}
+
+
+def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    named = dict(kwargs) if kwargs else {}
+    if func in _ATTRIBUTES or not torch.is_grad_enabled():
+        with plainly():
+            return func(*args, **named)
+    sources = [t._private for t in tensors_in((args, named)) if isinstance(t, PRIVATE)]
+    watching = any(source.watched for source in sources)
+    if not watching:
+        with plainly():
+            return func(*args, **named)
+    handler = RULES.get(func)
+    if handler is not None:
+        return handler(func, args, named)
+    return other(func, args, named)
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors of nested tuples, lists and dicts."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+def plain(tree: Any) -> Any:
+    """The same tree with private tensors as ordinary, detached ones."""
+    if isinstance(tree, PRIVATE):
+        with plainly():
+            return tree.detach()
+    if isinstance(tree, (tuple, list)):
+        items = [plain(item) for item in tree]
+        # Named tuples take their fields one by one.
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, Mapping):
+        return {key: plain(value) for key, value in tree.items()}
+    return tree
+
+
+def arguments(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Positional and keyword arguments in this order, None where absent."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    return [given.get(name) for name in names]
+
+
+def is_constant(*tensors: Tensor | None) -> bool:
+    """Whether gradients flow through none of these, private ones aside."""
+    return not any(
+        t is not None and not isinstance(t, PRIVATE) and t.requires_grad for t in tensors
+    )
+
+
+def other(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An operation without a rule of its own."""
+    from .layers import expression, generic
+
+    with plainly():
+        result = func(*args, **kwargs)
+    if not any(t.requires_grad for t in tensors_in(result)):
+        return result
+    if expression.is_of_parameters_alone(args, kwargs):
+        return expression.of(func, args, kwargs, result)
+    return generic.per_sample(func, args, kwargs, result)
+
+
+def refuse(
+    func: Function, sources: Iterable[Source], *, got: str, remedy: str
+) -> UnsupportedModule:
+    """The error for a use that cannot be made correct."""
+    names = ", ".join(dict.fromkeys(source.name for source in sources))
+    operation = getattr(func, "__name__", str(func))
+    return UnsupportedModule(
+        f"{names} in {operation}",
+        expected="a use in which every sample has its own part",
+        got=got,
+        remedy=remedy,
+    )

@@ -1,0 +1,320 @@
+"""What one use of a parameter leaves behind: enough for its per-sample gradient's norm and sum.
+
+A record belongs to B samples and one gradient shape. ``square()`` gives upper bounds of the squared
+norms, float64 ``[B]``; ``add_sum(factors, out)`` adds ``sum_b factors_b grad_b``; ``per_sample()``
+writes the gradients ``[B, *shape]`` out. Several records of one parameter are merged before any
+norm is taken, so that cross terms are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import ghost
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Contiguous, in the dtype of norms and sums: float64 stays, everything else is float32."""
+    dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    return tensor.detach().to(dtype).contiguous()
+
+
+class Record(ABC):
+    """One use, or several merged ones, of a parameter of this shape."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def square(self) -> Tensor:
+        """Upper bounds of the squared norms, float64 ``[B]``."""
+
+    @abstractmethod
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        """``out += sum_b factors_b grad_b``; a factor of zero drops the sample altogether."""
+
+    @abstractmethod
+    def per_sample(self) -> Tensor:
+        """The gradients, ``[B, *shape]``."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Numbers that this record keeps in memory."""
+
+    @property
+    def gradient_size(self) -> int:
+        """Numbers that ``per_sample`` would take."""
+        return self.batch * math.prod(self.shape)
+
+    @property
+    @abstractmethod
+    def batch(self) -> int:
+        """B."""
+
+
+@dataclass
+class Explicit(Record):
+    """Per-sample gradients that exist anyway, ``[B, *shape]``."""
+
+    grads: Tensor
+    squares: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.grads.shape[1:])
+
+    @property
+    def batch(self) -> int:
+        return int(self.grads.shape[0])
+
+    @property
+    def held(self) -> int:
+        return self.grads.numel()
+
+    def square(self) -> Tensor:
+        if self.squares is not None:
+            return self.squares
+        return _squares(self.grads)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.contract(wide_dense(self.grads), factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.grads
+
+
+@dataclass
+class Linear(Record):
+    """``grad_b = sum_t g[b, t] (x) a[b, t]``: ``a [B, T, d]``, ``g [B, T, p]``."""
+
+    a: Tensor
+    g: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return int(self.g.shape[2]), int(self.a.shape[2])
+
+    @property
+    def batch(self) -> int:
+        return int(self.a.shape[0])
+
+    @property
+    def held(self) -> int:
+        return self.a.numel() + self.g.numel()
+
+    def square(self) -> Tensor:
+        return ghost.linear_norm(wide(self.a), wide(self.g))
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.linear_sum(wide(self.a), wide(self.g), factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.kept().grads
+
+    def kept(self) -> Explicit:
+        """The gradients written out, with their squared norms."""
+        return Explicit(*ghost.linear_gradient(wide(self.a), wide(self.g)))
+
+
+@dataclass
+class Convolution(Record):
+    """A convolution with input ``x [B, ci, *S]`` and output gradient ``g [B, co, *O]``."""
+
+    x: Tensor
+    g: Tensor
+    kernel_size: tuple[int, ...]
+    geometry: dict[str, Any] = field(default_factory=dict)
+    """``stride``, ``padding``, ``dilation`` (tuples) and ``groups``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        groups = int(self.geometry["groups"])
+        return int(self.g.shape[1]), int(self.x.shape[1]) // groups, *self.kernel_size
+
+    @property
+    def batch(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def held(self) -> int:
+        return self.x.numel() + self.g.numel()
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"kernel_size": self.kernel_size, **self.geometry}
+
+    def square(self) -> Tensor:
+        return ghost.conv_norm(wide(self.x), wide(self.g), **self._options)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.conv_sum(wide(self.x), wide(self.g), factors, out, **self._options)
+
+    def per_sample(self) -> Tensor:
+        return self.kept().grads
+
+    def kept(self) -> Explicit:
+        """The gradients written out, with their squared norms."""
+        return Explicit(*ghost.conv_gradient(wide(self.x), wide(self.g), **self._options))
+
+
+@dataclass
+class Embedding(Record):
+    """``grad_b[v] = sum over t with ids[b, t] = v of g[b, t]``; ``padding_idx`` gets nothing."""
+
+    ids: Tensor
+    g: Tensor
+    rows: int
+    padding_idx: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.rows, int(self.g.shape[2])
+
+    @property
+    def batch(self) -> int:
+        return int(self.ids.shape[0])
+
+    @property
+    def held(self) -> int:
+        return self.g.numel()
+
+    def square(self) -> Tensor:
+        return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.embedding_sum(self.ids, wide(self.g), factors, out, padding_idx=self.padding_idx)
+
+    def per_sample(self) -> Tensor:
+        g = wide(self.g)
+        if self.padding_idx is not None:
+            g = g.masked_fill((self.ids == self.padding_idx)[:, :, None], 0)
+        grads = g.new_zeros((self.batch, *self.shape))
+        index = self.ids[:, :, None].expand(-1, -1, g.shape[2])
+        return grads.scatter_add_(1, index, g)
+
+
+@dataclass
+class Tied(Record):
+    """One weight that is both an embedding table and a linear layer, as in language models."""
+
+    table: Embedding
+    head: Linear
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.table.shape
+
+    @property
+    def batch(self) -> int:
+        return self.table.batch
+
+    @property
+    def held(self) -> int:
+        return self.table.held + self.head.held
+
+    def square(self) -> Tensor:
+        """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``, raised by the rounding of the product.
+
+        The inner product is a float64 sum; what it may lack is of the order of the float64 unit
+        times ``(||E|| + ||L||)^2``.
+        """
+        ids, table, head = self.table.ids, self.table, self.head
+        cross = ghost.tied_cross(
+            ids, wide(table.g), wide(head.a), wide(head.g), padding_idx=table.padding_idx
+        )
+        alone = table.square(), head.square()
+        total = alone[0] + alone[1] + 2 * cross
+        # Cancellation may leave less than rounding; an upper bound then needs the parts' own size.
+        return total.clamp(min=0) + TIED_SLACK * (alone[0].sqrt() + alone[1].sqrt()).square()
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        self.table.add_sum(factors, out)
+        self.head.add_sum(factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.table.per_sample() + self.head.per_sample()
+
+
+TIED_SLACK = 2.0**-20
+"""Bound on the relative error of ``ghost.tied_cross``, which sums float32 products of dot products
+of up to a few thousand entries; see docs/engine.md."""
+
+
+def merge(records: Sequence[Record]) -> Record:
+    """One record for all uses of a parameter."""
+    if len(records) == 1:
+        return records[0]
+    kinds = {type(record) for record in records}
+    if kinds == {Linear}:
+        return _merged_linear([r for r in records if isinstance(r, Linear)])
+    if (
+        kinds == {Embedding}
+        and len({r.padding_idx for r in records if isinstance(r, Embedding)}) == 1
+    ):
+        return _merged_embedding([r for r in records if isinstance(r, Embedding)])
+    if kinds == {Linear, Embedding}:
+        tables = [r for r in records if isinstance(r, Embedding)]
+        if len({r.padding_idx for r in tables}) == 1:
+            heads = [r for r in records if isinstance(r, Linear)]
+            return Tied(_merged_embedding(tables), _merged_linear(heads))
+    total = records[0].per_sample().clone()
+    for record in records[1:]:
+        total += record.per_sample()
+    return Explicit(total)
+
+
+def _merged_linear(records: Sequence[Linear]) -> Linear:
+    if len(records) == 1:
+        return records[0]
+    return Linear(
+        torch.cat([wide(r.a) for r in records], dim=1),
+        torch.cat([wide(r.g) for r in records], dim=1),
+    )
+
+
+def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
+    if len(records) == 1:
+        return records[0]
+    return Embedding(
+        torch.cat([r.ids for r in records], dim=1),
+        torch.cat([wide(r.g) for r in records], dim=1),
+        records[0].rows,
+        records[0].padding_idx,
+    )
+
+
+def wide_dense(grads: Tensor) -> Tensor:
+    """As ``wide``, but any dense order behind the batch dimension may stay."""
+    dtype = torch.float64 if grads.dtype is torch.float64 else torch.float32
+    grads = grads.detach().to(dtype)
+    inner = grads[:1]
+    dense = torch.empty_strided(inner.shape, inner.stride(), device="meta")
+    whole = math.prod(grads.shape[1:])
+    if len(grads) and grads.stride(0) == whole and _is_dense(dense):
+        return grads
+    return grads.contiguous()
+
+
+def _is_dense(meta: Tensor) -> bool:
+    """Whether strides are a permutation of contiguous ones (dimensions of size 1 aside)."""
+    expected = 1
+    for stride, size in sorted(
+        (s, n) for s, n in zip(meta.stride()[1:], meta.shape[1:], strict=True) if n != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _squares(grads: Tensor) -> Tensor:
+    """float64 ``[B]`` sums of squares."""
+    rows = grads.detach().reshape(grads.shape[0], math.prod(grads.shape[1:]))
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
