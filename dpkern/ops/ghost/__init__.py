@@ -1,2 +1,19 @@
 """Ghost ops: norms and weighted sums of per-sample gradients from a layer's input and output
 gradient, without storing the per-sample gradients."""
+
+from .affine import group_norm_backward, layer_norm_backward, rms_norm_backward
+from .embedding import embedding_norm, embedding_sum, tied_cross
+from .linear import contract, linear_gradient, linear_norm, linear_sum
+
+__all__ = [
+    "contract",
+    "embedding_norm",
+    "embedding_sum",
+    "group_norm_backward",
+    "layer_norm_backward",
+    "linear_gradient",
+    "linear_norm",
+    "linear_sum",
+    "rms_norm_backward",
+    "tied_cross",
+]

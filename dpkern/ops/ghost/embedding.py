@@ -1,0 +1,226 @@
+"""Embedding tables: the gradient of sample b has row ``sum of g[b,t,:] over t with ids[b,t] = v``.
+
+B samples of T ids, embeddings of D features, V rows in the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ._bounds import FLOATS, gamma, upper_square
+
+
+def _check_ids(ids: torch.Tensor, values: torch.Tensor, name: str, padding_idx: int | None) -> str:
+    """Ids ``[B, T]`` and a float tensor ``[B, T, D]`` called ``name``."""
+    check.tensor(ids=ids, shape=(None, None), dtypes=(torch.int64,), contiguous=True)
+    check.tensor_at(
+        name,
+        values,
+        shape=(*ids.shape, None),
+        dtypes=FLOATS,
+        device=ids.device,
+        contiguous=True,
+    )
+    if padding_idx is not None:
+        check.integer(padding_idx=padding_idx)
+    return ids.device.type
+
+
+def _check_range(ids: torch.Tensor, rows: int) -> None:
+    if not ids.numel():
+        return
+    least, largest = (int(x) for x in ids.aminmax())
+    if least < 0 or largest >= rows:
+        raise InvalidInput(
+            "ids",
+            expected=f"ids from 0 to {rows - 1}",
+            got=f"{least} to {largest}",
+            remedy="Pass the ids of the layer's forward.",
+        )
+
+
+def _validate_norm(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> str:
+    return _check_ids(ids, g, "g", padding_idx)
+
+
+def _cost_norm(ids: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
+    read = 8 * ids.numel() + g.element_size() * g.numel()
+    return Cost(bytes_read=read, bytes_written=8 * ids.shape[0], flops=3 * g.numel())
+
+
+@op(validate=_validate_norm, cost=_cost_norm)
+@torch.no_grad()
+def embedding_norm(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Squared norm of each sample's gradient: equal ids of a sample are summed, then squared.
+
+    Args:
+        ids: int64 ``[B, T]``.
+        g: output gradients ``[B, T, D]``, float32 or float64.
+        padding_idx: positions with this id are ignored, whatever their gradient.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: never below the true square for these inputs, and above it by at most 1e-4
+        of it (float64: 1e-10) except for the rounding floor that ``docs/ghost.md`` states; not
+        finite for a sample with NaN or inf; 0 for T = 0.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    batch, positions = ids.shape
+    kept = torch.ones_like(ids, dtype=torch.bool) if padding_idx is None else ids != padding_idx
+    sample = torch.arange(batch, device=ids.device)[:, None].expand_as(ids)[kept]
+    pairs, group = torch.unique(torch.stack((sample, ids[kept])), dim=1, return_inverse=True)
+    values = g[kept].double()
+    rows = values.new_zeros(pairs.shape[1], g.shape[2]).index_add_(0, group, values)
+    terms = positions + g.shape[2]
+    # A row at a time, then their sum over the sample: a norm of sums as any other.
+    absolute = values.new_zeros(pairs.shape[1]).index_add_(0, group, values.norm(dim=1))
+    upper = upper_square(rows[:, None, :], terms, absolute)
+    total = upper.new_zeros(batch).index_add_(0, pairs[0], upper)
+    return total * (1 + gamma(positions))
+
+
+def _validate_sum(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> str:
+    device = _check_ids(ids, g, "g", padding_idx)
+    kind: dict[str, Any] = {"dtypes": (g.dtype,), "device": g.device, "contiguous": True}
+    check.tensor(factors=factors, shape=ids.shape[:1], **kind)
+    check.tensor(out=out, shape=(None, g.shape[2]), **kind)
+    _check_range(ids, out.shape[0])
+    return device
+
+
+def _cost_sum(ids: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> Cost:
+    moved = g.element_size() * g.numel()
+    return Cost(bytes_read=8 * ids.numel() + 2 * moved, bytes_written=moved, flops=2 * g.numel())
+
+
+@op(validate=_validate_sum, cost=_cost_sum)
+@torch.no_grad()
+def embedding_sum(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> None:
+    """Weighted sum of the gradients, in place: ``out[ids[b,t]] += factors[b] g[b,t]``.
+
+    Args:
+        ids: int64 ``[B, T]``, from 0 to V - 1.
+        g: output gradients ``[B, T, D]``, float32 or float64.
+        factors: ``[B]``, dtype of ``g``. A sample of factor 0 contributes nothing, NaN or not.
+        out: ``[V, D]``, dtype of ``g``, contiguous.
+        padding_idx: positions with this id are ignored, whatever their gradient.
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; an id outside the table.
+    """
+    used = (factors != 0)[:, None].expand_as(ids)
+    if padding_idx is not None:
+        used = used & (ids != padding_idx)
+    weight = factors[:, None].expand_as(ids)[used]
+    out.index_add_(0, ids[used], g[used] * weight[:, None])
+
+
+def _validate_cross(
+    ids: torch.Tensor,
+    e: torch.Tensor,
+    a: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> str:
+    device = _check_ids(ids, e, "e", padding_idx)
+    kind: dict[str, Any] = {"dtypes": (e.dtype,), "device": e.device, "contiguous": True}
+    check.tensor(a=a, shape=(ids.shape[0], None, e.shape[2]), **kind)
+    check.tensor(g=g, shape=(*a.shape[:2], None), **kind)
+    _check_range(ids, g.shape[2])
+    return device
+
+
+def _cost_cross(
+    ids: torch.Tensor, e: torch.Tensor, a: torch.Tensor, g: torch.Tensor, **_: Any
+) -> Cost:
+    pairs = ids.numel() * a.shape[1]
+    read = 8 * ids.numel() + (e.numel() + a.numel() + pairs) * e.element_size()
+    return Cost(bytes_read=read, bytes_written=8 * ids.shape[0], flops=2 * pairs * (a.shape[2] + 1))
+
+
+@op(validate=_validate_cross, cost=_cost_cross)
+@torch.no_grad()
+def tied_cross(
+    ids: torch.Tensor,
+    e: torch.Tensor,
+    a: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Inner product per sample of the two gradients of a weight that embeds and projects.
+
+    ``sum_{s,t} g[b,t,ids[b,s]] <a[b,t], e[b,s]>``: twice this, with the squares of both gradients,
+    is the square of their sum.
+
+    Args:
+        ids: int64 ``[B, S]`` of the embedding, from 0 to V - 1.
+        e: output gradients of the embedding ``[B, S, D]``, float32 or float64.
+        a: inputs of the projection ``[B, T, D]``, same dtype.
+        g: output gradients of the projection ``[B, T, V]``, same dtype.
+        padding_idx: positions of the embedding with this id are ignored.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: never below the true inner product, and above it by at most 1e-12 of
+        ``sum_{s,t} |g[b,t,ids[b,s]]| |a[b,t]| |e[b,s]|``; not finite for a sample with NaN or inf
+        among the numbers that it reads; 0 for S = 0 or T = 0.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; an id outside the vocabulary.
+    """
+    wide_e, wide_a = e.double(), a.double()
+    index = ids[:, None, :].expand(-1, a.shape[1], -1)
+    chosen = g.gather(2, index).double()
+    if padding_idx is not None:
+        ignored = ids == padding_idx
+        chosen = chosen.masked_fill(ignored[:, None, :], 0)
+        wide_e = wide_e.masked_fill(ignored[:, :, None], 0)
+    inner = torch.bmm(wide_a, wide_e.transpose(1, 2))
+    sizes = wide_a.norm(dim=2)[:, :, None] * wide_e.norm(dim=2)[:, None, :]
+    slack = gamma(2 * (ids.shape[1] + a.shape[1] + a.shape[2]) + 16)
+    absolute = (chosen.abs() * sizes).sum(2).sum(1)
+    upper: torch.Tensor = (chosen * inner).sum(2).sum(1) + slack * absolute
+    return upper
+
+
+__all__ = ["embedding_norm", "embedding_sum", "tied_cross"]

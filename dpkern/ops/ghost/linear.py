@@ -1,0 +1,264 @@
+"""Linear layers ``y = a W^T``: the gradient of sample b is ``sum_t g[b,t,:] outer a[b,t,:]``.
+
+B samples, T positions, d input and p output features. Sequences, convolutions by patches and plain
+batches (T = 1) all have this form.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ._bounds import FLOATS, gamma, squares, upper_square
+
+ROUTES = ("auto", "rank_one", "gram", "direct")
+_CHUNK = 1 << 22  # gradient entries that the reference holds at a time
+
+
+def _check_operands(a: torch.Tensor, g: torch.Tensor) -> str:
+    check.tensor(a=a, shape=(None, None, None), dtypes=FLOATS, contiguous=True)
+    check.tensor(
+        g=g, shape=(*a.shape[:2], None), dtypes=(a.dtype,), device=a.device, contiguous=True
+    )
+    return a.device.type
+
+
+def _check_sum(like: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, shape: Any) -> None:
+    """Factors ``[B]`` and an accumulator, both of the gradients' dtype and device."""
+    kind: dict[str, Any] = {"dtypes": (like.dtype,), "device": like.device, "contiguous": True}
+    check.tensor(factors=factors, shape=like.shape[:1], **kind)
+    check.tensor(out=out, shape=shape, **kind)
+
+
+def _validate_norm(
+    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
+) -> str:
+    device = _check_operands(a, g)
+    check.choice(ROUTES, route=route)
+    if route == "rank_one" and a.shape[1] != 1:
+        raise InvalidInput(
+            "route",
+            expected="gram, direct or auto for more than one position",
+            got=f"rank_one with T = {a.shape[1]}",
+            remedy="Use route='auto'.",
+        )
+    return device
+
+
+def _cost_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: Any) -> Cost:
+    batch, positions, d = a.shape
+    p = g.shape[2]
+    pairs = positions * (positions + 1) * (d + p)
+    flops = min(pairs, 2 * positions * d * p) if route == "auto" else pairs
+    if route == "direct":
+        flops = 2 * positions * d * p
+    read = (a.numel() + g.numel()) * a.element_size()
+    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * flops)
+
+
+@op(validate=_validate_norm, cost=_cost_norm)
+@torch.no_grad()
+def linear_norm(
+    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
+) -> torch.Tensor:
+    """Squared norm of each sample's gradient, ``|| sum_t g[b,t,:] outer a[b,t,:] ||_F^2``.
+
+    ==========  ===============================================================================
+    route       how
+    ==========  ===============================================================================
+    rank_one    ``|a|^2 |g|^2``, one position only
+    gram        ``sum_{t,t'} <a_t, a_t'> <g_t, g_t'>`` (Goodfellow 2015; Li et al. 2022)
+    direct      the gradient tile by tile, squared and dropped
+    auto        the cheapest of them for the shapes
+    ==========  ===============================================================================
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``, same dtype.
+        route: see above.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: never below the true square for these inputs, and above it by at most 1e-4
+        of it (float64: 1e-10) except for the rounding floor that ``docs/ghost.md`` states.
+
+    =================== ==========================
+    edge case           result
+    =================== ==========================
+    empty batch         ``[0]``
+    T = 0               0
+    NaN or inf in a row not finite for the sample
+    =================== ==========================
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; rank_one with T != 1.
+    """
+    if a.shape[1] == 1:
+        product = squares(a) * squares(g)
+        return product * (1 + gamma(2))
+    chunk = max(1, _CHUNK // max(1, a.shape[2] * g.shape[2]))
+    parts = [
+        _direct(a[b : b + chunk].double(), g[b : b + chunk].double())
+        for b in range(0, max(1, a.shape[0]), chunk)
+    ]
+    return torch.cat(parts)
+
+
+def _direct(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    absolute = (a.norm(dim=2) * g.norm(dim=2)).sum(1)
+    # The norms are rounded as well, each by less than the slack of twice as many terms.
+    terms = 2 * (a.shape[1] + a.shape[2] + g.shape[2])
+    return upper_square(torch.bmm(g.transpose(1, 2), a), terms, absolute)
+
+
+def _validate_gradient(a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None) -> str:
+    return _check_operands(a, g)
+
+
+def _cost_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
+    entries = a.shape[0] * a.shape[2] * g.shape[2]
+    size = a.element_size()
+    return Cost(
+        bytes_read=(a.numel() + g.numel()) * size,
+        bytes_written=entries * size,
+        flops=2 * (a.shape[1] + 1) * entries,
+    )
+
+
+@op(validate=_validate_gradient, cost=_cost_gradient)
+@torch.no_grad()
+def linear_gradient(
+    a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients themselves, ``grads[b] = sum_t g[b,t,:] outer a[b,t,:]``, and their squares.
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``, same dtype.
+        backend: who runs it.
+
+    Returns:
+        ``grads`` ``[B, p, d]`` of the inputs' dtype, contiguous, and float64 squared norms ``[B]``
+        of these rounded numbers: never below their true squares, above them by at most 1e-4 of it
+        (float64: 1e-10); not finite for a sample with NaN or inf. T = 0 gives zeros.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    grads = torch.bmm(g.transpose(1, 2), a)
+    return grads, squares(grads)
+
+
+def _validate_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> str:
+    device = _check_operands(a, g)
+    _check_sum(a, factors, out, (g.shape[2], a.shape[2]))
+    return device
+
+
+def _cost_sum(
+    a: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any
+) -> Cost:
+    read = a.numel() + g.numel() + factors.numel() + out.numel()
+    flops = 2 * a.shape[0] * a.shape[1] * out.numel()
+    size = a.element_size()
+    return Cost(bytes_read=read * size, bytes_written=out.numel() * size, flops=flops)
+
+
+@op(validate=_validate_sum, cost=_cost_sum)
+@torch.no_grad()
+def linear_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    """Weighted sum of the gradients, in place: ``out += sum_b factors[b] grad_b``.
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``, same dtype.
+        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
+        out: ``[p, d]``, same dtype, contiguous.
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    used = factors != 0
+    scaled = g[used] * factors[used, None, None]
+    out.addmm_(scaled.flatten(0, 1).t(), a[used].flatten(0, 1))
+
+
+def memory_order(grads: torch.Tensor) -> list[int]:
+    """The dimensions behind dim 0 from the outermost in memory to the innermost."""
+    strides = grads.stride()
+    return sorted(range(1, grads.dim()), key=lambda i: (-strides[i], i))
+
+
+def _validate_contract(
+    grads: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> str:
+    check.tensor(grads=grads, dtypes=FLOATS)
+    if grads.dim() < 1 or not grads.permute(0, *memory_order(grads)).is_contiguous():
+        raise InvalidInput(
+            "grads",
+            expected="[B, ...] without gaps, the samples outermost",
+            got=f"shape {list(grads.shape)} with strides {grads.stride()}",
+            remedy="Call .contiguous() first.",
+        )
+    _check_sum(grads, factors, out, grads.shape[1:])
+    return grads.device.type
+
+
+def _cost_contract(grads: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any) -> Cost:
+    size = grads.element_size()
+    read = (grads.numel() + factors.numel() + out.numel()) * size
+    return Cost(bytes_read=read, bytes_written=out.numel() * size, flops=2 * grads.numel())
+
+
+@op(validate=_validate_contract, cost=_cost_contract)
+@torch.no_grad()
+def contract(
+    grads: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    """Weighted sum of kept gradients, in place: ``out += sum_b factors[b] grads[b]``.
+
+    Args:
+        grads: ``[B, *shape]``, float32 or float64, without gaps in memory and the samples
+            outermost; the other dimensions in any order.
+        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
+        out: ``[*shape]``, same dtype, contiguous.
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    order = memory_order(grads)
+    used = factors != 0
+    flat = grads.permute(0, *order)[used]
+    total = torch.tensordot(factors[used], flat, dims=1)
+    out.permute([i - 1 for i in order]).add_(total)
+
+
+__all__ = ["ROUTES", "contract", "linear_gradient", "linear_norm", "linear_sum", "memory_order"]
