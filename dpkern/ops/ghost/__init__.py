@@ -2,11 +2,15 @@
 gradient, without storing the per-sample gradients."""
 
 from .affine import group_norm_backward, layer_norm_backward, rms_norm_backward
+from .conv import conv_gradient, conv_norm, conv_sum
 from .embedding import embedding_norm, embedding_sum, tied_cross
 from .linear import contract, linear_gradient, linear_norm, linear_sum
 
 __all__ = [
     "contract",
+    "conv_gradient",
+    "conv_norm",
+    "conv_sum",
     "embedding_norm",
     "embedding_sum",
     "group_norm_backward",

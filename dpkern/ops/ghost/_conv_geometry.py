@@ -1,0 +1,162 @@
+"""The sizes of a convolution: kernel, stride, padding, dilation and groups, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ... import _validate as check
+from ...errors import InvalidInput
+
+Size = int | Sequence[int]
+FLOATS = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """A convolution of ``input`` positions into ``output`` positions, zero-padded.
+
+    Attributes:
+        batch, in_channels, out_channels, groups: ``B, ci, co`` and the groups.
+        input, output: spatial sizes.
+        kernel, stride, padding, dilation: one number per spatial dimension.
+    """
+
+    batch: int
+    in_channels: int
+    out_channels: int
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        """``[co, ci / groups, *kernel]``."""
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the kernel."""
+        return math.prod(self.kernel)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the output."""
+        return math.prod(self.output)
+
+    @property
+    def multiplications(self) -> int:
+        """Of all the per-sample gradients together."""
+        return self.batch * math.prod(self.weight_shape) * self.positions
+
+    @property
+    def has_shifts(self) -> bool:
+        """Whether all taps see the input through windows that are shifts of each other."""
+        return self.groups == 1 and {*self.stride, *self.dilation} == {1}
+
+    @staticmethod
+    def of(
+        x: torch.Tensor,
+        g: torch.Tensor,
+        kernel_size: Size,
+        stride: Size,
+        padding: Size,
+        dilation: Size,
+        groups: int,
+    ) -> Geometry:
+        """From the arguments of an op, not checked."""
+        spatial = x.dim() - 2
+
+        def each(size: Size) -> tuple[int, ...]:
+            return (size,) * spatial if isinstance(size, int) else tuple(size)
+
+        return Geometry(
+            batch=x.shape[0],
+            in_channels=x.shape[1],
+            out_channels=g.shape[1],
+            input=tuple(x.shape[2:]),
+            output=tuple(g.shape[2:]),
+            kernel=each(kernel_size),
+            stride=each(stride),
+            padding=each(padding),
+            dilation=each(dilation),
+            groups=groups,
+        )
+
+
+def _check_size(name: str, size: object, spatial: int, minimum: int) -> tuple[int, ...]:
+    numbers = (size,) * spatial if isinstance(size, int) else size
+    right = (
+        isinstance(numbers, (list, tuple))
+        and len(numbers) == spatial
+        and all(type(n) is int and n >= minimum for n in numbers)
+    )
+    if not right:
+        raise InvalidInput(
+            name,
+            expected=f"an int >= {minimum}, or {spatial} of them, one per spatial dimension",
+            got=size,
+            remedy="Pass the numbers of the layer.",
+        )
+    assert isinstance(numbers, (list, tuple))
+    return tuple(numbers)
+
+
+def check_geometry(
+    x: object,
+    g: object,
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    dilation: object,
+    groups: object,
+) -> Geometry:
+    """The checked sizes; ``InvalidInput`` names the argument that is wrong."""
+    x = check.tensor(x=x, dtypes=FLOATS, contiguous=True)
+    if x.dim() not in (3, 4, 5):
+        raise InvalidInput(
+            "x",
+            expected="shape [B, channels, *positions] with 1 to 3 spatial dimensions",
+            got=str(list(x.shape)),
+            remedy="Give the batch and channel dimensions first.",
+        )
+    spatial = x.dim() - 2
+    kernel = _check_size("kernel_size", kernel_size, spatial, 1)
+    strides = _check_size("stride", stride, spatial, 1)
+    paddings = _check_size("padding", padding, spatial, 0)
+    dilations = _check_size("dilation", dilation, spatial, 1)
+    groups = check.integer(groups=groups, minimum=1)
+    output = []
+    for n, k, s, p, d in zip(x.shape[2:], kernel, strides, paddings, dilations, strict=True):
+        room = n + 2 * p - d * (k - 1) - 1
+        if room < 0:
+            raise InvalidInput(
+                "kernel_size",
+                expected="a kernel that fits into the padded input",
+                got=f"{k} (dilation {d}) for {n} + 2 * {p} positions",
+                remedy="Pass the numbers of the layer that made the output.",
+            )
+        output.append(room // s + 1)
+    g = check.tensor(
+        g=g,
+        shape=(x.shape[0], None, *output),
+        dtypes=(x.dtype,),
+        device=x.device,
+        contiguous=True,
+    )
+    for name, channels in (("x", x.shape[1]), ("g", g.shape[1])):
+        if channels < 1 or channels % groups:
+            raise InvalidInput(
+                name,
+                expected=f"channels that {groups} groups divide",
+                got=f"{channels} channels",
+                remedy="Pass the numbers of the layer.",
+            )
+    return Geometry.of(x, g, kernel, strides, paddings, dilations, groups)

@@ -1,0 +1,336 @@
+"""Ghost ops of convolutions: per-sample gradients of the weight, their squares and weighted sums.
+
+For one sample with input ``x [ci, *S]``, zero-padded, and output gradient ``g [co, *O]``
+
+    grad[o, c, k] = sum_t g[o, t] x[c, stride t + dilation k - padding]
+
+over the output positions t, where c runs over the input channels of o's group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ._conv_geometry import Geometry, Size, check_geometry
+
+ROUTES = ("auto", "direct", "gram")
+_CHUNK = 1 << 22
+_UNIT = 2.0**-53
+
+
+def _validate_conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    route: str = "auto",
+    backend: str | None = None,
+) -> str:
+    geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
+    check.choice(ROUTES, route=route)
+    if route == "gram" and not geometry.has_shifts:
+        raise InvalidInput(
+            "route",
+            expected="'direct' or 'auto' unless stride, dilation and groups are 1",
+            got=route,
+            remedy="Use route='auto'.",
+        )
+    return x.device.type
+
+
+def _validate_conv_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    backend: str | None = None,
+) -> str:
+    check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
+    return x.device.type
+
+
+def _validate_conv_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    backend: str | None = None,
+) -> str:
+    geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
+    same: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
+    check.tensor(factors=factors, shape=(geometry.batch,), **same)
+    check.tensor(out=out, shape=geometry.weight_shape, **same)
+    return x.device.type
+
+
+def gram_multiplications(geometry: Geometry) -> int:
+    """Of the shifted-Gram route, which uses the symmetry of both Gram matrices."""
+    inputs, outputs = math.prod(geometry.input), geometry.positions
+    grams = geometry.in_channels * inputs**2 + geometry.out_channels * outputs**2
+    return geometry.batch * (grams + geometry.taps * outputs**2) // 2
+
+
+def _cost_conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    route: str = "auto",
+    **_: Any,
+) -> Cost:
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    multiplications = {"direct": geometry.multiplications}
+    if geometry.has_shifts:
+        multiplications["gram"] = gram_multiplications(geometry)
+    flops = 2 * multiplications.get(route, min(multiplications.values()))
+    read = (x.numel() + g.numel()) * x.element_size()
+    return Cost(bytes_read=read, bytes_written=8 * x.shape[0], flops=flops)
+
+
+def _cost_conv_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    **_: Any,
+) -> Cost:
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    entries = geometry.batch * math.prod(geometry.weight_shape)
+    return Cost(
+        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_written=entries * x.element_size() + 8 * x.shape[0],
+        flops=2 * geometry.multiplications + 2 * entries,
+    )
+
+
+def _cost_conv_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    **arguments: Any,
+) -> Cost:
+    spent = _cost_conv_gradient(x, g, **arguments)
+    return Cost(
+        bytes_read=spent.bytes_read,
+        bytes_written=out.numel() * out.element_size(),
+        flops=spent.flops + g.numel(),
+    )
+
+
+@op(validate=_validate_conv_norm, cost=_cost_conv_norm)
+@torch.no_grad()
+def conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    route: str = "auto",
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Squared norm of each sample's weight gradient, from above: ``|| grad_b ||^2``.
+
+    Nothing of the size of the per-sample gradients is kept.
+
+    Args:
+        x: inputs ``[B, ci, *S]``, 1 to 3 spatial dimensions, float32 or float64, contiguous.
+        g: output gradients ``[B, co, *O]`` of the same dtype, contiguous.
+        kernel_size, stride, padding, dilation: an int, or one per spatial dimension.
+        groups: a divisor of ci and co.
+        route: ``direct`` (the gradient tile by tile, squared and dropped), ``gram`` (Gram matrices
+            of x and g over positions, for many channels and few positions; stride, dilation and
+            groups 1) or ``auto``, the cheaper one. The reference always goes the direct way.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: at least the square of the exact gradient of these inputs, and above it by
+        at most 1e-4 (float32) or 1e-10 (float64) of it, unless the sums over positions cancel to
+        nearly nothing, below what float64 resolves.
+
+    =========================== ===========================================
+    edge case                   result
+    =========================== ===========================================
+    empty batch                 ``[0]``
+    NaN or inf in a sample      NaN or infinite for this sample
+    kernel larger than input    InvalidInput
+    =========================== ===========================================
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or route.
+    """
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    squares = torch.zeros(geometry.batch, dtype=torch.float64, device=x.device)
+    for part in _chunks(geometry):
+        xs, gs = x[part].double(), g[part].double()
+        # |computed - exact| of an entry <= gamma_T sum_t |g| |x|; Cauchy-Schwarz for all entries.
+        plain = geometry.taps * xs.flatten(1).pow(2).sum(1) * gs.flatten(1).pow(2).sum(1)
+        error = (geometry.positions + 2) * _UNIT * plain.sqrt()
+        norms = _upper_squares(_gradients(xs, gs, geometry)).sqrt() + error
+        squares[part] = norms * norms * (1 + 8 * _UNIT)
+    return squares
+
+
+@op(validate=_validate_conv_gradient, cost=_cost_conv_gradient)
+@torch.no_grad()
+def conv_gradient(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per-sample gradients of the weight, kept, and the squared norm of what is kept.
+
+    Args: as ``conv_norm``.
+
+    Returns:
+        ``grads [B, co, ci / groups, *kernel]`` of the inputs' dtype, dense, the samples outermost,
+        the other dimensions in any order in memory; and float64 ``[B]``, the sums of squares of
+        exactly these numbers, from above by at most 1e-4 (float32) or 1e-10 (float64) of it.
+
+    =========================== ===========================================
+    edge case                   result
+    =========================== ===========================================
+    empty batch                 empty results
+    NaN or inf in a sample      NaN or infinite square, of this sample only
+    =========================== ===========================================
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or size.
+    """
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    grads = x.new_empty(geometry.batch, *geometry.weight_shape)
+    squares = torch.zeros(geometry.batch, dtype=torch.float64, device=x.device)
+    for part in _chunks(geometry):
+        grads[part] = _gradients(x[part], g[part], geometry)
+        squares[part] = _upper_squares(grads[part].double())
+    return grads, squares
+
+
+@op(validate=_validate_conv_sum, cost=_cost_conv_sum)
+@torch.no_grad()
+def conv_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    backend: str | None = None,
+) -> None:
+    """Weighted sum of the per-sample gradients: ``out += sum_b factors_b grad_b``.
+
+    Args:
+        x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``.
+        factors: ``[B]``, dtype of x. Factor 0 contributes nothing, whatever the sample holds.
+        out: ``[co, ci / groups, *kernel]``, dtype of x, contiguous, added to.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or size.
+    """
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    used = factors != 0
+    if not bool(used.all()):
+        x, g, factors = x[used], g[used], factors[used]
+    if not len(x):
+        return
+    _, weight, _ = torch.ops.aten.convolution_backward(
+        g * factors.view(-1, *(1,) * (g.dim() - 1)),
+        x,
+        out,  # only its shape is read
+        None,
+        geometry.stride,
+        geometry.padding,
+        geometry.dilation,
+        False,
+        [0] * len(geometry.input),
+        geometry.groups,
+        [False, True, False],
+    )
+    out.add_(weight)
+
+
+def _chunks(geometry: Geometry) -> Iterator[slice]:
+    """Slices of samples whose unfolded windows stay small."""
+    sample = geometry.in_channels * geometry.taps * geometry.positions
+    size = max(1, _CHUNK // max(1, sample))
+    for begin in range(0, geometry.batch, size):
+        yield slice(begin, begin + size)
+
+
+def _gradients(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """``[b, co, ci / groups, *kernel]``: output gradients times windows, group by group."""
+    sides = [side for p in reversed(geometry.padding) for side in (p, p)]
+    x = torch.nn.functional.pad(x, sides)
+    batch, groups = len(x), geometry.groups
+    per_group = geometry.in_channels // groups
+    steps = x.stride()[2:]
+    windows = x.as_strided(
+        (batch, groups, per_group, *geometry.kernel, *geometry.output),
+        (
+            x.stride(0),
+            per_group * x.stride(1),
+            x.stride(1),
+            *(a * b for a, b in zip(steps, geometry.dilation, strict=True)),
+            *(a * b for a, b in zip(steps, geometry.stride, strict=True)),
+        ),
+    ).reshape(batch, groups, per_group * geometry.taps, geometry.positions)
+    rows = g.reshape(batch, groups, geometry.out_channels // groups, geometry.positions)
+    return (rows @ windows.mT).view(batch, *geometry.weight_shape)
+
+
+def _upper_squares(grads: torch.Tensor) -> torch.Tensor:
+    """``[b]``: sums of squares of float64 entries, made larger than their rounding."""
+    rows = grads.flatten(2).pow(2).sum(2)
+    return rows.sum(1) * (1 + (grads[0, 0].numel() + grads.shape[1] + 4) * _UNIT)
+
+
+__all__ = [
+    "ROUTES",
+    "Geometry",
+    "conv_gradient",
+    "conv_norm",
+    "conv_sum",
+    "gram_multiplications",
+]
