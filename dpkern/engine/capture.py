@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .parameter import PrivateParameter, plainly, tensors_in
 from .probe import Probe
-from .records import Explicit, Record
+from .records import Record
 from .routes import KeepBudget
 
 
@@ -163,6 +163,8 @@ class Capture:
         self.public_gradients: dict[int, Tensor] = {}
         self.loss_scale = 1.0
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
+        self.arrived_batch = 0
+        """Samples that the gradients which arrived belong to."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -226,10 +228,14 @@ class Capture:
 
     def discard(self) -> None:
         """Forget what arrived for the current samples, and public gradients."""
+        self.discard_samples()
+        self.public_gradients.clear()
+
+    def discard_samples(self) -> None:
+        """Forget what arrived for the current samples."""
         for source in (*self.slots, *self.expressions):
             source.arrivals.clear()
         self.expressions.clear()
-        self.public_gradients.clear()
         self.budget.release()
         self._admitted = None
         self._unverified.clear()
@@ -270,6 +276,7 @@ class Capture:
         site = (operation, names_key, x.dim(), folded > 1)
         use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved)
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
+            self.budget.activations += x.nbytes
             for target in targets:
                 if target is not None:
                     target.source.uses += 1
@@ -301,6 +308,7 @@ class Capture:
                 "engine.public(); samples without the engine's loader in engine.new_samples().",
             )
         self._admitted = use.ticket
+        self.arrived_batch = use.batch
         if use.site not in self._verified and use.batch > 1:
             self._unverified[use.site] = use.names
 
@@ -311,8 +319,6 @@ class Capture:
         if alone and isinstance(source, Slot):
             arrival.record = record = self.budget.kept(record)
             arrival.square = record.square()
-        elif isinstance(record, Explicit):
-            self.budget.note(record)
 
     def check_closed(self) -> None:
         """The guards of every step: nothing leaked past the capture, every use was verified.
@@ -384,6 +390,7 @@ class Capture:
 
     def _next_samples(self) -> None:
         self._ticket += 1
+        self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
         if not self.captured:

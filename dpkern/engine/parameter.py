@@ -103,7 +103,7 @@ _ATTRIBUTES = frozenset(
     for name in (
         *("shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "data", "ndim", "layout"),
         *("grad_fn", "is_sparse", "is_cuda", "is_cpu", "is_quantized", "is_nested", "is_mkldnn"),
-        *("is_meta", "names", "_version", "itemsize", "nbytes"),
+        *("is_meta", "_version", "itemsize", "nbytes"),
     )
 ) | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_contiguous, Tensor.detach}
 

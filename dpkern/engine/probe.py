@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UnsupportedModule
-from .parameter import plainly, tensors_in
+from .parameter import tensors_in
 
 if TYPE_CHECKING:
     from .capture import Use
@@ -52,11 +52,10 @@ class Probe:
                 continue
             each = rows // self.batch
             generator = torch.Generator().manual_seed(rows)
-            with plainly():
-                part = tensor[self.sample * each :].flatten().float()
-                # Random weights: a plain sum of a softmax, say, has no gradient.
-                weights = torch.rand(part.shape, generator=generator) + 0.5
-                self._backward((part * weights.to(part.device)).sum(), anchor)
+            part = tensor[self.sample * each :].flatten().float()
+            # Random weights: a plain sum of a softmax, say, has no gradient.
+            weights = torch.rand(part.shape, generator=generator) + 0.5
+            self._backward((part * weights.to(part.device)).sum(), anchor)
 
     def raise_findings(self) -> None:
         """One error for everything that was found."""

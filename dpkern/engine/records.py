@@ -232,7 +232,8 @@ class Tied(Record):
         alone = table.square(), head.square()
         total = alone[0] + alone[1] + 2 * cross
         # Cancellation may leave less than rounding; an upper bound then needs the parts' own size.
-        return total.clamp(min=0) + TIED_SLACK * (alone[0].sqrt() + alone[1].sqrt()).square()
+        slack = TIED_SLACK[wide(table.g).dtype]
+        return total.clamp(min=0) + slack * (alone[0].sqrt() + alone[1].sqrt()).square()
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
         self.table.add_sum(factors, out)
@@ -242,9 +243,8 @@ class Tied(Record):
         return self.table.per_sample() + self.head.per_sample()
 
 
-TIED_SLACK = 2.0**-20
-"""Bound on the relative error of ``ghost.tied_cross``, which sums float32 products of dot products
-of up to a few thousand entries; see docs/engine.md."""
+TIED_SLACK = {torch.float32: 2.0**-20, torch.float64: 2.0**-45}
+"""Bound on the relative error of ``ghost.tied_cross`` and the two squares; see docs/engine.md."""
 
 
 def merge(records: Sequence[Record]) -> Record:
@@ -252,21 +252,19 @@ def merge(records: Sequence[Record]) -> Record:
     if len(records) == 1:
         return records[0]
     kinds = {type(record) for record in records}
-    if kinds == {Linear}:
+    same_shape = len({record.shape for record in records}) == 1
+    if kinds == {Linear} and same_shape:
         return _merged_linear([r for r in records if isinstance(r, Linear)])
-    if (
-        kinds == {Embedding}
-        and len({r.padding_idx for r in records if isinstance(r, Embedding)}) == 1
-    ):
-        return _merged_embedding([r for r in records if isinstance(r, Embedding)])
-    if kinds == {Linear, Embedding}:
-        tables = [r for r in records if isinstance(r, Embedding)]
-        if len({r.padding_idx for r in tables}) == 1:
-            heads = [r for r in records if isinstance(r, Linear)]
-            return Tied(_merged_embedding(tables), _merged_linear(heads))
+    tables = [record for record in records if isinstance(record, Embedding)]
+    if same_shape and len({table.padding_idx for table in tables}) == 1:
+        table = _merged_embedding(tables)
+        if kinds == {Embedding}:
+            return table
+        if kinds == {Linear, Embedding}:
+            return Tied(table, _merged_linear([r for r in records if isinstance(r, Linear)]))
     total = records[0].per_sample().clone()
     for record in records[1:]:
-        total += record.per_sample()
+        total += record.per_sample().reshape(total.shape)
     return Explicit(total)
 
 

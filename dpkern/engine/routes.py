@@ -9,7 +9,7 @@ them is free; beyond that a budget decides.
 from __future__ import annotations
 
 from .._validate import non_negative
-from .records import Convolution, Explicit, Linear, Record
+from .records import Convolution, Linear, Record
 
 _BYTES = 4
 
@@ -29,7 +29,7 @@ class KeepBudget:
         """Bytes in use beyond the replaced operands."""
         self.peak = 0
         self.activations = 0
-        """Bytes of layer inputs that arrived for the current samples."""
+        """Bytes of layer inputs in the forward pass of the current samples."""
 
     @property
     def bytes(self) -> int:
@@ -42,7 +42,6 @@ class KeepBudget:
         """The record, or its per-sample gradients written out where that is better."""
         if not isinstance(record, (Linear, Convolution)):
             return record
-        self.activations += (record.a if isinstance(record, Linear) else record.x).nbytes
         extra = max(0, _BYTES * (record.gradient_size - record.held))
         if self.used + extra > self.bytes or not worth_keeping(record):
             return record
@@ -50,13 +49,9 @@ class KeepBudget:
         self.peak = max(self.peak, self.used)
         return record.kept()
 
-    def note(self, record: Explicit) -> None:
-        """Gradients that exist anyway are not charged."""
-
     def release(self) -> None:
         """New samples: nothing is kept any more."""
         self.used = 0
-        self.activations = 0
 
 
 def worth_keeping(record: Linear | Convolution) -> bool:

@@ -1,5 +1,14 @@
 """One rule per operation: how its per-sample gradient follows from inputs and output gradients."""
 
-from . import conv, elementwise, embedding, expression, generic, linear, norm
+from . import composite, conv, elementwise, embedding, expression, generic, linear, norm
 
-__all__ = ["conv", "elementwise", "embedding", "expression", "generic", "linear", "norm"]
+__all__ = [
+    "composite",
+    "conv",
+    "elementwise",
+    "embedding",
+    "expression",
+    "generic",
+    "linear",
+    "norm",
+]

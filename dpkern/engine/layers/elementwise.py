@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 _BINARY = [
     *(torch.add, torch.sub, torch.mul, torch.div, torch.true_divide, torch.maximum, torch.minimum),
-    *(Tensor.add, Tensor.sub, Tensor.mul, Tensor.div, Tensor.true_divide, Tensor.rsub, torch.rsub),
+    *(Tensor.add, Tensor.sub, Tensor.mul, Tensor.div, Tensor.true_divide, torch.rsub),
     *(Tensor.__add__, Tensor.__sub__, Tensor.__mul__, Tensor.__truediv__, Tensor.__rtruediv__),
     *(Tensor.__radd__, Tensor.__rsub__, Tensor.__rmul__, Tensor.pow, torch.pow, Tensor.__pow__),
     *(Tensor.__iadd__, Tensor.__imul__, Tensor.__isub__, Tensor.__itruediv__),

@@ -7,6 +7,7 @@ they are other names for a part of the same gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,13 +131,13 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
         if not result.requires_grad:
             return result
         expression = Expression(result, name, slots)
-        expression.view = _view_of(func, args, kwargs)
+        expression.view = _view_of(result, slots)
         with plainly():
             wrapped = result.as_subclass(PrivateExpression)
         wrapped._private = expression
         return wrapped
     if isinstance(result, (tuple, list)):
-        return type(result)(of(func, (args, i), kwargs, item) for i, item in enumerate(result))
+        return type(result)(of(func, args, kwargs, item) for item in result)
     raise refuse(
         func,
         slots,
@@ -166,34 +167,30 @@ def values(tensor: Tensor) -> Tensor:
     return result
 
 
-_TRANSPOSES = {
-    Tensor.t,
-    torch.t,
-    Tensor.T.__get__,  # type: ignore[attr-defined]
-    Tensor.mT.__get__,  # type: ignore[attr-defined]
-}
-_SWAPS = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
+def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
+    """The part of a parameter that a view shows, or its transpose, if this is one.
 
-
-def _view_of(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-) -> Target | None:
-    """The part of a parameter that a view stands for, if this was one."""
-    if kwargs or not args or not isinstance(args[0], PRIVATE):
+    A view's gradient is the same numbers as the parameter's there.
+    """
+    if len(slots) != 1 or result.numel() == 0:
         return None
-    base = target_of(args[0])
-    if isinstance(base.source, Expression):
-        return None
+    (slot,) = slots
     with plainly():
-        dims = args[0].dim()
-    if dims == 2 and base.rows is None:
-        swapped = func in _SWAPS and sorted(int(d) % 2 for d in args[1:]) == [0, 1]
-        if func in _TRANSPOSES or swapped:
-            return Target(base.source, None, not base.transposed)
-    index = args[1] if func is Tensor.__getitem__ and len(args) == 2 else None
-    if isinstance(index, slice) and not base.transposed:
-        first, last = base.rows or (0, base.source.shape[0])
-        start, stop, step = index.indices(last - first)
-        if step == 1 and stop > start:
-            return Target(base.source, (first + start, first + stop))
-    return None
+        base: Tensor = slot.parameter.detach()
+        same = result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        if not same or result.dtype is not base.dtype or not base.is_contiguous():
+            return None
+        whole = result.numel() == base.numel()
+        if result.dim() == 2 and whole and result.t().is_contiguous() and base.dim() == 2:
+            if result.shape == base.shape:
+                return Target(slot)
+            return Target(slot, transposed=True) if result.t().shape == base.shape else None
+        if not result.is_contiguous():
+            return None
+        row = math.prod(base.shape[1:])
+        first = result.storage_offset() - base.storage_offset()
+        if whole:
+            return Target(slot)
+        if row == 0 or first % row or result.numel() % row:
+            return None
+        return Target(slot, (first // row, (first + result.numel()) // row))

@@ -113,6 +113,16 @@ def _transposed(x: Tensor, w: Tensor) -> Tensor:
     return linear(x, w.t(), operation="matmul")
 
 
+@rule(F.bilinear, torch.bilinear)
+def _bilinear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """``y_o = x1^T W_o x2``: linear in the outer product of the inputs."""
+    x1, x2, weight, bias = arguments(("input1", "input2", "weight", "bias"), args, kwargs)
+    if isinstance(x1, PRIVATE) or isinstance(x2, PRIVATE):
+        return other(func, args, kwargs)
+    products = (x1[..., :, None] * x2[..., None, :]).flatten(-2)
+    return F.linear(products, weight.flatten(1), bias)
+
+
 @rule(torch.addmm, Tensor.addmm)
 def _addmm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
