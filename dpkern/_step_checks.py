@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from . import _validate as check
 from .errors import InvalidInput, PrivacyError
 from .mechanisms.base import Mechanism, Plan
 from .ops import clip, noise, update
+from .rng import Key
 
 
 def checked_mechanism(mechanism: object) -> Mechanism:
@@ -25,8 +28,102 @@ def checked_mechanism(mechanism: object) -> Mechanism:
     return mechanism
 
 
-def checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """At least one parameter, each once, contiguous, of one floating dtype and device."""
+SCHEDULED = ("noise_multiplier", "max_grad_norm")
+"""What may change between steps."""
+
+_DTYPES = (*noise.FLOATS, torch.bfloat16, torch.float16)
+
+
+def scheduled_values(mechanism: Mechanism) -> dict[str, Any]:
+    """The values that a schedule may change, as plain ones."""
+    given = {name: getattr(mechanism, name) for name in SCHEDULED if hasattr(mechanism, name)}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
+
+
+def check_schedule(old: Mechanism, new: object) -> None:
+    """A configuration that differs from the old one by its noise and bounds only."""
+    same = type(new) is type(old) and old.mode != "published"
+    if same:
+        changed = {name: getattr(new, name) for name in scheduled_values(old)}
+        same = replace(old, **changed) == new  # type: ignore[type-var]
+    if not same:
+        raise InvalidInput(
+            "mechanism",
+            expected=f"the one in use with another {' or '.join(SCHEDULED)}",
+            got=repr(new),
+            remedy="Make it with dataclasses.replace(step.mechanism, noise_multiplier=...). A "
+            "mechanism as published keeps its numbers; other changes need a new DPStep.",
+        )
+
+
+def checked_key(key: object, unsafe_seed: int | None, rounds: int) -> Key:
+    """The key that was given, or a new one."""
+    if key is None:
+        return (
+            Key.fresh(rounds) if unsafe_seed is None else Key.from_unsafe_seed(unsafe_seed, rounds)
+        )
+    if not isinstance(key, Key) or unsafe_seed is not None:
+        raise InvalidInput(
+            "key",
+            expected="a dpkern.rng.Key, without unsafe_seed",
+            got=type(key).__name__ if unsafe_seed is None else "both",
+            remedy="Pass one of them: Key.from_unsafe_seed(seed) makes a seeded key.",
+        )
+    return key
+
+
+def check_updates(
+    updates: object, params: list[torch.Tensor], optimizer: object
+) -> list[tuple[tuple[int, ...], update.Rule, update.State]]:
+    """Groups ``(indices, rule, state)`` in which every index occurs at most once."""
+    if updates is None:
+        return []
+    if optimizer is not None or not isinstance(updates, (list, tuple)):
+        raise InvalidInput(
+            "updates",
+            expected="a list of (indices, rule, state), for a DPStep without an optimizer",
+            got=type(updates).__name__ if optimizer is None else "a DPStep with an optimizer",
+            remedy="Make the DPStep without optimizer=, or call finish() alone.",
+        )
+    groups = []
+    seen: set[int] = set()
+    for k, group in enumerate(updates):
+        fits = isinstance(group, (list, tuple)) and len(group) == 3
+        if not fits or not isinstance(group[1], (update.SGD, update.Adam)):
+            raise InvalidInput(
+                f"updates[{k}]",
+                expected="(indices, an ops.update rule, its State)",
+                got=repr(group)[:80],
+                remedy="Leave parameters out to get their noisy gradients back.",
+            )
+        indices = tuple(check.integer(0, len(params) - 1, **{f"updates[{k}]": i}) for i in group[0])
+        names = group[1].buffer_names()
+        state = group[2]
+        if not isinstance(state, update.State) or any(
+            len(state.buffers.get(name, ())) != len(indices) for name in names
+        ):
+            raise InvalidInput(
+                f"updates[{k}]",
+                expected=f"a State with buffers {list(names)}, one tensor per index",
+                got=type(state).__name__,
+                remedy="Make it with rule.init(parameters of the group).",
+            )
+        for i in indices:
+            _check_param(i, params[i], params[indices[0]], fused=True)
+        if len(set(indices)) < len(indices) or seen & set(indices):
+            raise PrivacyError(
+                f"updates[{k}]",
+                expected="every parameter once",
+                got="one that is named twice",
+                remedy="A parameter's noise is drawn once per step, for one update.",
+            )
+        seen.update(indices)
+        groups.append((indices, group[1], state))
+    return groups
+
+
+def checked_params(params: Iterable[torch.Tensor], *, fused: bool) -> list[torch.Tensor]:
+    """At least one parameter, each once, floating, on one device; fused: one dtype, contiguous."""
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise InvalidInput(
             "params",
@@ -44,9 +141,7 @@ def checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         )
     first = tensors[0]
     for i, tensor in enumerate(tensors):
-        dtypes = noise.FLOATS if i == 0 else (first.dtype,)
-        device = None if i == 0 else first.device
-        check.tensor_at(f"params[{i}]", tensor, dtypes=dtypes, device=device, contiguous=True)
+        _check_param(i, tensor, first, fused=fused)
     if len({id(tensor) for tensor in tensors}) < len(tensors):
         raise InvalidInput(
             "params",
@@ -55,6 +150,13 @@ def checked_params(params: Iterable[torch.Tensor]) -> list[torch.Tensor]:
             remedy="Tied weights are one parameter: model.parameters() lists it once.",
         )
     return tensors
+
+
+def _check_param(i: int, tensor: torch.Tensor, first: torch.Tensor, *, fused: bool) -> None:
+    name = f"params[{i}]"
+    check.tensor_at(name, tensor, dtypes=noise.FLOATS if fused else _DTYPES, contiguous=fused)
+    alike = (first.dtype,) if fused else None
+    check.tensor_at(name, tensor, dtypes=alike, device=first.device)
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -78,13 +180,13 @@ def check_per_sample(per_sample: object, params: list[torch.Tensor], plan: Plan)
             got=type(per_sample).__name__ + length,
             remedy="Pass gradients [B, *shape] in the order of params.",
         )
-    wide = clip.sum_dtype(params[0].dtype)
-    dtypes = [
-        d for d in clip.GRAD_DTYPES if plan.arithmetic == "exact" or clip.sum_dtype(d) is wide
-    ]
+    exact = plan.arithmetic == "exact"
     batch: int | None = None
     for i, (param, gradient) in enumerate(zip(params, per_sample, strict=True)):
         name, shape = f"per_sample[{i}]", (batch, *param.shape)
+        wide = clip.sum_dtype(param.dtype)
+        dtypes = [d for d in clip.GRAD_DTYPES if exact or clip.sum_dtype(d) is wide]
+        dtypes += [torch.float16] if param.dtype is torch.float16 else []
         check.tensor_at(name, gradient, shape=shape, dtypes=dtypes, device=param.device)
         batch = gradient.shape[0]
 
@@ -99,7 +201,7 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
             remedy="Clip with ops.clip.clip_sum, or pass per_sample= gradients.",
         )
     exact = plan.arithmetic == "exact"
-    group_bounds = plan.bounds if plan.clipping == "per_layer" else plan.bounds[:1]
+    group_bounds = plan.group_bounds
     units = tuple(unit for unit in plan.units if unit is not None) if exact else None
     fits = (
         result.arithmetic == plan.arithmetic
@@ -122,17 +224,22 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
             got=str(len(result.sums)),
             remedy="Clip the gradients of all parameters together, in the order of params.",
         )
-    dtypes = noise.INTEGERS if exact else (clip.sum_dtype(params[0].dtype),)
     for i, (param, total) in enumerate(zip(params, result.sums, strict=True)):
         name = f"sum.sums[{i}]"
+        dtypes = noise.INTEGERS if exact else (clip.sum_dtype(param.dtype),)
         check.tensor_at(name, total, shape=param.shape, dtypes=dtypes, device=param.device)
-        if not exact and not bool(torch.isfinite(total).all()):
+        if not exact and not _finite(total):
             raise InvalidInput(
                 name,
                 expected="finite sums",
                 got="NaN or infinity",
                 remedy="ops.clip.clip_sum drops samples that are not finite.",
             )
+
+
+def _finite(total: torch.Tensor) -> bool:
+    # A sum over entries is much faster, and not finite if an entry is not.
+    return math.isfinite(float(total.sum())) or bool(torch.isfinite(total).all())
 
 
 def check_saved(state: object, mine: Mapping[str, Any]) -> None:
@@ -145,13 +252,21 @@ def check_saved(state: object, mine: Mapping[str, Any]) -> None:
             remedy="Pass what DPStep.state_dict() returned.",
         )
     missing = sorted(mine.keys() - state.keys())
-    missing += [k for k in ("fingerprint", "words") if not isinstance(state.get(k), Mapping)]
+    tables = ("fingerprint", "mechanism", "words")
+    missing += [k for k in tables if not isinstance(state.get(k), Mapping)]
     if missing:
         raise InvalidInput(
             "state",
             expected="what DPStep.state_dict() returned",
             got=f"a state without {', '.join(missing)}",
             remedy="Pass the whole state.",
+        )
+    if state["mechanism"].keys() != mine["mechanism"].keys():
+        raise InvalidInput(
+            "state.mechanism",
+            expected=f"the values of {sorted(mine['mechanism'])}",
+            got=str(sorted(state["mechanism"])),
+            remedy="Pass what DPStep.state_dict() returned.",
         )
     ours, theirs = mine["fingerprint"], state["fingerprint"]
     changed = sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))

@@ -27,7 +27,8 @@ def _float_sensitivity(step: DPStep) -> float:
     Taken at the expected batch size; far above 1 it certifies nothing.
     """
     batch = math.ceil(step.expected_batch_size)
-    roundoff = (batch + 1) * (2.0**-24 if step.params[0].dtype is torch.float32 else 2.0**-53)
+    wide = all(p.dtype is torch.float64 for p in step.params)
+    roundoff = (batch + 1) * (2.0**-53 if wide else 2.0**-24)
     return 1 + 2 * batch * roundoff / (1 - roundoff) if roundoff < 1 else math.inf
 
 
@@ -39,9 +40,12 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     ``worst_case_float_sensitivity`` beside their certificate, which does not cover it.
     """
     certificate = step.certify(delta)
-    claimed = accounting.claimed_epsilon(
-        step.mechanism, steps=step.steps, delta=delta, **step.sampling
-    )
+    if step.plan.mode == "published":
+        claimed = accounting.claimed_epsilon(
+            step.mechanism, steps=step.steps, delta=delta, **step.sampling
+        )
+    else:  # claims what is certified, schedules included
+        claimed = step.epsilon_if_seed_secret(delta)
     report: dict[str, Any] = {
         "mechanism": step.plan.mechanism,
         "mode": step.plan.mode,

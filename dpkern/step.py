@@ -6,33 +6,39 @@ physical batches, or none (an empty Poisson draw): the noise is drawn once, in `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from . import _step_sums as summing
 from . import _validate as check
 from ._dispatch import BACKENDS
 from ._step_checks import (
     check_optimizer,
     check_per_sample,
     check_saved,
+    check_schedule,
     check_sum,
+    check_updates,
+    checked_key,
     checked_mechanism,
     checked_params,
+    scheduled_values,
 )
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
-from .mechanisms.base import TILE, Mechanism
+from .mechanisms.base import Mechanism
 from .ops import clip, noise, update
 from .report import step_report
 from .rng import Key, Purpose
 
 STATE_VERSION = 1
-_INT32_MOST = 2**31 - 1
-_NO_CLIPPING = 2.0**1000
-"""A bound that no finite gradient reaches, for runs without privacy (C = infinity)."""
+
+Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
+"""Which parameters a rule updates, and what it remembers of them."""
 
 
 class DPStep:
@@ -40,8 +46,9 @@ class DPStep:
 
     Args:
         mechanism: a configuration such as ``mechanisms.DPSGD``.
-        params: the trained parameters, contiguous, one floating dtype and device; their order is
-            frozen and decides where each one's noise stands in the stream.
+        params: the trained parameters, floating, on one device; their order is frozen and decides
+            where each one's noise stands in the stream. With ``optimizer`` they are contiguous and
+            of one dtype, float32 or float64.
         expected_batch_size: public number by which the noisy sum is divided.
         sample_rate: probability with which each record joins a step; for the ledger.
         sampling: ``poisson``, ``fixed`` or ``shuffled``: how batches are really drawn.
@@ -49,7 +56,10 @@ class DPStep:
         optimizer: an ``ops.update`` rule applied by ``finish``, or None to get gradients back. May
             be replaced between steps by one of the same kind (learning-rate schedules).
         unsafe_seed: reproducible noise; the certified epsilon is then infinite.
-        rounds: ChaCha rounds, 20, 12 or 8.
+        key: a key that several processes share, instead of one of this step's own.
+        rounds: ChaCha rounds of a new key, 20, 12 or 8.
+        reduce: called once in ``finish`` with the list of sums, which it adds up over processes in
+            place; every process then draws the same noise, so ``key`` must be the group's.
         backend: who runs the ops; None leaves it to dpkern.
 
     Raises:
@@ -67,12 +77,14 @@ class DPStep:
         dataset_size: int | None = None,
         optimizer: update.Rule | None = None,
         unsafe_seed: int | None = None,
+        key: Key | None = None,
         rounds: int = 20,
+        reduce: Callable[[list[torch.Tensor]], None] | None = None,
         backend: str | None = None,
     ) -> None:
-        self.mechanism = checked_mechanism(mechanism)
-        self.params = checked_params(params)
+        self._mechanism = self._first_mechanism = checked_mechanism(mechanism)
         check_optimizer(optimizer)
+        self.params = checked_params(params, fused=optimizer is not None)
         check.choice((None, *BACKENDS), backend=backend)
         self.plan = mechanism.plan([tuple(p.shape) for p in self.params])
         self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
@@ -81,9 +93,7 @@ class DPStep:
             "sample_rate": sample_rate,
             "dataset_size": dataset_size,
         }
-        self.key = (
-            Key.fresh(rounds) if unsafe_seed is None else Key.from_unsafe_seed(unsafe_seed, rounds)
-        )
+        self.key = checked_key(key, unsafe_seed, rounds)
         self.ledger = Ledger(seeded=self.key.seeded)
         self.ledger.record(self.plan, count=0, **self.sampling)  # checks the sampling arguments
         self.backend = backend
@@ -91,10 +101,36 @@ class DPStep:
         self.nonfinite = 0
         """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
         self.words = {"produced": 0, "consumed": 0}
+        self._reduce = reduce
         self._optimizer = optimizer
         self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
         self._sums: tuple[torch.Tensor, ...] | None = None
         self._added = 0
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The configuration; a schedule may replace its noise and bounds between steps."""
+        return self._mechanism
+
+    @mechanism.setter
+    def mechanism(self, mechanism: Mechanism) -> None:
+        if mechanism == self._mechanism:
+            return
+        check_schedule(self._mechanism, mechanism)
+        if self._sums is not None:
+            raise PrivacyError(
+                "mechanism",
+                expected="a change between steps",
+                got="sums that were clipped by the old configuration",
+                remedy="Call finish() first.",
+            )
+        plan = mechanism.plan([block.shape for block in self.plan.blocks])
+        self._mechanism, self.plan = mechanism, plan
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether samples have been added that ``finish`` has not released."""
+        return self._sums is not None
 
     @property
     def optimizer(self) -> update.Rule | None:
@@ -125,7 +161,8 @@ class DPStep:
 
         Args:
             per_sample: gradients ``[B, *shape]``, one tensor per parameter; clipped here.
-            sum: a clipped sum with its proved bound, made by ``ops.clip.clip_sum``.
+            sum: a clipped sum with its proved bound, made by ``ops.clip.clip_sum``; the first one
+                of a step is taken over, not copied.
 
         Raises:
             InvalidInput: both or neither given, or tensors that do not fit the parameters.
@@ -140,46 +177,64 @@ class DPStep:
             )
         if per_sample is not None:
             result = self._clipped(per_sample)
-            self._sums = result.sums
         else:
             assert sum is not None
             result = sum
             check_sum(result, self.params, self.plan)
-            sums = self._accumulators(result.batch_size)
-            for mine, theirs in zip(sums, result.sums, strict=True):
-                mine.add_(theirs)
-            self._sums = sums
+            self._join(result)
         self._added += result.batch_size
         self.nonfinite += result.nonfinite
 
-    def finish(self) -> list[torch.Tensor] | None:
+    def drop(self) -> None:
+        """Forget the samples of the unfinished step; nothing of them is released."""
+        self._sums, self._added = None, 0
+
+    def finish(self, updates: Updates | None = None) -> list[torch.Tensor | None] | None:
         """Draw the step's noise, record the release, and update the parameters.
 
-        ``gradient = noisy sum / expected_batch_size``.
+        ``gradient = noisy sum / expected_batch_size``. Each parameter's noise is drawn once.
+
+        Args:
+            updates: without an ``optimizer`` of its own, the parameters (by index) that rules
+                update in one pass over memory, each with its state.
 
         Returns:
-            The noisy mean gradients if there is no optimizer, else None after the update.
+            None if there is an optimizer, else the noisy mean gradients, with None in the place of
+            parameters that ``updates`` names.
+
+        Raises:
+            InvalidInput: indices, rules or states that do not fit; nothing is released.
         """
-        sums = self._accumulators(0)
-        scale = 1 / self.expected_batch_size
+        if updates is None and self._optimizer is not None:
+            assert self.optimizer_state is not None
+            updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
+        else:
+            updates = check_updates(updates, self.params, self._optimizer)
+        sums = list(self._accumulators(0))
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.
         self.ledger.record(self.plan, **self.sampling)
         self._sums, self._added = None, 0
+        if self._reduce is not None:
+            self._reduce(sums)
         noise_now = self._noise()
-        if self._optimizer is None:
-            return [self._gradient(total, i, noise_now) for i, total in enumerate(sums)]
-        assert self.optimizer_state is not None
-        update.step(
-            self.params,
-            list(sums),
-            rule=self._optimizer,
-            state=self.optimizer_state,
-            gradient_scale=scale,
-            noise=noise_now,
-            backend=self.backend,
-        )
-        return None
+        left = set(range(len(sums)))
+        for indices, rule, state in updates:
+            update.step(
+                [self.params[i] for i in indices],
+                [sums[i] for i in indices],
+                rule=rule,
+                state=state,
+                gradient_scale=1 / self.expected_batch_size,
+                noise=_part(noise_now, indices),
+                backend=self.backend,
+            )
+            left.difference_update(indices)
+        if self._optimizer is not None:
+            return None
+        return [
+            self._gradient(sums[i], i, noise_now) if i in left else None for i in range(len(sums))
+        ]
 
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
@@ -218,6 +273,7 @@ class DPStep:
             "steps": self.steps,
             "words": dict(self.words),
             "ledger": self.ledger.state_dict(),
+            "mechanism": scheduled_values(self._mechanism),
             "optimizer": None if state is None else state.state_dict(),
         }
 
@@ -242,6 +298,8 @@ class DPStep:
         words = {k: check.integer(**{f"state.words.{k}": saved.get(k)}) for k in self.words}
         if self.optimizer_state is not None:
             self.optimizer_state.check(state["optimizer"])
+        mechanism = replace(self._first_mechanism, **state["mechanism"])  # type: ignore[type-var]
+        plan = mechanism.plan([block.shape for block in self.plan.blocks])
         ledger = Ledger(seeded=self.key.seeded)
         ledger.load_state_dict(state["ledger"])
         if ledger.steps != steps:
@@ -254,13 +312,14 @@ class DPStep:
         if self.optimizer_state is not None:
             self.optimizer_state.load_state_dict(state["optimizer"])
         self.ledger, self.steps, self.words = ledger, steps, words
+        self._mechanism, self.plan = mechanism, plan
 
     def _fingerprint(self) -> dict[str, Any]:
         rule = self._optimizer
         return {
-            "mechanism": repr(self.mechanism),
+            "mechanism": repr(self._first_mechanism),
             "shapes": [list(p.shape) for p in self.params],
-            "dtype": str(self.params[0].dtype),
+            "dtype": ", ".join(sorted({str(p.dtype) for p in self.params})),
             "expected_batch_size": self.expected_batch_size,
             "optimizer": None if rule is None else type(rule).__name__,
             "unsafe_seed": self.key.unsafe_seed,
@@ -268,35 +327,31 @@ class DPStep:
             **self.sampling,
         }
 
-    def _accumulators(self, more: int) -> tuple[torch.Tensor, ...]:
+    def _accumulators(self, more: int) -> summing.Sums:
         """The sums so far, or zeros, wide enough for ``more`` samples."""
-        exact = self.plan.arithmetic == "exact"
-        sums = self._sums
-        if sums is None:
-            dtype = torch.int32 if exact else clip.sum_dtype(self.params[0].dtype)
-            sums = tuple(torch.zeros(p.shape, dtype=dtype, device=p.device) for p in self.params)
-        if exact and sums[0].dtype is torch.int32:
-            most = max(block.integer_bound or 0 for block in self.plan.blocks)
-            if (self._added + more) * most > _INT32_MOST:
-                sums = tuple(total.to(torch.int64) for total in sums)
-        return sums
+        samples, wide = self._added + more, self._reduce is not None
+        return summing.accumulators(self._sums, self.params, self.plan, samples, wide=wide)
+
+    def _join(self, result: clip.ClipResult) -> None:
+        if self._sums is None:
+            self._sums = summing.adopted(result.sums, self.params, self.plan)
+            return
+        sums = self._accumulators(result.batch_size)
+        for mine, theirs in zip(sums, result.sums, strict=True):
+            mine.add_(theirs)
+        self._sums = sums
 
     def _clipped(self, per_sample: Sequence[torch.Tensor]) -> clip.ClipResult:
         check_per_sample(per_sample, self.params, self.plan)
-        per_layer = self.plan.clipping == "per_layer"
-        bounds = [min(bound, _NO_CLIPPING) for bound in self.plan.bounds]
-        units = [unit for unit in self.plan.units if unit is not None]
-        exact = self.plan.arithmetic == "exact"
-        batch = int(per_sample[0].shape[0])
-        return clip.clip_sum(
-            per_sample,
-            bounds if per_layer else bounds[0],
-            style=self.plan.clipping,
-            arithmetic=self.plan.arithmetic,
-            unit=(units if per_layer else units[0]) if exact else None,
-            out=self._accumulators(batch),
-            backend=self.backend,
-        )
+        if len({p.dtype for p in self.params}) > 1 or per_sample[0].dtype is torch.float16:
+            alike = summing.common_dtype(per_sample)
+            result = summing.clipped(alike, self.plan, None, self.backend)
+            self._join(replace(result, sums=summing.adopted(result.sums, self.params, self.plan)))
+            return result
+        out = self._accumulators(int(per_sample[0].shape[0]))
+        result = summing.clipped(per_sample, self.plan, out, self.backend)
+        self._sums = out
+        return result
 
     def _noise(self) -> update.Noise | None:
         """This step's noise; its words are counted."""
@@ -304,13 +359,8 @@ class DPStep:
         if law is None:
             return None
         rounded = self.plan.arithmetic == "float"
-        for block in self.plan.blocks:
-            tiles = -(-block.size // TILE)
-            words = noise.noise_words(block.size)
-            words += noise.rounding_words(block.size) if rounded else 0
-            self.words["consumed"] += words
-            per_tile = noise.noise_words(TILE) + (noise.rounding_words(TILE) if rounded else 0)
-            self.words["produced"] += tiles * per_tile
+        for name, words in self.plan.words.items():
+            self.words[name] += words
         purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
         return update.Noise(
             distribution=law,
@@ -337,3 +387,14 @@ class DPStep:
         )
         factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) / self.expected_batch_size
         return (noisy.to(clip.sum_dtype(dtype)) * factor).to(dtype)
+
+
+def _part(drawn: update.Noise | None, indices: Sequence[int]) -> update.Noise | None:
+    """The noise of these parameters: the same stream, each at its own place."""
+    if drawn is None:
+        return None
+    return replace(
+        drawn,
+        scales=tuple(drawn.scales[i] for i in indices),
+        positions=tuple(drawn.positions[i] for i in indices),
+    )

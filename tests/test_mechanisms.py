@@ -84,6 +84,28 @@ def test_per_layer_event(bounds: Any, layers: int, arithmetic: str) -> None:
         assert plan.noise_multiplier < 1 / mu
 
 
+@pytest.mark.parametrize(
+    ("bounds", "each"),
+    [(1.2, (1.2 / math.sqrt(3),) * 3), ((0.5, 2.0, 1e-3), (0.5, 2.0, 1e-3))],
+    ids=["shared", "unequal"],
+)
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_group_event(bounds: Any, each: tuple[float, ...], arithmetic: str) -> None:
+    groups = (1, 0, 2, 1, 2, 2)
+    mechanism = dpsgd(max_grad_norm=bounds, clipping="group", groups=groups, arithmetic=arithmetic)
+    plan = mechanism.plan(SHAPES)
+    assert tuple(block.clip_group for block in plan.blocks) == groups
+    assert plan.bounds == pytest.approx([each[g] for g in groups], rel=1e-15)
+    assert plan.groups == ((1,), (0, 3), (2, 4, 5))
+    assert plan.group_bounds == pytest.approx(each, rel=1e-15)
+    # A sample moves three groups, not six parameters.
+    same = dpsgd(max_grad_norm=each, clipping="per_layer", arithmetic=arithmetic)
+    three = same.plan([(plan.dimension - 2,), (1,), (1,)])
+    assert plan.spec == three.spec
+    assert set(plan.scales) == set(three.scales)
+    assert mechanism.event_spec()["noise_multiplier"] <= plan.noise_multiplier
+
+
 def test_same_bound_in_every_layer_costs_the_square_root_of_layers() -> None:
     """Noise sigma C with bound C in each of 4 layers would certify sigma / 2, so sd is doubled."""
     plan = dpsgd(max_grad_norm=(0.7,) * 4, clipping="per_layer").plan([(1,)] * 4)
@@ -182,6 +204,18 @@ BAD_FIELDS: list[tuple[str, dict[str, Any], type[DPKernError], str]] = [
         InvalidInput,
         "max_grad_norm",
     ),
+    ("groups, flat", {"groups": (0, 1)}, InvalidInput, "groups"),
+    ("group without groups", {"clipping": "group"}, InvalidInput, "groups"),
+    ("no groups", {"clipping": "group", "groups": ()}, InvalidInput, "groups"),
+    ("groups with a gap", {"clipping": "group", "groups": (0, 2)}, InvalidInput, "groups"),
+    ("negative group", {"clipping": "group", "groups": (0, -1)}, InvalidInput, "groups"),
+    ("groups as text", {"clipping": "group", "groups": "01"}, InvalidInput, "groups"),
+    (
+        "bounds for other groups",
+        {"clipping": "group", "groups": (0, 1), "max_grad_norm": (1.0,)},
+        InvalidInput,
+        "max_grad_norm",
+    ),
     ("unknown clipping", {"clipping": "layer"}, InvalidInput, "clipping"),
     ("unknown arithmetic", {"arithmetic": "double"}, InvalidInput, "arithmetic"),
     ("unknown mode", {"mode": "fast"}, InvalidInput, "mode"),
@@ -215,13 +249,23 @@ def test_refuses_bad_fields(changes: dict[str, Any], error: type[DPKernError], n
         ({}, [(3, -1)], "shapes"),
         ({}, [(2.5,)], "shapes"),
         ({"max_grad_norm": (1.0,), "clipping": "per_layer"}, [(2,), (3,)], "max_grad_norm"),
+        ({"clipping": "group", "groups": (0, 1)}, [(2,)], "groups"),
         (
             {"max_grad_norm": (1.0, 1e-7), "clipping": "per_layer"},
             [(2,), (3,)],
             "max_grad_norm",
         ),
     ],
-    ids=["empty", "none", "ints", "negative", "float", "too few bounds", "bound below unit"],
+    ids=[
+        "empty",
+        "none",
+        "ints",
+        "negative",
+        "float",
+        "too few bounds",
+        "groups",
+        "bound below unit",
+    ],
 )
 def test_refuses_bad_shapes(changes: dict[str, Any], shapes: Any, name: str) -> None:
     with pytest.raises(InvalidInput) as raised:

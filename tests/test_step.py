@@ -198,3 +198,203 @@ def test_report_is_json_and_names_its_limits() -> None:
     real = make(seed=None)
     real.finish()
     assert real.report(1e-5)["certificate"]["certified_for"] == "released bits"
+
+
+def mixed(rule: update.Rule | None = None, **more: object) -> DPStep:
+    """Parameters of three dtypes, the last one not contiguous."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=generator) for shape in ((4, 3), (5,), (6,), (2, 7))]
+    params[1] = params[1].bfloat16()
+    params[2] = params[2].double()
+    params[3] = params[3].t()
+    given = {"expected_batch_size": 4.0, "sample_rate": 0.1, "unsafe_seed": 5} | more
+    mechanism = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
+    return DPStep(mechanism, params, **given)  # type: ignore[arg-type]
+
+
+def test_the_first_sums_are_taken_over() -> None:
+    step = make(replace(FLAT, arithmetic="float"))
+    result = clip.clip_sum(gradients(4), 0.5)
+    step.add(sum=result)
+    assert [s.data_ptr() for s in step._sums or ()] == [s.data_ptr() for s in result.sums]
+    exact = make()
+    exact.add(sum=clip.clip_sum(gradients(4), 0.5, arithmetic="exact", unit=exact.plan.units[0]))
+    exact.add(sum=clip.clip_sum(gradients(4), 0.5, arithmetic="exact", unit=exact.plan.units[0]))
+    twice = make()
+    twice.add([torch.cat((g, g)) for g in gradients(4)])
+    for a, b in zip(exact.finish() or [], twice.finish() or [], strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_groups_of_updates_equal_the_released_gradients(arithmetic: str) -> None:
+    mechanism = replace(FLAT, arithmetic=arithmetic)
+    released, applied = make(mechanism), make(mechanism)
+    before = [p.clone() for p in applied.params]
+    for step in (released, applied):
+        step.add(gradients(5))
+    noisy = released.finish() or []
+    sgd, adam = update.SGD(lr=0.5), update.Adam(lr=0.1)
+    updates = [
+        ((2,), sgd, sgd.init([applied.params[2]])),
+        ((0,), adam, adam.init([applied.params[0]])),
+    ]
+    left = applied.finish(updates) or []
+    assert [g is None for g in left] == [True, False, True]
+    assert torch.equal(left[1], noisy[1])
+    testing.assert_close("sgd", applied.params[2], before[2] - 0.5 * noisy[2], 1e-6)
+    testing.assert_close("adam", applied.params[0], before[0] - 0.1 * noisy[0].sign(), 1e-4)
+    assert torch.equal(applied.params[1], before[1])
+    assert applied.words == released.words
+
+
+@pytest.mark.parametrize(
+    ("updates", "error", "name"),
+    [
+        ("all", dpkern.InvalidInput, "updates"),
+        ([(0, update.SGD(lr=1.0))], dpkern.InvalidInput, "updates[0]"),
+        ([((0,), "sgd", update.State())], dpkern.InvalidInput, "updates[0]"),
+        ([((3,), update.SGD(lr=1.0), update.State())], dpkern.InvalidInput, "updates[0]"),
+        ([((0, 0), update.SGD(lr=1.0), update.State())], dpkern.PrivacyError, "updates[0]"),
+        ([((0,), update.SGD(lr=1.0), update.State())] * 2, dpkern.PrivacyError, "updates[1]"),
+        ([((0,), update.Adam(lr=1.0), update.State())], dpkern.InvalidInput, "updates[0]"),
+    ],
+)
+def test_bad_updates_release_nothing(updates: object, error: type, name: str) -> None:
+    step = make()
+    step.add(gradients(2))
+    with pytest.raises(error) as raised:
+        step.finish(updates)  # type: ignore[arg-type]
+    assert raised.value.name == name
+    assert step.steps == step.ledger.steps == 0
+    assert step.unfinished
+    with pytest.raises(dpkern.InvalidInput, match="with an optimizer"):
+        make(optimizer=update.SGD(lr=1.0)).finish([])
+
+
+def test_dtypes_may_differ_where_nothing_is_fused() -> None:
+    step = mixed()
+    grads = [torch.randn((3, *p.shape)).to(p.dtype) for p in step.params]
+    step.add(grads)
+    sums = step._sums or ()
+    assert [s.dtype for s in sums] == [torch.float32, torch.float32, torch.float64, torch.float32]
+    norms = clip.sample_norm([g.double() for g in grads])
+    for i, g in enumerate(grads):
+        weight = (1 / norms).clamp(max=1).view(-1, *[1] * (g.dim() - 1))
+        testing.assert_close(f"sum {i}", sums[i].double(), (g.double() * weight).sum(0), 1e-5)
+    released = step.finish() or []
+    assert [g.dtype for g in released] == [p.dtype for p in step.params]
+    rule = update.SGD(lr=1.0)
+    one = mixed()
+    with pytest.raises(dpkern.InvalidInput, match="bfloat16"):
+        one.finish([((0, 1), rule, rule.init(one.params[:2]))])
+    with pytest.raises(dpkern.InvalidInput, match="float64"):
+        one.finish([((0, 2), rule, rule.init(one.params[:2]))])
+    with pytest.raises(dpkern.InvalidInput, match="contiguous"):
+        one.finish([((3,), rule, rule.init(one.params[3:]))])
+    assert one.steps == 0
+
+
+def test_half_precision_gradients_are_clipped_in_float32() -> None:
+    params = [torch.zeros(4, dtype=torch.float16)]
+    mechanism = DPSGD(noise_multiplier=0.0, max_grad_norm=1.0)
+    step = DPStep(mechanism, params, expected_batch_size=2, sample_rate=0.5)
+    step.add([torch.full((2, 4), 60000.0, dtype=torch.float16)])
+    (gradient,) = step.finish() or []
+    assert gradient.dtype is torch.float16
+    testing.assert_close("mean", gradient.float(), torch.full((4,), 0.5), 1e-3)
+
+
+def test_a_schedule_changes_noise_and_bound_and_is_accounted_step_by_step() -> None:
+    step = make(seed=None)
+    step.finish()
+    step.mechanism = replace(FLAT, noise_multiplier=2.2, max_grad_norm=0.25)
+    assert step.plan.scales[0] == pytest.approx(0.55)
+    step.finish()
+    entries = step.ledger.state_dict()["entries"]
+    assert [e["event"]["noise_multiplier"] for e in entries] == pytest.approx([1.1, 2.2], rel=1e-3)
+    report = step.report(1e-5)
+    assert report["epsilon_claimed"] == report["epsilon_certified"]
+    step.add(gradients(2))
+    with pytest.raises(dpkern.PrivacyError, match="between steps"):
+        step.mechanism = FLAT
+    step.drop()
+    for other in (replace(FLAT, clipping="per_layer"), replace(FLAT, arithmetic="float"), "dpsgd"):
+        with pytest.raises(dpkern.InvalidInput, match="noise_multiplier"):
+            step.mechanism = other  # type: ignore[assignment]
+    published = make(replace(FLAT, mode="published"))
+    with pytest.raises(dpkern.InvalidInput, match="published"):
+        published.mechanism = replace(FLAT, mode="published", noise_multiplier=2.0)
+
+
+def test_resume_in_the_middle_of_a_schedule() -> None:
+    first = make(replace(FLAT, clipping="per_layer"))
+    bounds = (0.5, 0.25, 0.125)
+    first.mechanism = replace(first.mechanism, noise_multiplier=3.0, max_grad_norm=bounds)
+    first.finish()
+    resumed = make(replace(FLAT, clipping="per_layer"))
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.mechanism == first.mechanism
+    assert resumed.plan == first.plan
+    state = first.state_dict()
+    with pytest.raises(dpkern.InvalidInput, match="mechanism"):
+        make(replace(FLAT, clipping="per_layer")).load_state_dict(state | {"mechanism": {"x": 1}})
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_groups_are_clipped_together(arithmetic: str) -> None:
+    mechanism = DPSGD(
+        noise_multiplier=2.0**-4,
+        max_grad_norm=(1.0, 3.0),
+        clipping="group",
+        groups=(1, 0, 1),
+        arithmetic=arithmetic,
+    )
+    step = make(mechanism)
+    grads = gradients(6)
+    grads[1][2, 0] = math.nan
+    step.add([g[:4] for g in grads])
+    step.add([g[4:] for g in grads])
+    assert step.nonfinite == 1
+    kept = [g[[0, 1, 3, 4, 5]] for g in grads]
+    unit = [u or 1.0 for u in step.plan.units] if arithmetic == "exact" else [1.0] * 3
+    for group, bound in (((0, 2), 3.0), ((1,), 1.0)):
+        norm = torch.cat([kept[i].flatten(1) for i in group], dim=1).norm(dim=1)
+        for i in group:
+            weight = (bound / norm).clamp(max=1).view(-1, *[1] * (kept[i].dim() - 1))
+            mine = (step._sums or ())[i].double() * unit[i]
+            testing.assert_close(f"sum {i}", mine, (kept[i] * weight).sum(0).double(), 1e-4)
+    result = clip.clip_sum(
+        grads, [1.0, 3.0, 1.0], style="per_layer", arithmetic=arithmetic,
+        unit=unit if arithmetic == "exact" else None,
+    )  # fmt: skip
+    with pytest.raises(dpkern.PrivacyError, match="clipped to at most"):
+        step.add(sum=result)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_processes_that_reduce_and_share_a_key_equal_one(arithmetic: str) -> None:
+    mechanism = replace(FLAT, arithmetic=arithmetic)
+    grads, key = gradients(6), dpkern.rng.Key.from_unsafe_seed(7)
+    whole = make(mechanism)
+    whole.add(grads)
+    sums: list[list[torch.Tensor]] = []
+
+    def gather(mine: list[torch.Tensor]) -> None:
+        sums.append([s.clone() for s in mine])
+
+    def reduce(mine: list[torch.Tensor]) -> None:
+        for total, theirs in zip(mine, sums[0], strict=True):
+            total.add_(theirs)
+
+    ranks = [make(mechanism, seed=None, key=key, reduce=f) for f in (gather, reduce)]
+    ranks[0].add([g[:2] for g in grads])
+    ranks[1].add([g[2:] for g in grads])
+    ranks[0].finish()
+    assert arithmetic == "float" or sums[0][0].dtype is torch.int64
+    for a, b in zip(ranks[1].finish() or [], whole.finish() or [], strict=True):
+        testing.assert_close("mean", a, b, 0.0 if arithmetic == "exact" else 1e-3)
+    with pytest.raises(dpkern.InvalidInput, match="key"):
+        make(key=key)
+    with pytest.raises(dpkern.InvalidInput, match="key"):
+        make(seed=None, key="secret")

@@ -21,6 +21,7 @@ from ..accounting.events import EventSpec
 from ..accounting.history import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from ..errors import InvalidInput, PrivacyError
 from ..laws import SCALE_UNITS
+from ..ops import noise
 from ..ops.clip import MIN_BOUND
 
 TILE = 512
@@ -83,7 +84,7 @@ class Plan:
         mechanism: name of the mechanism.
         mode: ``corrected`` or ``published``.
         blocks: the parameters in frozen order.
-        clipping: ``flat``, ``per_layer`` or ``automatic``.
+        clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
         arithmetic: ``exact`` (integer sums) or ``float``.
         distribution: ``gaussian``, ``laplace``, or None when nothing is added.
         neighbouring: the relation that the event's multiplier refers to.
@@ -121,6 +122,19 @@ class Plan:
         """Norm bound per block (the group's, so all equal under one flat clip)."""
         return tuple(block.bound for block in self.blocks)
 
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each clip group, by index."""
+        members: dict[int, list[int]] = {}
+        for block in self.blocks:
+            members.setdefault(block.clip_group, []).append(block.index)
+        return tuple(tuple(members[group]) for group in sorted(members))
+
+    @cached_property
+    def group_bounds(self) -> tuple[float, ...]:
+        """Norm bound per clip group."""
+        return tuple(self.blocks[group[0]].bound for group in self.groups)
+
     @property
     def scales(self) -> tuple[float, ...]:
         """Certified noise scale per block."""
@@ -135,6 +149,20 @@ class Plan:
     def positions(self) -> tuple[int, ...]:
         """First noise coordinate per block."""
         return tuple(block.first_position for block in self.blocks)
+
+    @cached_property
+    def words(self) -> dict[str, int]:
+        """Keystream words that one release consumes, and those that whole tiles produce."""
+        words = {"produced": 0, "consumed": 0}
+        if self.distribution is None:
+            return words
+        for block in self.blocks:
+            tiles = -(-block.size // TILE)
+            for name, draws, times in (("produced", TILE, tiles), ("consumed", block.size, 1)):
+                each = noise.noise_words(draws)
+                each += noise.rounding_words(draws) if self.arithmetic == "float" else 0
+                words[name] += each * times
+        return words
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
         """The event of one release; a plan knows its own dimension."""

@@ -5,10 +5,11 @@
 ``flat``       the whole gradient is clipped to C;               sd = sigma C
 ``automatic``  the whole gradient is normalised to at most C;    sd = sigma C
 ``per_layer``  parameter l is clipped to C_l;                    sd = sigma sqrt(sum C_l^2)
+``group``      the parameters of group k together to C_k;        sd = sigma sqrt(sum C_k^2)
 
 With mu = (L2 norm of one contribution) / sd, one release is the Gaussian mechanism of noise
-multiplier 1 / mu: mu = C / sd for the first two, mu^2 = sum (C_l / sd)^2 for the third, where a
-sample moves every layer at once.
+multiplier 1 / mu: mu = C / sd for the first two, mu^2 = sum (C_l / sd)^2 for the others, where a
+sample moves every layer or group at once.
 
 Source: Abadi et al., Deep Learning with Differential Privacy, 2016; for ``automatic`` Bu et al.,
 Automatic Clipping, 2023.
@@ -38,7 +39,7 @@ from .base import (
     float_multiplier,
 )
 
-CLIPPING = ("flat", "per_layer", "automatic")
+CLIPPING = ("flat", "per_layer", "group", "automatic")
 ARITHMETIC = ("exact", "float")
 MODES = ("corrected", "published")
 
@@ -54,8 +55,10 @@ class DPSGD(Mechanism):
         noise_multiplier: sigma, noise standard deviation / bound of one sample's contribution, in
             [2^-4, 2^10]; 0 adds no noise and is not private.
         max_grad_norm: C; ``math.inf`` does not clip and is not private. For ``per_layer`` either C,
-            shared as C / sqrt(L) by L parameters, or one bound per parameter.
-        clipping: ``flat``, ``per_layer`` or ``automatic``.
+            shared as C / sqrt(L) by L parameters, or one bound per parameter; ``group`` likewise
+            with its groups.
+        clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
+        groups: for ``group`` only: the clip group of each parameter, numbered from 0 without gaps.
         arithmetic: ``exact`` sums integers on the noise lattice and is certified for the released
             bits; ``float`` sums floating-point numbers and is certified for real-number sums only.
         mode: ``published`` is the printed algorithm (flat clip, noise once per batch), whose
@@ -73,9 +76,11 @@ class DPSGD(Mechanism):
     clipping: str = "flat"
     arithmetic: str = "exact"
     mode: str = "corrected"
+    groups: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         choice(CLIPPING, clipping=self.clipping)
+        object.__setattr__(self, "groups", self._checked_groups())
         choice(ARITHMETIC, arithmetic=self.arithmetic)
         choice(MODES, mode=self.mode)
         if self.mode == "published" and self.clipping != "flat":
@@ -101,14 +106,49 @@ class DPSGD(Mechanism):
                     remedy="Normalised gradients need a norm; use clipping='flat' for no bound.",
                 )
             return bound
-        if self.clipping != "per_layer" or not given:
+        if self.clipping not in ("per_layer", "group") or not given:
             raise InvalidInput(
                 "max_grad_norm",
                 expected="one number, or one per parameter with clipping='per_layer'",
                 got=given,
-                remedy="Pass a number, or choose clipping='per_layer'.",
+                remedy="Pass a number, or choose clipping='per_layer' or 'group'.",
+            )
+        if self.groups is not None and len(given) != max(self.groups) + 1:
+            raise InvalidInput(
+                "max_grad_norm",
+                expected=f"one number, or {max(self.groups) + 1}, one per clip group",
+                got=given,
+                remedy="Give every group in groups= its bound, in the order of their numbers.",
             )
         return tuple(checked_bound("max_grad_norm", bound) for bound in given)
+
+    def _checked_groups(self) -> tuple[int, ...] | None:
+        given = self.groups
+        if (given is None) != (self.clipping != "group"):
+            raise InvalidInput(
+                "groups",
+                expected="the clip group of each parameter, with clipping='group' only",
+                got=given,
+                remedy="Pass clipping='group' together with groups=(0, 0, 1, ...).",
+            )
+        if given is None:
+            return None
+        if not isinstance(given, (tuple, list)) or not given:
+            raise InvalidInput(
+                "groups",
+                expected="one int per parameter",
+                got=given,
+                remedy="Pass a tuple such as (0, 0, 1).",
+            )
+        numbers = tuple(integer(groups=number) for number in given)
+        if set(numbers) != set(range(max(numbers) + 1)):
+            raise InvalidInput(
+                "groups",
+                expected="numbers from 0 without gaps",
+                got=given,
+                remedy="Number the groups 0, 1, 2, ...",
+            )
+        return numbers
 
     @property
     def private(self) -> bool:
@@ -158,6 +198,13 @@ class DPSGD(Mechanism):
         sizes = checked_shapes(shapes)
         groups = self._groups(len(sizes))
         per_layer = self.clipping == "per_layer"
+        if self.groups is not None and len(self.groups) != len(sizes):
+            raise InvalidInput(
+                "groups",
+                expected=f"{len(sizes)} numbers, one per parameter",
+                got=f"{len(self.groups)} numbers",
+                remedy="Give every parameter of the model its clip group.",
+            )
         if per_layer and len(groups) != len(sizes):
             raise InvalidInput(
                 "max_grad_norm",
@@ -168,7 +215,7 @@ class DPSGD(Mechanism):
         positions = first_positions(sizes)
         blocks = []
         for index, (shape, position) in enumerate(zip(sizes, positions, strict=True)):
-            group = index if per_layer else 0
+            group = index if per_layer else 0 if self.groups is None else self.groups[index]
             bound, sd = groups[group]
             blocks.append(
                 Block(
@@ -199,8 +246,9 @@ class DPSGD(Mechanism):
         given = self.max_grad_norm
         if isinstance(given, tuple):
             bounds = list(given)
-        elif self.clipping == "per_layer":
-            bounds = [given / math.sqrt(layers)] * layers
+        elif self.clipping in ("per_layer", "group"):
+            count = layers if self.groups is None else max(self.groups) + 1
+            bounds = [given / math.sqrt(count)] * count
         else:
             bounds = [given]
         if not self.private:

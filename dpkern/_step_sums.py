@@ -1,0 +1,122 @@
+"""The clipped sums of an unfinished step: how physical batches join them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from .mechanisms.base import Plan
+from .ops import clip
+
+Sums = tuple[torch.Tensor, ...]
+
+_INT32_MOST = 2**31 - 1
+_NO_CLIPPING = 2.0**1000
+"""A bound that no finite gradient reaches, for runs without privacy (C = infinity)."""
+
+
+def accumulators(
+    sums: Sums | None, params: Sequence[torch.Tensor], plan: Plan, samples: int, *, wide: bool
+) -> Sums:
+    """The sums so far, or zeros, wide enough for ``samples`` samples.
+
+    Args:
+        sums: what was summed before, or None.
+        params: the parameters.
+        plan: bounds and arithmetic.
+        samples: how many samples the sums will hold.
+        wide: int64 whatever the number of samples, for sums that other processes add to.
+    """
+    if plan.arithmetic != "exact":
+        return sums or tuple(_zeros(p, clip.sum_dtype(p.dtype)) for p in params)
+    most = max(block.integer_bound or 0 for block in plan.blocks)
+    dtype = torch.int64 if wide or samples * most > _INT32_MOST else torch.int32
+    if sums is None:
+        return tuple(_zeros(p, dtype) for p in params)
+    if dtype is torch.int64:
+        return tuple(total.to(torch.int64) for total in sums)
+    return sums
+
+
+def _zeros(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(param.shape, dtype=dtype, device=param.device)
+
+
+def adopted(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], plan: Plan) -> Sums:
+    """The first sums of a step, taken over without a copy where dtype and strides allow."""
+    if plan.arithmetic == "exact":
+        widest = torch.int64 if any(s.dtype is torch.int64 for s in sums) else torch.int32
+        return tuple(s.to(widest).contiguous() for s in sums)
+    dtypes = [clip.sum_dtype(p.dtype) for p in params]
+    return tuple(s.to(dtype).contiguous() for s, dtype in zip(sums, dtypes, strict=True))
+
+
+def clipped(
+    per_sample: Sequence[torch.Tensor], plan: Plan, out: Sums | None, backend: str | None
+) -> clip.ClipResult:
+    """Clip and sum explicit gradients by the plan, onto ``out`` if given."""
+    if plan.clipping == "group":
+        return _clipped_by_group(per_sample, plan, out, backend)
+    bounds = [min(bound, _NO_CLIPPING) for bound in plan.bounds]
+    per_layer = plan.clipping == "per_layer"
+    return clip.clip_sum(
+        per_sample,
+        bounds if per_layer else bounds[0],
+        style=plan.clipping,
+        arithmetic=plan.arithmetic,
+        unit=_units(plan, range(len(bounds)), each=per_layer),
+        out=out,
+        backend=backend,
+    )
+
+
+def _units(plan: Plan, indices: Sequence[int], *, each: bool) -> float | list[float] | None:
+    if plan.arithmetic != "exact":
+        return None
+    units = [unit for i in indices if (unit := plan.units[i]) is not None]
+    return units if each else units[0]
+
+
+def _clipped_by_group(
+    per_sample: Sequence[torch.Tensor], plan: Plan, out: Sums | None, backend: str | None
+) -> clip.ClipResult:
+    """One flat clip per group; a sample that is not finite in one group is dropped from all."""
+    norms = clip.sample_norm(per_sample, backend=backend)
+    finite = torch.isfinite(norms)
+    kept = per_sample if bool(finite.all()) else [g[finite] for g in per_sample]
+    sums: list[torch.Tensor | None] = [None] * len(per_sample)
+    results = []
+    for group, bound in zip(plan.groups, plan.group_bounds, strict=True):
+        result = clip.clip_sum(
+            [kept[i] for i in group],
+            min(bound, _NO_CLIPPING),
+            arithmetic=plan.arithmetic,
+            unit=_units(plan, group, each=False),
+            out=None if out is None else [out[i] for i in group],
+            backend=backend,
+        )
+        results.append(result)
+        for i, total in zip(group, result.sums, strict=True):
+            sums[i] = total
+    return clip.ClipResult(
+        sums=tuple(total for total in sums if total is not None),
+        norm_bound=math.hypot(*(result.norm_bound for result in results)),
+        norms=norms,
+        nonfinite=int((~finite).sum()),
+        batch_size=int(per_sample[0].shape[0]),
+        arithmetic=plan.arithmetic,
+        unit=tuple(u for u in plan.units if u is not None) if plan.arithmetic == "exact" else None,
+        p=2,
+        max_norms=tuple(result.max_norms[0] for result in results),
+    )
+
+
+def common_dtype(per_sample: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of several dtypes, or of one that clipping has no kernel for, in one dtype."""
+    dtypes = {gradient.dtype for gradient in per_sample}
+    if len(dtypes) == 1 and dtypes <= set(clip.GRAD_DTYPES):
+        return list(per_sample)
+    wide = torch.float64 if torch.float64 in dtypes else torch.float32
+    return [gradient.to(wide) for gradient in per_sample]
