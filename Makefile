@@ -30,7 +30,7 @@ help:
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
-	@echo "make bench     the benchmarks: a table, and JSON in benchmarks/results/"
+	@echo "make bench     the benchmarks: tables, and JSON in benchmarks/results/"
 	@echo "make evidence  the long proofs: JSON in benchmarks/results/"
 	@echo "make clean     remove what was built (results in runs/ and the packages in $(VENV) stay)"
 
@@ -42,6 +42,7 @@ test: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
+	$(PY) -m benchmarks step
 
 evidence: $(VENV)/.dev
 	$(PY) $(EVIDENCE)

@@ -1,10 +1,14 @@
-"""Run the benchmarks, print one table, write ``benchmarks/results/<name>.json`` and ``.md``.
+"""Run the benchmarks, print their tables, write ``benchmarks/results/<name>.json`` and ``.md``.
 
-Usage: ``python -m benchmarks [--name cpu] [-k EXPRESSION]``
+Usage::
+
+    python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
+    python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import platform
 import tempfile
@@ -18,7 +22,12 @@ import typer
 import dpkern
 from dpkern.backends import cpu
 
+from . import step_report
+from .step_cases import BASELINES, VARIANTS
+from .step_models import TASKS
+
 FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "results"
 COLUMNS = ("case", "isa", "threads", "ms", "torch ms", "ratio", "GB/s", "limit GB/s")
 
 
@@ -54,11 +63,29 @@ def markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(
+def this_machine() -> dict[str, Any]:
+    """Versions and hardware, for the record."""
+    return {
+        "dpkern": dpkern.__version__,
+        "torch": torch.__version__,
+        "processor": processor(),
+        "cores": torch.get_num_threads(),
+        "build": cpu.build_config(),
+    }
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
+def kernels(
+    context: typer.Context,
     name: Annotated[str, typer.Option(help="stem of the result files")] = "cpu",
     k: Annotated[str, typer.Option("-k", help="pytest expression: which benchmarks")] = "",
 ) -> None:
-    """Run, print, write."""
+    """Without a command: the kernels."""
+    if context.invoked_subcommand is not None:
+        return
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw.json"
         options = ["-q", "-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
@@ -67,20 +94,58 @@ def main(
         if code != 0:
             raise SystemExit(int(code))
         rows = [entry["extra_info"] for entry in json.loads(raw.read_text())["benchmarks"]]
-    machine = {
-        "dpkern": dpkern.__version__,
-        "torch": torch.__version__,
-        "processor": processor(),
-        "cores": torch.get_num_threads(),
-        "build": cpu.build_config(),
-    }
-    table = markdown(rows, machine)
+    machine = this_machine()
+    write(RESULTS / f"{name}.json", {"machine": machine, "rows": rows}, markdown(rows, machine))
+
+
+def known(names: list[str], choices: dict[str, Any], what: str) -> list[str]:
+    """The names, or all of them if there are none.
+
+    Raises:
+        typer.BadParameter: a name that is not there.
+    """
+    unknown = [name for name in names if name not in choices]
+    if unknown:
+        raise typer.BadParameter(f"no such {what}: {unknown[0]}; there are {', '.join(choices)}")
+    return names or list(choices)
+
+
+@app.command()
+def step(
+    models: Annotated[list[str] | None, typer.Argument(help="which models; default: all")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="threads; may be repeated; default: 1 and 2")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 15,
+    variant: Annotated[list[str] | None, typer.Option(help="which private variants")] = None,
+    memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Whole training steps beside the non-private step: time, phases, peak memory."""
+    tasks = known(models or [], TASKS, "model")
+    private = {name: make for name, make in VARIANTS.items() if name not in BASELINES}
+    variants = [*BASELINES, *known(variant or [], private, "variant")]
+    speeds: list[dict[str, Any]] = []
+    memories: list[dict[str, Any]] = []
+    for rows in step_report.speed(tasks, variants, threads or [1, 2], rounds):
+        print("\n".join(step_report.speed_table(rows)), flush=True)
+        speeds += rows
+    for rows in step_report.memory(tasks, variants) if memory else ():
+        print("\n".join(step_report.memory_table(rows)), flush=True)
+        memories += rows
+    machine = this_machine() | {"opacus": importlib.metadata.version("opacus")}
+    content = {"machine": machine, "speed": speeds, "memory": memories}
+    table = step_report.markdown(machine, speeds, memories)
+    write(path or RESULTS / "step.json", content, table)
+
+
+def write(path: Path, content: dict[str, Any], table: str) -> None:
+    """Print the tables and keep both: JSON at ``path``, the tables beside it."""
     print(table)
-    results = FOLDER / "results"
-    results.mkdir(exist_ok=True)
-    (results / f"{name}.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
-    (results / f"{name}.md").write_text(table)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.with_suffix(".md").write_text(table)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

@@ -1,0 +1,251 @@
+"""The variants of a training step: non-private, dpkern, Opacus; and the check each must pass.
+
+Every variant trains on the same physical batch: a loader hands it out (untimed), then forward,
+backward and update are timed. Private variants clip to 1, add noise and train with the same SGD.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import dpkern
+
+from .step_models import Task
+
+CLIP, NOISE, LR, MOMENTUM = 1.0, 1.0, 1e-3, 0.9
+PHASES = ("forward", "backward", "sums", "update")
+
+Batch = tuple[Tensor, Tensor]
+
+
+class OneBatch(Dataset[int]):
+    """Rows that only have numbers: whichever are drawn, ``collate`` gives the same batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.batch = task.data()
+        self.size = 4 * task.batch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+    def collate(self, rows: list[int]) -> Batch:
+        """The batch, whatever the rows."""
+        if len(rows) != len(self.batch[0]):
+            raise RuntimeError(f"a batch of {len(rows)} rows instead of {len(self.batch[0])}")
+        return self.batch
+
+
+@dataclass
+class Runner:
+    """A variant made ready: what a training loop calls, phase by phase.
+
+    Attributes:
+        model: the module that is trained.
+        hand_out: the next batch.
+        loss: forward pass and loss.
+        update: the optimizer's step and what must be cleared.
+        finishing: seconds spent in noise and update, appended by the variant where it can tell.
+    """
+
+    model: nn.Module
+    hand_out: Callable[[], Batch]
+    loss: Callable[[Batch], Any]
+    update: Callable[[], None]
+    finishing: list[float] = field(default_factory=list)
+
+    def step(self) -> tuple[float, ...]:
+        """Seconds of each phase of one step."""
+        batch = self.hand_out()
+        self.finishing.clear()
+        t0 = time.perf_counter()
+        loss = self.loss(batch)
+        t1 = time.perf_counter()
+        loss.backward()
+        t2 = time.perf_counter()
+        self.update()
+        t3 = time.perf_counter()
+        noised = sum(self.finishing) if self.finishing else t3 - t2
+        return t1 - t0, t2 - t1, t3 - t2 - noised, noised
+
+
+def _loader(task: Task) -> DataLoader[Any]:
+    rows = OneBatch(task)
+    return DataLoader(
+        rows, batch_size=task.batch, shuffle=True, drop_last=True, collate_fn=rows.collate
+    )
+
+
+def _batches(loader: DataLoader[Any]) -> Callable[[], Batch]:
+    def forever() -> Iterator[Batch]:
+        while True:
+            yield from loader
+
+    return forever().__next__
+
+
+def _runner(
+    task: Task, model: nn.Module, optimizer: Any, loader: Any, criterion: Any = None
+) -> Runner:
+    measure = nn.CrossEntropyLoss() if criterion is None else criterion
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Runner(
+        model=model,
+        hand_out=_batches(loader),
+        loss=lambda batch: task.loss(measure, model(batch[0]), batch[1]),
+        update=update,
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What stands before training: a model with its optimizer, loader and first batch drawn.
+
+    Attributes:
+        model: the module, not yet wrapped.
+        begin: wraps what the variant wraps, with this noise multiplier.
+    """
+
+    model: nn.Module
+    begin: Callable[[float], Runner]
+
+
+def non_private(task: Task, lr: float, **options: bool) -> Prepared:
+    """Torch alone."""
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, **options)
+    loader = _loader(task)
+    return Prepared(model, lambda noise: _runner(task, model, optimizer, loader))
+
+
+def private(task: Task, lr: float, **options: int) -> Prepared:
+    """dpkern with flat clipping."""
+    model = task.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    loader = _loader(task)
+
+    def begin(noise: float) -> Runner:
+        made = dpkern.PrivacyEngine(**options).make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=noise,
+            max_grad_norm=CLIP,
+            sampling="fixed",
+        )
+        return _runner(task, *made)
+
+    return Prepared(model, begin)
+
+
+def opacus(task: Task, lr: float, mode: str) -> Prepared:
+    """Opacus with noise from torch's generator (its secure mode needs a package of its own)."""
+    from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
+
+    model = ModuleValidator.fix(task.model())  # replaces attention, nothing else here
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    loader = _loader(task)
+
+    def begin(noise: float) -> Runner:
+        made = PrivacyEngine(secure_mode=False).make_private(
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            criterion=nn.CrossEntropyLoss(),
+            noise_multiplier=noise,
+            max_grad_norm=CLIP,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
+        if mode == "ghost":
+            module, stepper, criterion, batches = made
+            return _runner(task, module, stepper, batches, criterion)
+        return _runner(task, *made)
+
+    return Prepared(model, begin)
+
+
+VARIANTS: dict[str, Callable[..., Prepared]] = {
+    "torch foreach": non_private,
+    "torch fused": partial(non_private, fused=True),
+    "dpkern": private,
+    "dpkern keep 0": partial(private, keep_budget=0),
+    "Opacus hooks": partial(opacus, mode="hooks"),
+    "Opacus ghost": partial(opacus, mode="ghost"),
+}
+BASELINES = ("torch foreach", "torch fused")
+
+
+@contextmanager
+def finish_timer(runner: Runner) -> Iterator[None]:
+    """Note how long noise and update take inside dpkern's optimizer step."""
+    original = dpkern.DPStep.finish
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        result = original(*args, **kwargs)
+        runner.finishing.append(time.perf_counter() - started)
+        return result
+
+    with mock.patch.object(dpkern.DPStep, "finish", timed):
+        yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Opacus and torch warn about hooks and generators that are meant to be so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def clipped_mean(task: Task, model: nn.Module, clip: float) -> Tensor:
+    """The mean of the clipped gradients, one sample at a time; flat, in float64."""
+    x, y = task.data()
+    criterion = nn.CrossEntropyLoss()
+    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for i in range(len(x)):
+        loss = task.loss(criterion, model(x[i : i + 1]), y[i : i + 1])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        flat = torch.cat([g.flatten() for g in grads]).double()
+        total.add_(flat, alpha=min(1.0, clip / float(flat.norm())))
+    return total / len(x)
+
+
+def verify(task: Task, name: str, tolerance: float = 1e-3) -> None:
+    """A variant's first step without noise subtracts the clipped mean gradient.
+
+    Variants that do not clip are held to the mean gradient. The tolerance is relative to the norm
+    of the whole update; the learning rate is 1, so that rounding to float32 parameters is below it.
+
+    Raises:
+        AssertionError: the step is another.
+    """
+    prepared = VARIANTS[name](task, lr=1.0)
+    parameters = list(prepared.model.parameters())
+    bound = float("inf") if name in BASELINES else CLIP
+    want = clipped_mean(task, prepared.model, bound)
+    before = [p.detach().clone() for p in parameters]
+    prepared.begin(0.0).step()
+    moved = [(b - p.detach()).flatten() for b, p in zip(before, parameters, strict=True)]
+    error = float((torch.cat(moved).double() - want).norm() / want.norm())
+    if not error <= tolerance:
+        raise AssertionError(f"{task.name}, {name}: the update is off by {error:.2g}")

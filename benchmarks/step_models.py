@@ -1,0 +1,241 @@
+"""Models whose whole training step is measured: random inputs, float32, contiguous, SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LeNet(nn.Sequential):
+    """LeNet for 28 x 28 images; ``width`` multiplies the channels (6 and 16) and hidden layers."""
+
+    def __init__(self, width: float = 1.0) -> None:
+        a, b, c, d = (max(1, round(n * width)) for n in (6, 16, 120, 84))
+        super().__init__(
+            nn.Conv2d(1, a, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(a, b, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(25 * b, c),
+            nn.ReLU(),
+            nn.Linear(c, d),
+            nn.ReLU(),
+            nn.Linear(d, 10),
+        )
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions with GroupNorm and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.first_norm = nn.GroupNorm(min(groups, outputs), outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.second_norm = nn.GroupNorm(min(groups, outputs), outputs)
+        self.shortcut = (
+            nn.Identity()
+            if inputs == outputs and stride == 1
+            else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first_norm(self.first(x)))
+        return torch.relu(self.second_norm(self.second(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """CIFAR-style ResNet with GroupNorm: two blocks for each entry of ``channels``."""
+
+    def __init__(self, channels: tuple[int, ...], groups: int) -> None:
+        super().__init__()
+        first = channels[0]
+        self.stem = nn.Conv2d(3, first, 3, padding=1, bias=False)
+        self.stem_norm = nn.GroupNorm(min(groups, first), first)
+        blocks, inputs = [], first
+        for outputs in channels:
+            stride = 1 if outputs == first else 2
+            blocks += [
+                Block(inputs, outputs, stride, groups),
+                Block(outputs, outputs, 1, groups),
+            ]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.blocks(torch.relu(self.stem_norm(self.stem(x))))
+        return self.head(y.mean(dim=(2, 3)))
+
+
+class Encoder(nn.Module):
+    """Transformer encoder over tokens with learnt positions and a vocabulary-sized head."""
+
+    def __init__(self, *, vocabulary: int, length: int, width: int, layers: int, hidden: int):
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(length, width)
+        self.layers = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(
+                    width, 4, hidden, dropout=0.0, activation="gelu", batch_first=True
+                )
+                for _ in range(layers)
+            )
+        )
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        # A row of positions for each sample, and contiguous: Opacus needs both.
+        places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+        return self.head(self.layers(self.token(ids) + self.position(places)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model, its batch and its loss.
+
+    Attributes:
+        name: what the command line calls it.
+        title: what the tables call it.
+        batch: samples in a batch.
+        build: makes the model, in training mode.
+        draw: random inputs and targets for that many samples, from a generator.
+        small: a tiny relative that runs the same code, so that what is loaded at the first call is
+            loaded before memory is measured.
+        fastdp: reference figure for a straightforward book-keeping engine, or None.
+    """
+
+    name: str
+    title: str
+    batch: int
+    build: Callable[[], nn.Module]
+    draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    small: Task | None = None
+    fastdp: float | None = None
+
+    def model(self) -> nn.Module:
+        """The model, always with the same initial weights."""
+        torch.manual_seed(0)
+        return self.build().train()
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """The batch, always the same."""
+        return self.draw(self.batch, torch.Generator().manual_seed(1))
+
+    def loss(self, criterion: Any, output: Tensor, target: Tensor) -> Any:
+        """Mean over samples; over positions too where there are any."""
+        if output.dim() == 2:
+            return criterion(output, target)
+        flat = output.flatten(0, 1), target.flatten()
+        if isinstance(criterion, nn.Module):
+            return criterion(*flat)
+        return criterion(*flat, shape=output.shape)  # Opacus' ghost criterion asks for the shape
+
+
+def _images(channels: int, size: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    def draw(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(batch, channels, size, size, generator=generator)
+        return x, torch.randint(10, (batch,), generator=generator)
+
+    return draw
+
+
+def _vectors(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, 784, generator=generator)
+    return x, torch.randint(10, (batch,), generator=generator)
+
+
+def _tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(1000, (2, batch, 64), generator=generator)
+    return ids[0], ids[1]
+
+
+def _mlp(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(784, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 10),
+    )
+
+
+def _encoder(width: int, layers: int) -> Encoder:
+    return Encoder(vocabulary=1000, length=64, width=width, layers=layers, hidden=4 * width)
+
+
+def _with_small(task: Task, build: Callable[[], nn.Module]) -> Task:
+    return replace(task, small=replace(task, name=f"{task.name}-small", batch=2, build=build))
+
+
+# Reference figures: FastDP's best mode, published for these models and batches on a two-core
+# machine of this kind with torch 2.13, two threads, float32. They are not measured here.
+FASTDP_SOURCE = "FastDP's best mode on two cores of this kind, torch 2.13, 2 threads; not re-run"
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _with_small(
+            Task(
+                name="mlp",
+                title="MLP 784-512-512-10, B 256",
+                batch=256,
+                build=lambda: _mlp(512),
+                draw=_vectors,
+                fastdp=1.77,
+            ),
+            lambda: _mlp(4),
+        ),
+        _with_small(
+            Task(
+                name="lenet",
+                title="LeNet 28x28, B 256",
+                batch=256,
+                build=LeNet,
+                draw=_images(1, 28),
+                fastdp=2.6,
+            ),
+            lambda: LeNet(0.2),
+        ),
+        _with_small(
+            Task(
+                name="resnet",
+                title="ResNet-14 GroupNorm 32x32, B 64",
+                batch=64,
+                build=lambda: ResNet((16, 32, 64), 8),
+                draw=_images(3, 32),
+                fastdp=2.6,
+            ),
+            lambda: ResNet((2, 4, 8), 2),
+        ),
+        _with_small(
+            Task(
+                name="encoder",
+                title="encoder d 128, 4 layers, T 64, B 32",
+                batch=32,
+                build=lambda: _encoder(128, 4),
+                draw=_tokens,
+                fastdp=1.6,
+            ),
+            lambda: _encoder(8, 1),
+        ),
+        _with_small(
+            Task(
+                name="resnet18",
+                title="ResNet-18 GroupNorm 32x32, B 16",
+                batch=16,
+                build=lambda: ResNet((64, 128, 256, 512), 32),
+                draw=_images(3, 32),
+            ),
+            lambda: ResNet((2, 4, 8), 2),
+        ),
+    )
+}

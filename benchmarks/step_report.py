@@ -1,0 +1,156 @@
+"""Run the step benchmark, worker by worker, and write its tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .step_cases import BASELINES, PHASES, VARIANTS
+from .step_models import FASTDP_SOURCE, TASKS
+
+# The C library gives every large tensor back when it is freed, and torch has no cache of its own on
+# a CPU: fresh pages can cost more than the arithmetic. So both settings are measured.
+HEAPS: dict[str, dict[str, str]] = {
+    "default": {},
+    "retained": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)},
+}
+
+Rows = list[dict[str, Any]]
+
+
+def worker(module: str, request: dict[str, Any], heap: str = "default") -> Any:
+    """Run one worker process and read its JSON.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; what it says stands above, on stderr.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{module}", json.dumps(request)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        command,
+        env=environment | HEAPS[heap],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int) -> Iterator[Rows]:
+    """Rows of one task and allocator after the other; variants are verified the first time."""
+    for task in tasks:
+        for heap in HEAPS:
+            request = {"task": task, "variants": variants, "threads": threads, "rounds": rounds}
+            found = worker("step_speed", request | {"verify": heap == "default"}, heap)
+            yield [{"heap": heap, **row} for row in found]
+
+
+def memory(tasks: list[str], variants: list[str]) -> Iterator[Rows]:
+    """Rows of one task after the other, each variant in a process of its own."""
+    for task in tasks:
+        rows = [worker("step_memory", {"task": task, "variant": name}) for name in variants]
+        least = min(row["growth"] for row in rows if row["variant"] in BASELINES)
+        yield [{**row, "ratio": row["growth"] / least} for row in rows]
+
+
+def _cell(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) else f"{value:#.{digits}g}"
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def _private(rows: Rows) -> list[str]:
+    seen = {row["variant"] for row in rows}
+    return [name for name in VARIANTS if name in seen and name not in BASELINES]
+
+
+def _groups(rows: Rows, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[str, dict[str, Any]]]]:
+    """Rows with equal keys, by variant."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), {})[row["variant"]] = row
+    yield from found.items()
+
+
+def speed_table(rows: Rows) -> list[str]:
+    """Step time of each private variant over the better non-private one."""
+    names = _private(rows)
+    lines = []
+    for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
+        baseline = group[next(iter(group.values()))["baseline"]]
+        figure = TASKS[task].fastdp if threads == 2 else None
+        lines.append(
+            [TASKS[task].title, str(threads), heap, _cell(baseline["ms"])]
+            + [_cell(group[name]["ratio"]) for name in names]
+            + [_cell(figure)]
+        )
+    columns = ["model", "threads", "heap", "non-private ms", *names, "FastDP (quoted)"]
+    return _table(columns, lines)
+
+
+def phase_table(rows: Rows) -> list[str]:
+    """Where dpkern's step spends its time, beside the non-private step."""
+    lines = []
+    for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
+        if heap != "default" or "dpkern" not in group:
+            continue
+        plain = group[group["dpkern"]["baseline"]]["phases ms"]
+        ours = group["dpkern"]["phases ms"]
+        cells = [f"{_cell(plain[phase])} / {_cell(ours[phase])}" for phase in PHASES]
+        cells[2] = _cell(ours["sums"])
+        lines.append([TASKS[task].title, str(threads), *cells])
+    columns = ["model", "threads", "forward", "backward, norms", "clip, sums", "noise, update"]
+    return _table(columns, lines) if lines else []
+
+
+def memory_table(rows: Rows) -> list[str]:
+    """Peak growth in MB and its ratio to the non-private one."""
+    names = _private(rows)
+    lines = []
+    for (task,), group in _groups(rows, "task"):
+        least = min(row["growth"] for name, row in group.items() if name in BASELINES)
+        cells = [f"{_cell(group[n]['growth'] / 1e6)} ({_cell(group[n]['ratio'])})" for n in names]
+        lines.append([TASKS[task].title, _cell(least / 1e6), *cells])
+    return _table(["model", "non-private MB", *(f"{n} MB (ratio)" for n in names)], lines)
+
+
+def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
+    """What is printed and committed."""
+    lines = [
+        f"dpkern {machine['dpkern']}, torch {machine['torch']}, Opacus {machine['opacus']}, "
+        f"{machine['processor']}, {machine['cores']} cores. SGD with momentum, float32, the same "
+        "physical batch for everybody; private: flat clipping and noise. Every variant's step was "
+        "first compared, without noise, with the clipped mean gradient computed sample by sample.",
+        "",
+        "## Time of a step over the non-private step",
+        "",
+        "Median of the ratios within a round, variants in turns in one process; non-private is the "
+        "better of torch's foreach and fused SGD. `retained`: the allocator keeps freed pages. "
+        f"Quoted: {FASTDP_SOURCE}.",
+        "",
+        *speed_table(speeds),
+    ]
+    phases = phase_table(speeds)
+    if phases:
+        lines += ["## Phases of a step, ms: non-private / dpkern", "", *phases]
+    if memories:
+        lines += [
+            "## Peak memory that training adds",
+            "",
+            "Over what stood before training: imports, model, optimizer, first batch.",
+            "",
+            *memory_table(memories),
+        ]
+    return "\n".join(lines)

@@ -1,0 +1,102 @@
+"""Time whole steps, variants in turns in one process: a worker with an allocator of its own.
+
+Usage: ``python -m benchmarks.step_speed '{"task": ..., "variants": ..., "threads": ...}'``
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .step_cases import BASELINES, NOISE, PHASES, VARIANTS, Runner, finish_timer, quiet, verify
+from .step_models import TASKS
+
+LR = 1e-3
+WARM_UPS = 3
+TURN_SECONDS = 0.03
+
+
+def turn(runner: Runner, steps: int) -> tuple[float, ...]:
+    """Mean seconds of each phase over consecutive steps, as in a training loop."""
+    taken = [runner.step() for _ in range(steps)]
+    return tuple(sum(column) / steps for column in zip(*taken, strict=True))
+
+
+def rounds_of(runners: dict[str, Runner], rounds: int) -> dict[str, list[tuple[float, ...]]]:
+    """Phases per round and variant; each round takes the variants in another order."""
+    steps = {}
+    for name, runner in runners.items():
+        turn(runner, WARM_UPS)
+        steps[name] = max(1, round(TURN_SECONDS / sum(turn(runner, 1))))
+    order = random.Random(0)
+    names = list(runners)
+    taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            taken[name].append(turn(runners[name], steps[name]))
+    return taken
+
+
+def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
+    """Medians: milliseconds, and the ratio to the better torch variant of the same round."""
+    totals = {name: [sum(phases) for phases in turns] for name, turns in taken.items()}
+    baseline = min(BASELINES, key=lambda name: statistics.median(totals[name]))
+    rows = []
+    for name, seconds in totals.items():
+        ratios = [a / b for a, b in zip(seconds, totals[baseline], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        columns = zip(*taken[name], strict=True)
+        rows.append(
+            {
+                "variant": name,
+                "baseline": baseline,
+                "ms": 1e3 * statistics.median(seconds),
+                "ratio": middle,
+                "ratio quartiles": [low, high],
+                "phases ms": {
+                    phase: 1e3 * statistics.median(column)
+                    for phase, column in zip(PHASES, columns, strict=True)
+                },
+            }
+        )
+    return rows
+
+
+def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[dict[str, Any]]:
+    """One task at one number of threads."""
+    torch.set_num_threads(threads)
+    with ExitStack() as stack:
+        runners = {}
+        for name in variants:
+            runners[name] = VARIANTS[name](TASKS[task], lr=LR).begin(NOISE)
+            if name.startswith("dpkern"):
+                stack.enter_context(finish_timer(runners[name]))
+        taken = rounds_of(runners, rounds)
+    return [{"task": task, "threads": threads, **row} for row in summary(taken)]
+
+
+def main(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Check every variant if asked to, then measure.
+
+    Raises:
+        AssertionError: a variant's step is wrong; then nothing is measured.
+    """
+    if request["verify"]:
+        for name in request["variants"]:
+            verify(TASKS[request["task"]], name)
+    rows: list[dict[str, Any]] = []
+    for threads in request["threads"]:
+        rows += measure(request["task"], request["variants"], threads, request["rounds"])
+    return rows
+
+
+if __name__ == "__main__":
+    with quiet():
+        print(json.dumps(main(json.loads(sys.argv[1]))))
