@@ -205,7 +205,7 @@ class Capture:
         for slot in self.slots:
             if type(slot.parameter) is PrivateParameter:
                 del slot.parameter._private
-                slot.parameter.__class__ = nn.Parameter
+                slot.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def hand_out(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
