@@ -176,8 +176,8 @@ def _group_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 @rule(F.instance_norm)
 def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
-    names = (*names, "momentum", "eps")
+    names = ["input", "running_mean", "running_var", "weight", "bias", "use_input_stats"]
+    names += ["momentum", "eps"]
     x, mean, _, weight, bias, from_input, _, eps = arguments(names, args, kwargs)
     if isinstance(x, PRIVATE) or not is_constant(weight, bias):
         return other(func, args, kwargs)
