@@ -132,6 +132,9 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
             return result
         expression = Expression(result, name, slots)
         expression.view = _view_of(result, slots)
+        if expression.view is None:
+            for slot in slots:
+                slot.indirect = True
         with plainly():
             wrapped = result.as_subclass(PrivateExpression)
         wrapped._private = expression
