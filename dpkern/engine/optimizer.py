@@ -1,0 +1,321 @@
+"""The private step behind the user's own ``torch.optim`` optimizer.
+
+``step`` and ``zero_grad`` are replaced on the instance; the object, its ``param_groups`` and its
+``state`` stay torch's. The optimizer's rule sees ``noisy sum / expected batch size`` as gradient.
+SGD, Adam and AdamW run inside the fused update; every other optimizer gets the noisy gradient in
+``.grad`` while its own ``step`` runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._step_checks import SCHEDULED
+from ..errors import InvalidInput, PrivacyError
+from ..ops import clip
+from ..step import DPStep
+from .capture import Capture
+from .clipping import clipped_sums
+from .fused import groups_of
+from .parameter import plainly
+
+_REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
+_NEVER = 2**31 - 1
+_ABSENT = object()
+_MINE = "_dpkern"
+
+
+class Adapter:
+    """What makes an optimizer private.
+
+    ``optimizer.noise_multiplier`` and ``optimizer.max_grad_norm`` show the numbers in use; new
+    values take effect at the next step, like the learning rate in ``param_groups``.
+
+    Args:
+        optimizer: the user's optimizer; its trainable parameters are those of ``capture``.
+        capture: what holds the gradients of the current samples.
+        step: the private step, made for ``capture.parameters`` without an optimizer of its own.
+
+    Raises:
+        InvalidInput: an optimizer that cannot be private, or one of other parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, capture: Capture, step: DPStep) -> None:
+        check_optimizer(optimizer, capture)
+        self.optimizer = optimizer
+        self.capture = capture
+        self.private = step
+        self.final = True
+        """Whether the samples at hand are the last ones of their logical batch."""
+        self._places = {id(p): i for i, p in enumerate(capture.parameters)}
+        self._waiting: bool | None = None
+        """Whether handed-out samples wait for their step; None: nobody hands out."""
+        self._shown: dict[str, Any] = {}
+        self._before: dict[str, Any] = {}
+        self._own_step: Callable[..., Any] = optimizer.step
+        self._own_zero_grad: Callable[..., Any] = optimizer.zero_grad
+
+    def attach(self) -> None:
+        """Replace ``step`` and ``zero_grad``; calling it twice changes nothing."""
+        if self._before:
+            return
+        optimizer, adapter = self.optimizer, self
+
+        def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            """Clip, sum and noise the samples' gradients, then update (see ``Adapter.step``)."""
+            return adapter.step(closure)
+
+        def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+            """Forget the gradients of the current samples (see ``Adapter.zero_grad``)."""
+            adapter.zero_grad()
+
+        # Learning-rate schedulers look for this mark; ``step`` reports its calls itself.
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        new = {
+            "step": types.MethodType(step, optimizer),
+            "zero_grad": types.MethodType(zero_grad, optimizer),
+            # The scale of the loss is divided out of the samples' gradients instead.
+            "_step_supports_amp_scaling": False,
+            _MINE: self,
+        }
+        names = (*new, *SCHEDULED)
+        self._own_step, self._own_zero_grad = optimizer.step, optimizer.zero_grad
+        self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
+        optimizer.__dict__.update(new)
+        self._show()
+        _keep_scalers_away()
+
+    def detach(self) -> None:
+        """Give the optimizer back as it was; sums that were not released are forgotten."""
+        for name, value in self._before.items():
+            if value is _ABSENT:
+                self.optimizer.__dict__.pop(name, None)
+            else:
+                self.optimizer.__dict__[name] = value
+        self._before = {}
+        self.private.drop()
+        self.final, self._waiting = True, None
+
+    def hand_out(self, batch: int, *, first: bool = True, final: bool = True) -> None:
+        """New samples: ``first`` and ``final`` say where they stand in their logical batch.
+
+        Raises:
+            PrivacyError: samples handed out before these still wait for their step.
+        """
+        if self.capture.captured or (first and self.private.unfinished):
+            raise PrivacyError(
+                "data_loader",
+                expected="optimizer.step() after every batch and every part of a split one",
+                got="a new batch while gradients of an earlier one wait",
+                remedy="To accumulate over several batches make the loader's batches larger and "
+                "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
+            )
+        self.capture.hand_out(batch)
+        self.final, self._waiting = final, True
+
+    def new_samples(self) -> None:
+        """Samples come without a loader that hands them out: each forward pass brings new ones."""
+        if self.capture.captured or self.private.unfinished:
+            raise PrivacyError(
+                "new_samples",
+                expected="a finished step",
+                got="gradients that no optimizer.step() has seen",
+                remedy="Call optimizer.step() or engine.drop() first.",
+            )
+        self.capture.new_samples()
+        self.final, self._waiting = True, None
+
+    def drop(self) -> None:
+        """Forget the unfinished logical batch; nothing of it is released."""
+        self.capture.discard()
+        self.private.drop()
+        self.final = True
+
+    def zero_grad(self) -> None:
+        """Forget the current samples' gradients and public ones; earlier parts stay summed."""
+        self.capture.discard()
+        with plainly():
+            self._own_zero_grad()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Close the samples; after the last part of a logical batch release and update.
+
+        Args:
+            closure: evaluated once, with gradients on.
+
+        Returns:
+            What the closure returned, else None.
+
+        Raises:
+            PrivacyError: no new samples since the last step, or a guard of the capture failed.
+            InvalidInput: numbers that were changed to something impossible.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._waiting is False:
+            raise PrivacyError(
+                "optimizer.step",
+                expected="one call for each batch of the loader",
+                got="a second call for the same samples",
+                remedy="A batch may be used for one step only: take the next one, or "
+                "call optimizer.zero_grad() to forget the repeated gradients.",
+            )
+        with plainly(), torch.no_grad():
+            self._check_parameters()
+            self._close()
+            if self.final:
+                self._release()
+        self._waiting = None if self._waiting is None else False
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def _close(self) -> None:
+        """Clip and sum what was captured of the current samples."""
+        self._take_over()
+        result = clipped_sums(self.capture, self.private.plan)
+        if isinstance(result, clip.ClipResult):
+            self.private.add(sum=result)
+        elif result is not None:
+            self.private.add(result)
+
+    def _release(self) -> None:
+        public, scale = dict(self.capture.public_gradients), self.capture.loss_scale
+        plain = [p.detach() for p in self.capture.parameters]
+        self.private.params = plain  # anew: the user may have moved the model
+        groups = None if public else groups_of(self.optimizer, self._places, plain)
+        if groups is None:
+            released = self.private.finish()
+            assert released is not None  # the private step has no optimizer of its own
+            for i, gradient in enumerate(released):
+                if gradient is not None and i in public:
+                    gradient.add_(public[i], alpha=1 / scale)
+            self._step_with(released)
+        else:
+
+            def fused(optimizer: torch.optim.Optimizer) -> None:
+                self.private.finish([(g.indices, g.rule, g.state) for g in groups])
+                for group in groups:
+                    group.commit(optimizer)
+
+            torch.optim.Optimizer.profile_hook_step(fused)(self.optimizer)
+        self.capture.public_gradients.clear()
+        self.capture.loss_scale = 1.0
+
+    def _step_with(self, gradients: list[Tensor | None]) -> None:
+        """The optimizer's own step on these gradients."""
+        trained = [p for p in self.capture.parameters if p.requires_grad]
+        try:
+            for param in trained:
+                param.grad = gradients[self._places[id(param)]]
+            self._own_step()
+        finally:
+            for param in trained:
+                param.grad = None
+
+    def _check_parameters(self) -> None:
+        for k, group in enumerate(self.optimizer.param_groups):
+            for param in group["params"]:
+                if param.requires_grad and id(param) not in self._places:
+                    raise PrivacyError(
+                        f"optimizer.param_groups[{k}]",
+                        expected="the parameters that were trainable in make_private",
+                        got=f"another one of shape {list(param.shape)}",
+                        remedy="Its gradients would not be clipped: call engine.detach(), then "
+                        "make_private with everything that is to be trained.",
+                    )
+
+    def _take_over(self) -> None:
+        """Numbers that the user or a schedule changed on the optimizer."""
+        now = {name: self.optimizer.__dict__[name] for name in self._shown}
+        if now != self._shown:
+            self.private.mechanism = replace(self.private.mechanism, **now)  # type: ignore[type-var]
+            self._show()
+
+    def _show(self) -> None:
+        mechanism = self.private.mechanism
+        self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
+        self.optimizer.__dict__.update(self._shown)
+
+
+def adapter_of(optimizer: object) -> Adapter | None:
+    """What makes this optimizer private, if it is."""
+    found: Adapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
+    return found
+
+
+def check_optimizer(optimizer: object, capture: Capture) -> None:
+    """An optimizer that takes gradients as they come, over the capture's parameters.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _REFUSED):
+        raise InvalidInput(
+            "optimizer",
+            expected="a torch.optim.Optimizer that takes one dense gradient per step",
+            got=type(optimizer).__name__,
+            remedy="Use SGD, Adam, AdamW or another first-order optimizer; LBFGS asks for the "
+            "gradient of the same samples many times.",
+        )
+    if adapter_of(optimizer) is not None:
+        raise InvalidInput(
+            "optimizer",
+            expected="one that is not private yet",
+            got="an optimizer of another make_private",
+            remedy="Call detach() on that engine first.",
+        )
+    trained = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+    names = {id(p): name for p, name in zip(capture.parameters, capture.names, strict=True)}
+    foreign = [list(p.shape) for p in trained if id(p) not in names]
+    if foreign:
+        raise InvalidInput(
+            "optimizer",
+            expected="parameters of the module only",
+            got=f"{len(foreign)} others, of shapes {foreign[:3]}",
+            remedy="Make the optimizer from module.parameters().",
+        )
+    held = {id(p) for p in trained}
+    missing = [name for key, name in names.items() if key not in held]
+    if missing:
+        raise InvalidInput(
+            "optimizer",
+            expected="every trainable parameter of the module",
+            got=f"none of {', '.join(missing[:5])}",
+            remedy="Add them to the optimizer, or freeze them with requires_grad_(False).",
+        )
+
+
+def _keep_scalers_away() -> None:
+    """``GradScaler`` finds no gradients on a private optimizer: tell it that all are finite.
+
+    It then never skips a step and never changes its scale: both would depend on the data. The
+    scale in use is divided out of the samples' gradients; samples that overflow are dropped.
+    ``_unscale_grads_`` is the one place that ``unscale_`` and ``step`` have in common.
+    """
+    scaler_type = torch.amp.GradScaler
+    own = scaler_type._unscale_grads_
+    if getattr(own, "_knows_private", False):
+        return
+
+    @functools.wraps(own)
+    def unscale(
+        self: Any, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+    ) -> Any:
+        adapter = adapter_of(optimizer)
+        if adapter is None:
+            return own(self, optimizer, inv_scale, found_inf, allow_fp16)
+        self.set_growth_interval(_NEVER)
+        adapter.capture.loss_scale = self.get_scale()
+        return {found_inf.device: found_inf}
+
+    unscale._knows_private = True  # type: ignore[attr-defined]
+    scaler_type._unscale_grads_ = unscale  # type: ignore[method-assign]
