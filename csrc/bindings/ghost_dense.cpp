@@ -1,6 +1,7 @@
 // Bindings of the ghost kernels for linear, embedding and normalisation layers.
 
 #include "bindings/bindings.h"
+#include "cpu/contract.h"
 #include "cpu/ghost_linear.h"
 
 namespace py = pybind11;
@@ -39,11 +40,39 @@ void linear_gradient(bool wide, Address a, Address g, std::int64_t batch, std::i
   }
 }
 
+void linear_sum(bool wide, Address a, Address g, std::int64_t batch, std::int64_t positions,
+                std::int64_t inputs, std::int64_t outputs, Address factors, Address out,
+                int threads) {
+  const cpu::LinearShape shape{batch, positions, inputs, outputs};
+  py::gil_scoped_release release;
+  if (wide) {
+    cpu::linear_sum(pointer<const double>(a), pointer<const double>(g),
+                    pointer<const double>(factors), shape, pointer<double>(out), threads);
+  } else {
+    cpu::linear_sum(pointer<const float>(a), pointer<const float>(g),
+                    pointer<const float>(factors), shape, pointer<float>(out), threads);
+  }
+}
+
+void contract(bool wide, Address rows, Address factors, std::int64_t batch, std::int64_t columns,
+              Address out, int threads) {
+  py::gil_scoped_release release;
+  if (wide) {
+    cpu::contract(pointer<const double>(rows), pointer<const double>(factors), batch, columns,
+                  pointer<double>(out), threads);
+  } else {
+    cpu::contract(pointer<const float>(rows), pointer<const float>(factors), batch, columns,
+                  pointer<float>(out), threads);
+  }
+}
+
 }  // namespace
 
 void add_ghost_dense(py::module_& m) {
   m.def("linear_norm", &linear_norm);
   m.def("linear_gradient", &linear_gradient);
+  m.def("linear_sum", &linear_sum);
+  m.def("contract", &contract);
 }
 
 }  // namespace dpkern::bindings

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..ops.ghost import linear
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
@@ -41,8 +42,43 @@ def _linear_gradient(
     return grads, squares
 
 
+def _linear_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    _cpu._C.linear_sum(*_linear(a, g), factors.data_ptr(), out.data_ptr(), _cpu._threads())
+    increment_version(out)
+
+
+def _contract(
+    grads: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    backend: str | None = None,
+) -> None:
+    order = linear.memory_order(grads)
+    permuted = order != sorted(order)
+    # The rows' own order of entries; a permuted sum is unpermuted once, at the end.
+    flat = torch.zeros([grads.shape[i] for i in order], dtype=out.dtype) if permuted else out
+    batch, wide = grads.shape[0], grads.dtype is torch.float64
+    addresses = grads.data_ptr(), factors.data_ptr()
+    _cpu._C.contract(wide, *addresses, batch, out.numel(), flat.data_ptr(), _cpu._threads())
+    if permuted:
+        with torch.no_grad():
+            out.permute([i - 1 for i in order]).add_(flat)
+    else:
+        increment_version(out)
+
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _linear_norm, _refuse_off_cpu),
     ("ghost.linear_gradient", _linear_gradient, _refuse_off_cpu),
+    ("ghost.linear_sum", _linear_sum, _refuse_off_cpu),
+    ("ghost.contract", _contract, _refuse_off_cpu),
 )
 """``(op, run, refuse)``."""
