@@ -13,7 +13,7 @@ namespace {
 
 using namespace ghost;
 
-constexpr std::int64_t kSteps = 256;       // of a packed block of positions
+constexpr std::int64_t kSteps = 256;         // of a packed block of positions
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 
 // A run of positions of one sample inside a block.
@@ -37,8 +37,7 @@ std::vector<std::vector<Run<F>>> blocks_of(const F* a, const F* g, const F* fact
       if (room == 0) blocks.emplace_back(), room = kSteps;
       const std::int64_t row = b * shape.positions + t;
       const std::int64_t count = std::min(room, shape.positions - t);
-      blocks.back().push_back(
-          {a + row * shape.inputs, g + row * shape.outputs, factors[b], count});
+      blocks.back().push_back({a + row * shape.inputs, g + row * shape.outputs, factors[b], count});
       t += count, room -= count;
     }
   }
