@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidInput, PrivacyError
+from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .capture import Capture
 from .parameter import plainly, tensors_in
 from .validate import Finding
@@ -51,7 +51,8 @@ def rehearse(
     with _as_before(capture), torch.enable_grad():
         capture.attach()
         capture.hand_out(rows)
-        capture.collected = collected = []
+        collected: list[UnsupportedModule] = []
+        capture.collected = collected
         output = run(*inputs, **named)
         capture.verify(output)
     return [
