@@ -1,14 +1,16 @@
-"""The command line: ``dpkern train``, ``dpkern privacy``, ``dpkern info``.
+"""The command line: ``dpkern train``, ``dpkern privacy``, ``dpkern check``, ``dpkern info``.
 
 With ``--json`` standard output carries exactly one JSON object; progress and messages go to
-standard error. Exit codes: 0 done, 2 refused (with one message that says what to do), 130
-interrupted.
+standard error. Exit codes: 0 done, 1 a checked model cannot be trained privately, 2 refused (with
+one message that says what to do), 130 interrupted.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +18,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from torch.nn.parameter import is_lazy
 
 from . import __version__, _dispatch, accounting
 from .backends import cpu
+from .engine import check_model
 from .errors import DPKernError, InvalidInput
 from .mechanisms import DPSGD
 from .train import display
-from .train.models import MODELS
+from .train.models import MODELS, build
 from .train.options import (
     ARITHMETICS,
     CLIPPINGS,
@@ -35,8 +39,11 @@ from .train.options import (
 from .train.report import dumps
 from .train.session import DEFAULT_BATCH_SIZE, Session
 
+CHECK_FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
+
+DIGITS = (64,)  # the rows for which check makes its presets
 
 app = typer.Typer(
     name="dpkern",
@@ -338,6 +345,36 @@ def privacy(
     bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
     notes = [("note", note) for note in result["notes"]]
     display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(MODELS)}, or path/to/file.py:callable, or "
+            "package.module:callable; the callable takes no arguments and returns the model."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """What keeps a model from being trained privately, without running it on data.
+
+    Runs the code that makes the model. Exit code 1 if anything is refused.
+    """
+    presets = {name: partial(build, name, row_shape=DIGITS, classes=10) for name in MODELS}
+    with redirect_stdout(sys.stderr):  # the user's code may print
+        found = check_model.load_model(model, presets)
+        findings = check_model.report(found)
+    refused = sum(finding["severity"] == "refuse" for finding in findings)
+    trained = sum(p.numel() for p in found.parameters() if p.requires_grad and not is_lazy(p))
+    if json:
+        counts = {"trained_parameters": trained, "refused": refused}
+        _print_json({"model": model, **counts, "findings": findings})
+    else:
+        display.print_findings(Console(), model, trained, findings)
+    if refused:
+        raise typer.Exit(CHECK_FAILED)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 // Function multiversioning: one body, compiled once per instruction set, chosen at run time.
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #define DPK_X86 1
@@ -51,6 +52,19 @@ void versioned(const F& body) {
   if (isa() == Isa::kAvx2) return call_avx2(body);
 #endif
   body();
+}
+
+// The same for a body that takes the bytes of a vector register as an integral_constant.
+template <int kBytes>
+using Width = std::integral_constant<int, kBytes>;
+
+template <class F>
+void versioned_by_width(const F& body) {
+#if DPK_X86
+  if (isa() >= Isa::kAvx512) return call_avx512([&]() DPK_INLINE { body(Width<64>{}); });
+  if (isa() == Isa::kAvx2) return call_avx2([&]() DPK_INLINE { body(Width<32>{}); });
+#endif
+  body(Width<16>{});
 }
 
 }  // namespace dpkern::cpu

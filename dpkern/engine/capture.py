@@ -7,10 +7,10 @@ module brings new samples, and a second one is refused until the first was close
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,20 @@ class Source:
         self.shape = tuple(shape)
         self.uses = 0
         """Uses seen in the forward pass of the current samples."""
+        self.indirect = False
+        """Whether an expression of the current samples leads back here."""
         self.arrivals: list[Arrival] = []
 
     @property
     def watched(self) -> bool:
         return self.capture.watching
+
+
+class Early(Protocol):
+    """Who finishes a clip group inside the backward pass."""
+
+    def arrived(self, slot: Slot) -> None:
+        """A record of this parameter has arrived."""
 
 
 class Slot(Source):
@@ -165,6 +174,9 @@ class Capture:
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
         self.arrived_batch = 0
         """Samples that the gradients which arrived belong to."""
+        self.start_early: Callable[[], Early] | None = None
+        """Makes what finishes clip groups inside the backward pass; None waits for the end."""
+        self.early: Early | None = None
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -205,7 +217,7 @@ class Capture:
         for slot in self.slots:
             if type(slot.parameter) is PrivateParameter:
                 del slot.parameter._private
-                slot.parameter.__class__ = nn.Parameter
+                slot.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def hand_out(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
@@ -236,6 +248,7 @@ class Capture:
         for source in (*self.slots, *self.expressions):
             source.arrivals.clear()
         self.expressions.clear()
+        self.early = None
         self.budget.release()
         self._admitted = None
         self._unverified.clear()
@@ -315,10 +328,16 @@ class Capture:
     def settle(self, source: Source, arrival: Arrival) -> None:
         """Take the norm while the operands are in the cache, if this is the only use."""
         record = arrival.record
-        alone = source.uses <= 1 and len(source.arrivals) == 1
-        if alone and isinstance(source, Slot):
+        if not isinstance(source, Slot):
+            return
+        if self.early is None and self.start_early is not None:
+            self.early = self.start_early()
+        alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
+        if alone and arrival.rows is None:
             arrival.record = record = self.budget.kept(record)
             arrival.square = record.square()
+        if self.early is not None:
+            self.early.arrived(source)
 
     def check_closed(self) -> None:
         """The guards of every step: nothing leaked past the capture, every use was verified.
@@ -393,6 +412,7 @@ class Capture:
         self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
+            slot.indirect = False
         if not self.captured:
             self.expressions.clear()
 

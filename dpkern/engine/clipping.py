@@ -1,22 +1,27 @@
 """From what the capture holds to the clipped sum of one physical batch.
 
-    n_b^2 = sum over parameters of ||grad_b||^2        (upper bounds, see docs/ghost.md)
-    c_b   = min(1, C / n_b)                            (flat; automatic: C / (n_b + gamma))
+    n_b^2 = sum over the clip group's parameters of ||grad_b||^2      (upper bounds, docs/ghost.md)
+    c_b   = min(1, C / n_b)                                           (automatic: C / (n_b + gamma))
     sum   = sum_b c_b grad_b
 
-A ``mean`` loss divides each sample's gradient by the batch size; the factors undo that. Samples
-whose norm is not finite get factor zero and are counted.
+A ``mean`` loss divides each sample's gradient by the batch size; the factors undo that. A sample
+whose norm in a group is not finite gets factor zero there and is counted.
+
+Flat clipping needs every layer's norm first. With one group per layer a group is finished inside
+the backward pass, as soon as its last gradient has arrived, and nothing of it is kept.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 
+from ..errors import PrivacyError
 from ..mechanisms.base import Plan
 from ..ops import clip
 from ..ops._lattice import round_down
@@ -44,67 +49,119 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
         for source in capture.expressions:
             assert isinstance(source, Expression)
             source.lead_back()
-        batch = capture.arrived_batch
-        scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
         if plan.arithmetic == "exact":
-            result: clip.ClipResult | list[Tensor] = _gradients(capture, batch, scale)
+            result: clip.ClipResult | list[Tensor] = _gradients(capture)
         else:
-            result = _float_sums(capture, plan, batch, scale)
+            sums = capture.early if isinstance(capture.early, GroupSums) else None
+            result = (sums or GroupSums(capture, plan)).result()
     capture.discard_samples()
     return result
 
 
-def _float_sums(capture: Capture, plan: Plan, batch: int, scale: float) -> clip.ClipResult:
-    parts = [_parts(slot) for slot in capture.slots]
-    squares = [_square(part, batch) for part in parts]
-    groups = [block.clip_group for block in plan.blocks]
-    bounds = {block.clip_group: block.bound for block in plan.blocks}
-    totals = {group: torch.zeros(batch, dtype=torch.float64) for group in bounds}
-    for group, square in zip(groups, squares, strict=True):
-        totals[group] = totals[group].to(square.device) + square
-    overall: Tensor = torch.stack(list(totals.values())).sum(0)
-    norms = overall.sqrt() * scale
-    finite = torch.isfinite(norms)
-    dtypes = {clip.sum_dtype(parameter.dtype) for parameter in capture.parameters}
-    factors = {
-        (group, dtype): round_down(
-            _factors(total.sqrt() * scale, finite, bounds[group], plan.clipping, scale), dtype
+class GroupSums:
+    """The clipped sums of the current samples, group after group.
+
+    Args:
+        capture: what arrived.
+        plan: bounds, groups and style of the clipping.
+    """
+
+    def __init__(self, capture: Capture, plan: Plan) -> None:
+        self.capture = capture
+        self.style = plan.clipping
+        self.groups: dict[int, list[Slot]] = {}
+        self.bounds: dict[int, float] = {}
+        for slot, block in zip(capture.slots, plan.blocks, strict=True):
+            self.groups.setdefault(block.clip_group, []).append(slot)
+            self.bounds[block.clip_group] = block.bound
+        self.group_of = {s.index: g for g, slots in self.groups.items() for s in slots}
+        self.squares: dict[int, Tensor] = {}
+        """Squared norms of the groups that are finished."""
+        self.sums: dict[int, Tensor] = {}
+        """Clipped sums of their parameters, by the parameter's index."""
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples that the gradients belong to."""
+        return self.capture.arrived_batch
+
+    @cached_property
+    def scale(self) -> float:
+        """What takes captured gradients to those of each sample's own loss."""
+        mean = self.capture.loss_reduction == "mean"
+        return (self.batch if mean else 1) / self.capture.loss_scale
+
+    def arrived(self, slot: Slot) -> None:
+        """Finish the slot's group if nothing of it is still to come.
+
+        Raises:
+            PrivacyError: the group is finished already.
+        """
+        group = self.group_of[slot.index]
+        if group in self.squares:
+            raise PrivacyError(
+                slot.name,
+                expected="all gradients of these samples in one backward pass",
+                got="more of them after the parameter's clip group was finished",
+                remedy="Add the losses and call backward once, or use flat clipping.",
+            )
+        slots = self.groups[group]
+        if all(len(s.arrivals) == s.uses and not s.indirect for s in slots):
+            self.finish(group)
+
+    def finish(self, group: int) -> None:
+        """Norms, factors and sums of one group; its records are dropped."""
+        slots = self.groups[group]
+        parts = [_parts(slot) for slot in slots]
+        square = self._zeros()
+        for arrival in chain(*parts):
+            square += arrival.record.square() if arrival.square is None else arrival.square
+        factors = self._factors(square, self.bounds[group])
+        for slot, part in zip(slots, parts, strict=True):
+            dtype = clip.sum_dtype(slot.parameter.dtype)
+            out = torch.zeros(slot.shape, dtype=dtype, device=slot.parameter.device)
+            rounded = round_down(factors, dtype)
+            for arrival in part:
+                place = out if arrival.rows is None else out[slice(*arrival.rows)]
+                arrival.record.add_sum(rounded, place.view(arrival.record.shape))
+            self.sums[slot.index] = out
+            slot.arrivals.clear()
+        self.squares[group] = square
+
+    def result(self) -> clip.ClipResult:
+        """Finish what is left and hand everything over."""
+        for group in self.groups:
+            if group not in self.squares:
+                self.finish(group)
+        norms = sum(self.squares.values(), start=self._zeros()).sqrt() * self.scale
+        ordered = tuple(self.bounds[group] for group in sorted(self.bounds))
+        return clip.ClipResult(
+            sums=tuple(self.sums[slot.index] for slot in self.capture.slots),
+            norm_bound=math.hypot(*ordered),
+            norms=norms,
+            nonfinite=int((~torch.isfinite(norms)).sum()),
+            batch_size=self.batch,
+            arithmetic="float",
+            unit=None,
+            p=2,
+            max_norms=ordered,
         )
-        for group, total in totals.items()
-        for dtype in dtypes
-    }
-    sums = []
-    for slot, part, group in zip(capture.slots, parts, groups, strict=True):
-        dtype = clip.sum_dtype(slot.parameter.dtype)
-        out = torch.zeros(slot.shape, dtype=dtype, device=slot.parameter.device)
-        for arrival in part:
-            place = out if arrival.rows is None else out[slice(*arrival.rows)]
-            arrival.record.add_sum(factors[group, dtype], place.view(arrival.record.shape))
-        sums.append(out)
-    ordered = tuple(bounds[group] for group in sorted(bounds))
-    return clip.ClipResult(
-        sums=tuple(sums),
-        norm_bound=math.hypot(*ordered),
-        norms=norms,
-        nonfinite=int((~finite).sum()),
-        batch_size=batch,
-        arithmetic="float",
-        unit=None,
-        p=2,
-        max_norms=ordered,
-    )
 
+    def _zeros(self) -> Tensor:
+        device = self.capture.slots[0].parameter.device
+        return torch.zeros(self.batch, dtype=torch.float64, device=device)
 
-def _factors(norms: Tensor, finite: Tensor, bound: float, style: str, scale: float) -> Tensor:
-    """Clip factors times ``scale``; 0 for samples that are not finite."""
-    aim = bound * clip.SLACK
-    if style == "automatic":
-        factors = aim / (norms + clip.GAMMA)
-    elif math.isinf(bound):
-        factors = torch.ones_like(norms)
-    else:
-        factors = (aim / norms).clamp(max=1.0)
-    return torch.where(finite, factors * scale, 0.0)
+    def _factors(self, square: Tensor, bound: float) -> Tensor:
+        """Clip factors times ``scale``, float64; 0 for samples that are not finite."""
+        norms = square.sqrt() * self.scale
+        aim = bound * clip.SLACK
+        if self.style == "automatic":
+            factors = aim / (norms + clip.GAMMA)
+        elif math.isinf(bound):
+            factors = torch.ones_like(norms)
+        else:
+            factors = (aim / norms).clamp(max=1.0)
+        return torch.where(torch.isfinite(norms), factors * self.scale, 0.0)
 
 
 def _parts(slot: Slot) -> list[Arrival]:
@@ -124,20 +181,13 @@ def _disjoint(ranges: Sequence[tuple[int, int] | None]) -> bool:
     if None in ranges:
         return False
     ordered = sorted(r for r in ranges if r is not None)
-    return all(a[1] <= b[0] for a, b in itertools.pairwise(ordered))
+    return all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
-def _square(parts: Sequence[Arrival], batch: int) -> Tensor:
-    """Squared norms of one parameter's gradients, ``[B]``."""
-    total = torch.zeros(batch, dtype=torch.float64)
-    for arrival in parts:
-        square = arrival.record.square() if arrival.square is None else arrival.square
-        total = total.to(square.device) + square
-    return total
-
-
-def _gradients(capture: Capture, batch: int, scale: float) -> list[Tensor]:
+def _gradients(capture: Capture) -> list[Tensor]:
     """Every per-sample gradient ``[B, *shape]``, for integer clipping."""
+    batch = capture.arrived_batch
+    scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
     gradients = []
     for slot in capture.slots:
         dtype = clip.sum_dtype(slot.parameter.dtype)

@@ -37,7 +37,18 @@ plainly = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
 
 
-def rule(*functions: Function) -> Callable[[Rule], Rule]:
+def source_of(tensor: Tensor) -> Source:
+    """The source behind a private tensor."""
+    source: Source = tensor._private  # type: ignore[attr-defined]
+    return source
+
+
+def applied(function: Any, *args: Any) -> Any:
+    """``function.apply``, which torch leaves without types."""
+    return function.apply(*args)
+
+
+def rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Make a function the rule of these torch functions."""
 
     def decorate(handler: Rule) -> Rule:
@@ -73,9 +84,10 @@ class PrivateParameter(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with plainly():
-            return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+            ordinary: Any = nn.Parameter(self.data, self.requires_grad)
+            return ordinary.__reduce_ex__(protocol)
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with plainly():
             return f"Private {nn.Parameter(self.data, self.requires_grad)!r}"
 
@@ -113,7 +125,7 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     if func in _ATTRIBUTES or not torch.is_grad_enabled():
         with plainly():
             return func(*args, **named)
-    sources = [t._private for t in tensors_in((args, named)) if isinstance(t, PRIVATE)]
+    sources = [source_of(t) for t in tensors_in((args, named)) if isinstance(t, PRIVATE)]
     watching = any(source.watched for source in sources)
     if not watching:
         with plainly():

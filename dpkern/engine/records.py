@@ -315,4 +315,5 @@ def _is_dense(meta: Tensor) -> bool:
 def _squares(grads: Tensor) -> Tensor:
     """float64 ``[B]`` sums of squares."""
     rows = grads.detach().reshape(grads.shape[0], math.prod(grads.shape[1:]))
-    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms.square()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
 from .report import DIAGNOSTICS_NOTE, Epoch
 from .session import Session
@@ -71,6 +72,28 @@ def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -
     for name, value in rows:
         table.add_row(name, number(value))
     console.print(table, markup=False, highlight=False)
+
+
+def print_findings(
+    console: Console, model: str, trained_parameters: int, findings: Sequence[Mapping[str, Any]]
+) -> None:
+    """What was found about a model, and what to do about it."""
+    refused = sum(finding["severity"] == "refuse" for finding in findings)
+    verdict = f"{refused} refused" if refused else "nothing to refuse before it runs"
+    console.print(
+        Text(f"{model}: {verdict}, {trained_parameters} trained parameters"), soft_wrap=True
+    )
+    if not findings:
+        return
+    table = Table()
+    for heading in ("", "where", "what", "remedy"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        name, kind = finding["name"], finding["kind"]
+        where = f"{name} ({kind})" if name else kind
+        cells = (finding["severity"], where, finding["what"], finding["remedy"])
+        table.add_row(*(Text(cell) for cell in cells))  # a shape in brackets is no markup
+    console.print(table)
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:

@@ -11,7 +11,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..capture import Target, Use
-from ..parameter import PRIVATE, arguments, is_constant, other, plain, plainly, rule
+from ..parameter import (
+    PRIVATE,
+    applied,
+    arguments,
+    is_constant,
+    other,
+    plain,
+    plainly,
+    rule,
+    source_of,
+)
 from ..records import Convolution, Explicit
 from .expression import whole_target_of
 
@@ -32,7 +42,7 @@ class _Convolution(torch.autograd.Function):
         return torch.convolution(x, weight, bias, **use.saved)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use
@@ -92,10 +102,10 @@ def _convolution(
     capture = None
     for i, tensor in enumerate((weight, bias)):
         if isinstance(tensor, PRIVATE):
-            targets[i], capture = whole_target_of(tensor), tensor._private.capture
+            targets[i], capture = whole_target_of(tensor), source_of(tensor).capture
     assert capture is not None
     use = capture.use(operation, targets, x, **options)
-    result: Tensor = _Convolution.apply(capture.anchor, use, x, plain(weight), plain(bias))
+    result: Tensor = applied(_Convolution, capture.anchor, use, x, plain(weight), plain(bias))
     return result
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..parameter import PRIVATE, arguments, other, plain, plainly, refuse, rule
+from ..parameter import PRIVATE, arguments, other, plain, plainly, refuse, rule, source_of
 from .expression import looks_like_samples, slots_in
 from .generic import expand
 
@@ -34,7 +34,7 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return other(func, args, kwargs)
     (x,) = (a for a in args if not isinstance(a, PRIVATE))
     (w,) = private
-    capture = w._private.capture
+    capture = source_of(w).capture
     if not _is_data(x, w, capture.batch):
         return other(func, args, kwargs)
     with plainly():
@@ -77,7 +77,7 @@ def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         shape = tuple(w.shape)
     added = result.dim() > len(shape)
     grown = result.dim() == len(shape) and len(shape) > 0 and shape[0] == 1
-    batch = w._private.capture.batch
+    batch = source_of(w).capture.batch
     if not isinstance(w, PRIVATE) or batch is None or not (added or grown):
         return other(func, args, kwargs)
     rows = int(result.shape[0])

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
 from ..capture import Capture, Use
-from ..parameter import arguments, plain, plainly, rule
+from ..parameter import PrivateParameter, applied, arguments, plain, plainly, rule, source_of
 from ..records import Embedding
 from . import expression
 
@@ -30,7 +30,7 @@ class _Embedding(torch.autograd.Function):
         return F.embedding(ids, weight)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
         (ids,) = ctx.saved_tensors
         use: Use = ctx.use
@@ -66,12 +66,13 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         with plainly():
             result = F.embedding(ids, weight, padding_idx=padding_idx)
         shared = expression.of(func, (weight,), {}, result)
-        source = shared._private
-        if target.source is weight._private and isinstance(target.source, expression.Slot):
+        source = source_of(shared)
+        assert isinstance(source, expression.Expression)
+        if isinstance(weight, PrivateParameter):
             source.looked_up = (ids, rows, padding_idx)
         return shared
     use = capture.use("embedding", (target,), ids, rows=rows, padding_idx=padding_idx)
-    return _Embedding.apply(capture.anchor, use, ids, plain(weight))
+    return applied(_Embedding, capture.anchor, use, ids, plain(weight))
 
 
 def _is_shared(capture: Capture, ids: Tensor) -> bool:
@@ -88,8 +89,8 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
 @rule(F.embedding_bag)
 def _embedding_bag(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Look the rows up, then reduce each bag by ordinary operations."""
-    names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode")
-    names = (*names, "sparse", "per_sample_weights", "include_last_offset", "padding_idx")
+    names = ["input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode"]
+    names += ["sparse", "per_sample_weights", "include_last_offset", "padding_idx"]
     given = arguments(names, args, kwargs)
     ids, weight, offsets, max_norm, _, by_frequency, mode, _, weights, last, padding_idx = given
     if max_norm is not None or by_frequency:
@@ -132,7 +133,7 @@ def _padded(
 
 def _refused(weight: Tensor, got: str, expected: str) -> UnsupportedModule:
     return UnsupportedModule(
-        weight._private.name,
+        source_of(weight).name,
         expected=expected,
         got=got,
         remedy="Build the embedding without that option.",

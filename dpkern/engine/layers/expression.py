@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import UnsupportedModule
 from ..capture import Arrival, Slot, Source, Target
-from ..parameter import PRIVATE, PrivateExpression, plain, plainly, refuse, tensors_in
+from ..parameter import PRIVATE, PrivateExpression, plain, plainly, refuse, source_of, tensors_in
 from ..records import Embedding, Explicit, Record, merge
 
 LARGEST = 1 << 28
@@ -94,7 +94,7 @@ def slots_in(tree: Any) -> list[Slot]:
     found: dict[int, Slot] = {}
     for tensor in tensors_in(tree):
         if isinstance(tensor, PRIVATE):
-            source = tensor._private
+            source = source_of(tensor)
             for slot in source.slots if isinstance(source, Expression) else [source]:
                 assert isinstance(slot, Slot)
                 found.setdefault(slot.index, slot)
@@ -104,7 +104,7 @@ def slots_in(tree: Any) -> list[Slot]:
 def is_of_parameters_alone(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether no tensor among the arguments can belong to a sample."""
     private = [t for t in tensors_in((args, kwargs)) if isinstance(t, PRIVATE)]
-    batch = private[0]._private.capture.batch
+    batch = source_of(private[0]).capture.batch
     return not any(
         looks_like_samples(t, private, batch)
         for t in tensors_in((args, kwargs))
@@ -132,6 +132,9 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
             return result
         expression = Expression(result, name, slots)
         expression.view = _view_of(result, slots)
+        if expression.view is None:
+            for slot in slots:
+                slot.indirect = True
         with plainly():
             wrapped = result.as_subclass(PrivateExpression)
         wrapped._private = expression
@@ -148,7 +151,7 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
 
 def target_of(tensor: Tensor) -> Target:
     """Where the gradient of a private tensor goes."""
-    source = tensor._private
+    source = source_of(tensor)
     if isinstance(source, Expression):
         return source.view or Target(source)
     assert isinstance(source, Source)
@@ -158,7 +161,7 @@ def target_of(tensor: Tensor) -> Target:
 def whole_target_of(tensor: Tensor) -> Target:
     """As ``target_of``, for rules that know no transposes."""
     target = target_of(tensor)
-    return Target(tensor._private) if target.transposed else target
+    return Target(source_of(tensor)) if target.transposed else target
 
 
 def values(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..capture import Use
-from ..parameter import PRIVATE, refuse, tensors_in
+from ..parameter import PRIVATE, applied, refuse, source_of, tensors_in
 from ..records import Explicit
 from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
 
@@ -30,7 +30,7 @@ class _Expand(torch.autograd.Function):
         return w.expand(rows, *w.shape)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
         use: Use = ctx.use
         if use.wants(g):
@@ -45,10 +45,10 @@ def expand(private: Tensor, rows: int, operation: str) -> Tensor:
     """``[rows, *shape]``, data whose gradient is the parameter's per-sample gradient."""
     target = whole_target_of(private)
     w = values(private)
-    capture = private._private.capture
+    capture = source_of(private).capture
     check_size(target.source, rows * w.numel())
     use = capture.use(operation, (target,), w.new_empty(()).expand(rows))
-    result: Tensor = _Expand.apply(capture.anchor, use, w, rows)
+    result: Tensor = applied(_Expand, capture.anchor, use, w, rows)
     return result
 
 
@@ -73,7 +73,8 @@ def per_sample(
     flat: list[Tensor] = []
     skeleton = _flatten((list(args), kwargs), flat)
     private = [t for t in flat if isinstance(t, PRIVATE)]
-    operands, dims = [], []
+    operands: list[Tensor] = []
+    dims: list[int | None] = []
     for tensor in flat:
         if isinstance(tensor, PRIVATE):
             operands.append(expand(tensor, batch, operation))

@@ -11,7 +11,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..capture import Target, Use
-from ..parameter import PRIVATE, arguments, is_constant, other, plain, plainly, rule
+from ..parameter import (
+    PRIVATE,
+    applied,
+    arguments,
+    is_constant,
+    other,
+    plain,
+    plainly,
+    rule,
+    source_of,
+)
 from ..records import Explicit, Linear
 from .expression import target_of, whole_target_of
 
@@ -31,7 +41,7 @@ class _Linear(torch.autograd.Function):
         return F.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use
@@ -68,12 +78,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: 
     targets: list[Target | None] = [None, None]
     capture = None
     if isinstance(weight, PRIVATE):
-        targets[0], capture = target_of(weight), weight._private.capture
+        targets[0], capture = target_of(weight), source_of(weight).capture
     if isinstance(bias, PRIVATE):
-        targets[1], capture = whole_target_of(bias), bias._private.capture
+        targets[1], capture = whole_target_of(bias), source_of(bias).capture
     assert capture is not None
     use = capture.use(operation, targets, x)
-    result: Tensor = _Linear.apply(capture.anchor, use, x, plain(weight), plain(bias))
+    result: Tensor = applied(_Linear, capture.anchor, use, x, plain(weight), plain(bias))
     return result
 
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ...errors import UnsupportedModule
 from ...ops import ghost
 from ..capture import Target, Use
-from ..parameter import PRIVATE, arguments, is_constant, other, plain, rule
+from ..parameter import PRIVATE, applied, arguments, is_constant, other, plain, rule, source_of
 from ..records import Explicit, wide
 from .expression import slots_in, whole_target_of
 
@@ -44,7 +44,7 @@ class _LayerNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:
@@ -77,7 +77,7 @@ class _RmsNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:
@@ -111,7 +111,7 @@ class _GroupNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:
@@ -134,7 +134,7 @@ def _use(
     capture = None
     for tensor in parameters:
         targets.append(whole_target_of(tensor) if isinstance(tensor, PRIVATE) else None)
-        capture = tensor._private.capture if isinstance(tensor, PRIVATE) else capture
+        capture = source_of(tensor).capture if isinstance(tensor, PRIVATE) else capture
     assert capture is not None
     use = capture.use(operation, targets, x, **saved)
     return capture.anchor, use, [plain(tensor) for tensor in parameters]
@@ -149,7 +149,7 @@ def _layer_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         return other(func, args, kwargs)
     eps = 1e-5 if eps is None else eps
     anchor, use, plain_ones = _use("layer_norm", x, (weight, bias), shape=shape, eps=eps)
-    return _LayerNorm.apply(anchor, use, x, *plain_ones)
+    return applied(_LayerNorm, anchor, use, x, *plain_ones)
 
 
 @rule(F.rms_norm, torch.rms_norm)
@@ -160,7 +160,7 @@ def _rms_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if isinstance(x, PRIVATE) or weight is None or len(shape) >= x.dim():
         return other(func, args, kwargs)
     anchor, use, plain_ones = _use("rms_norm", x, (weight,), shape=shape, eps=eps)
-    return _RmsNorm.apply(anchor, use, x, *plain_ones)
+    return applied(_RmsNorm, anchor, use, x, *plain_ones)
 
 
 @rule(F.group_norm, torch.group_norm)
@@ -171,13 +171,13 @@ def _group_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         return other(func, args, kwargs)
     eps = 1e-5 if eps is None else eps
     anchor, use, plain_ones = _use("group_norm", x, (weight, bias), groups=groups, eps=eps)
-    return _GroupNorm.apply(anchor, use, x, *plain_ones)
+    return applied(_GroupNorm, anchor, use, x, *plain_ones)
 
 
 @rule(F.instance_norm)
 def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats")
-    names = (*names, "momentum", "eps")
+    names = ["input", "running_mean", "running_var", "weight", "bias", "use_input_stats"]
+    names += ["momentum", "eps"]
     x, mean, _, weight, bias, from_input, _, eps = arguments(names, args, kwargs)
     if isinstance(x, PRIVATE) or not is_constant(weight, bias):
         return other(func, args, kwargs)
@@ -187,24 +187,16 @@ def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) 
     eps = 1e-5 if eps is None else eps
     channels = int(x.shape[1])
     anchor, use, plain_ones = _use("instance_norm", x, (weight, bias), groups=channels, eps=eps)
-    return _GroupNorm.apply(anchor, use, x, *plain_ones)
+    return applied(_GroupNorm, anchor, use, x, *plain_ones)
 
 
 @rule(F.batch_norm, torch.batch_norm)
 def _batch_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """With fixed statistics a batch norm is a scale and a shift per channel."""
-    names = (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    )
+    middle = ["running_mean", "running_var", "weight", "bias"]
     if func is torch.batch_norm:
-        names = ("input", "weight", "bias", "running_mean", "running_var", *names[5:])
+        middle = ["weight", "bias", "running_mean", "running_var"]
+    names = ["input", *middle, "training", "momentum", "eps"]
     given = dict(zip(names, arguments(names, args, kwargs), strict=True))
     if given["training"] or given["running_mean"] is None:
         raise _refused(func, args, kwargs, "statistics of the batch, which mix its samples")

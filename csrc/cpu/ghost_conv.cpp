@@ -1,0 +1,216 @@
+#include "cpu/ghost_conv.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/ghost_conv_direct.h"
+#include "cpu/ghost_conv_pack.h"
+#include "cpu/parallel.h"
+#include "cpu/rows.h"
+
+namespace dpkern::cpu {
+namespace {
+
+template <class T>
+constexpr double kUnit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+
+std::int64_t entries_of(const ConvPlan& plan) {
+  return plan.out_channels * (plan.in_channels / plan.groups) * plan.kernel.height *
+         plan.kernel.width;
+}
+
+std::int64_t area_of(ConvSize size) { return size.height * size.width; }
+
+// Sums of squares are floats of at most 32 terms inside a tile, float64 above it.
+template <class T>
+double inflated(double squares, std::int64_t entries) {
+  return squares * (1 + 64 * kUnit<T> + static_cast<double>(entries) * kUnit<double>);
+}
+
+// Whether squares of floats neither overflowed nor lost anything that matters at the small end.
+bool in_range(double squares) { return squares > 1e-24 && squares < 1e37; }
+
+// sum over rows and positions of weights[position] x[row, position]^2.
+template <class In>
+double weighted_squares(const In* x, std::int64_t rows, const std::vector<double>& weights) {
+  double total = 0;
+  versioned([&]() DPK_INLINE {
+    const auto count = static_cast<std::int64_t>(weights.size());
+    const double* const weight = weights.data();
+    Doubles sums[2] = {};
+    double rest = 0;
+    const In* row = x;
+    for (std::int64_t r = 0; r < rows; ++r, row += count) {
+      std::int64_t i = 0;
+      for (; i + 2 * kSumLanes <= count; i += 2 * kSumLanes) {
+        for (int k = 0; k < 2; ++k) {
+          Doubles value, factor;
+          load_lanes(row + i + k * kSumLanes, value);
+          load_lanes(weight + i + k * kSumLanes, factor);
+          sums[k] += factor * (value * value);
+        }
+      }
+      for (; i < count; ++i) {
+        const double value = static_cast<double>(row[i]);
+        rest += weight[i] * (value * value);
+      }
+    }
+    sums[0] += sums[1];
+    for (int l = 0; l < kSumLanes; ++l) rest += sums[0][l];
+    total = rest;
+  });
+  return total;
+}
+
+// How often the kernel touches each input position along one dimension.
+std::vector<double> touches(std::int64_t input, std::int64_t output, std::int64_t kernel,
+                            std::int64_t stride, std::int64_t padding, std::int64_t dilation) {
+  std::vector<double> count(static_cast<std::size_t>(input));
+  for (std::int64_t o = 0; o < output; ++o) {
+    for (std::int64_t k = 0; k < kernel; ++k) {
+      const std::int64_t at = o * stride + k * dilation - padding;
+      if (at >= 0 && at < input) count[static_cast<std::size_t>(at)] += 1;
+    }
+  }
+  return count;
+}
+
+// Squared norms from above, one sample after another; docs/ghost_conv.md proves the bound.
+template <class T, class In>
+class UpperNorm {
+ public:
+  UpperNorm(const ConvPlan& plan, std::int64_t longest) : plan_(plan), conv_(plan, longest) {
+    const auto rows = touches(plan.input.height, plan.output.height, plan.kernel.height,
+                              plan.stride.height, plan.padding.height, plan.dilation.height);
+    const auto columns = touches(plan.input.width, plan.output.width, plan.kernel.width,
+                                 plan.stride.width, plan.padding.width, plan.dilation.width);
+    for (const double row : rows) {
+      for (const double column : columns) touched_.push_back(row * column);
+    }
+    roundings_.resize(static_cast<std::size_t>(area_of(plan.output)));
+    for (const Segment& s : conv_.segments()) {
+      // A product is rounded once itself and once in every addition until the spill.
+      auto left = static_cast<double>(s.rows * s.columns + 1);
+      for (std::int64_t y = 0; y < s.rows; ++y) {
+        for (std::int64_t x = 0; x < s.columns; ++x, --left) {
+          const std::int64_t at = (s.row + y) * plan.output.width + s.column + x;
+          roundings_[static_cast<std::size_t>(at)] = left * left;
+        }
+      }
+    }
+  }
+
+  std::int64_t vector_size() const { return conv_.vector_size(); }
+  std::int64_t scalar_size() const { return conv_.scalar_size(); }
+
+  struct Result {
+    double square;
+    bool tight;
+  };
+
+  Result run(const In* x, const In* g, T* vectors, T* scalars) const {
+    const std::int64_t in = plan_.in_channels / plan_.groups;
+    const std::int64_t out = plan_.out_channels / plan_.groups;
+    double plain = 0;
+    for (std::int64_t i = 0; i < plan_.groups; ++i) {
+      plain += weighted_squares(x + i * in * area_of(plan_.input), in, touched_) *
+               weighted_squares(g + i * out * area_of(plan_.output), out, roundings_);
+    }
+    if (plain == 0) return {0, true};
+    const auto squares = conv_.run(x, g, vectors, scalars, nullptr);
+    const auto spills = static_cast<double>(conv_.segments().size());
+    const auto entries = static_cast<double>(entries_of(plan_));
+    const double smallest = static_cast<double>(std::numeric_limits<T>::denorm_min());
+    const double within = 1.01 * kUnit<T> * std::sqrt(plain);
+    const double between = spills > 1 ? 1.01 * kUnit<T> * std::sqrt(spills * squares.all) : 0;
+    const double underflow =
+        2 * smallest * std::sqrt(entries) * static_cast<double>(area_of(plan_.output)) +
+        kUnit<T> * spills * std::sqrt(entries * smallest);
+    const double sure = inflated<T>(squares.last, entries_of(plan_));
+    const double norm = std::sqrt(sure) + within + between + underflow;
+    const double square = norm * norm * (1 + 8 * kUnit<double>);
+    // The exact norm may lie as far below the computed one as the bound lies above it.
+    const bool tight = in_range(squares.last) && norm - std::sqrt(sure) < 2.2e-5 * norm;
+    return {square, tight};
+  }
+
+ private:
+  const ConvPlan plan_;
+  const DirectConv<T, In> conv_;
+  std::vector<double> touched_;    // [input position]
+  std::vector<double> roundings_;  // [output position], squared
+};
+
+template <class T, class In>
+void upper_norms(const ConvPlan& plan, std::int64_t longest, const In* x, const In* g,
+                 double* squares, const std::vector<std::int64_t>& samples,
+                 std::vector<char>* loose, int threads) {
+  const UpperNorm<T, In> norm(plan, longest);
+  const std::int64_t x_size = plan.in_channels * area_of(plan.input);
+  const std::int64_t g_size = plan.out_channels * area_of(plan.output);
+  const auto count = static_cast<std::int64_t>(samples.size());
+  parallel_for(count, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    std::unique_ptr<T[]> large[2];
+    T* const vectors = conv_scratch<T, 0>(norm.vector_size(), large[0]);
+    T* const scalars = conv_scratch<T, 1>(norm.scalar_size(), large[1]);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t b = samples[static_cast<std::size_t>(i)];
+      const auto result = norm.run(x + b * x_size, g + b * g_size, vectors, scalars);
+      squares[b] = result.square;
+      if (loose != nullptr) (*loose)[static_cast<std::size_t>(i)] = !result.tight;
+    }
+  });
+}
+
+}  // namespace
+
+template <class T>
+void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, double* squares,
+                   int threads) {
+  const DirectConv<T, T> conv(plan, 0);
+  const std::int64_t x_size = plan.in_channels * area_of(plan.input);
+  const std::int64_t g_size = plan.out_channels * area_of(plan.output);
+  const std::int64_t entries = entries_of(plan);
+  parallel_for(plan.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    std::unique_ptr<T[]> large[2];
+    T* const vectors = conv_scratch<T, 0>(conv.vector_size(), large[0]);
+    T* const scalars = conv_scratch<T, 1>(conv.scalar_size(), large[1]);
+    for (std::int64_t b = begin; b < end; ++b) {
+      T* const gradient = gradients + b * entries;
+      double square = conv.run(x + b * x_size, g + b * g_size, vectors, scalars, gradient).last;
+      if (std::is_same_v<T, float> && !in_range(square)) square = power_sum(gradient, entries, 2);
+      squares[b] = inflated<T>(square, entries);
+    }
+  });
+}
+
+template <class T>
+void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, int threads) {
+  std::vector<std::int64_t> samples(static_cast<std::size_t>(plan.batch));
+  for (std::size_t b = 0; b < samples.size(); ++b) samples[b] = static_cast<std::int64_t>(b);
+  if constexpr (std::is_same_v<T, double>) {
+    upper_norms<double, double>(plan, 0, x, g, squares, samples, nullptr, threads);
+  } else {
+    // Random products keep 1 / sqrt(positions) of their plain sum: so short are the runs of floats.
+    const double positions = static_cast<double>(std::max<std::int64_t>(1, area_of(plan.output)));
+    const auto longest = static_cast<std::int64_t>(std::max(4.0, 360 / std::sqrt(positions)));
+    std::vector<char> loose(samples.size());
+    upper_norms<float, float>(plan, longest, x, g, squares, samples, &loose, threads);
+    std::vector<std::int64_t> again;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      if (loose[i]) again.push_back(samples[i]);
+    }
+    if (again.empty()) return;
+    upper_norms<double, float>(plan, 0, x, g, squares, again, nullptr, threads);
+  }
+}
+
+template void conv_gradient(const ConvPlan&, const float*, const float*, float*, double*, int);
+template void conv_gradient(const ConvPlan&, const double*, const double*, double*, double*, int);
+template void conv_norm(const ConvPlan&, const float*, const float*, double*, int);
+template void conv_norm(const ConvPlan&, const double*, const double*, double*, int);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,268 @@
+#include "cpu/ghost_conv_direct.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/ghost_conv_pack.h"
+
+namespace dpkern::cpu {
+namespace {
+
+std::int64_t pieces_of(std::int64_t n, std::int64_t most) { return (n + most - 1) / most; }
+
+std::int64_t vector_steps(std::int64_t lanes, std::int64_t channels, std::int64_t others) {
+  return pieces_of(channels, lanes) * others;
+}
+
+bool wants_inputs_last(const ConvPlan& plan, std::int64_t lanes) {
+  const std::int64_t in = plan.in_channels / plan.groups;
+  const std::int64_t out = plan.out_channels / plan.groups;
+  return vector_steps(lanes, in, out) <= vector_steps(lanes, out, in);
+}
+
+std::int64_t lanes_of(Isa isa, bool wide) {
+  return tile_limits(isa).bytes / static_cast<int>(wide ? sizeof(double) : sizeof(float));
+}
+
+}  // namespace
+
+ConvLayout conv_layout(const ConvPlan& plan, bool wide) {
+  if (wants_inputs_last(plan, lanes_of(isa(), wide))) return ConvLayout::kInputsLast;
+  return plan.groups == 1 ? ConvLayout::kOutputsLast : ConvLayout::kPlain;
+}
+
+template <class T, class In>
+DirectConv<T, In>::DirectConv(const ConvPlan& plan, std::int64_t longest)
+    : plan_(plan),
+      isa_(isa()),
+      layout_(conv_layout(plan, sizeof(T) == sizeof(double))),
+      inputs_last_(layout_ == ConvLayout::kInputsLast),
+      in_(plan.in_channels / plan.groups),
+      out_(plan.out_channels / plan.groups) {
+  plan_sides();
+  plan_vectors();
+  plan_scalars();
+  plan_segments(longest);
+}
+
+template <class T, class In>
+void DirectConv<T, In>::plan_sides() {
+  lanes_ = static_cast<int>(lanes_of(isa_, sizeof(T) == sizeof(double)));
+  padded_ = {plan_.input.height + 2 * plan_.padding.height,
+             plan_.input.width + 2 * plan_.padding.width};
+  const std::int64_t positions = plan_.output.height * plan_.output.width;
+  const std::int64_t area = padded_.height * padded_.width;
+  const std::int64_t row = plan_.stride.height * padded_.width;
+  const std::int64_t step = plan_.stride.width;
+  pitch_ = pieces_of(inputs_last_ ? in_ : out_, lanes_) * lanes_;
+  if (inputs_last_) {
+    vector_size_ = area * pitch_;
+    scalar_size_ = positions * out_;
+    steps_.vector_row = row * pitch_;
+    steps_.vector_step = step * pitch_;
+    steps_.scalar_row = plan_.output.width;
+    steps_.scalar_step = 1;
+  } else {
+    vector_size_ = positions * pitch_;
+    scalar_size_ = area * in_;
+    steps_.vector_row = plan_.output.width * pitch_;
+    steps_.vector_step = pitch_;
+    steps_.scalar_row = row;
+    steps_.scalar_step = step;
+  }
+  lane_stride_ = layout_ == ConvLayout::kPlain ? in_ * plan_.kernel.height * plan_.kernel.width : 1;
+}
+
+template <class T, class In>
+void DirectConv<T, In>::plan_vectors() {
+  struct Entry {
+    std::int64_t offset;
+    std::int64_t target;
+    int lanes;
+  };
+  std::vector<Entry> entries;
+  const std::int64_t channels = inputs_last_ ? in_ : out_;
+  const std::int64_t kernel_rows = inputs_last_ ? plan_.kernel.height : 1;
+  const std::int64_t kernel_columns = inputs_last_ ? plan_.kernel.width : 1;
+  for (std::int64_t c = 0; c < channels; c += lanes_) {
+    const int used = static_cast<int>(std::min<std::int64_t>(lanes_, channels - c));
+    for (std::int64_t y = 0; y < kernel_rows; ++y) {
+      for (std::int64_t x = 0; x < kernel_columns; ++x) {
+        const std::int64_t position =
+            y * plan_.dilation.height * padded_.width + x * plan_.dilation.width;
+        const std::int64_t tap = y * kernel_columns + x;
+        entries.push_back(
+            {position * pitch_ + c, tap * (inputs_last_ ? in_ : 0) + c * lane_stride_, used});
+      }
+    }
+  }
+  const auto count = static_cast<std::int64_t>(entries.size());
+  // Runs of scalars leave room for one vector only.
+  const bool has_runs = !inputs_last_ && plan_.kernel.width >= 3 && plan_.dilation.width == 1;
+  const std::int64_t groups = pieces_of(count, has_runs ? 1 : kMostVectors);
+  for (std::int64_t i = 0; i < groups; ++i) {
+    VectorGroup group{};
+    for (std::int64_t e = count * i / groups; e < count * (i + 1) / groups; ++e) {
+      const Entry& entry = entries[static_cast<std::size_t>(e)];
+      group.offset[group.count] = entry.offset;
+      group.target[group.count] = entry.target;
+      group.lanes[group.count++] = entry.lanes;
+    }
+    vector_groups_.push_back(group);
+  }
+}
+
+template <class T, class In>
+void DirectConv<T, In>::plan_scalars() {
+  struct Entry {
+    std::int64_t offset;
+    std::int64_t target;
+  };
+  std::vector<Entry> entries[3];  // by length of run: 1, 3, 5
+  const std::int64_t taps = plan_.kernel.height * plan_.kernel.width;
+  const std::int64_t step = layout_ == ConvLayout::kPlain ? 1 : out_;  // from tap to tap
+  if (inputs_last_) {
+    const std::int64_t positions = plan_.output.height * plan_.output.width;
+    for (std::int64_t o = 0; o < out_; ++o) entries[0].push_back({o * positions, o * taps * in_});
+  } else {
+    for (std::int64_t row = 0; row < in_ * plan_.kernel.height; ++row) {
+      const std::int64_t c = row / plan_.kernel.height;
+      const std::int64_t y = row % plan_.kernel.height;
+      const std::int64_t start = (c * padded_.height + y * plan_.dilation.height) * padded_.width;
+      for (std::int64_t x = 0; x < plan_.kernel.width;) {
+        const std::int64_t left = plan_.dilation.width == 1 ? plan_.kernel.width - x : 1;
+        const int kind = left == 5 || left >= 8 ? 2 : left >= 3 ? 1 : 0;
+        entries[kind].push_back(
+            {start + x * plan_.dilation.width, (row * plan_.kernel.width + x) * step});
+        x += 2 * kind + 1;
+      }
+    }
+  }
+  const TileLimits limits = tile_limits(isa_);
+  int vectors = 1;
+  for (const VectorGroup& group : vector_groups_) vectors = std::max(vectors, group.count);
+  const int most[3] = {limits.scalar_rows[vectors], limits.rows_of_3, limits.rows_of_5};
+  for (int kind = 0; kind < 3; ++kind) {
+    const auto count = static_cast<std::int64_t>(entries[kind].size());
+    const std::int64_t groups = pieces_of(count, most[kind]);
+    for (std::int64_t i = 0; i < groups; ++i) {
+      ScalarGroup<T> group{};
+      group.run = 2 * kind + 1;
+      int sums = 0;
+      for (std::int64_t e = count * i / groups; e < count * (i + 1) / groups; ++e) {
+        const Entry& entry = entries[kind][static_cast<std::size_t>(e)];
+        group.offset[group.rows++] = entry.offset;
+        for (int r = 0; r < group.run; ++r) group.target[sums++] = entry.target + r * step;
+      }
+      for (int v = 1; v <= vectors; ++v) {
+        group.kernels[v - 1] = tile_kernel<T>(isa_, v, group.rows, group.run);
+      }
+      scalar_groups_.push_back(group);
+    }
+  }
+}
+
+template <class T, class In>
+void DirectConv<T, In>::plan_segments(std::int64_t longest) {
+  const auto [height, width] = plan_.output;
+  if (longest == 0) longest = height * width;
+  const std::int64_t rows = std::clamp<std::int64_t>(longest / width, 1, height);
+  const std::int64_t parts = pieces_of(height, rows);
+  const std::int64_t splits = rows > 1 ? 1 : pieces_of(width, longest);
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const std::int64_t row = height * p / parts;
+    const std::int64_t next = height * (p + 1) / parts;
+    for (std::int64_t s = 0; s < splits; ++s) {
+      const std::int64_t column = width * s / splits;
+      segments_.push_back({row, next - row, column, width * (s + 1) / splits - column});
+    }
+  }
+}
+
+template <class T, class In>
+typename DirectConv<T, In>::Squares DirectConv<T, In>::run(const In* x, const In* g, T* vectors,
+                                                           T* scalars, T* gradient) const {
+  const std::int64_t area = plan_.input.height * plan_.input.width;
+  const std::int64_t positions = plan_.output.height * plan_.output.width;
+  const Plane inside{plan_.input.height, plan_.input.width,
+                     plan_.padding.height * padded_.width + plan_.padding.width, padded_.width};
+  const Plane flat{1, positions, 0, positions};
+  const bool is_padded = plan_.padding.height > 0 || plan_.padding.width > 0;
+  const std::int64_t group_size = in_ * out_ * plan_.kernel.height * plan_.kernel.width;
+  Squares total{};
+  for (std::int64_t i = 0; i < plan_.groups; ++i) {
+    const In* const from_x = x + i * in_ * area;
+    const In* const from_g = g + i * out_ * positions;
+    const T* broadcast = scalars;
+    if (inputs_last_) {
+      channels_last(from_x, in_, inside, vectors, pitch_);
+    } else {
+      channels_last(from_g, out_, flat, vectors, pitch_);
+    }
+    if constexpr (std::is_same_v<T, In>) {
+      if (inputs_last_) broadcast = from_g;
+      if (!inputs_last_ && !is_padded) broadcast = from_x;
+    }
+    if (broadcast == scalars && inputs_last_) planes(from_g, out_, flat, scalars, positions);
+    if (broadcast == scalars && !inputs_last_) {
+      planes(from_x, in_, inside, scalars, padded_.height * padded_.width);
+    }
+    const Squares part =
+        run_group(vectors, broadcast, gradient == nullptr ? nullptr : gradient + i * group_size);
+    total.last += part.last;
+    total.all += part.all;
+  }
+  return total;
+}
+
+template <class T, class In>
+typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vectors, const T* scalars,
+                                                                 T* gradient) const {
+  alignas(64) T sums[kMostTile * kMostLanes];
+  Squares total{};
+  TileWalk<T> walk = steps_;
+  walk.sums = sums;
+  for (const VectorGroup& vs : vector_groups_) {
+    for (const ScalarGroup<T>& ss : scalar_groups_) {
+      alignas(64) T squares[2][kMostLanes] = {};  // before and after the last spill
+      for (std::size_t s = 0; s < segments_.size(); ++s) {
+        const Segment& segment = segments_[s];
+        const std::int64_t vector =
+            segment.row * steps_.vector_row + segment.column * steps_.vector_step;
+        const std::int64_t scalar =
+            segment.row * steps_.scalar_row + segment.column * steps_.scalar_step;
+        for (int v = 0; v < vs.count; ++v) walk.vectors[v] = vectors + vs.offset[v] + vector;
+        for (int r = 0; r < ss.rows; ++r) walk.scalars[r] = scalars + ss.offset[r] + scalar;
+        walk.rows = segment.rows;
+        walk.columns = segment.columns;
+        walk.fresh = s == 0;
+        walk.squares = squares[s + 1 == segments_.size() ? 1 : 0];
+        ss.kernels[vs.count - 1](walk);
+      }
+      for (int lane = 0; lane < lanes_; ++lane) {
+        total.all += static_cast<double>(squares[0][lane]);
+        total.last += static_cast<double>(squares[1][lane]);
+      }
+      if (gradient == nullptr) continue;
+      const T* from = sums;
+      for (int v = 0; v < vs.count; ++v) {
+        for (int i = 0; i < ss.rows * ss.run; ++i, from += lanes_) {
+          T* const to = gradient + vs.target[v] + ss.target[i];
+          if (lane_stride_ == 1 && vs.lanes[v] == kMostLanes) {
+            std::memcpy(to, from, kMostLanes * sizeof(T));
+          } else {
+            for (int lane = 0; lane < vs.lanes[v]; ++lane) to[lane * lane_stride_] = from[lane];
+          }
+        }
+      }
+    }
+  }
+  total.all += total.last;
+  return total;
+}
+
+template class DirectConv<float, float>;
+template class DirectConv<double, double>;
+template class DirectConv<double, float>;
+
+}  // namespace dpkern::cpu

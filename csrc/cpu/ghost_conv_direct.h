@@ -1,0 +1,81 @@
+#pragma once
+// The direct way through one sample: its gradient, tile after tile.
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/ghost_conv.h"
+#include "cpu/ghost_conv_tile.h"
+
+namespace dpkern::cpu {
+
+// Lanes are neighbouring channels of one side, which is transposed to channels-last; numbers of the
+// other side are broadcast.
+struct VectorGroup {
+  int count;
+  std::int64_t offset[kMostVectors];  // in the transposed side
+  std::int64_t target[kMostVectors];  // in the sample's gradient
+  int lanes[kMostVectors];            // in use
+};
+
+template <class T>
+struct ScalarGroup {
+  int rows;
+  int run;
+  std::int64_t offset[kMostScalarRows];
+  std::int64_t target[kMostTile];
+  TileKernel<T> kernels[kMostVectors];  // for 1, 2, 3 vectors
+};
+
+// Output positions between two spills of the sums from registers.
+struct Segment {
+  std::int64_t row;
+  std::int64_t rows;
+  std::int64_t column;
+  std::int64_t columns;
+};
+
+// T computes, In is the type of the inputs.
+template <class T, class In>
+class DirectConv {
+ public:
+  // Sums are spilled after at most `longest` positions (rows are split evenly); 0: never.
+  DirectConv(const ConvPlan& plan, std::int64_t longest);
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  std::int64_t vector_size() const { return vector_size_; }  // entries of scratch
+  std::int64_t scalar_size() const { return scalar_size_; }
+
+  struct Squares {
+    double last;  // of the gradient
+    double all;   // of the sums after every spill
+  };
+  // Both scratches zero at first. `gradient` of this sample, or null.
+  Squares run(const In* x, const In* g, T* vectors, T* scalars, T* gradient) const;
+
+ private:
+  void plan_sides();
+  void plan_vectors();
+  void plan_scalars();
+  void plan_segments(std::int64_t longest);
+  Squares run_group(const T* vectors, const T* scalars, T* gradient) const;
+
+  const ConvPlan plan_;
+  const Isa isa_;
+  const ConvLayout layout_;
+  const bool inputs_last_;
+  const std::int64_t in_;  // channels of a group
+  const std::int64_t out_;
+  int lanes_ = 0;
+  std::int64_t lane_stride_ = 1;
+  ConvSize padded_{};
+  std::int64_t pitch_ = 0;  // of a position in the transposed side
+  std::int64_t vector_size_ = 0;
+  std::int64_t scalar_size_ = 0;
+  TileWalk<T> steps_{};
+  std::vector<VectorGroup> vector_groups_;
+  std::vector<ScalarGroup<T>> scalar_groups_;
+  std::vector<Segment> segments_;
+};
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,386 @@
+#include "cpu/ghost_linear.h"
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/ghost_tiles.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using namespace ghost;
+
+constexpr std::int64_t kBlock = 16;  // positions whose products are added in one chain
+
+template <class F>
+constexpr double kUnit = std::is_same_v<F, float> ? 0x1p-24 : 0x1p-53;
+// What flushing to zero can hide, per operation. In double, products of floats never get there.
+template <class F>
+constexpr double kFlushed = std::is_same_v<F, float> ? 0x1p-126 : 0;
+
+// n roundings, to first order and a little more: gamma_n <= 1.01 n u for n u < 0.009.
+template <class F>
+double gamma(double n) {
+  return 1.01 * n * kUnit<F>;
+}
+
+// The squared norm lies between these.
+struct Bounds {
+  double lower;
+  double upper;
+  bool within(double tolerance) const {
+    return upper <= (1 + tolerance) * lower && upper < std::numeric_limits<double>::infinity();
+  }
+};
+
+template <class S>
+struct Sample {
+  const S* a;
+  const S* g;
+  std::int64_t positions, inputs, outputs;
+};
+
+// Rows as F without tails: the caller's own where they fit, else a padded copy.
+template <class F>
+struct Rows {
+  const F* data;
+  std::int64_t stride;
+};
+template <class F, int kTag, int kLanes, class S>
+DPK_INLINE inline Rows<F> padded(const S* from, std::int64_t rows, std::int64_t columns) {
+  if constexpr (std::is_same_v<S, F>) {
+    if (columns % kLanes == 0) return {from, columns};
+  }
+  const std::int64_t stride = round_up(columns, kLanes);
+  F* const to = scratch<F, kTag>(rows * stride);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    pack_row(from + r * columns, columns, stride, F{1}, to + r * stride);
+  }
+  return {to, stride};
+}
+
+// sum of squares in double.
+template <class S>
+DPK_INLINE inline double square_of(const S* row, std::int64_t n) {
+  constexpr int kSums = 16;
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int k = 0; k < kSums; ++k) {
+      const double x = static_cast<double>(row[i + k]);
+      sums[k] += x * x;
+    }
+  }
+  double total = 0;
+  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  for (int k = 0; k < kSums; ++k) total += sums[k];
+  return total;
+}
+
+template <class S>
+Bounds rank_one(const Sample<S>& sample) {
+  double a = 0, g = 0;
+  versioned([&]() DPK_INLINE {
+    a = square_of(sample.a, sample.inputs);
+    g = square_of(sample.g, sample.outputs);
+  });
+  const double slack =
+      gamma<double>(static_cast<double>(sample.inputs + sample.outputs) / 16 + 100);
+  return {a * g * (1 - slack), a * g * (1 + slack)};
+}
+
+// sum_t |a_t| |g_t|, rounded up.
+template <class S>
+double sum_of_norms(const Sample<S>& sample) {
+  double total = 0;
+  versioned([&]() DPK_INLINE {
+    for (std::int64_t t = 0; t < sample.positions; ++t) {
+      const double a = square_of(sample.a + t * sample.inputs, sample.inputs);
+      const double g = square_of(sample.g + t * sample.outputs, sample.outputs);
+      total += std::sqrt(a) * std::sqrt(g);
+    }
+  });
+  const std::int64_t terms = sample.positions + sample.inputs + sample.outputs;
+  return total * (1 + gamma<double>(static_cast<double>(terms + 100)));
+}
+
+// What a Gram sum collects. In terms of u = <a_t, a_t'> and v = <g_t, g_t'> as computed:
+struct GramSums {
+  double square = 0;   // sum u v
+  double a_error = 0;  // sum |a_t| |a_t'| |v|
+  double g_error = 0;  // sum |g_t| |g_t'| |u|
+};
+
+// sum_{t,t'} u v over the lower triangle of tables; `norms` holds |a_t|, |g_t|, rounded up.
+template <class F, int kBytes>
+struct Gram {
+  using Table = Dots<F, kBytes>;
+  static constexpr int kCells = kDots * kDots;
+  static constexpr std::int64_t kRowTiles = 4;  // tiles of rows that stay in the first cache
+
+  Rows<F> a, g;
+  const F* zeros;
+  std::int64_t positions;
+  double* a_norms;  // [tiles * kDots]
+  double* g_norms;
+  double square[kCells] = {}, a_error[kCells] = {}, g_error[kCells] = {};
+
+  DPK_INLINE void rows_of(const Rows<F>& from, std::int64_t tile, const F** rows) const {
+    for (std::int64_t i = 0; i < kDots; ++i) {
+      const std::int64_t t = tile * kDots + i;
+      rows[i] = t < positions ? from.data + t * from.stride : zeros;
+    }
+  }
+  DPK_INLINE void tables(std::int64_t i, std::int64_t j, double* u, double* v) const {
+    const F *x[kDots], *y[kDots];
+    rows_of(a, i, x), rows_of(a, j, y);
+    Table::table(x, y, a.stride, u);
+    rows_of(g, i, x), rows_of(g, j, y);
+    Table::table(x, y, g.stride, v);
+  }
+  DPK_INLINE void add(std::int64_t i, std::int64_t j, const double* u, const double* v) {
+    for (int column = 0; column < kDots; ++column) {
+      const double aj = a_norms[j * kDots + column], gj = g_norms[j * kDots + column];
+      for (int row = 0; row < kDots; ++row) {
+        const int k = column * kDots + row;
+        square[k] += u[k] * v[k];
+        a_error[k] += a_norms[i * kDots + row] * aj * std::fabs(v[k]);
+        g_error[k] += g_norms[i * kDots + row] * gj * std::fabs(u[k]);
+      }
+    }
+  }
+  // A norm from its computed square, whose relative error is below `slack`.
+  static DPK_INLINE double norm_of(double square, double slack, double flushed) {
+    return std::sqrt(square * (1 + 2 * slack) + flushed) * (1 + 0x1p-40);
+  }
+  DPK_INLINE void add_diagonal(std::int64_t i, double a_flushed, double g_flushed) {
+    double u[kCells], v[kCells];
+    tables(i, i, u, v);
+    const double slack = gamma<F>(Table::kRoundings);
+    for (int k = 0; k < kDots; ++k) {
+      const bool used = i * kDots + k < positions;
+      a_norms[i * kDots + k] = used ? norm_of(u[k * kDots + k], slack, a_flushed) : 0;
+      g_norms[i * kDots + k] = used ? norm_of(v[k * kDots + k], slack, g_flushed) : 0;
+    }
+    add(i, i, u, v);
+  }
+  DPK_INLINE GramSums total() const {
+    GramSums sums;
+    for (int k = 0; k < kCells; ++k) {
+      sums.square += square[k], sums.a_error += a_error[k], sums.g_error += g_error[k];
+    }
+    return sums;
+  }
+  DPK_INLINE void run(double a_flushed, double g_flushed) {
+    const std::int64_t tiles = (positions + kDots - 1) / kDots;
+    for (std::int64_t i = 0; i < tiles; ++i) add_diagonal(i, a_flushed, g_flushed);
+    for (int k = 0; k < kCells; ++k) {  // what follows counts twice
+      square[k] *= 0.5, a_error[k] *= 0.5, g_error[k] *= 0.5;
+    }
+    for (std::int64_t first = 0; first < tiles; first += kRowTiles) {
+      const std::int64_t end = std::min(tiles, first + kRowTiles);
+      for (std::int64_t j = 0; j + 1 < end; ++j) {
+        for (std::int64_t i = std::max(first, j + 1); i < end; ++i) {
+          double u[kCells], v[kCells];
+          tables(i, j, u, v);
+          add(i, j, u, v);
+        }
+      }
+    }
+    for (int k = 0; k < kCells; ++k) square[k] *= 2, a_error[k] *= 2, g_error[k] *= 2;
+  }
+};
+
+template <class F, class S>
+Bounds gram(const Sample<S>& sample) {
+  const std::int64_t positions = sample.positions;
+  const std::int64_t slots = round_up(positions, kDots);
+  double* const a_norms = scratch<double, 0>(2 * slots);
+  double* const g_norms = a_norms + slots;
+  const double a_flushed = static_cast<double>(2 * sample.inputs + 128) * kFlushed<F>;
+  const double g_flushed = static_cast<double>(2 * sample.outputs + 128) * kFlushed<F>;
+  GramSums sums;
+  int roundings = 0;
+  versioned_by_width([&](auto width) DPK_INLINE {
+    constexpr int kBytes = decltype(width)::value;
+    constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
+    Gram<F, kBytes> work{};
+    work.a = padded<F, 1, kLanes>(sample.a, positions, sample.inputs);
+    work.g = padded<F, 2, kLanes>(sample.g, positions, sample.outputs);
+    const std::int64_t longest = std::max(work.a.stride, work.g.stride);
+    F* const zeros = scratch<F, 3>(longest);
+    std::fill_n(zeros, longest, F{0});
+    work.zeros = zeros;
+    work.positions = positions;
+    work.a_norms = a_norms, work.g_norms = g_norms;
+    work.run(a_flushed, g_flushed);
+    sums = work.total();
+    roundings = Gram<F, kBytes>::Table::kRoundings;
+  });
+  double products = 0, a_sum = 0, g_sum = 0;
+  for (std::int64_t t = 0; t < positions; ++t) {
+    products += a_norms[t] * g_norms[t], a_sum += a_norms[t], g_sum += g_norms[t];
+  }
+  // docs/ghost.md, "The Gram route".
+  const double t = static_cast<double>(positions);
+  const double chunks = static_cast<double>((sample.inputs + sample.outputs) / 64);
+  const double slack = gamma<F>(roundings) + gamma<double>(chunks);
+  const double flushed =
+      a_flushed * g_sum * g_sum + g_flushed * a_sum * a_sum + a_flushed * g_flushed * t * t;
+  const double error = slack * (sums.a_error + sums.g_error) +
+                       (slack * slack + gamma<double>(t * t / 16 + 4 * t + 64)) * products * products + flushed;
+  const double bound = 1.01 * error;
+  return {sums.square - bound, sums.square + bound};
+}
+
+// The gradient tile by tile: visit(tile, first row, first column).
+template <class F, int kBytes, class S, class Visit>
+DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, const Visit& visit) {
+  using T = Tile<F, kBytes>;
+  const std::int64_t steps = sample.positions;
+  const std::int64_t row_panels = (sample.outputs + T::kRows - 1) / T::kRows;
+  F* const g = scratch<F, 1>(row_panels * T::kRows * steps);
+  F* const a = scratch<F, 2>(T::kColumns * steps);
+  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g,
+                        T::kRows * steps);
+  for (std::int64_t column = 0; column < sample.inputs; column += T::kColumns) {
+    const std::int64_t used = std::min<std::int64_t>(T::kColumns, sample.inputs - column);
+    pack_panels<T::kColumns>(sample.a + column, steps, used, sample.inputs, F{1}, a,
+                             T::kColumns * steps);
+    for (std::int64_t panel = 0; panel < row_panels; ++panel) {
+      T tile;
+      tile.multiply_blocked(g + panel * T::kRows * steps, a, steps, kBlock);
+      visit(tile, panel * T::kRows, column);
+    }
+  }
+}
+
+// Relative error of the sum of the tiles' sums of squares: a short chain of F in each lane, then
+// lanes and tiles in double, of which even the smallest tile covers 24 entries.
+template <class F>
+double square_slack(std::int64_t inputs, std::int64_t outputs) {
+  const double d = static_cast<double>(inputs), p = static_cast<double>(outputs);
+  return gamma<F>(14) + gamma<double>(d * p / 24 + d + p + 64);
+}
+
+template <class F, class S>
+Bounds direct(const Sample<S>& sample) {
+  double square = 0;
+  versioned_by_width([&](auto width) DPK_INLINE {
+    constexpr int kBytes = decltype(width)::value;
+    double total = 0;
+    for_gradient_tiles<F, kBytes>(
+        sample, [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
+                    DPK_INLINE { total += tile.squares(); });
+    square = total;
+  });
+  const double entries = static_cast<double>(sample.inputs) * static_cast<double>(sample.outputs);
+  const double slack = square_slack<F>(sample.inputs, sample.outputs);
+  const double blocks = static_cast<double>((sample.positions + kBlock - 1) / kBlock);
+  const double flushed = kFlushed<F> * 2 * static_cast<double>(sample.positions + 2);
+  // docs/ghost.md, "The direct route".
+  const double error =
+      gamma<F>(kBlock + 1 + blocks) * sum_of_norms(sample) + flushed * std::sqrt(entries);
+  const double most = std::sqrt(square * (1 + slack) + entries * kFlushed<F>) + error;
+  const double least =
+      std::sqrt(std::max(0.0, square * (1 - slack) - entries * kFlushed<F>)) - error;
+  const double rounding = 1 + gamma<double>(16);
+  return {least > 0 ? least * least / rounding : 0, most * most * rounding};
+}
+
+constexpr double kTolerance = 0.99e-4;        // of float inputs
+constexpr double kDoubleTolerance = 0.99e-10;
+
+// Multiplications of a sample by either route; the Gram sum's tables cost a little more each.
+bool gram_is_cheaper(const LinearShape& shape) {
+  const double t = static_cast<double>(shape.positions);
+  const double d = static_cast<double>(shape.inputs), p = static_cast<double>(shape.outputs);
+  return (t + 4) * (d + p + 64) < 2 * 0.9 * d * p;
+}
+
+template <class F>
+double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
+  constexpr bool kSingle = std::is_same_v<F, float>;
+  if constexpr (kSingle) {
+    const Bounds bounds = by_gram ? gram<float>(sample) : direct<float>(sample);
+    if (bounds.within(kTolerance)) return bounds.upper;
+  }
+  if (kSingle ? gram_cheaper : by_gram) {
+    const Bounds bounds = gram<double>(sample);
+    if (bounds.within(kSingle ? kTolerance : kDoubleTolerance)) return bounds.upper;
+  }
+  return direct<double>(sample).upper;
+}
+
+}  // namespace
+
+template <class F>
+void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route,
+                 double* squares, int threads) {
+  const bool gram_cheaper = gram_is_cheaper(shape);
+  const bool by_gram = route == NormRoute::kAuto ? gram_cheaper : route == NormRoute::kGram;
+  parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const Sample<F> sample{a + b * shape.positions * shape.inputs,
+                             g + b * shape.positions * shape.outputs, shape.positions, shape.inputs,
+                             shape.outputs};
+      squares[b] = shape.positions == 1 ? rank_one(sample).upper
+                                        : square_bound(sample, by_gram, gram_cheaper);
+    }
+  });
+}
+
+template <class F>
+void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads, double* squares,
+                     int threads) {
+  const std::int64_t entries = shape.inputs * shape.outputs;
+  const double slack = square_slack<F>(shape.inputs, shape.outputs);
+  const double flushed = kFlushed<F> * static_cast<double>(entries);
+  parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const Sample<F> sample{a + b * shape.positions * shape.inputs,
+                             g + b * shape.positions * shape.outputs, shape.positions, shape.inputs,
+                             shape.outputs};
+      F* const grad = grads + b * entries;
+      double square = 0;
+      versioned_by_width([&](auto width) DPK_INLINE {
+        constexpr int kBytes = decltype(width)::value;
+        using T = Tile<F, kBytes>;
+        double total = 0;
+        const std::int64_t rows = sample.outputs, columns = sample.inputs;
+        F* const to = grad;
+        for_gradient_tiles<F, kBytes>(
+            sample, [&](const T& tile, std::int64_t row, std::int64_t column) DPK_INLINE {
+              const auto used = std::min<std::int64_t>(T::kRows, rows - row);
+              const auto wide = static_cast<std::size_t>(
+                  std::min<std::int64_t>(T::kColumns, columns - column));
+              for (std::int64_t m = 0; m < used; ++m) {
+                __builtin_memcpy(to + (row + m) * columns + column, tile.at[m], wide * sizeof(F));
+              }
+              total += tile.squares();
+            });
+        square = total;
+      });
+      // Squares of floats can overflow or vanish where the numbers do not: again in double.
+      if (std::is_same_v<F, float> && !(flushed <= 1e-6 * square && std::isfinite(square))) {
+        versioned([&]() DPK_INLINE { square = square_of(grad, entries); });
+        squares[b] = square * (1 + gamma<double>(static_cast<double>(entries)));
+      } else {
+        squares[b] = square * (1 + slack) + flushed;
+      }
+    }
+  });
+}
+
+template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute,
+                                 double*, int);
+template void linear_norm<double>(const double*, const double*, const LinearShape&, NormRoute,
+                                  double*, int);
+template void linear_gradient<float>(const float*, const float*, const LinearShape&, float*,
+                                     double*, int);
+template void linear_gradient<double>(const double*, const double*, const LinearShape&, double*,
+                                      double*, int);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,242 @@
+#pragma once
+// Register-tiled products for the ghost kernels: sums of outer products and tables of dot products.
+// Only for files built with -ffp-contract=fast, and never together with rows.h: the linker keeps one
+// copy of an inline function, and clipping must not get the contracted one.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "cpu/isa.h"
+
+namespace dpkern::cpu::ghost {
+
+// Scratch of one thread, kept for its next call because fresh pages are slow.
+template <class F>
+class Buffer {
+ public:
+  F* reserve(std::int64_t count) {
+    if (count > size_) {
+      const auto bytes = static_cast<std::size_t>(count) * sizeof(F);
+      data_.reset(static_cast<F*>(::operator new(bytes, kAlignment)));
+      size_ = count;
+    }
+    return data_.get();
+  }
+
+ private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Free {
+    void operator()(F* data) const { ::operator delete(data, kAlignment); }
+  };
+  std::unique_ptr<F, Free> data_;
+  std::int64_t size_ = 0;
+};
+
+// The tag keeps apart buffers that one thread needs at the same time.
+template <class F, int kTag>
+F* scratch(std::int64_t count) {
+  static thread_local Buffer<F> buffer;
+  return buffer.reserve(count);
+}
+
+inline std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+template <class V, class F>
+DPK_INLINE inline V load(const F* from) {
+  V value;
+  __builtin_memcpy(&value, from, sizeof(V));
+  return value;
+}
+
+// One row's `used` values times `scale`, then zeros up to `width`.
+template <class S, class F>
+DPK_INLINE inline void pack_row(const S* row, std::int64_t used, std::int64_t width, F scale,
+                                F* to) {
+  for (std::int64_t c = 0; c < used; ++c) to[c] = static_cast<F>(row[c]) * scale;
+  for (std::int64_t c = used; c < width; ++c) to[c] = 0;
+}
+
+// `columns` of [rows, stride] -> panels of kWidth columns, each [rows, kWidth], zeros at the end.
+template <int kWidth, class S, class F>
+DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_t columns,
+                                   std::int64_t stride, F scale, F* to, std::int64_t panel_size) {
+  for (std::int64_t first = 0; first < columns; first += kWidth) {
+    const std::int64_t used = std::min<std::int64_t>(kWidth, columns - first);
+    const S* row = from + first;
+    F* panel = to;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      if (used == kWidth) {
+        pack_row(row, kWidth, kWidth, scale, panel);
+      } else {
+        pack_row(row, used, kWidth, scale, panel);
+      }
+      row += stride;
+      panel += kWidth;
+    }
+    to += panel_size;
+  }
+}
+
+// A tile of sum_t g[t, rows] outer a[t, columns]: enough accumulators to hide the latency of FMA,
+// few enough to leave registers for the operands.
+template <class F, int kBytes>
+struct Tile {
+  static constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
+  static constexpr int kRows = kBytes == 64 ? 12 : 6;
+  static constexpr int kVectors = 2;
+  static constexpr int kColumns = kVectors * kLanes;
+  using V = Vector<F, kLanes>;
+
+  V at[kRows][kVectors];
+
+  // sum over `steps` of packed panels g [steps, kRows] and a [steps, kColumns].
+  DPK_INLINE void multiply(const F* g, const F* a, std::int64_t steps) {
+    V acc[kRows][kVectors];
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = V{};
+    }
+    for (std::int64_t t = 0; t < steps; ++t) {
+      V x[kVectors];
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) x[n] = load<V>(a + t * kColumns + n * kLanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kRows; ++m) {
+        const F s = g[t * kRows + m];
+#pragma GCC unroll 16
+        for (int n = 0; n < kVectors; ++n) acc[m][n] += s * x[n];
+      }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) at[m][n] = acc[m][n];
+    }
+  }
+  DPK_INLINE void add(const Tile& other) {
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) at[m][n] += other.at[m][n];
+    }
+  }
+  // The same in blocks of `block` steps, which keeps the rounding error small.
+  DPK_INLINE void multiply_blocked(const F* g, const F* a, std::int64_t steps,
+                                   std::int64_t block) {
+    multiply(g, a, std::min(steps, block));
+    for (std::int64_t t = block; t < steps; t += block) {
+      Tile part;
+      part.multiply(g + t * kRows, a + t * kColumns, std::min(block, steps - t));
+      add(part);
+    }
+  }
+  // Sum of squares; each lane adds kRows of them before they are widened.
+  DPK_INLINE double squares() const {
+    V sums[kVectors];
+#pragma GCC unroll 16
+    for (int n = 0; n < kVectors; ++n) sums[n] = at[0][n] * at[0][n];
+#pragma GCC unroll 16
+    for (int m = 1; m < kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < kVectors; ++n) sums[n] += at[m][n] * at[m][n];
+    }
+    double total = 0;
+#pragma GCC unroll 16
+    for (int n = 0; n < kVectors; ++n) {
+      F lanes[kLanes];
+      __builtin_memcpy(lanes, &sums[n], sizeof(lanes));
+      for (int l = 0; l < kLanes; ++l) total += static_cast<double>(lanes[l]);
+    }
+    return total;
+  }
+};
+
+// Sums over the lanes of 2^k vectors at once: neighbours fold into one vector of half-sums until
+// lane l of the result belongs to vector l.
+template <class V, int kLanes, int kSegments, int... l>
+DPK_INLINE inline V fold_pair(V c, V d, std::integer_sequence<int, l...>) {
+  constexpr int kHalf = kLanes / (2 * kSegments);
+  constexpr auto from = [](int lane) {
+    const int segment = lane / kHalf, offset = lane % kHalf;
+    return segment < kSegments ? 2 * segment * kHalf + offset
+                               : kLanes + 2 * (segment - kSegments) * kHalf + offset;
+  };
+  return __builtin_shufflevector(c, d, from(l)...) +
+         __builtin_shufflevector(c, d, (from(l) + kHalf)...);
+}
+template <class V, int kLanes, int kCount, int kSegments = 1>
+DPK_INLINE inline void fold(V* x) {
+  if constexpr (kSegments < kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount / 2; ++i) {
+      x[i] = fold_pair<V, kLanes, kSegments>(x[2 * i], x[2 * i + 1],
+                                             std::make_integer_sequence<int, kLanes>{});
+    }
+    fold<V, kLanes, kCount / 2, kSegments * 2>(x);
+  }
+}
+
+constexpr int kDots = 4;  // a table of dot products is kDots x kDots
+
+// Dot products of four rows with four others, n a multiple of the lanes. Chains of a few FMAs per
+// lane are widened to double, so that the rounding error does not grow with n.
+template <class F, int kBytes>
+struct Dots {
+  static constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
+  static constexpr int kColumns = kBytes == 64 ? 4 : 2;  // columns at a time
+  static constexpr int kChunk = 64;                      // entries per chain of FMAs
+  // Roundings that one product sees in its chunk: product, chain, fold over the lanes.
+  static constexpr int kRoundings = 2 + kChunk / kLanes + 4;
+  using V = Vector<F, kLanes>;
+
+  // out[j * kDots + i] = <x[i], y[j]>
+  static DPK_INLINE void table(const F* const* x, const F* const* y, std::int64_t n, double* out) {
+    for (int j = 0; j < kDots; j += kColumns) {
+      double* const to = out + j * kDots;
+      columns(x, y + j, 0, std::min<std::int64_t>(n, kChunk), [&](int k, double value) DPK_INLINE {
+        to[k] = value;
+      });
+      for (std::int64_t k = kChunk; k < n; k += kChunk) {
+        columns(x, y + j, k, std::min<std::int64_t>(n, k + kChunk),
+                [&](int index, double value) DPK_INLINE { to[index] += value; });
+      }
+    }
+  }
+
+ private:
+  template <class Store>
+  static DPK_INLINE void columns(const F* const* x, const F* const* y, std::int64_t begin,
+                                 std::int64_t end, const Store& store) {
+    constexpr int kCount = kDots * kColumns;
+    V acc[kCount];
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) acc[i] = V{};
+    const F *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
+    const F* rows[kColumns];
+#pragma GCC unroll 16
+    for (int j = 0; j < kColumns; ++j) rows[j] = y[j];
+    for (std::int64_t k = begin; k < end; k += kLanes) {
+      const V a = load<V>(x0 + k), b = load<V>(x1 + k), c = load<V>(x2 + k), d = load<V>(x3 + k);
+#pragma GCC unroll 16
+      for (int j = 0; j < kColumns; ++j) {
+        const V other = load<V>(rows[j] + k);
+        acc[j * kDots] += a * other;
+        acc[j * kDots + 1] += b * other;
+        acc[j * kDots + 2] += c * other;
+        acc[j * kDots + 3] += d * other;
+      }
+    }
+    fold<V, kLanes, kCount>(acc);
+    F lanes[kCount];
+    __builtin_memcpy(lanes, acc, sizeof(lanes));
+    for (int i = 0; i < kCount; ++i) store(i, static_cast<double>(lanes[i]));
+  }
+};
+
+}  // namespace dpkern::cpu::ghost
