@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from .buffers import BufferWatch
 from .parameter import PrivateParameter, plainly, tensors_in
 from .probe import Probe
 from .records import Record
@@ -187,6 +188,7 @@ class Capture:
         self._fresh: dict[tuple[Any, ...], str] = {}
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
+        self._buffers: BufferWatch | None = BufferWatch(module)
 
     @property
     def watching(self) -> bool:
@@ -207,6 +209,8 @@ class Capture:
         """Make the parameters private; calling it twice changes nothing."""
         if self._hooks:
             return
+        from .layers import packed  # the rules stand on this module
+
         for slot in self.slots:
             slot.parameter.__class__ = PrivateParameter
             slot.parameter._private = slot  # type: ignore[attr-defined]
@@ -214,6 +218,13 @@ class Capture:
             self.module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.module.register_forward_hook(self._after_forward, with_kwargs=True),
         ]
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                # Only the module knows how it sorted packed sequences.
+                self._hooks += [
+                    part.register_forward_pre_hook(packed.note_order, with_kwargs=True),
+                    part.register_forward_hook(packed.forget_order, always_call=True),
+                ]
 
     def detach(self) -> None:
         """Make them ordinary parameters again and forget what was captured."""
@@ -392,10 +403,15 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified.update(probe.seen)
-        elif self.collected is None:
+        self._report(error)
+
+    def _report(self, error: UnsupportedModule | None) -> None:
+        """Raise, or collect in a rehearsal."""
+        if error is None:
+            return
+        if self.collected is None:
             raise error
-        else:
-            self.collected.append(error)
+        self.collected.append(error)
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -403,6 +419,8 @@ class Capture:
         self._skipped = False
         if not torch.is_grad_enabled() or self._public:
             return
+        if self._buffers is not None:
+            self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
@@ -415,8 +433,12 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self._fresh and torch.is_grad_enabled() and self.watching:
-            self.verify(output)
+        if torch.is_grad_enabled() and self.watching:
+            if self._buffers is not None:
+                self._report(self._buffers.error())
+                self._buffers = None  # what a forward pass writes to, it writes to every time
+            if self._fresh:
+                self.verify(output)
         self._skipped = False
 
     def _next_samples(self) -> None:

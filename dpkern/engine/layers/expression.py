@@ -184,11 +184,10 @@ def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
         if not same or result.dtype is not base.dtype or not base.is_contiguous():
             return None
         whole = result.numel() == base.numel()
-        if result.dim() == 2 and whole and result.t().is_contiguous() and base.dim() == 2:
-            if result.shape == base.shape:
-                return Target(slot)
-            return Target(slot, transposed=True) if result.t().shape == base.shape else None
         if not result.is_contiguous():
+            turned = result.dim() == 2 and whole and result.t().is_contiguous()
+            if turned and result.t().shape == base.shape:
+                return Target(slot, transposed=True)
             return None
         row = math.prod(base.shape[1:])
         first = result.storage_offset() - base.storage_offset()

@@ -38,7 +38,9 @@ class _Linear(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        out = F.linear(x, weight, bias)
+        # With positions this is a view, which autograd would not let change in place.
+        return out if out.dim() == 2 else torch.ops.aten._unsafe_view(out, out.shape)
 
     @staticmethod
     @once_differentiable
