@@ -25,27 +25,27 @@ std::int64_t rounded_up(std::int64_t n) { return (n + kStep - 1) / kStep * kStep
 
 // || grad ||^2 = sum over pairs of output positions s, s' of <g_s, g_s'> times the sum over taps k
 // of <x_{s + k}, x_{s' + k}>: two Gram matrices in float64, both symmetric, so that s <= s'
-// suffices. Columns are positions in rows of `pitch_`, which leaves zeros between the rows of an
-// image.
+// suffices. Columns are positions, `pitch_` from one image row to the next, which leaves zeros
+// between the rows of an image.
 class GramNorm {
  public:
   explicit GramNorm(const ConvPlan& plan)
       : plan_(plan),
-        lanes_(tile_limits(isa()).bytes / static_cast<int>(sizeof(double))),
-        inputs_(plan.input.height * plan.input.width),
-        outputs_(plan.output.height * plan.output.width),
         pitch_(plan.input.width + 2 * plan.padding.width),
-        x_columns_(rounded_up(plan.input.height * pitch_ + plan.kernel.width) + kStep),
-        g_columns_(rounded_up(plan.output.height * pitch_) + kStep),
         sum_columns_(rounded_up((plan.input.height + 2 * plan.padding.height) * pitch_) +
-                     2 * kStep) {}
+                     2 * kStep),
+        x_(side(plan.in_channels, plan.input, plan.padding.width,
+                rounded_up(plan.input.height * pitch_ + plan.kernel.width) + kStep)),
+        g_(side(plan.out_channels, plan.output, 0,
+                rounded_up(plan.output.height * pitch_) + kStep)) {}
 
   // Entries of the scratches: a sample as float64, and the matrices, which start from zero.
   std::int64_t sample_size() const {
-    return std::max(plan_.in_channels * inputs_, plan_.out_channels * outputs_) + kMostLanes;
+    return std::max(x_.channels * x_.positions, g_.channels * g_.positions) +
+           kMostVectors * kMostLanes;
   }
   std::int64_t matrix_size() const {
-    return inputs_ * x_columns_ + outputs_ * g_columns_ +
+    return x_.positions * x_.columns + g_.positions * g_.columns +
            plan_.input.height * plan_.output.width * sum_columns_;
   }
 
@@ -57,77 +57,83 @@ class GramNorm {
   template <class In>
   Result run(const In* x, const In* g, double* sample, double* matrices) const {
     double* const x_gram = matrices;
-    double* const g_gram = x_gram + inputs_ * x_columns_;
-    double* const sums = g_gram + outputs_ * g_columns_;
-    planes(x, plan_.in_channels, {1, inputs_, 0, inputs_}, sample, inputs_);
-    gram(sample, plan_.in_channels, plan_.input, plan_.padding.width, x_columns_, 1, x_gram);
-    planes(g, plan_.out_channels, {1, outputs_, 0, outputs_}, sample, outputs_);
-    gram(sample, plan_.out_channels, plan_.output, 0, g_columns_, 0.5, g_gram);
+    double* const g_gram = x_gram + x_.positions * x_.columns;
+    double* const sums = g_gram + g_.positions * g_.columns;
     double plain = static_cast<double>(plan_.kernel.height * plan_.kernel.width);
-    plain *= trace(x_gram, plan_.input, plan_.padding.width, x_columns_);
-    plain *= 2 * trace(g_gram, plan_.output, 0, g_columns_);
+    plain *= gram(x, x_, sample, x_gram);
+    plain *= gram(g, g_, sample, g_gram);
+    for (std::int64_t s = 0; s < g_.positions; ++s) g_gram[s * g_.columns + g_.place(s)] /= 2;
     add_along_rows(x_gram, sums);
     const double square = 2 * combine(sums, g_gram);
-    const std::int64_t roundings = plan_.in_channels + plan_.out_channels + plan_.kernel.width +
-                                   outputs_ + plan_.kernel.height * (g_columns_ / kStep + 2) + 16;
+    const std::int64_t roundings = x_.channels + g_.channels + plan_.kernel.width + g_.positions +
+                                   plan_.kernel.height * (g_.columns / kStep + 2) + 16;
     const double error = 1.01 * 0x1p-53 * static_cast<double>(roundings) * plain;
     const double most = std::is_same_v<In, float> ? 4e-5 : 4e-11;
     return {(square + error) * (1 + 0x1p-50), error <= most * square};
   }
 
  private:
-  static std::int64_t column(std::int64_t position, ConvSize size, std::int64_t start,
-                             std::int64_t pitch) {
-    return position / size.width * pitch + start + position % size.width;
+  struct Side {
+    std::int64_t channels;
+    std::int64_t positions;
+    std::int64_t columns;              // of a row of its matrix
+    std::vector<std::int64_t> places;  // column of each position
+
+    std::int64_t place(std::int64_t s) const { return places[static_cast<std::size_t>(s)]; }
+  };
+
+  Side side(std::int64_t channels, ConvSize size, std::int64_t start, std::int64_t columns) const {
+    Side result{channels, size.height * size.width, columns, {}};
+    for (std::int64_t y = 0; y < size.height; ++y) {
+      for (std::int64_t x = 0; x < size.width; ++x) {
+        result.places.push_back(y * pitch_ + start + x);
+      }
+    }
+    return result;
   }
 
-  // matrix[s][column(s')] = <v_s, v_s'> for s < s', `diagonal` times it for s = s'; else zero.
-  void gram(const double* v, std::int64_t channels, ConvSize size, std::int64_t start,
-            std::int64_t columns, double diagonal, double* matrix) const {
-    const std::int64_t count = size.height * size.width;
+  // matrix[s][place(s')] = <v_s, v_s'> for s <= s', else untouched; returns the trace.
+  template <class In>
+  double gram(const In* v, const Side& side, double* sample, double* matrix) const {
+    const std::int64_t count = side.positions;
+    const std::int64_t* const places = side.places.data();
+    planes(v, side.channels, {1, count, 0, count}, sample, count);
     const Isa set = isa();
+    const TileLimits limits = tile_limits(set);
+    const auto lanes = static_cast<std::int64_t>(limits.bytes / sizeof(double));
+    const int most = limits.scalar_rows[kMostVectors];
     alignas(64) double sums[kMostTile * kMostLanes];
     alignas(64) double squares[kMostLanes] = {};
     TileWalk<double> walk{};
     walk.rows = 1;
-    walk.columns = channels;
+    walk.columns = side.channels;
     walk.vector_step = walk.scalar_step = count;
     walk.fresh = true;
     walk.sums = sums;
     walk.squares = squares;
-    const int most = tile_limits(set).scalar_rows[kMostVectors];
+    double trace = 0;
     for (std::int64_t row = 0; row < count; row += most) {
       const int rows = static_cast<int>(std::min<std::int64_t>(most, count - row));
-      for (int r = 0; r < rows; ++r) walk.scalars[r] = v + row + r;
-      for (std::int64_t c = row / lanes_ * lanes_; c < count; c += kMostVectors * lanes_) {
-        const auto vectors = static_cast<int>(
-            std::min<std::int64_t>(kMostVectors, (count - c + lanes_ - 1) / lanes_));
-        for (int i = 0; i < vectors; ++i) walk.vectors[i] = v + c + i * lanes_;
+      for (int r = 0; r < rows; ++r) walk.scalars[r] = sample + row + r;
+      for (std::int64_t c = row / lanes * lanes; c < count; c += kMostVectors * lanes) {
+        const auto vectors =
+            static_cast<int>(std::min<std::int64_t>(kMostVectors, (count - c + lanes - 1) / lanes));
+        for (int i = 0; i < vectors; ++i) walk.vectors[i] = sample + c + i * lanes;
         tile_kernel<double>(set, vectors, rows, 1)(walk);
-        const std::int64_t end = std::min(count, c + vectors * lanes_);
-        for (int r = 0; r < rows; ++r) {
-          double* const to = matrix + (row + r) * columns;
-          const std::int64_t first = std::max(c, row + r);
-          std::int64_t y = first / size.width;
-          std::int64_t x = first % size.width;
-          for (std::int64_t at = first; at < end; ++at) {
-            const auto [block, lane] = std::div(at - c, static_cast<std::int64_t>(lanes_));
-            const double value = sums[(block * rows + r) * lanes_ + lane];
-            to[y * pitch_ + start + x] = at == row + r ? diagonal * value : value;
-            if (++x == size.width) x = 0, ++y;
+        const double* from = sums;
+        for (std::int64_t at = c; at < c + vectors * lanes; at += lanes) {
+          const std::int64_t used = std::min<std::int64_t>(lanes, count - at);
+          for (std::int64_t r = row; r < row + rows; ++r, from += lanes) {
+            double* const to = matrix + r * side.columns;
+            for (std::int64_t l = std::max<std::int64_t>(0, r - at); l < used; ++l) {
+              to[places[at + l]] = from[l];
+            }
           }
         }
       }
     }
-  }
-
-  double trace(const double* matrix, ConvSize size, std::int64_t start,
-               std::int64_t columns) const {
-    double total = 0;
-    for (std::int64_t s = 0; s < size.height * size.width; ++s) {
-      total += matrix[s * columns + column(s, size, start, pitch_)];
-    }
-    return total;
+    for (std::int64_t s = 0; s < count; ++s) trace += matrix[s * side.columns + places[s]];
+    return trace;
   }
 
   // sums[(y, x)][(y' + padding) pitch + x'] = sum over kernel columns k of
@@ -136,7 +142,7 @@ class GramNorm {
     versioned([&]() DPK_INLINE {
       const std::int64_t width = plan_.input.width;
       const std::int64_t left = plan_.padding.width;
-      const std::int64_t columns = x_columns_;
+      const std::int64_t columns = x_.columns;
       const std::int64_t end = plan_.input.height * pitch_;
       for (std::int64_t y = 0; y < plan_.input.height; ++y) {
         for (std::int64_t x = 0; x < plan_.output.width; ++x) {
@@ -171,7 +177,7 @@ class GramNorm {
         const std::int64_t last = std::min(plan_.kernel.height, plan_.input.height + up - y);
         for (std::int64_t x = 0; x < width; ++x) {
           Step part{};
-          const double* const weights = g_gram + (y * width + x) * g_columns_;
+          const double* const weights = g_gram + (y * width + x) * g_.columns;
           for (std::int64_t k = first; k < last; ++k) {
             const double* const from = sums + ((y + k - up) * width + x) * sum_columns_ + k * pitch;
             for (std::int64_t j = y * pitch; j < end; j += kStep) {
@@ -187,13 +193,10 @@ class GramNorm {
   }
 
   const ConvPlan plan_;
-  const int lanes_;
-  const std::int64_t inputs_;
-  const std::int64_t outputs_;
   const std::int64_t pitch_;
-  const std::int64_t x_columns_;
-  const std::int64_t g_columns_;
   const std::int64_t sum_columns_;
+  const Side x_;
+  const Side g_;
 };
 
 }  // namespace
