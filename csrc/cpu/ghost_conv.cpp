@@ -167,6 +167,12 @@ void upper_norms(const ConvPlan& plan, std::int64_t longest, const In* x, const 
 
 }  // namespace
 
+template <class In>
+void conv_wide_norm(const ConvPlan& plan, const In* x, const In* g, double* squares,
+                    const std::vector<std::int64_t>& samples, int threads) {
+  upper_norms<double, In>(plan, 0, x, g, squares, samples, nullptr, threads);
+}
+
 template <class T>
 void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, double* squares,
                    int threads) {
@@ -192,7 +198,7 @@ void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, in
   std::vector<std::int64_t> samples(static_cast<std::size_t>(plan.batch));
   for (std::size_t b = 0; b < samples.size(); ++b) samples[b] = static_cast<std::int64_t>(b);
   if constexpr (std::is_same_v<T, double>) {
-    upper_norms<double, double>(plan, 0, x, g, squares, samples, nullptr, threads);
+    conv_wide_norm(plan, x, g, squares, samples, threads);
   } else {
     // Random products keep 1 / sqrt(positions) of their plain sum: so short are the runs of floats.
     const double positions = static_cast<double>(std::max<std::int64_t>(1, area_of(plan.output)));
@@ -203,13 +209,16 @@ void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, in
     for (std::size_t i = 0; i < samples.size(); ++i) {
       if (loose[i]) again.push_back(samples[i]);
     }
-    if (again.empty()) return;
-    upper_norms<double, float>(plan, 0, x, g, squares, again, nullptr, threads);
+    if (!again.empty()) conv_wide_norm(plan, x, g, squares, again, threads);
   }
 }
 
 template void conv_gradient(const ConvPlan&, const float*, const float*, float*, double*, int);
 template void conv_gradient(const ConvPlan&, const double*, const double*, double*, double*, int);
+template void conv_wide_norm(const ConvPlan&, const float*, const float*, double*,
+                             const std::vector<std::int64_t>&, int);
+template void conv_wide_norm(const ConvPlan&, const double*, const double*, double*,
+                             const std::vector<std::int64_t>&, int);
 template void conv_norm(const ConvPlan&, const float*, const float*, double*, int);
 template void conv_norm(const ConvPlan&, const double*, const double*, double*, int);
 

@@ -80,4 +80,9 @@ class DirectConv {
   std::vector<Segment> segments_;
 };
 
+// conv_norm of some samples with sums in float64.
+template <class In>
+void conv_wide_norm(const ConvPlan& plan, const In* x, const In* g, double* squares,
+                    const std::vector<std::int64_t>& samples, int threads);
+
 }  // namespace dpkern::cpu
