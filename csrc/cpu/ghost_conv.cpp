@@ -24,10 +24,10 @@ std::int64_t entries_of(const ConvPlan& plan) {
 
 std::int64_t area_of(ConvSize size) { return size.height * size.width; }
 
-// Sums of squares are floats of at most 32 terms inside a tile, float64 above it.
+// Sums of squares are floats of at most 108 terms inside some tiles, float64 above them.
 template <class T>
 double inflated(double squares, std::int64_t entries) {
-  return squares * (1 + 64 * kUnit<T> + static_cast<double>(entries) * kUnit<double>);
+  return squares * (1 + 128 * kUnit<T> + static_cast<double>(entries) * kUnit<double>);
 }
 
 // Whether squares of floats neither overflowed nor lost anything that matters at the small end.

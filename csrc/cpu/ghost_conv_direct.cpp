@@ -8,6 +8,8 @@
 namespace dpkern::cpu {
 namespace {
 
+constexpr int kTilesOfSquares = 4;  // 4 * 27 terms: within 2^-17 of their sum
+
 std::int64_t pieces_of(std::int64_t n, std::int64_t most) { return (n + most - 1) / most; }
 
 std::int64_t vector_steps(std::int64_t lanes, std::int64_t channels, std::int64_t others) {
@@ -219,12 +221,25 @@ template <class T, class In>
 typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vectors, const T* scalars,
                                                                  T* gradient) const {
   alignas(64) T sums[kMostTile * kMostLanes];
+  alignas(64) T squares[2][kMostLanes] = {};  // before and at the last spill
   Squares total{};
+  const auto drain = [&] {
+    for (int lane = 0; lane < kMostLanes; ++lane) {
+      total.all += static_cast<double>(squares[0][lane]);
+      total.last += static_cast<double>(squares[1][lane]);
+      squares[0][lane] = squares[1][lane] = 0;
+    }
+  };
   TileWalk<T> walk = steps_;
   walk.sums = sums;
-  for (const VectorGroup& vs : vector_groups_) {
-    for (const ScalarGroup<T>& ss : scalar_groups_) {
-      alignas(64) T squares[2][kMostLanes] = {};  // before and after the last spill
+  int tiles = 0;
+  // In this order neighbouring tiles write to neighbouring memory.
+  for (const ScalarGroup<T>& ss : scalar_groups_) {
+    for (const VectorGroup& vs : vector_groups_) {
+      const bool whole = lane_stride_ == 1 && vs.lanes[vs.count - 1] == lanes_;
+      walk.gradient = whole ? gradient : nullptr;
+      walk.vector_target = vs.target;
+      walk.scalar_target = ss.target;
       for (std::size_t s = 0; s < segments_.size(); ++s) {
         const Segment& segment = segments_[s];
         const std::int64_t vector =
@@ -239,26 +254,24 @@ typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vector
         walk.squares = squares[s + 1 == segments_.size() ? 1 : 0];
         ss.kernels[vs.count - 1](walk);
       }
-      for (int lane = 0; lane < lanes_; ++lane) {
-        total.all += static_cast<double>(squares[0][lane]);
-        total.last += static_cast<double>(squares[1][lane]);
-      }
-      if (gradient == nullptr) continue;
-      const T* from = sums;
-      for (int v = 0; v < vs.count; ++v) {
-        for (int i = 0; i < ss.rows * ss.run; ++i, from += lanes_) {
-          T* const to = gradient + vs.target[v] + ss.target[i];
-          if (lane_stride_ == 1 && vs.lanes[v] == kMostLanes) {
-            std::memcpy(to, from, kMostLanes * sizeof(T));
-          } else {
-            for (int lane = 0; lane < vs.lanes[v]; ++lane) to[lane * lane_stride_] = from[lane];
-          }
-        }
-      }
+      if (++tiles % kTilesOfSquares == 0) drain();
+      if (gradient != nullptr && !whole) write_tile(vs, ss, sums, gradient);
     }
   }
+  drain();
   total.all += total.last;
   return total;
+}
+
+template <class T, class In>
+void DirectConv<T, In>::write_tile(const VectorGroup& vs, const ScalarGroup<T>& ss, const T* sums,
+                                   T* gradient) const {
+  for (int v = 0; v < vs.count; ++v) {
+    for (int i = 0; i < ss.rows * ss.run; ++i, sums += lanes_) {
+      T* const to = gradient + vs.target[v] + ss.target[i];
+      for (int lane = 0; lane < vs.lanes[v]; ++lane) to[lane * lane_stride_] = sums[lane];
+    }
+  }
 }
 
 template class DirectConv<float, float>;

@@ -59,6 +59,8 @@ class DirectConv {
   void plan_scalars();
   void plan_segments(std::int64_t longest);
   Squares run_group(const T* vectors, const T* scalars, T* gradient) const;
+  void write_tile(const VectorGroup& vs, const ScalarGroup<T>& ss, const T* sums,
+                  T* gradient) const;
 
   const ConvPlan plan_;
   const Isa isa_;

@@ -56,11 +56,23 @@ DPK_INLINE inline void walk_tile(const TileWalk<T>& walk) {
       sums[i] += before;
     }
   }
+  if (walk.gradient != nullptr) {
 #pragma GCC unroll 32
-  for (int i = 0; i < kSums; ++i) {
-    __builtin_memcpy(walk.sums + i * kLanes, &sums[i], sizeof(V));
-    squares += sums[i] * sums[i];
+    for (int v = 0; v < kVectors; ++v) {
+      T* const to = walk.gradient + walk.vector_target[v];
+#pragma GCC unroll 32
+      for (int s = 0; s < kScalars; ++s) {
+        __builtin_memcpy(to + walk.scalar_target[s], &sums[v * kScalars + s], sizeof(V));
+      }
+    }
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < kSums; ++i) {
+      __builtin_memcpy(walk.sums + i * kLanes, &sums[i], sizeof(V));
+    }
   }
+#pragma GCC unroll 32
+  for (int i = 0; i < kSums; ++i) squares += sums[i] * sums[i];
   __builtin_memcpy(walk.squares, &squares, sizeof(V));
 }
 

@@ -25,9 +25,12 @@ struct TileWalk {
   std::int64_t vector_step;
   std::int64_t scalar_row;
   std::int64_t scalar_step;
-  bool fresh;  // the sums start from zero
-  T* sums;     // [index][lane]
-  T* squares;  // [lane], += the squares of the new sums
+  bool fresh;                         // the sums start from zero
+  T* sums;                            // [index][lane]
+  T* squares;                         // [lane], += the squares of the new sums
+  T* gradient;                        // null, or where the sums go instead: sum (v, i) to
+  const std::int64_t* vector_target;  // gradient + vector_target[v] + scalar_target[i]
+  const std::int64_t* scalar_target;
 };
 
 template <class T>

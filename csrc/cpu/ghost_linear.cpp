@@ -229,8 +229,9 @@ Bounds gram(const Sample<S>& sample) {
   const double slack = gamma<F>(roundings) + gamma<double>(chunks);
   const double flushed =
       a_flushed * g_sum * g_sum + g_flushed * a_sum * a_sum + a_flushed * g_flushed * t * t;
-  const double error = slack * (sums.a_error + sums.g_error) +
-                       (slack * slack + gamma<double>(t * t / 16 + 4 * t + 64)) * products * products + flushed;
+  const double error =
+      slack * (sums.a_error + sums.g_error) +
+      (slack * slack + gamma<double>(t * t / 16 + 4 * t + 64)) * products * products + flushed;
   const double bound = 1.01 * error;
   return {sums.square - bound, sums.square + bound};
 }
@@ -243,8 +244,7 @@ DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, const Visit& 
   const std::int64_t row_panels = (sample.outputs + T::kRows - 1) / T::kRows;
   F* const g = scratch<F, 1>(row_panels * T::kRows * steps);
   F* const a = scratch<F, 2>(T::kColumns * steps);
-  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g,
-                        T::kRows * steps);
+  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g, T::kRows * steps);
   for (std::int64_t column = 0; column < sample.inputs; column += T::kColumns) {
     const std::int64_t used = std::min<std::int64_t>(T::kColumns, sample.inputs - column);
     pack_panels<T::kColumns>(sample.a + column, steps, used, sample.inputs, F{1}, a,
@@ -271,9 +271,9 @@ Bounds direct(const Sample<S>& sample) {
   versioned_by_width([&](auto width) DPK_INLINE {
     constexpr int kBytes = decltype(width)::value;
     double total = 0;
-    for_gradient_tiles<F, kBytes>(
-        sample, [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
-                    DPK_INLINE { total += tile.squares(); });
+    for_gradient_tiles<F, kBytes>(sample,
+                                  [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
+                                      DPK_INLINE { total += tile.squares(); });
     square = total;
   });
   const double entries = static_cast<double>(sample.inputs) * static_cast<double>(sample.outputs);
@@ -290,7 +290,7 @@ Bounds direct(const Sample<S>& sample) {
   return {least > 0 ? least * least / rounding : 0, most * most * rounding};
 }
 
-constexpr double kTolerance = 0.99e-4;        // of float inputs
+constexpr double kTolerance = 0.99e-4;  // of float inputs
 constexpr double kDoubleTolerance = 0.99e-10;
 
 // Multiplications of a sample by either route; the Gram sum's tables cost a little more each.
@@ -317,8 +317,8 @@ double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
 }  // namespace
 
 template <class F>
-void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route,
-                 double* squares, int threads) {
+void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route, double* squares,
+                 int threads) {
   const bool gram_cheaper = gram_is_cheaper(shape);
   const bool by_gram = route == NormRoute::kAuto ? gram_cheaper : route == NormRoute::kGram;
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -354,8 +354,8 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
         for_gradient_tiles<F, kBytes>(
             sample, [&](const T& tile, std::int64_t row, std::int64_t column) DPK_INLINE {
               const auto used = std::min<std::int64_t>(T::kRows, rows - row);
-              const auto wide = static_cast<std::size_t>(
-                  std::min<std::int64_t>(T::kColumns, columns - column));
+              const auto wide =
+                  static_cast<std::size_t>(std::min<std::int64_t>(T::kColumns, columns - column));
               for (std::int64_t m = 0; m < used; ++m) {
                 __builtin_memcpy(to + (row + m) * columns + column, tile.at[m], wide * sizeof(F));
               }
@@ -374,8 +374,8 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
   });
 }
 
-template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute,
-                                 double*, int);
+template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute, double*,
+                                 int);
 template void linear_norm<double>(const double*, const double*, const LinearShape&, NormRoute,
                                   double*, int);
 template void linear_gradient<float>(const float*, const float*, const LinearShape&, float*,

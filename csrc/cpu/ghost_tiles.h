@@ -1,7 +1,7 @@
 #pragma once
 // Register-tiled products for the ghost kernels: sums of outer products and tables of dot products.
-// Only for files built with -ffp-contract=fast, and never together with rows.h: the linker keeps one
-// copy of an inline function, and clipping must not get the contracted one.
+// Only for files built with -ffp-contract=fast, and never together with rows.h: the linker keeps
+// one copy of an inline function, and clipping must not get the contracted one.
 
 #include <algorithm>
 #include <cstdint>
@@ -127,8 +127,7 @@ struct Tile {
     }
   }
   // The same in blocks of `block` steps, which keeps the rounding error small.
-  DPK_INLINE void multiply_blocked(const F* g, const F* a, std::int64_t steps,
-                                   std::int64_t block) {
+  DPK_INLINE void multiply_blocked(const F* g, const F* a, std::int64_t steps, std::int64_t block) {
     multiply(g, a, std::min(steps, block));
     for (std::int64_t t = block; t < steps; t += block) {
       Tile part;
@@ -199,9 +198,8 @@ struct Dots {
   static DPK_INLINE void table(const F* const* x, const F* const* y, std::int64_t n, double* out) {
     for (int j = 0; j < kDots; j += kColumns) {
       double* const to = out + j * kDots;
-      columns(x, y + j, 0, std::min<std::int64_t>(n, kChunk), [&](int k, double value) DPK_INLINE {
-        to[k] = value;
-      });
+      columns(x, y + j, 0, std::min<std::int64_t>(n, kChunk),
+              [&](int k, double value) DPK_INLINE { to[k] = value; });
       for (std::int64_t k = kChunk; k < n; k += kChunk) {
         columns(x, y + j, k, std::min<std::int64_t>(n, k + kChunk),
                 [&](int index, double value) DPK_INLINE { to[index] += value; });

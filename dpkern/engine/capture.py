@@ -169,6 +169,8 @@ class Capture:
         self.handed_out = False
         """Whether a loader names the samples."""
         self.probe: Probe | None = None
+        self.collected: list[UnsupportedModule] | None = None
+        """Where a rehearsal collects what would otherwise be raised."""
         self.public_gradients: dict[int, Tensor] = {}
         self.loss_scale = 1.0
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
@@ -190,6 +192,11 @@ class Capture:
     def watching(self) -> bool:
         """Whether uses are captured now."""
         return bool(self._hooks) and not self._public and not self._skipped
+
+    @property
+    def attached(self) -> bool:
+        """Whether the parameters are private."""
+        return bool(self._hooks)
 
     @property
     def captured(self) -> bool:
@@ -380,10 +387,15 @@ class Capture:
             probe.run(output, self.anchor)
         finally:
             self.probe = None
-        probe.raise_findings()
-        self._verified.update(probe.seen)
         for site in probe.seen:
             self._fresh.pop(site, None)
+        error = probe.error()
+        if error is None:
+            self._verified.update(probe.seen)
+        elif self.collected is None:
+            raise error
+        else:
+            self.collected.append(error)
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
