@@ -244,6 +244,16 @@ class PrivateLoader(DataLoader[Any]):
             InvalidInput: the state of another loader; this one is then unchanged.
             PrivacyError: this loader has handed out batches of its own.
         """
+        place = self.check_state(state)
+        self.batches.load_state_dict(state["batches"])
+        self.position, self._place, self._resumed = self.batches.step, place, True
+
+    def check_state(self, state: Mapping[str, Any]) -> int:
+        """Whether ``load_state_dict`` would accept this; the place in the epoch.
+
+        Raises:
+            InvalidInput, PrivacyError: it would not.
+        """
         if self.position:
             raise PrivacyError(
                 "load_state_dict",
@@ -259,9 +269,10 @@ class PrivateLoader(DataLoader[Any]):
                 got=repr(state)[:80],
                 remedy="Pass what PrivateLoader.state_dict() returned.",
             )
-        place = check.integer(0, self._parts.steps - 1, **{"state.place": state["place"]})
+        before = self.batches.state_dict()
         self.batches.load_state_dict(state["batches"])
-        self.position, self._place, self._resumed = self.batches.step, place, True
+        self.batches.load_state_dict(before)
+        return check.integer(0, self._parts.steps - 1, **{"state.place": state["place"]})
 
 
 def _batches(
