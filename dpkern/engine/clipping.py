@@ -117,13 +117,14 @@ class GroupSums:
         for arrival in chain(*parts):
             square += arrival.record.square() if arrival.square is None else arrival.square
         factors = self._factors(square, self.bounds[group])
+        dtypes = {clip.sum_dtype(slot.parameter.dtype) for slot in slots}
+        rounded = {dtype: round_down(factors, dtype) for dtype in dtypes}
         for slot, part in zip(slots, parts, strict=True):
             dtype = clip.sum_dtype(slot.parameter.dtype)
             out = torch.zeros(slot.shape, dtype=dtype, device=slot.parameter.device)
-            rounded = round_down(factors, dtype)
             for arrival in part:
                 place = out if arrival.rows is None else out[slice(*arrival.rows)]
-                arrival.record.add_sum(rounded, place.view(arrival.record.shape))
+                arrival.record.add_sum(rounded[dtype], place.view(arrival.record.shape))
             self.sums[slot.index] = out
             slot.arrivals.clear()
         self.squares[group] = square

@@ -58,7 +58,9 @@ class KeepBudget:
 
 # Nanoseconds per thousand multiply-adds (and per thousand numbers stored and read once more), as
 # measured with AVX-512 on one core; only their ratios matter.
-_PRODUCT, _KEPT, _GRAM, _STORED = 10.5, 15.0, 15.5, 75.0
+_LINEAR_SUM, _LINEAR_KEPT, _LINEAR_GRAM = 10.5, 15.0, 15.5
+_CONV_SUM, _CONV_KEPT, _CONV_GRAM = 15.0, 15.0, 60.0
+_STORED = 75.0
 
 
 def worth_keeping(record: Linear | Convolution) -> bool:
@@ -67,20 +69,18 @@ def worth_keeping(record: Linear | Convolution) -> bool:
     Kept: one product per sample and a contraction. Otherwise: the norm, by the Gram matrices or by
     a product that is squared and dropped, and one product for the sum.
     """
-    height = math.prod(record.shape[1:])
-    width = record.shape[0]
+    width, size = record.shape[0], math.prod(record.shape)
     if isinstance(record, Linear):
         positions = int(record.a.shape[1])
-        gram = positions * positions * (width + height) / 2
+        if positions == 1:
+            return False
+        gram = _LINEAR_GRAM * positions * positions * (width + record.shape[1]) / 2
+        kept, summed = _LINEAR_KEPT * positions * size, _LINEAR_SUM * positions * size
     else:
-        positions = math.prod(record.g.shape[2:])
-        spots = math.prod(record.x.shape[2:])
-        gram = (spots * spots * record.x.shape[1] + positions * positions * width) / 2
+        positions, spots = math.prod(record.g.shape[2:]), math.prod(record.x.shape[2:])
+        channels = int(record.x.shape[1])
+        gram = _CONV_GRAM * (spots * spots * channels + positions * positions * width) / 2
         if record.geometry["groups"] > 1 or max(record.geometry["stride"]) > 1:
             gram = math.inf
-    if positions == 1:
-        return False
-    product = positions * width * height
-    kept = _KEPT * product + _STORED * width * height
-    norm = min(_GRAM * gram, _KEPT * product)
-    return kept <= norm + _PRODUCT * product
+        kept, summed = _CONV_KEPT * positions * size, _CONV_SUM * positions * size
+    return kept + _STORED * size <= min(gram, kept) + summed
