@@ -14,9 +14,7 @@ constexpr std::int64_t kGrain = 1 << 14;  // entries worth a thread
 
 template <class V, int kLanes>
 DPK_INLINE inline double lane_sum(V x) {
-  double total = 0;
-  for (int l = 0; l < kLanes; ++l) total += static_cast<double>(x[l]);
-  return total;
+  return static_cast<double>(sum_lanes<V, kLanes>(x));
 }
 
 // The two means of a row, h = g weight: mean(h) and mean(h xhat).
@@ -178,7 +176,7 @@ void layer_norm_backward(const LayerNorm<F>& norm, int threads) {
   parallel_for(norm.batch, grain_of(norm.rows * norm.columns), threads,
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t b = begin; b < end; ++b) {
-                   if (norm.mean != nullptr) {
+                   if (norm.dbias != nullptr) {
                      sample_layer_norm<true>(norm, weight, b);
                    } else {
                      sample_layer_norm<false>(norm, weight, b);

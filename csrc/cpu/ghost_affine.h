@@ -7,7 +7,7 @@
 namespace dpkern::cpu {
 
 // g, x, dx [batch, rows, columns]; mean, rstd [batch, rows]; dweight, dbias [batch, columns].
-// Null `mean` and `dbias`: root-mean-square normalisation.
+// Null `dbias` (`mean` is not read): root-mean-square normalisation.
 template <class F>
 struct LayerNorm {
   const F *g, *x, *mean, *rstd, *weight;
