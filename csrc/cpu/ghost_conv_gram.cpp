@@ -97,7 +97,7 @@ class GramNorm {
   double gram(const In* v, const Side& side, double* sample, double* matrix) const {
     const std::int64_t count = side.positions;
     const std::int64_t* const places = side.places.data();
-    planes(v, side.channels, {1, count, 0, count}, sample, count);
+    planes(v, 1, {1, side.channels * count, 0, 0}, sample, 0);
     const Isa set = isa();
     const TileLimits limits = tile_limits(set);
     const auto lanes = static_cast<std::int64_t>(limits.bytes / sizeof(double));
@@ -150,11 +150,10 @@ class GramNorm {
               sums + (y * plan_.output.width + x) * sum_columns_ + plan_.padding.height * pitch_;
           const std::int64_t first = std::max<std::int64_t>(0, left - x);
           const std::int64_t last = std::min(plan_.kernel.width, width + left - x);
-          const double* const from = x_gram + (y * width + x - left) * columns;
           for (std::int64_t j = y * pitch_; j < end; j += kStep) {
             Step total{};
             for (std::int64_t k = first; k < last; ++k) {
-              total += load_step(from + k * columns + j + k);
+              total += load_step(x_gram + (y * width + x + k - left) * columns + j + k);
             }
             __builtin_memcpy(to + j, &total, sizeof(total));
           }

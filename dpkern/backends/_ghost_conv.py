@@ -103,9 +103,10 @@ def _norm(x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments:
 
 
 def _cheapest(geometry: Geometry) -> str:
+    """By the time of a multiplication of the direct route; docs/ghost_conv.md has the figures."""
     if not geometry.has_shifts:
         return "direct"
-    gram = 2 * conv.gram_multiplications(geometry)
+    gram = 2 * conv.gram_multiplications(geometry) + 96 * geometry.batch * geometry.positions**2
     return "gram" if gram < geometry.multiplications else "direct"
 
 
