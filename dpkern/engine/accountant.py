@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from .._validate import choice, open_unit
@@ -40,6 +39,11 @@ class Accountant:
         """Steps so far."""
         return 0 if self.step is None else self.step.steps
 
+    @property
+    def bound(self) -> str | None:
+        """Whose bound counts, as certificates call it; None: the smallest."""
+        return "RDP" if self.name == "rdp" else None
+
     def mechanism(self) -> str:
         """The accountant's name."""
         return str(self.name)
@@ -62,8 +66,4 @@ class Accountant:
         open_unit(delta=delta)
         if self.step is None or not self.step.steps:
             return 0.0
-        certificate = self.step.certify(delta)
-        if self.name != "rdp" or math.isinf(certificate.epsilon):
-            return certificate.epsilon
-        bounds = [b for name, b in certificate.bounds.items() if name.startswith("RDP")]
-        return min(bounds, default=math.inf)
+        return self.step.certify(delta).epsilon_by(self.bound)

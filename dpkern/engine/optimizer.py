@@ -136,29 +136,6 @@ class Adapter:
         self.capture.new_samples()
         self.final, self._waiting = True, None
 
-    def probe(self, function: Callable[[], Any], batch: int) -> None:
-        """Run a function on ``batch`` samples that are not trained on, and check its uses.
-
-        Raises:
-            PrivacyError: samples wait for their step.
-            UnsupportedModule: a use that mixes samples.
-        """
-        if self.capture.captured or self.private.unfinished:
-            raise PrivacyError(
-                "validate",
-                expected="a finished step",
-                got="samples that wait for theirs",
-                remedy="Call engine.validate between two steps.",
-            )
-        handed_out, before = self.capture.handed_out, self.capture.batch
-        try:
-            self.capture.hand_out(batch)
-            with torch.enable_grad():
-                self.capture.verify(function())
-        finally:
-            self.capture.discard()
-            self.capture.handed_out, self.capture.batch = handed_out, before
-
     def drop(self) -> None:
         """Forget the unfinished logical batch; nothing of it is released."""
         self.capture.discard()

@@ -25,7 +25,7 @@ from .capture import Capture
 from .fix import fix
 from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
-from .parameter import tensors_in
+from .rehearsal import rehearse
 from .schedulers import Scheduler
 
 STATE_VERSION = 1
@@ -136,6 +136,7 @@ class PrivacyEngine:
                 )
             return accounting.calibrate(
                 start,
+                accountant=self.accountant.bound,
                 target_epsilon=target_epsilon,
                 delta=target_delta,
                 steps=epochs * run["steps"],
@@ -271,9 +272,9 @@ class PrivacyEngine:
     ) -> None:
         """Refuse what cannot be private; changes nothing.
 
-        With ``function`` (after ``make_private``): run it once on ``inputs``, whose first dimension
-        is the batch, and check that no sample reaches the gradient of another. That admits uses of
-        parameters outside the module's own forward pass.
+        With ``inputs``, after ``make_private``: run ``function`` (default: the module) on a batch
+        without training and check every use of a parameter. That admits uses outside the module's
+        own forward pass (``engine.rehearsal``).
 
         Raises:
             UnsupportedModule: lists everything that was found.
@@ -285,9 +286,9 @@ class PrivacyEngine:
                 check_optimizer(optimizer, Capture(module))
         if data_loader is not None:
             check_loader(data_loader)
-        if function is not None:
-            rows = next((int(t.shape[0]) for t in tensors_in(inputs) if t.dim()), 0)
-            self.adapter.probe(lambda: function(*inputs), rows)
+        if function is not None or inputs:
+            findings = rehearse(self.capture, function, *inputs)
+            validate.refuse(self.capture.module, findings)
 
     def is_compatible(
         self,
