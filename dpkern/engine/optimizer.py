@@ -19,10 +19,9 @@ from torch import Tensor
 
 from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
-from ..ops import clip
 from ..step import DPStep
 from .capture import Capture
-from .clipping import clipped_sums
+from .clipping import close_into
 from .fused import groups_of
 from .parameter import plainly
 
@@ -181,11 +180,7 @@ class Adapter:
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""
         self._take_over()
-        result = clipped_sums(self.capture, self.private.plan)
-        if isinstance(result, clip.ClipResult):
-            self.private.add(sum=result)
-        elif result is not None:
-            self.private.add(result)
+        close_into(self.private, self.capture)
 
     def _release(self) -> None:
         public, scale = dict(self.capture.public_gradients), self.capture.loss_scale
