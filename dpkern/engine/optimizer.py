@@ -90,7 +90,6 @@ class Adapter:
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
         self.show()
-        plan = self.private.plan
         prepare(self.capture, self._plan)
         _keep_scalers_away()
 
