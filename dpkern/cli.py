@@ -211,10 +211,10 @@ def train(
     split_seed: Annotated[
         int | None, _option(PrivacyOptions, "split_seed", "Public seed of that split.")
     ] = None,
-    physical_batch_size: Annotated[
+    max_physical_batch_size: Annotated[
         int | None,
         _option(
-            RunOptions, "physical_batch_size", "Samples whose gradients are in memory at once."
+            RunOptions, "max_physical_batch_size", "Samples in memory at once; batches are split."
         ),
     ] = None,
     threads: Annotated[

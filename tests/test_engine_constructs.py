@@ -11,6 +11,7 @@ from dpkern.engine.clipping import clipped_sums
 from dpkern.engine.validate import check
 from dpkern.ops import clip
 from tests.constructs import CONSTRUCTS, Construct, Refused
+from tests.make_constructs import TARGET, page
 
 CORRECT = [c for c in CONSTRUCTS if c.expected == "correct"]
 REFUSED = [c for c in CONSTRUCTS if isinstance(c.expected, Refused)]
@@ -81,3 +82,7 @@ def test_what_cannot_be_correct_is_refused(construct: Construct) -> None:
     with pytest.raises(construct.expected.error) as caught:
         engine_run(construct, 1.0)
     assert construct.expected.says in str(caught.value)
+
+
+def test_the_documented_table_is_this_one() -> None:
+    assert TARGET.read_text() == page()

@@ -268,7 +268,7 @@ Bounds direct(const Sample<S>& sample) {
   versioned_by_width([&](auto width) DPK_INLINE {
     constexpr int kBytes = decltype(width)::value;
     double total = 0;
-    for_gradient_tiles<F, kBytes>(sample,
+    for_gradient_tiles<F, kBytes>(sample, kBlock,
                                   [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
                                       DPK_INLINE { total += tile.squares(); });
     square = total;

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
-from ..ops import clip
+from ..mechanisms import Plan
 from ..step import DPStep
 from .capture import Capture
-from .clipping import GroupSums, clipped_sums
+from .clipping import close_into, prepare
 from .fused import groups_of
 from .parameter import PrivateParameter, plainly
 
@@ -91,8 +91,7 @@ class Adapter:
         optimizer.__dict__.update(new)
         self.show()
         plan = self.private.plan
-        if len(plan.groups) > 1 and plan.arithmetic == "float":
-            self.capture.start_early = self._group_sums
+        prepare(self.capture, self._plan)
         _keep_scalers_away()
 
     def detach(self) -> None:
@@ -185,15 +184,12 @@ class Adapter:
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""
         self._take_over()
-        result = clipped_sums(self.capture, self.private.plan)
-        if isinstance(result, clip.ClipResult):
-            self.private.add(sum=result)
-        elif result is not None:
-            self.private.add(result)
+        close_into(self.private, self.capture)
 
-    def _group_sums(self) -> GroupSums:
+    def _plan(self) -> Plan:
+        """The plan in force, with what a schedule has changed since the last step."""
         self._take_over()
-        return GroupSums(self.capture, self.private.plan)
+        return self.private.plan
 
     def rescale(self, scale: float) -> None:
         """The loss of the current samples was multiplied by this.
