@@ -16,11 +16,10 @@ from .. import _validate as check
 from .. import accounting
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
-from ..rng import Key
 from ..step import DPStep
 from . import checkpoint, validate
 from .accountant import Accountant
-from .arguments import Options, mechanism_of, sampling_of
+from .arguments import Options, loader_of, mechanism_of, sampling_of
 from .capture import Capture
 from .fix import fix
 from .loader import PrivateLoader, check_loader
@@ -167,8 +166,8 @@ class PrivacyEngine:
         capture = Capture(
             module, loss_reduction=options.loss_reduction, keep_budget=options.keep_budget
         )
-        loader = _loader(data_loader, options)
-        sampling = _sampling(loader, options)
+        loader = loader_of(data_loader, options)
+        sampling = sampling_of(loader, options)
         run = {
             "steps": None if loader is None else len(loader),
             "dimension": sum(p.numel() for p in capture.parameters),
@@ -397,39 +396,3 @@ class PrivacyEngine:
             "grad_clip_scheduler": grad_clip_scheduler,
         }
         return checkpoint.load(self, path, parts)
-
-
-def _loader(data_loader: DataLoader[Any] | None, options: Options) -> PrivateLoader | None:
-    if data_loader is None:
-        return None
-    seed, rounds = options.unsafe_seed, options.rounds
-    return PrivateLoader(
-        data_loader,
-        sampling=sampling_of(options.sampling, options.poisson_sampling),
-        key=Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds),
-        max_physical_batch_size=options.max_physical_batch_size,
-    )
-
-
-def _sampling(loader: PrivateLoader | None, options: Options) -> dict[str, Any]:
-    """How batches are drawn, for the ledger."""
-    names = ("sample_rate", "dataset_size", "expected_batch_size")
-    if loader is None:
-        return {
-            "sampling": sampling_of(options.sampling, options.poisson_sampling),
-            "sample_rate": options.sample_rate,
-            "dataset_size": options.dataset_size,
-        }
-    for name in names:
-        if getattr(options, name) is not None:
-            raise InvalidInput(
-                name,
-                expected="None: the loader says how batches are drawn",
-                got=getattr(options, name),
-                remedy="Choose the loader's batch_size, or pass data_loader=None.",
-            )
-    return {
-        "sampling": loader.sampling,
-        "sample_rate": loader.sample_rate,
-        "dataset_size": loader.dataset_size,
-    }
