@@ -186,7 +186,7 @@ def group_norm_backward(
     h = y if weight is None else y * weight.view(1, groups, channels, 1)
     centred = h - h.mean((2, 3), keepdim=True) - xhat * (h * xhat).mean((2, 3), keepdim=True)
     dx = (rstd[..., None, None] * centred).view_as(x)
-    return dx, (y * xhat).sum(3).view(batch, -1), y.sum(3).view(batch, -1)
+    return dx, (y * xhat).sum(3).flatten(1), y.sum(3).flatten(1)
 
 
 __all__ = ["Gradients", "group_norm_backward", "layer_norm_backward", "rms_norm_backward"]
