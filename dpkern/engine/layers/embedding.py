@@ -37,7 +37,7 @@ class _Embedding(torch.autograd.Function):
         if use.wants(g):
             assert g is not None
             each = g.reshape(use.batch, ids[:1].numel(), g.shape[-1])
-            flat = ids.reshape(use.batch, each.shape[1])
+            flat = ids.reshape(use.batch, each.shape[1]).long().contiguous()
             record = Embedding(flat, each, use.saved["rows"], use.saved["padding_idx"])
             use.arrive(0, record)
         return None, None, None, None
@@ -62,7 +62,7 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     rows = int(weight.shape[0])
     if padding_idx is not None and padding_idx < 0:
         padding_idx += rows
-    if _is_shared(capture, ids):
+    if expression.is_buffer(ids, weight) or _is_shared(capture, ids):
         with plainly():
             result = F.embedding(ids, weight, padding_idx=padding_idx)
         shared = expression.of(func, (weight,), {}, result)
