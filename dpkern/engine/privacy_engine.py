@@ -178,6 +178,7 @@ class PrivacyEngine:
             choose(options, capture.names, run),
             capture.parameters,
             expected_batch_size=expected,  # type: ignore[arg-type]
+            average=options.loss_reduction == "mean",
             unsafe_seed=options.unsafe_seed,
             rounds=options.rounds,
             backend=options.backend,
