@@ -48,6 +48,14 @@ def applied(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 
+def fresh(result: Tensor) -> Tensor:
+    """The output of a function's forward, marked as no view, so that it may be changed in place."""
+    if not result._is_view():
+        return result
+    same: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+    return same
+
+
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Make a function the rule of these torch functions."""
 

@@ -15,6 +15,7 @@ from ..parameter import (
     PRIVATE,
     applied,
     arguments,
+    fresh,
     is_constant,
     other,
     plain,
@@ -38,7 +39,7 @@ class _Linear(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        return F.linear(x, weight, bias)
+        return fresh(F.linear(x, weight, bias))
 
     @staticmethod
     @once_differentiable
