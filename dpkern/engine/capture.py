@@ -103,6 +103,10 @@ class Use:
         if capture.probe is not None:
             capture.probe.look(self, g)
             return False
+        if not torch._C._will_engine_execute_node(capture.anchor_node):
+            return False  # torch.autograd.grad of inputs alone, which leaves parameters out
+        if not capture.verified(self) and not bool(g.any()):
+            return False  # behind zero weights nothing can be verified, and nothing is lost
         capture.admit(self)
         return True
 
@@ -164,6 +168,7 @@ class Capture:
         self.budget = KeepBudget(keep_budget)
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes outputs require gradients although the parameters are not in their graph."""
+        self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.batch: int | None = None
         """Samples in the current hand-out or forward pass."""
         self.handed_out = False
@@ -182,7 +187,8 @@ class Capture:
         self._public = False
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
-        self._fresh: dict[tuple[Any, ...], str] = {}
+        self._clouded: set[tuple[Any, ...]] = set()
+        self._fresh: list[Use] = []
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
 
@@ -204,8 +210,8 @@ class Capture:
             slot.parameter.__class__ = PrivateParameter
             slot.parameter._private = slot  # type: ignore[attr-defined]
         self._hooks = [
-            self.module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            self.module.register_forward_hook(self._after_forward, with_kwargs=True),
+            self.module.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(_Hook(self._after_forward), with_kwargs=True),
         ]
 
     def detach(self) -> None:
@@ -260,6 +266,8 @@ class Capture:
         Backward passes must end inside the block; their gradients are collected apart and join the
         next update without being clipped.
         """
+        if not self._public:
+            self._check_leaks()  # a private gradient must not pass for a public one
         before, self._public = self._public, True
         try:
             yield
@@ -285,6 +293,8 @@ class Capture:
                 remedy="Keep the batch first (batch_first=True), with all rows of one sample "
                 "next to each other.",
             )
+        # Frozen since the capture was made: part of the operation, without a gradient.
+        targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
         use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved)
@@ -294,8 +304,12 @@ class Capture:
                 if target is not None:
                     target.source.uses += 1
         if site not in self._verified:
-            self._fresh[site] = use.names
+            self._fresh.append(use)
         return use
+
+    def verified(self, use: Use) -> bool:
+        """Whether a probe has seen that this use keeps the samples apart."""
+        return use.batch < 2 or use.site in self._verified or use.site in self._clouded
 
     def require_batch(self, operation: str, targets: Sequence[Target | None]) -> int:
         """The number of samples, or an error if nobody told."""
@@ -322,7 +336,7 @@ class Capture:
             )
         self._admitted = use.ticket
         self.arrived_batch = use.batch
-        if use.site not in self._verified and use.batch > 1:
+        if not self.verified(use):
             self._unverified[use.site] = use.names
 
     def settle(self, source: Source, arrival: Arrival) -> None:
@@ -345,6 +359,17 @@ class Capture:
         Raises:
             PrivacyError: one of them failed; nothing has been released.
         """
+        self._check_leaks()
+        if self._unverified:
+            raise PrivacyError(
+                ", ".join(dict.fromkeys(self._unverified.values())),
+                expected="uses that the check of the batch dimension has seen",
+                got="a use outside the module's forward pass, or without a tensor output",
+                remedy="Call the module itself and let it return a tensor whose first dimension "
+                "is the batch, or call engine.validate(function, *inputs) first.",
+            )
+
+    def _check_leaks(self) -> None:
         with plainly():
             leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
         if leaked:
@@ -356,14 +381,6 @@ class Capture:
                 "retained graphs of public passes), and end public backward passes inside "
                 "engine.public().",
             )
-        if self._unverified:
-            raise PrivacyError(
-                ", ".join(dict.fromkeys(self._unverified.values())),
-                expected="uses that the check of the batch dimension has seen",
-                got="a use outside the module's forward pass, or without a tensor output",
-                remedy="Call the module itself and let it return a tensor whose first dimension "
-                "is the batch, or call engine.validate(function, *inputs) first.",
-            )
 
     def verify(self, output: Any) -> None:
         """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
@@ -372,18 +389,18 @@ class Capture:
             UnsupportedModule: it does not; lists every finding.
         """
         batch = self.batch
-        if not self._fresh or batch is None or batch < 2:
+        fresh, self._fresh = self._fresh, []
+        if batch is None or batch < 2:
             return
-        probe = Probe(batch, self._fresh)
+        probe = Probe(batch, fresh)
         self.probe = probe
         try:
             probe.run(output, self.anchor)
         finally:
             self.probe = None
         probe.raise_findings()
-        self._verified.update(probe.seen)
-        for site in probe.seen:
-            self._fresh.pop(site, None)
+        self._verified |= probe.seen
+        self._clouded = probe.clouded
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -403,12 +420,15 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self._fresh and torch.is_grad_enabled() and self.watching:
+        # Within reentrant checkpoints uses show only in the backward pass.
+        unseen = self._fresh or not self._verified
+        if unseen and torch.is_grad_enabled() and self.watching:
             self.verify(output)
         self._skipped = False
 
     def _next_samples(self) -> None:
         self._ticket += 1
+        self._clouded = set()
         self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
@@ -426,6 +446,27 @@ class Capture:
                 if slot.index in self.public_gradients:
                     gradient = self.public_gradients[slot.index] + gradient
                 self.public_gradients[slot.index] = gradient
+
+
+class _Hook:
+    """A hook of the module that its copies and pickles do not take along."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> None:
+        self.call(*args)
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
 
 
 def _fold(rows: int, batch: int) -> int | None:
