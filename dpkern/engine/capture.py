@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
-from .parameter import PrivateParameter, plainly, tensors_in
-from .probe import Probe
+from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
+from .probe import INPUT, Probe, Watched
 from .records import Record
 from .routes import KeepBudget
 
@@ -189,6 +189,7 @@ class Capture:
         self._verified: set[tuple[Any, ...]] = set()
         self._clouded: set[tuple[Any, ...]] = set()
         self._fresh: list[Use] = []
+        self._watch_input = True
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
 
@@ -401,13 +402,14 @@ class Capture:
         probe.raise_findings()
         self._verified |= probe.seen
         self._clouded = probe.clouded
+        self._watch_input = bool(probe.dull) or not probe.seen
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._skipped = False
         if not torch.is_grad_enabled() or self._public:
-            return
+            return None
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
@@ -416,12 +418,27 @@ class Capture:
         else:
             self._next_samples()
             self.batch = rows
+        watch = self._watch_input and rows == self.batch and not self._skipped
+        return self._watched((args, kwargs)) if watch else None
+
+    def _watched(
+        self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments, the first tensor among them such that the probe sees its gradient."""
+        first = next((t for t in tensors_in(arguments) if t.dim()), None)
+        if first is None or not first.is_floating_point():
+            return None
+        use = Use(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
+        watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(
+            arguments, first, applied(Watched, self.anchor, use, first)
+        )
+        return watched
 
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
         # Within reentrant checkpoints uses show only in the backward pass.
-        unseen = self._fresh or not self._verified
+        unseen = self._fresh or self._watch_input
         if unseen and torch.is_grad_enabled() and self.watching:
             self.verify(output)
         self._skipped = False
@@ -451,11 +468,11 @@ class Capture:
 class _Hook:
     """A hook of the module that its copies and pickles do not take along."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
-    def __call__(self, *args: Any) -> None:
-        self.call(*args)
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
 
     def __reduce__(self) -> Any:
         return _no_hook, ()

@@ -156,6 +156,19 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
+    """The same tree with one tensor in place of another."""
+    if tree is old:
+        return new
+    if isinstance(tree, (tuple, list)):
+        items = [replaced(item, old, new) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, Mapping):
+        kind: Any = type(tree)
+        return kind({key: replaced(value, old, new) for key, value in tree.items()})
+    return tree
+
+
 def plain(tree: Any) -> Any:
     """The same tree with private tensors as ordinary, detached ones."""
     if isinstance(tree, PRIVATE):

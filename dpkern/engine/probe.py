@@ -27,6 +27,26 @@ ATTEMPTS = 4
 """Samples that are sent backward in turn while a use has no gradient to look at."""
 
 
+INPUT: Site = ("input",)
+"""The site of the module's first argument, which is watched until everything is verified."""
+
+
+class Watched(torch.autograd.Function):
+    """A copy of an input whose gradient the probe looks at, as samples may mix before any use."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor) -> Tensor:
+        ctx.use = use
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        probe = ctx.use.capture.probe
+        if probe is not None:
+            probe.look(ctx.use, g)
+        return None, None, g if ctx.needs_input_grad[2] else None
+
+
 class Probe:
     """One probe of the uses in ``fresh``.
 
@@ -69,7 +89,9 @@ class Probe:
         touched = ((rows != 0) & ~rows.isnan()).any(1)
         own = torch.arange(self.batch, device=g.device) == self.sample
         if bool((touched & ~own).any()):
-            self.findings[use.site] = f"{use.names} in {use.operation}"
+            self.findings[use.site] = (
+                f"{use.names} in {use.operation}" if use.names else use.operation
+            )
         key = use if use in self.fresh else use.site
         if not bool(((touched | unknown) & own).any()):
             if key not in self._told:
