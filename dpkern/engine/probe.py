@@ -9,7 +9,7 @@ also where the shapes happen to agree.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,39 +23,111 @@ if TYPE_CHECKING:
 
 Site = tuple[Any, ...]
 
+ATTEMPTS = 4
+"""Samples that are sent backward in turn while a use has no gradient to look at."""
+
+
+INPUT: Site = ("input",)
+"""The site of the module's first argument, which is watched until everything is verified."""
+
+
+class Watched(torch.autograd.Function):
+    """A copy of an input whose gradient the probe looks at, as samples may mix before any use."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor) -> Tensor:
+        ctx.use = use
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        probe = ctx.use.capture.probe
+        if probe is not None:
+            probe.look(ctx.use, g)
+        return None, None, g if ctx.needs_input_grad[2] else None
+
 
 class Probe:
-    """One probe of the uses in ``fresh``."""
+    """One probe of the uses in ``fresh``.
 
-    def __init__(self, batch: int, fresh: Mapping[Site, str]) -> None:
+    A use counts as seen once a gradient that is not zero has reached it: behind a layer whose
+    weights are zero, or an activation that is off for the sample, there is nothing to tell.
+    """
+
+    def __init__(self, batch: int, fresh: Sequence[Use]) -> None:
         self.batch = batch
         self.sample = batch - 1
-        self.waiting = set(fresh)
-        self.seen: set[Site] = set()
+        self.fresh = set(fresh)
+        self.waiting: set[Use] = set(fresh)
+        """Uses of the forward pass that no gradient has reached."""
+        self.dull: set[Any] = set()
+        """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
+        self._told: set[Any] = set()
+        self._seen: set[Site] = set()
+        self._clouded: set[Site] = set()
+
+    @property
+    def seen(self) -> set[Site]:
+        """Sites that keep the samples apart."""
+        return self._seen - self._clouded - self._open
+
+    @property
+    def clouded(self) -> set[Site]:
+        """Sites that do so for the finite samples here; others have to be seen again."""
+        return self._seen & self._clouded - self._open
+
+    @property
+    def _open(self) -> set[Site]:
+        return {key.site if key in self.fresh else key for key in self.dull}
 
     def look(self, use: Use, g: Tensor) -> None:
         """Check one captured output gradient."""
-        self.seen.add(use.site)
-        self.waiting.discard(use.site)
         rows = g.reshape(self.batch, -1)
-        if bool(rows[: self.sample].any()):
-            self.findings[use.site] = f"{use.names} in {use.operation}"
+        # A sample that is not finite has 0 * inf in its own rows.
+        unknown = rows.isnan().any(1)
+        touched = ((rows != 0) & ~rows.isnan()).any(1)
+        own = torch.arange(self.batch, device=g.device) == self.sample
+        if bool((touched & ~own).any()):
+            self.findings[use.site] = (
+                f"{use.names} in {use.operation}" if use.names else use.operation
+            )
+        key = use if use in self.fresh else use.site
+        if not bool(((touched | unknown) & own).any()):
+            if key not in self._told:
+                self.dull.add(key)
+            return
+        self.dull.discard(key)
+        self.waiting.discard(use)
+        self._told.add(key)
+        self._seen.add(use.site)
+        if bool((unknown & ~own).any()):
+            self._clouded.add(use.site)
 
     def run(self, output: Any, anchor: Tensor) -> None:
-        """Send the last sample of the outputs backward, one output after the other."""
-        for tensor in _outputs(output):
-            rows = tensor.shape[0] if tensor.dim() else 0
-            if not self.waiting:
+        """Send one sample of the outputs backward, one output after the other."""
+        outputs = [
+            tensor
+            for tensor in _outputs(output)
+            if tensor.requires_grad and tensor.dim() and tensor.numel()
+            if tensor.shape[0] % self.batch == 0
+        ]
+        for attempt in range(min(ATTEMPTS, self.batch)):
+            self.sample = self.batch - 1 - attempt
+            for number, tensor in enumerate(outputs):
+                if attempt == 0 and number and not self.waiting:
+                    break
+                self._backward(self._loss(tensor), anchor)
+            if not self.dull:
                 return
-            if not tensor.requires_grad or rows == 0 or rows % self.batch:
-                continue
-            each = rows // self.batch
-            generator = torch.Generator().manual_seed(rows)
-            part = tensor[self.sample * each :].flatten().float()
-            # Random weights: a plain sum of a softmax, say, has no gradient.
-            weights = torch.rand(part.shape, generator=generator) + 0.5
-            self._backward((part * weights.to(part.device)).sum(), anchor)
+
+    def _loss(self, tensor: Tensor) -> Tensor:
+        each = tensor.shape[0] // self.batch
+        part = tensor[self.sample * each : (self.sample + 1) * each].flatten().float()
+        # Random weights: a plain sum of a softmax, say, has no gradient.
+        generator = torch.Generator().manual_seed(tensor.shape[0])
+        weights = torch.rand(part.shape, generator=generator) + 0.5
+        return (part * weights.to(part.device)).sum()
 
     def error(self) -> UnsupportedModule | None:
         """One error for everything that was found."""
