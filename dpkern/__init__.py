@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from typing import TYPE_CHECKING, Any
+
 from . import accounting, errors, mechanisms, ops, rng
 from ._dispatch import use
 from .errors import (
@@ -16,12 +18,16 @@ from .errors import (
 )
 from .step import DPStep
 
+if TYPE_CHECKING:
+    from .engine import PrivacyEngine
+
 __all__ = [
     "BackendError",
     "DPKernError",
     "DPStep",
     "InvalidInput",
     "MissingDependency",
+    "PrivacyEngine",
     "PrivacyError",
     "UnsupportedModule",
     "__version__",
@@ -32,3 +38,12 @@ __all__ = [
     "rng",
     "use",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on use: many need only the step or the accounting.
+    if name == "PrivacyEngine":
+        from .engine import PrivacyEngine
+
+        return PrivacyEngine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,9 @@
 // Bindings of the ghost kernels for linear, embedding and normalisation layers.
 
 #include "bindings/bindings.h"
+#include "cpu/contract.h"
+#include "cpu/ghost_affine.h"
+#include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
 
 namespace py = pybind11;
@@ -9,41 +12,124 @@ namespace dpkern::bindings {
 namespace {
 
 using Address = std::uintptr_t;
+using Size = std::int64_t;
 
-void linear_norm(bool wide, Address a, Address g, std::int64_t batch, std::int64_t positions,
-                 std::int64_t inputs, std::int64_t outputs, int route, Address squares,
-                 int threads) {
-  const cpu::LinearShape shape{batch, positions, inputs, outputs};
-  const auto r = static_cast<cpu::NormRoute>(route);
+template <class F>
+void linear_norm(Address a, Address g, Size batch, Size positions, Size inputs, Size outputs,
+                 int route, Address squares, int threads) {
   py::gil_scoped_release release;
-  auto* const to = pointer<double>(squares);
-  if (wide) {
-    cpu::linear_norm(pointer<const double>(a), pointer<const double>(g), shape, r, to, threads);
-  } else {
-    cpu::linear_norm(pointer<const float>(a), pointer<const float>(g), shape, r, to, threads);
-  }
+  cpu::linear_norm(pointer<const F>(a), pointer<const F>(g), {batch, positions, inputs, outputs},
+                   static_cast<cpu::NormRoute>(route), pointer<double>(squares), threads);
 }
 
-void linear_gradient(bool wide, Address a, Address g, std::int64_t batch, std::int64_t positions,
-                     std::int64_t inputs, std::int64_t outputs, Address grads, Address squares,
-                     int threads) {
-  const cpu::LinearShape shape{batch, positions, inputs, outputs};
+template <class F>
+void linear_gradient(Address a, Address g, Size batch, Size positions, Size inputs, Size outputs,
+                     Address grads, Address squares, int threads) {
   py::gil_scoped_release release;
-  auto* const to = pointer<double>(squares);
-  if (wide) {
-    cpu::linear_gradient(pointer<const double>(a), pointer<const double>(g), shape,
-                         pointer<double>(grads), to, threads);
-  } else {
-    cpu::linear_gradient(pointer<const float>(a), pointer<const float>(g), shape,
-                         pointer<float>(grads), to, threads);
-  }
+  cpu::linear_gradient(pointer<const F>(a), pointer<const F>(g),
+                       {batch, positions, inputs, outputs}, pointer<F>(grads),
+                       pointer<double>(squares), threads);
+}
+
+template <class F>
+void linear_sum(Address a, Address g, Size batch, Size positions, Size inputs, Size outputs,
+                Address factors, Address out, int threads) {
+  py::gil_scoped_release release;
+  cpu::linear_sum(pointer<const F>(a), pointer<const F>(g), pointer<const F>(factors),
+                  {batch, positions, inputs, outputs}, pointer<F>(out), threads);
+}
+
+template <class F>
+void contract(Address rows, Address factors, Size batch, Size columns, Address out, int threads) {
+  py::gil_scoped_release release;
+  cpu::contract(pointer<const F>(rows), pointer<const F>(factors), batch, columns, pointer<F>(out),
+                threads);
+}
+
+template <class F>
+void embedding_norm(Address ids, Address g, Size batch, Size positions, Size columns, Size padding,
+                    Address squares, int threads) {
+  py::gil_scoped_release release;
+  cpu::embedding_norm(pointer<const Size>(ids), pointer<const F>(g),
+                      {batch, positions, columns, padding}, pointer<double>(squares), threads);
+}
+
+template <class F>
+void embedding_sum(Address ids, Address g, Size batch, Size positions, Size columns, Size padding,
+                   Address factors, Address out, int threads) {
+  py::gil_scoped_release release;
+  cpu::embedding_sum(pointer<const Size>(ids), pointer<const F>(g), pointer<const F>(factors),
+                     {batch, positions, columns, padding}, pointer<F>(out), threads);
+}
+
+template <class F>
+void tied_cross(Address ids, Address e, Size batch, Size positions, Size columns, Size padding,
+                Address a, Address g, Size rows, Size vocabulary, Address products, int threads) {
+  py::gil_scoped_release release;
+  cpu::tied_cross(pointer<const Size>(ids), pointer<const F>(e), pointer<const F>(a),
+                  pointer<const F>(g), {batch, positions, columns, padding}, rows, vocabulary,
+                  pointer<double>(products), threads);
+}
+
+template <class F>
+void layer_norm_backward(Address g, Address x, Address mean, Address rstd, Address weight,
+                         Address dx, Address dweight, Address dbias, Size batch, Size rows,
+                         Size columns, int threads) {
+  py::gil_scoped_release release;
+  const cpu::LayerNorm<F> norm{pointer<const F>(g),
+                               pointer<const F>(x),
+                               pointer<const F>(mean),
+                               pointer<const F>(rstd),
+                               pointer<const F>(weight),
+                               pointer<F>(dx),
+                               pointer<F>(dweight),
+                               pointer<F>(dbias),
+                               batch,
+                               rows,
+                               columns};
+  cpu::layer_norm_backward(norm, threads);
+}
+
+template <class F>
+void group_norm_backward(Address g, Address x, Address mean, Address rstd, Address weight,
+                         Address dx, Address dweight, Address dbias, Size batch, Size groups,
+                         Size channels, Size places, int threads) {
+  py::gil_scoped_release release;
+  const cpu::GroupNorm<F> norm{pointer<const F>(g),
+                               pointer<const F>(x),
+                               pointer<const F>(mean),
+                               pointer<const F>(rstd),
+                               pointer<const F>(weight),
+                               pointer<F>(dx),
+                               pointer<F>(dweight),
+                               pointer<F>(dbias),
+                               batch,
+                               groups,
+                               channels,
+                               places};
+  cpu::group_norm_backward(norm, threads);
+}
+
+// Every kernel by its name and type: linear_norm_float32.
+template <class F>
+void add(py::module_& m, const std::string& type) {
+  const auto name = [&](const char* stem) { return stem + type; };
+  m.def(name("linear_norm").c_str(), &linear_norm<F>);
+  m.def(name("linear_gradient").c_str(), &linear_gradient<F>);
+  m.def(name("linear_sum").c_str(), &linear_sum<F>);
+  m.def(name("contract").c_str(), &contract<F>);
+  m.def(name("embedding_norm").c_str(), &embedding_norm<F>);
+  m.def(name("embedding_sum").c_str(), &embedding_sum<F>);
+  m.def(name("tied_cross").c_str(), &tied_cross<F>);
+  m.def(name("layer_norm_backward").c_str(), &layer_norm_backward<F>);
+  m.def(name("group_norm_backward").c_str(), &group_norm_backward<F>);
 }
 
 }  // namespace
 
 void add_ghost_dense(py::module_& m) {
-  m.def("linear_norm", &linear_norm);
-  m.def("linear_gradient", &linear_gradient);
+  add<float>(m, "_float32");
+  add<double>(m, "_float64");
 }
 
 }  // namespace dpkern::bindings

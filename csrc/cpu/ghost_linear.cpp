@@ -12,7 +12,8 @@ namespace {
 
 using namespace ghost;
 
-constexpr std::int64_t kBlock = 16;  // positions whose products are added in one chain
+constexpr std::int64_t kBlock = 16;      // positions whose products are added in one chain
+constexpr std::int64_t kKeptBlock = 64;  // the same for gradients that are kept
 
 template <class F>
 constexpr double kUnit = std::is_same_v<F, float> ? 0x1p-24 : 0x1p-53;
@@ -108,24 +109,27 @@ double sum_of_norms(const Sample<S>& sample) {
 
 // What a Gram sum collects. In terms of u = <a_t, a_t'> and v = <g_t, g_t'> as computed:
 struct GramSums {
-  double square = 0;   // sum u v
-  double a_error = 0;  // sum |a_t| |a_t'| |v|
-  double g_error = 0;  // sum |g_t| |g_t'| |u|
+  double square = 0;  // sum u v
+  double error = 0;   // sum |a_t| |a_t'| |v| + |g_t| |g_t'| |u|
 };
 
-// sum_{t,t'} u v over the lower triangle of tables; `norms` holds |a_t|, |g_t|, rounded up.
+// sum_{t,t'} u v over the lower triangle of tables of kDots x kDots pairs.
 template <class F, int kBytes>
 struct Gram {
   using Table = Dots<F, kBytes>;
   static constexpr int kCells = kDots * kDots;
-  static constexpr std::int64_t kRowTiles = 4;  // tiles of rows that stay in the first cache
+  static constexpr std::int64_t kRowTiles = 2;  // tiles of rows that stay in the first cache
+
+  // Upper bounds of |a_t| and |g_t| of a tile, spread over a table's columns and rows.
+  struct Norms {
+    double a_rows[kCells], a_columns[kCells], g_rows[kCells], g_columns[kCells];
+  };
 
   Rows<F> a, g;
   const F* zeros;
   std::int64_t positions;
-  double* a_norms;  // [tiles * kDots]
-  double* g_norms;
-  double square[kCells] = {}, a_error[kCells] = {}, g_error[kCells] = {};
+  Norms* norms;
+  double a_flushed, g_flushed;
 
   DPK_INLINE void rows_of(const Rows<F>& from, std::int64_t tile, const F** rows) const {
     for (std::int64_t i = 0; i < kDots; ++i) {
@@ -140,129 +144,122 @@ struct Gram {
     rows_of(g, i, x), rows_of(g, j, y);
     Table::table(x, y, g.stride, v);
   }
-  DPK_INLINE void add(std::int64_t i, std::int64_t j, const double* u, const double* v) {
-    for (int column = 0; column < kDots; ++column) {
-      const double aj = a_norms[j * kDots + column], gj = g_norms[j * kDots + column];
-      for (int row = 0; row < kDots; ++row) {
-        const int k = column * kDots + row;
-        square[k] += u[k] * v[k];
-        a_error[k] += a_norms[i * kDots + row] * aj * std::fabs(v[k]);
-        g_error[k] += g_norms[i * kDots + row] * gj * std::fabs(u[k]);
+  static DPK_INLINE void add(const Norms& row, const Norms& column, const double* u,
+                             const double* v, double* square, double* error) {
+    for (int k = 0; k < kCells; ++k) {
+      square[k] += u[k] * v[k];
+      error[k] += row.a_rows[k] * column.a_columns[k] * std::fabs(v[k]) +
+                  row.g_rows[k] * column.g_columns[k] * std::fabs(u[k]);
+    }
+  }
+  DPK_INLINE void fill_norms(std::int64_t tile, const double* u, const double* v) const {
+    Norms& to = norms[tile];
+    const double slack = 1 + 2 * gamma<F>(Table::kRoundings);
+    for (int i = 0; i < kDots; ++i) {
+      const bool used = tile * kDots + i < positions;
+      const int diagonal = i * kDots + i;
+      const double a_norm = used ? std::sqrt(u[diagonal] * slack + a_flushed) * (1 + 0x1p-40) : 0;
+      const double g_norm = used ? std::sqrt(v[diagonal] * slack + g_flushed) * (1 + 0x1p-40) : 0;
+      for (int k = 0; k < kDots; ++k) {
+        to.a_rows[k * kDots + i] = to.a_columns[i * kDots + k] = a_norm;
+        to.g_rows[k * kDots + i] = to.g_columns[i * kDots + k] = g_norm;
       }
     }
   }
-  // A norm from its computed square, whose relative error is below `slack`.
-  static DPK_INLINE double norm_of(double square, double slack, double flushed) {
-    return std::sqrt(square * (1 + 2 * slack) + flushed) * (1 + 0x1p-40);
-  }
-  DPK_INLINE void add_diagonal(std::int64_t i, double a_flushed, double g_flushed) {
-    double u[kCells], v[kCells];
-    tables(i, i, u, v);
-    const double slack = gamma<F>(Table::kRoundings);
-    for (int k = 0; k < kDots; ++k) {
-      const bool used = i * kDots + k < positions;
-      a_norms[i * kDots + k] = used ? norm_of(u[k * kDots + k], slack, a_flushed) : 0;
-      g_norms[i * kDots + k] = used ? norm_of(v[k * kDots + k], slack, g_flushed) : 0;
-    }
-    add(i, i, u, v);
-  }
-  DPK_INLINE GramSums total() const {
-    GramSums sums;
-    for (int k = 0; k < kCells; ++k) {
-      sums.square += square[k], sums.a_error += a_error[k], sums.g_error += g_error[k];
-    }
-    return sums;
-  }
-  DPK_INLINE void run(double a_flushed, double g_flushed) {
+  DPK_INLINE GramSums run() const {
     const std::int64_t tiles = (positions + kDots - 1) / kDots;
-    for (std::int64_t i = 0; i < tiles; ++i) add_diagonal(i, a_flushed, g_flushed);
-    for (int k = 0; k < kCells; ++k) {  // what follows counts twice
-      square[k] *= 0.5, a_error[k] *= 0.5, g_error[k] *= 0.5;
+    double u[kCells], v[kCells], square[kCells] = {}, error[kCells] = {};
+    for (std::int64_t i = 0; i < tiles; ++i) {
+      tables(i, i, u, v);
+      fill_norms(i, u, v);
+      add(norms[i], norms[i], u, v, square, error);
     }
+    for (int k = 0; k < kCells; ++k) square[k] *= 0.5, error[k] *= 0.5;  // the others count twice
     for (std::int64_t first = 0; first < tiles; first += kRowTiles) {
       const std::int64_t end = std::min(tiles, first + kRowTiles);
       for (std::int64_t j = 0; j + 1 < end; ++j) {
         for (std::int64_t i = std::max(first, j + 1); i < end; ++i) {
-          double u[kCells], v[kCells];
           tables(i, j, u, v);
-          add(i, j, u, v);
+          add(norms[i], norms[j], u, v, square, error);
         }
       }
     }
-    for (int k = 0; k < kCells; ++k) square[k] *= 2, a_error[k] *= 2, g_error[k] *= 2;
+    GramSums sums;
+    for (int k = 0; k < kCells; ++k) sums.square += 2 * square[k], sums.error += 2 * error[k];
+    return sums;
   }
 };
 
-template <class F, class S>
-Bounds gram(const Sample<S>& sample) {
+template <class F, int kBytes, class S>
+DPK_INLINE inline Bounds gram_at(const Sample<S>& sample) {
+  using Work = Gram<F, kBytes>;
+  constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
   const std::int64_t positions = sample.positions;
-  const std::int64_t slots = round_up(positions, kDots);
-  double* const a_norms = scratch<double, 0>(2 * slots);
-  double* const g_norms = a_norms + slots;
-  const double a_flushed = static_cast<double>(2 * sample.inputs + 128) * kFlushed<F>;
-  const double g_flushed = static_cast<double>(2 * sample.outputs + 128) * kFlushed<F>;
-  GramSums sums;
-  int roundings = 0;
-  versioned_by_width([&](auto width) DPK_INLINE {
-    constexpr int kBytes = decltype(width)::value;
-    constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
-    Gram<F, kBytes> work{};
-    work.a = padded<F, 1, kLanes>(sample.a, positions, sample.inputs);
-    work.g = padded<F, 2, kLanes>(sample.g, positions, sample.outputs);
-    const std::int64_t longest = std::max(work.a.stride, work.g.stride);
-    F* const zeros = scratch<F, 3>(longest);
-    std::fill_n(zeros, longest, F{0});
-    work.zeros = zeros;
-    work.positions = positions;
-    work.a_norms = a_norms, work.g_norms = g_norms;
-    work.run(a_flushed, g_flushed);
-    sums = work.total();
-    roundings = Gram<F, kBytes>::Table::kRoundings;
-  });
+  const std::int64_t tiles = (positions + kDots - 1) / kDots;
+  const double d = static_cast<double>(sample.inputs), p = static_cast<double>(sample.outputs);
+  Work work;
+  work.a = padded<F, 1, kLanes>(sample.a, positions, sample.inputs);
+  work.g = padded<F, 2, kLanes>(sample.g, positions, sample.outputs);
+  const std::int64_t longest = std::max(work.a.stride, work.g.stride);
+  F* const zeros = scratch<F, 3>(longest);
+  std::fill_n(zeros, longest, F{0});
+  work.zeros = zeros;
+  work.positions = positions;
+  work.norms = scratch<typename Work::Norms, 0>(tiles);
+  work.a_flushed = (2 * d + 256) * kFlushed<F>;
+  work.g_flushed = (2 * p + 256) * kFlushed<F>;
+  const GramSums sums = work.run();
   double products = 0, a_sum = 0, g_sum = 0;
-  for (std::int64_t t = 0; t < positions; ++t) {
-    products += a_norms[t] * g_norms[t], a_sum += a_norms[t], g_sum += g_norms[t];
+  for (std::int64_t t = 0; t < tiles * kDots; ++t) {
+    const double a_norm = work.norms[t / kDots].a_rows[t % kDots];
+    const double g_norm = work.norms[t / kDots].g_rows[t % kDots];
+    products += a_norm * g_norm, a_sum += a_norm, g_sum += g_norm;
   }
   // docs/ghost.md, "The Gram route".
   const double t = static_cast<double>(positions);
-  const double chunks = static_cast<double>((sample.inputs + sample.outputs) / 64);
-  const double slack = gamma<F>(roundings) + gamma<double>(chunks);
-  const double flushed =
-      a_flushed * g_sum * g_sum + g_flushed * a_sum * a_sum + a_flushed * g_flushed * t * t;
-  const double error = slack * (sums.a_error + sums.g_error) +
-                       (slack * slack + gamma<double>(t * t / 16 + 4 * t + 64)) * products * products + flushed;
-  const double bound = 1.01 * error;
+  const double slack = gamma<F>(Work::Table::kRoundings) + gamma<double>((d + p) / 128);
+  const double flushed = work.a_flushed * g_sum * g_sum + work.g_flushed * a_sum * a_sum +
+                         work.a_flushed * work.g_flushed * t * t;
+  const double second = slack * slack + gamma<double>(t * t / 16 + 4 * t + 64);
+  const double bound = 1.01 * (slack * sums.error + second * products * products + flushed);
   return {sums.square - bound, sums.square + bound};
+}
+
+template <class F, class S>
+Bounds gram(const Sample<S>& sample) {
+  Bounds bounds{};
+  versioned_by_width([&](auto width)
+                         DPK_INLINE { bounds = gram_at<F, decltype(width)::value>(sample); });
+  return bounds;
 }
 
 // The gradient tile by tile: visit(tile, first row, first column).
 template <class F, int kBytes, class S, class Visit>
-DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, const Visit& visit) {
+DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, std::int64_t block,
+                                          const Visit& visit) {
   using T = Tile<F, kBytes>;
   const std::int64_t steps = sample.positions;
   const std::int64_t row_panels = (sample.outputs + T::kRows - 1) / T::kRows;
   F* const g = scratch<F, 1>(row_panels * T::kRows * steps);
   F* const a = scratch<F, 2>(T::kColumns * steps);
-  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g,
-                        T::kRows * steps);
+  pack_panels<T::kRows>(sample.g, steps, sample.outputs, sample.outputs, F{1}, g, T::kRows * steps);
   for (std::int64_t column = 0; column < sample.inputs; column += T::kColumns) {
     const std::int64_t used = std::min<std::int64_t>(T::kColumns, sample.inputs - column);
     pack_panels<T::kColumns>(sample.a + column, steps, used, sample.inputs, F{1}, a,
                              T::kColumns * steps);
     for (std::int64_t panel = 0; panel < row_panels; ++panel) {
       T tile;
-      tile.multiply_blocked(g + panel * T::kRows * steps, a, steps, kBlock);
+      tile.multiply_blocked(g + panel * T::kRows * steps, a, steps, block);
       visit(tile, panel * T::kRows, column);
     }
   }
 }
 
-// Relative error of the sum of the tiles' sums of squares: a short chain of F in each lane, then
-// lanes and tiles in double, of which even the smallest tile covers 24 entries.
+// Relative error of the sum of the tiles' sums of squares, each of at least 24 entries.
 template <class F>
 double square_slack(std::int64_t inputs, std::int64_t outputs) {
   const double d = static_cast<double>(inputs), p = static_cast<double>(outputs);
-  return gamma<F>(14) + gamma<double>(d * p / 24 + d + p + 64);
+  return gamma<F>(Tile<F, 64>::kSquareRoundings) + gamma<double>(d * p / 24 + d + p + 64);
 }
 
 template <class F, class S>
@@ -271,9 +268,9 @@ Bounds direct(const Sample<S>& sample) {
   versioned_by_width([&](auto width) DPK_INLINE {
     constexpr int kBytes = decltype(width)::value;
     double total = 0;
-    for_gradient_tiles<F, kBytes>(
-        sample, [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
-                    DPK_INLINE { total += tile.squares(); });
+    for_gradient_tiles<F, kBytes>(sample, kBlock,
+                                  [&](const Tile<F, kBytes>& tile, std::int64_t, std::int64_t)
+                                      DPK_INLINE { total += tile.squares(); });
     square = total;
   });
   const double entries = static_cast<double>(sample.inputs) * static_cast<double>(sample.outputs);
@@ -290,22 +287,28 @@ Bounds direct(const Sample<S>& sample) {
   return {least > 0 ? least * least / rounding : 0, most * most * rounding};
 }
 
-constexpr double kTolerance = 0.99e-4;        // of float inputs
+constexpr double kTolerance = 0.99e-4;  // of float inputs
 constexpr double kDoubleTolerance = 0.99e-10;
 
-// Multiplications of a sample by either route; the Gram sum's tables cost a little more each.
+// Beyond these, sums in float usually miss the tolerance and are done again in double.
+constexpr std::int64_t kMostDirect = 128, kMostGram = 192;
+
+// From measured throughputs: direct products run about 1.4 times as fast as tables of dots.
 bool gram_is_cheaper(const LinearShape& shape) {
   const double t = static_cast<double>(shape.positions);
   const double d = static_cast<double>(shape.inputs), p = static_cast<double>(shape.outputs);
-  return (t + 4) * (d + p + 64) < 2 * 0.9 * d * p;
+  const double gram = (t + 4) * (d + p + 32) * (shape.positions > kMostGram ? 2 : 1);
+  return gram < 1.4 * d * p * (shape.positions > kMostDirect ? 2 : 1);
 }
 
 template <class F>
 double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
   constexpr bool kSingle = std::is_same_v<F, float>;
   if constexpr (kSingle) {
-    const Bounds bounds = by_gram ? gram<float>(sample) : direct<float>(sample);
-    if (bounds.within(kTolerance)) return bounds.upper;
+    if (by_gram || sample.positions <= kMostDirect) {
+      const Bounds bounds = by_gram ? gram<float>(sample) : direct<float>(sample);
+      if (bounds.within(kTolerance)) return bounds.upper;
+    }
   }
   if (kSingle ? gram_cheaper : by_gram) {
     const Bounds bounds = gram<double>(sample);
@@ -317,8 +320,8 @@ double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
 }  // namespace
 
 template <class F>
-void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route,
-                 double* squares, int threads) {
+void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route, double* squares,
+                 int threads) {
   const bool gram_cheaper = gram_is_cheaper(shape);
   const bool by_gram = route == NormRoute::kAuto ? gram_cheaper : route == NormRoute::kGram;
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
@@ -352,10 +355,11 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
         const std::int64_t rows = sample.outputs, columns = sample.inputs;
         F* const to = grad;
         for_gradient_tiles<F, kBytes>(
-            sample, [&](const T& tile, std::int64_t row, std::int64_t column) DPK_INLINE {
+            sample, kKeptBlock,
+            [&](const T& tile, std::int64_t row, std::int64_t column) DPK_INLINE {
               const auto used = std::min<std::int64_t>(T::kRows, rows - row);
-              const auto wide = static_cast<std::size_t>(
-                  std::min<std::int64_t>(T::kColumns, columns - column));
+              const auto wide =
+                  static_cast<std::size_t>(std::min<std::int64_t>(T::kColumns, columns - column));
               for (std::int64_t m = 0; m < used; ++m) {
                 __builtin_memcpy(to + (row + m) * columns + column, tile.at[m], wide * sizeof(F));
               }
@@ -374,8 +378,8 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
   });
 }
 
-template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute,
-                                 double*, int);
+template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute, double*,
+                                 int);
 template void linear_norm<double>(const double*, const double*, const LinearShape&, NormRoute,
                                   double*, int);
 template void linear_gradient<float>(const float*, const float*, const LinearShape&, float*,

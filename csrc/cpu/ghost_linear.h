@@ -17,8 +17,8 @@ enum class NormRoute : int { kAuto = 0, kRankOne = 1, kGram = 2, kDirect = 3 };
 
 // squares[b] >= the squared norm, and tight (docs/ghost.md); not finite for a sample that is not.
 template <class F>
-void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route,
-                 double* squares, int threads);
+void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route, double* squares,
+                 int threads);
 
 // grads [B, p, d] and the squares of these rounded numbers.
 template <class F>

@@ -1,12 +1,13 @@
 #pragma once
 // Register-tiled products for the ghost kernels: sums of outer products and tables of dot products.
-// Only for files built with -ffp-contract=fast, and never together with rows.h: the linker keeps one
-// copy of an inline function, and clipping must not get the contracted one.
+// Only for files built with -ffp-contract=fast, and never together with rows.h: the linker keeps
+// one copy of an inline function, and clipping must not get the contracted one.
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/isa.h"
@@ -55,8 +56,8 @@ DPK_INLINE inline V load(const F* from) {
 
 // One row's `used` values times `scale`, then zeros up to `width`.
 template <class S, class F>
-DPK_INLINE inline void pack_row(const S* row, std::int64_t used, std::int64_t width, F scale,
-                                F* to) {
+DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std::int64_t width,
+                                F scale, F* __restrict to) {
   for (std::int64_t c = 0; c < used; ++c) to[c] = static_cast<F>(row[c]) * scale;
   for (std::int64_t c = used; c < width; ++c) to[c] = 0;
 }
@@ -79,6 +80,20 @@ DPK_INLINE inline void pack_panels(const S* from, std::int64_t rows, std::int64_
       panel += kWidth;
     }
     to += panel_size;
+  }
+}
+
+// The sum of one vector's lanes, halves first.
+template <class V, int kLanes>
+DPK_INLINE inline auto sum_lanes(V x) {
+  if constexpr (kLanes == 1) {
+    return x[0];
+  } else {
+    using F = std::remove_reference_t<decltype(x[0])>;
+    using Half = Vector<F, kLanes / 2>;
+    Half halves[2];
+    __builtin_memcpy(halves, &x, sizeof(x));
+    return sum_lanes<Half, kLanes / 2>(halves[0] + halves[1]);
   }
 }
 
@@ -127,8 +142,7 @@ struct Tile {
     }
   }
   // The same in blocks of `block` steps, which keeps the rounding error small.
-  DPK_INLINE void multiply_blocked(const F* g, const F* a, std::int64_t steps,
-                                   std::int64_t block) {
+  DPK_INLINE void multiply_blocked(const F* g, const F* a, std::int64_t steps, std::int64_t block) {
     multiply(g, a, std::min(steps, block));
     for (std::int64_t t = block; t < steps; t += block) {
       Tile part;
@@ -136,7 +150,9 @@ struct Tile {
       add(part);
     }
   }
-  // Sum of squares; each lane adds kRows of them before they are widened.
+  // Roundings that one square sees in its tile before it is widened.
+  static constexpr int kSquareRoundings = kRows + 1 + 4;
+  // Sum of squares.
   DPK_INLINE double squares() const {
     V sums[kVectors];
 #pragma GCC unroll 16
@@ -149,9 +165,7 @@ struct Tile {
     double total = 0;
 #pragma GCC unroll 16
     for (int n = 0; n < kVectors; ++n) {
-      F lanes[kLanes];
-      __builtin_memcpy(lanes, &sums[n], sizeof(lanes));
-      for (int l = 0; l < kLanes; ++l) total += static_cast<double>(lanes[l]);
+      total += static_cast<double>(sum_lanes<V, kLanes>(sums[n]));
     }
     return total;
   }
@@ -190,29 +204,28 @@ template <class F, int kBytes>
 struct Dots {
   static constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
   static constexpr int kColumns = kBytes == 64 ? 4 : 2;  // columns at a time
-  static constexpr int kChunk = 64;                      // entries per chain of FMAs
-  // Roundings that one product sees in its chunk: product, chain, fold over the lanes.
-  static constexpr int kRoundings = 2 + kChunk / kLanes + 4;
+  static constexpr int kChunk = 128;                     // entries per chain of FMAs
+  // Roundings that one product sees in its chunk: product, chain, fold over at most 16 lanes.
+  static constexpr int kRoundings = 1 + kChunk / kLanes + 4;
   using V = Vector<F, kLanes>;
 
   // out[j * kDots + i] = <x[i], y[j]>
   static DPK_INLINE void table(const F* const* x, const F* const* y, std::int64_t n, double* out) {
     for (int j = 0; j < kDots; j += kColumns) {
       double* const to = out + j * kDots;
-      columns(x, y + j, 0, std::min<std::int64_t>(n, kChunk), [&](int k, double value) DPK_INLINE {
-        to[k] = value;
-      });
+      columns<false>(x, y + j, 0, std::min<std::int64_t>(n, kChunk), to);
       for (std::int64_t k = kChunk; k < n; k += kChunk) {
-        columns(x, y + j, k, std::min<std::int64_t>(n, k + kChunk),
-                [&](int index, double value) DPK_INLINE { to[index] += value; });
+        columns<true>(x, y + j, k, std::min<std::int64_t>(n, k + kChunk), to);
       }
     }
   }
 
  private:
-  template <class Store>
+  static constexpr int kWide = kBytes / static_cast<int>(sizeof(double));
+
+  template <bool kAdd>
   static DPK_INLINE void columns(const F* const* x, const F* const* y, std::int64_t begin,
-                                 std::int64_t end, const Store& store) {
+                                 std::int64_t end, double* out) {
     constexpr int kCount = kDots * kColumns;
     V acc[kCount];
 #pragma GCC unroll 16
@@ -233,9 +246,21 @@ struct Dots {
       }
     }
     fold<V, kLanes, kCount>(acc);
-    F lanes[kCount];
-    __builtin_memcpy(lanes, acc, sizeof(lanes));
-    for (int i = 0; i < kCount; ++i) store(i, static_cast<double>(lanes[i]));
+    using Narrow = Vector<F, kWide>;
+    using Wide = Vector<double, kWide>;
+    constexpr int kParts = kLanes / kWide;
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount / kLanes; ++i) {
+      Narrow parts[kParts];
+      __builtin_memcpy(parts, &acc[i], sizeof(V));
+#pragma GCC unroll 16
+      for (int part = 0; part < kParts; ++part) {
+        double* const to = out + i * kLanes + part * kWide;
+        Wide value = __builtin_convertvector(parts[part], Wide);
+        if constexpr (kAdd) value += load<Wide>(to);
+        __builtin_memcpy(to, &value, sizeof(value));
+      }
+    }
   }
 };
 

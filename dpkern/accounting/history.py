@@ -69,6 +69,13 @@ class Certificate:
     certified_for: str
     notes: tuple[str, ...] = ()
 
+    def epsilon_by(self, accountant: str | None) -> float:
+        """The smallest bound of one accountant, ``RDP`` or ``PLD``; None: ``epsilon``."""
+        if accountant is None or self.epsilon in (0, math.inf):
+            return self.epsilon
+        proved = [bound for name, bound in self.bounds.items() if name.startswith(accountant)]
+        return min(proved, default=math.inf)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values; infinity is the string ``"inf"``."""
         return {

@@ -141,11 +141,13 @@ def calibrate(
     sampling: str = "poisson",
     dataset_size: int | None = None,
     dimension: int | None = None,
+    accountant: str | None = None,
 ) -> M:
     """The mechanism with the least noise whose epsilon does not exceed the target.
 
     The multiplier is within 1e-3 (relative) of the smallest one that meets the target, and the
-    epsilon of the returned mechanism has been computed and is at most ``target_epsilon``.
+    epsilon of the returned mechanism has been computed and is at most ``target_epsilon``. With
+    ``accountant`` (``RDP`` or ``PLD``) that accountant's bound has to meet it, not the smallest.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -156,7 +158,7 @@ def calibrate(
     integer(minimum=1, steps=steps)
 
     def spent(noise_multiplier: float) -> float:
-        return epsilon(
+        return certify(
             mechanism.with_noise_multiplier(noise_multiplier),
             sample_rate=sample_rate,
             steps=steps,
@@ -164,7 +166,7 @@ def calibrate(
             sampling=sampling,
             dataset_size=dataset_size,
             dimension=dimension,
-        )
+        ).epsilon_by(accountant)
 
     best = _least_noise(spent, target)
     if best is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..ops.ghost import conv
 from ..ops.ghost.conv import Geometry
@@ -103,14 +104,32 @@ def _norm(x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments:
 
 
 def _cheapest(geometry: Geometry) -> str:
+    """By the time of a multiplication of the direct route; docs/ghost_conv.md has the figures."""
     if not geometry.has_shifts:
         return "direct"
-    gram = 2 * conv.gram_multiplications(geometry)
+    gram = 2 * conv.gram_multiplications(geometry) + 96 * geometry.batch * geometry.positions**2
     return "gram" if gram < geometry.multiplications else "direct"
+
+
+def _sum(
+    x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **arguments: Any
+) -> None:
+    geometry = _geometry(x, g, **arguments)
+    cpu._C.conv_sum(
+        _sizes(geometry),
+        x.dtype is torch.float64,
+        x.data_ptr(),
+        g.data_ptr(),
+        factors.data_ptr(),
+        out.data_ptr(),
+        cpu._threads(),
+    )
+    increment_version(out)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.conv_norm", _norm, _refuse),
     ("ghost.conv_gradient", _gradient, _refuse),
+    ("ghost.conv_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from .buffers import BufferWatch
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
 from .records import Record
@@ -174,6 +175,8 @@ class Capture:
         self.handed_out = False
         """Whether a loader names the samples."""
         self.probe: Probe | None = None
+        self.collected: list[UnsupportedModule] | None = None
+        """Where a rehearsal collects what would otherwise be raised."""
         self.public_gradients: dict[int, Tensor] = {}
         self.loss_scale = 1.0
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
@@ -182,6 +185,8 @@ class Capture:
         self.start_early: Callable[[], Early] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: Early | None = None
+        self.norms_on_arrival = True
+        """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -192,11 +197,17 @@ class Capture:
         self._watch_input = True
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
+        self._buffers: BufferWatch | None = BufferWatch(module)
 
     @property
     def watching(self) -> bool:
         """Whether uses are captured now."""
         return bool(self._hooks) and not self._public and not self._skipped
+
+    @property
+    def attached(self) -> bool:
+        """Whether the parameters are private."""
+        return bool(self._hooks)
 
     @property
     def captured(self) -> bool:
@@ -207,6 +218,8 @@ class Capture:
         """Make the parameters private; calling it twice changes nothing."""
         if self._hooks:
             return
+        from .layers import packed  # the rules stand on this module
+
         for slot in self.slots:
             slot.parameter.__class__ = PrivateParameter
             slot.parameter._private = slot  # type: ignore[attr-defined]
@@ -214,6 +227,13 @@ class Capture:
             self.module.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(_Hook(self._after_forward), with_kwargs=True),
         ]
+        for part in self.module.modules():
+            if isinstance(part, nn.RNNBase):
+                # Only the module knows how it sorted packed sequences.
+                self._hooks += [
+                    part.register_forward_pre_hook(packed.note_order, with_kwargs=True),
+                    part.register_forward_hook(packed.forget_order, always_call=True),
+                ]
 
     def detach(self) -> None:
         """Make them ordinary parameters again and forget what was captured."""
@@ -348,7 +368,7 @@ class Capture:
         if self.early is None and self.start_early is not None:
             self.early = self.start_early()
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
-        if alone and arrival.rows is None:
+        if alone and arrival.rows is None and self.norms_on_arrival:
             arrival.record = record = self.budget.kept(record)
             arrival.square = record.square()
         if self.early is not None:
@@ -399,10 +419,20 @@ class Capture:
             probe.run(output, self.anchor)
         finally:
             self.probe = None
-        probe.raise_findings()
-        self._verified |= probe.seen
-        self._clouded = probe.clouded
-        self._watch_input = bool(probe.dull) or not probe.seen
+        error = probe.error()
+        if error is None:
+            self._verified |= probe.seen
+            self._clouded = probe.clouded
+            self._watch_input = bool(probe.dull) or not probe.seen
+        self._report(error)
+
+    def _report(self, error: UnsupportedModule | None) -> None:
+        """Raise, or collect in a rehearsal."""
+        if error is None:
+            return
+        if self.collected is None:
+            raise error
+        self.collected.append(error)
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -410,6 +440,8 @@ class Capture:
         self._skipped = False
         if not torch.is_grad_enabled() or self._public:
             return None
+        if self._buffers is not None:
+            self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
@@ -437,10 +469,13 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        # Within reentrant checkpoints uses show only in the backward pass.
-        unseen = self._fresh or self._watch_input
-        if unseen and torch.is_grad_enabled() and self.watching:
-            self.verify(output)
+        if torch.is_grad_enabled() and self.watching:
+            if self._buffers is not None:
+                self._report(self._buffers.error())
+                self._buffers = None  # what a forward pass writes to, it writes to every time
+            # Within reentrant checkpoints uses show only in the backward pass.
+            if self._fresh or self._watch_input:
+                self.verify(output)
         self._skipped = False
 
     def _next_samples(self) -> None:

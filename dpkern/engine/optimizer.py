@@ -19,12 +19,12 @@ from torch import Tensor
 
 from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
-from ..ops import clip
+from ..mechanisms import Plan
 from ..step import DPStep
 from .capture import Capture
-from .clipping import clipped_sums
+from .clipping import close_into, prepare
 from .fused import groups_of
-from .parameter import plainly
+from .parameter import PrivateParameter, plainly
 
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NEVER = 2**31 - 1
@@ -89,7 +89,8 @@ class Adapter:
         self._own_step, self._own_zero_grad = optimizer.step, optimizer.zero_grad
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
-        self._show()
+        self.show()
+        prepare(self.capture, self._plan)
         _keep_scalers_away()
 
     def detach(self) -> None:
@@ -100,6 +101,7 @@ class Adapter:
             else:
                 self.optimizer.__dict__[name] = value
         self._before = {}
+        self.capture.start_early = None
         self.private.drop()
         self.final, self._waiting = True, None
 
@@ -181,11 +183,28 @@ class Adapter:
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""
         self._take_over()
-        result = clipped_sums(self.capture, self.private.plan)
-        if isinstance(result, clip.ClipResult):
-            self.private.add(sum=result)
-        elif result is not None:
-            self.private.add(result)
+        close_into(self.private, self.capture)
+
+    def _plan(self) -> Plan:
+        """The plan in force, with what a schedule has changed since the last step."""
+        self._take_over()
+        return self.private.plan
+
+    def rescale(self, scale: float) -> None:
+        """The loss of the current samples was multiplied by this.
+
+        Raises:
+            PrivacyError: clip groups were finished in the backward pass without knowing it.
+        """
+        if self.capture.early is not None and scale != self.capture.loss_scale:
+            raise PrivacyError(
+                "GradScaler",
+                expected="clipping='flat' or 'automatic' when the loss is scaled",
+                got=self.private.plan.clipping,
+                remedy="Groups are clipped during the backward pass, before the scale is known: "
+                "choose another clipping, or bfloat16, which needs no scale.",
+            )
+        self.capture.loss_scale = scale
 
     def _release(self) -> None:
         public, scale = dict(self.capture.public_gradients), self.capture.loss_scale
@@ -238,9 +257,26 @@ class Adapter:
         now = {name: self.optimizer.__dict__[name] for name in self._shown}
         if now != self._shown:
             self.private.mechanism = replace(self.private.mechanism, **now)  # type: ignore[type-var]
-            self._show()
+            self.show()
 
-    def _show(self) -> None:
+    def change(self, name: str, value: Any) -> None:
+        """Set ``noise_multiplier`` or ``max_grad_norm`` at once.
+
+        Raises:
+            DPKernError: an impossible value, or a change within a logical batch; nothing changed.
+        """
+        if name not in self._shown:
+            raise InvalidInput(
+                name,
+                expected=f"one of {', '.join(self._shown)}",
+                got=f"a mechanism {type(self.private.mechanism).__name__} without it",
+                remedy="Schedule what the mechanism has.",
+            )
+        self.private.mechanism = replace(self.private.mechanism, **{name: value})  # type: ignore[type-var]
+        self.show()
+
+    def show(self) -> None:
+        """Show the numbers in use on the optimizer."""
         mechanism = self.private.mechanism
         self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
         self.optimizer.__dict__.update(self._shown)
@@ -271,6 +307,13 @@ def check_optimizer(optimizer: object, capture: Capture) -> None:
             "optimizer",
             expected="one that is not private yet",
             got="an optimizer of another make_private",
+            remedy="Call detach() on that engine first.",
+        )
+    if any(isinstance(p, PrivateParameter) for p in capture.parameters):
+        raise InvalidInput(
+            "module",
+            expected="one that is not private yet",
+            got="a module of another make_private",
             remedy="Call detach() on that engine first.",
         )
     trained = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
@@ -314,7 +357,7 @@ def _keep_scalers_away() -> None:
         if adapter is None:
             return own(self, optimizer, inv_scale, found_inf, allow_fp16)
         self.set_growth_interval(_NEVER)
-        adapter.capture.loss_scale = self.get_scale()
+        adapter.rescale(self.get_scale())
         return {found_inf.device: found_inf}
 
     unscale._knows_private = True  # type: ignore[attr-defined]

@@ -138,10 +138,17 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     if not watching:
         with plainly():
             return func(*args, **named)
-    handler = RULES.get(func)
-    if handler is not None:
+    handler = RULES.get(func, other)
+    try:
         return handler(func, args, named)
-    return other(func, args, named)
+    except UnsupportedModule as error:
+        collected = sources[0].capture.collected
+        if collected is None:
+            raise
+        # A rehearsal goes on, to find everything at once; nothing of it is trained on.
+        collected.append(error)
+        with plainly():
+            return func(*args, **named)
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:

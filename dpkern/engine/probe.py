@@ -129,13 +129,12 @@ class Probe:
         weights = torch.rand(part.shape, generator=generator) + 0.5
         return (part * weights.to(part.device)).sum()
 
-    def raise_findings(self) -> None:
+    def error(self) -> UnsupportedModule | None:
         """One error for everything that was found."""
         if not self.findings:
-            return
-        places = list(dict.fromkeys(self.findings.values()))
-        raise UnsupportedModule(
-            "; ".join(places),
+            return None
+        return UnsupportedModule(
+            "; ".join(dict.fromkeys(self.findings.values())),
             expected="output gradients of one sample in that sample's rows only",
             got="gradients in the rows of other samples",
             remedy="Keep the batch first (batch_first=True; rows of one sample next to each other) "

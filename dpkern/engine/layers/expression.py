@@ -216,10 +216,10 @@ def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
             return None
         whole = result.numel() == base.numel()
         if not result.is_contiguous():
-            # A contiguous transpose has one row or column: then it is the parameter itself.
             turned = result.dim() == 2 and whole and result.t().is_contiguous()
-            same_shape = turned and result.t().shape == base.shape
-            return Target(slot, transposed=True) if same_shape else None
+            if turned and result.t().shape == base.shape:
+                return Target(slot, transposed=True)
+            return None
         row = math.prod(base.shape[1:])
         first = result.storage_offset() - base.storage_offset()
         if whole:

@@ -85,10 +85,10 @@ def _validate_conv_sum(
 
 
 def gram_multiplications(geometry: Geometry) -> int:
-    """Of the shifted-Gram route, which uses the symmetry of both Gram matrices."""
+    """Of the Gram route: half of two symmetric matrices over positions, and their product."""
     inputs, outputs = math.prod(geometry.input), geometry.positions
     grams = geometry.in_channels * inputs**2 + geometry.out_channels * outputs**2
-    return geometry.batch * (grams + geometry.taps * outputs**2) // 2
+    return geometry.batch * (grams + sum(geometry.kernel) * outputs**2) // 2
 
 
 def _cost_conv_norm(

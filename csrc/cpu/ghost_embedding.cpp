@@ -1,0 +1,215 @@
+#include "cpu/ghost_embedding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "cpu/ghost_tiles.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using namespace ghost;
+
+constexpr std::int64_t kGrain = 1 << 14;  // entries worth a thread
+
+// n roundings of double, to first order and a little more.
+double gamma(double n) { return 1.01 * n * 0x1p-53; }
+
+struct Square {
+  double value;
+  double absolute;  // sum of the norms of the rows that were added
+};
+
+// sum of squares in double.
+template <class F>
+DPK_INLINE inline double square_of(const F* row, std::int64_t n) {
+  constexpr int kSums = 16;
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int k = 0; k < kSums; ++k) {
+      const double x = static_cast<double>(row[i + k]);
+      sums[k] += x * x;
+    }
+  }
+  double total = 0;
+  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  for (int k = 0; k < kSums; ++k) total += sums[k];
+  return total;
+}
+
+// The positions of one sample, those of equal ids together.
+class Groups {
+ public:
+  void sort(const std::int64_t* ids, const EmbeddingShape& shape) {
+    order_.clear();
+    for (std::int64_t t = 0; t < shape.positions; ++t) {
+      if (ids[t] != shape.padding) order_.push_back({ids[t], t});
+    }
+    std::sort(order_.begin(), order_.end());
+  }
+  // body(positions, count) for each id.
+  template <class F>
+  void for_each(const F& body) const {
+    for (std::size_t begin = 0; begin < order_.size();) {
+      std::size_t end = begin + 1;
+      while (end < order_.size() && order_[end].first == order_[begin].first) ++end;
+      body(order_.data() + begin, end - begin);
+      begin = end;
+    }
+  }
+
+ private:
+  std::vector<std::pair<std::int64_t, std::int64_t>> order_;
+};
+
+// An upper bound of the squared norm of the sum of `count` rows, summed in double.
+template <class F>
+double group_square(const F* g, std::int64_t columns,
+                    const std::pair<std::int64_t, std::int64_t>* positions, std::size_t count) {
+  double upper = 0;
+  versioned([&]() DPK_INLINE {
+    const std::int64_t n = columns;
+    if (count == 1) {
+      upper = square_of(g + positions->second * n, n);
+      return;
+    }
+    double* const sums = scratch<double, 7>(n);
+    std::fill_n(sums, n, 0.0);
+    double absolute = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      const F* const row = g + positions[k].second * n;
+      for (std::int64_t i = 0; i < n; ++i) sums[i] += static_cast<double>(row[i]);
+      absolute += std::sqrt(square_of(row, n));
+    }
+    const double terms = static_cast<double>(count + 64) + static_cast<double>(n);
+    const double norm = std::sqrt(square_of(sums, n)) + gamma(2 * terms) * absolute;
+    upper = norm * norm;
+  });
+  return upper * (1 + gamma(static_cast<double>(columns) / 16 + 64));
+}
+
+}  // namespace
+
+template <class F>
+void embedding_norm(const std::int64_t* ids, const F* g, const EmbeddingShape& shape,
+                    double* squares, int threads) {
+  const std::int64_t entries = std::max<std::int64_t>(1, shape.positions * shape.columns);
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / entries);
+  parallel_for(shape.batch, grain, threads, [&](std::int64_t begin, std::int64_t end) {
+    static thread_local Groups groups;
+    for (std::int64_t b = begin; b < end; ++b) {
+      const F* const rows = g + b * shape.positions * shape.columns;
+      groups.sort(ids + b * shape.positions, shape);
+      double total = 0;
+      groups.for_each([&](const auto* positions, std::size_t count) {
+        total += group_square(rows, shape.columns, positions, count);
+      });
+      squares[b] = total * (1 + gamma(static_cast<double>(shape.positions + 4)));
+    }
+  });
+}
+
+template <class F>
+void embedding_sum(const std::int64_t* ids, const F* g, const F* factors,
+                   const EmbeddingShape& shape, F* out, int threads) {
+  // Each thread owns some columns of the table: no two write the same line, and the order of the
+  // additions is that of the positions.
+  constexpr std::int64_t kUnit = 32;
+  const std::int64_t units = (shape.columns + kUnit - 1) / kUnit;
+  const std::int64_t work = std::max<std::int64_t>(1, shape.batch * shape.positions * kUnit);
+  const int team = useful_threads(units, std::max<std::int64_t>(1, kGrain / work), threads);
+  parallel_for(team, 1, team, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t part = first; part < last; ++part) {
+      const Range cut = part_of(units, static_cast<int>(part), team);
+      const std::int64_t begin = cut.begin * kUnit;
+      const std::int64_t count = std::min(shape.columns, cut.end * kUnit) - begin;
+      versioned([&]() DPK_INLINE {
+        const std::int64_t n = count;
+        for (std::int64_t b = 0; b < shape.batch; ++b) {
+          const F factor = factors[b];
+          if (factor == 0) continue;
+          for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
+            if (ids[t] == shape.padding) continue;
+            const F* const from = g + t * shape.columns + begin;
+            F* const to = out + ids[t] * shape.columns + begin;
+            for (std::int64_t i = 0; i < n; ++i) to[i] += factor * from[i];
+          }
+        }
+      });
+    }
+  });
+}
+
+template <class F>
+void tied_cross(const std::int64_t* ids, const F* e, const F* a, const F* g,
+                const EmbeddingShape& shape, std::int64_t rows, std::int64_t vocabulary,
+                double* products, int threads) {
+  const std::int64_t places = shape.positions, columns = shape.columns;
+  parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      double sum = 0, absolute = 0;
+      versioned_by_width([&](auto width) DPK_INLINE {
+        using Table = Dots<double, decltype(width)::value>;
+        const std::int64_t n = columns;
+        const std::int64_t stride = round_up(std::max<std::int64_t>(n, 1), Table::kLanes);
+        double* const wide_e = scratch<double, 8>((places + rows + 1) * stride);
+        double* const wide_a = wide_e + places * stride;
+        double* const zeros = wide_a + rows * stride;
+        for (std::int64_t s = 0; s < places; ++s) {
+          pack_row(e + (b * places + s) * n, n, stride, 1.0, wide_e + s * stride);
+        }
+        for (std::int64_t t = 0; t < rows; ++t) {
+          pack_row(a + (b * rows + t) * n, n, stride, 1.0, wide_a + t * stride);
+        }
+        std::fill_n(zeros, stride, 0.0);
+        double* const norms = scratch<double, 9>(places + rows);
+        for (std::int64_t r = 0; r < places + rows; ++r) {
+          norms[r] = std::sqrt(square_of(wide_e + r * stride, stride));
+        }
+        for (std::int64_t t = 0; t < rows; t += kDots) {
+          const double* x[kDots];
+          for (int i = 0; i < kDots; ++i) x[i] = t + i < rows ? wide_a + (t + i) * stride : zeros;
+          double row_sum = 0;
+          for (std::int64_t s = 0; s < places; s += kDots) {
+            const double* y[kDots];
+            for (int j = 0; j < kDots; ++j) {
+              y[j] = s + j < places ? wide_e + (s + j) * stride : zeros;
+            }
+            double inner[kDots * kDots];
+            Table::table(x, y, stride, inner);
+            for (std::int64_t j = 0; j < std::min<std::int64_t>(kDots, places - s); ++j) {
+              const std::int64_t id = ids[b * places + s + j];
+              if (id == shape.padding) continue;
+              for (std::int64_t i = 0; i < std::min<std::int64_t>(kDots, rows - t); ++i) {
+                const double weight = static_cast<double>(g[(b * rows + t + i) * vocabulary + id]);
+                row_sum += weight * inner[j * kDots + i];
+                absolute += std::fabs(weight) * norms[places + t + i] * norms[s + j];
+              }
+            }
+          }
+          sum += row_sum;
+        }
+      });
+      const double roundings = static_cast<double>(4 * places + rows + columns + 256);
+      products[b] = sum + gamma(roundings) * absolute * 1.01;
+    }
+  });
+}
+
+template void embedding_norm<float>(const std::int64_t*, const float*, const EmbeddingShape&,
+                                    double*, int);
+template void embedding_norm<double>(const std::int64_t*, const double*, const EmbeddingShape&,
+                                     double*, int);
+template void embedding_sum<float>(const std::int64_t*, const float*, const float*,
+                                   const EmbeddingShape&, float*, int);
+template void embedding_sum<double>(const std::int64_t*, const double*, const double*,
+                                    const EmbeddingShape&, double*, int);
+template void tied_cross<float>(const std::int64_t*, const float*, const float*, const float*,
+                                const EmbeddingShape&, std::int64_t, std::int64_t, double*, int);
+template void tied_cross<double>(const std::int64_t*, const double*, const double*, const double*,
+                                 const EmbeddingShape&, std::int64_t, std::int64_t, double*, int);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,123 @@
+// Weighted sums of linear gradients: one matrix product over samples and positions, with the
+// factors folded into the packed copy of g.
+
+#include <cmath>
+#include <vector>
+
+#include "cpu/ghost_linear.h"
+#include "cpu/ghost_tiles.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using namespace ghost;
+
+constexpr std::int64_t kSteps = 256;         // of a packed block of positions
+constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+
+// A run of positions of one sample inside a block.
+template <class F>
+struct Run {
+  const F* a;
+  const F* g;
+  F factor;
+  std::int64_t count;
+};
+
+// The used samples cut into blocks of at most kSteps positions.
+template <class F>
+std::vector<std::vector<Run<F>>> blocks_of(const F* a, const F* g, const F* factors,
+                                           const LinearShape& shape) {
+  std::vector<std::vector<Run<F>>> blocks;
+  std::int64_t room = 0;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    if (factors[b] == 0) continue;
+    for (std::int64_t t = 0; t < shape.positions;) {
+      if (room == 0) blocks.emplace_back(), room = kSteps;
+      const std::int64_t row = b * shape.positions + t;
+      const std::int64_t count = std::min(room, shape.positions - t);
+      blocks.back().push_back({a + row * shape.inputs, g + row * shape.outputs, factors[b], count});
+      t += count, room -= count;
+    }
+  }
+  return blocks;
+}
+
+// out[rows, columns] += the products of one block.
+template <class F, int kBytes>
+DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearShape& shape,
+                                 Range rows, Range columns, F* out) {
+  using T = Tile<F, kBytes>;
+  std::int64_t steps = 0;
+  for (const Run<F>& run : runs) steps += run.count;
+  const std::int64_t panels = (rows.end - rows.begin + T::kRows - 1) / T::kRows;
+  F* const g = scratch<F, 4>(panels * T::kRows * steps);
+  F* const a = scratch<F, 5>(T::kColumns * steps);
+  std::int64_t done = 0;
+  for (const Run<F>& run : runs) {
+    pack_panels<T::kRows>(run.g + rows.begin, run.count, rows.end - rows.begin, shape.outputs,
+                          run.factor, g + done * T::kRows, T::kRows * steps);
+    done += run.count;
+  }
+  for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
+    const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
+    done = 0;
+    for (const Run<F>& run : runs) {
+      pack_panels<T::kColumns>(run.a + column, run.count, wide, shape.inputs, F{1},
+                               a + done * T::kColumns, T::kColumns * steps);
+      done += run.count;
+    }
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+      T tile;
+      tile.multiply(g + panel * T::kRows * steps, a, steps);
+      const std::int64_t row = rows.begin + panel * T::kRows;
+      const std::int64_t tall = std::min<std::int64_t>(T::kRows, rows.end - row);
+      for (std::int64_t m = 0; m < tall; ++m) {
+        F* const to = out + (row + m) * shape.inputs + column;
+        F sums[T::kColumns];
+        __builtin_memcpy(sums, tile.at[m], sizeof(sums));
+        if (wide == T::kColumns) {
+          for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
+        } else {
+          for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class F>
+void linear_sum(const F* a, const F* g, const F* factors, const LinearShape& shape, F* out,
+                int threads) {
+  const auto blocks = blocks_of(a, g, factors, shape);
+  const std::int64_t entries = shape.inputs * shape.outputs;
+  const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
+  // Each part of the output belongs to one thread; the longer side is cut, so that the copies of
+  // the other side stay small.
+  const bool cut_columns = shape.inputs >= shape.outputs;
+  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
+  const std::int64_t units = (side + 47) / 48;
+  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const Range cut = part_of(units, static_cast<int>(part), team);
+      const Range own{cut.begin * 48, std::min(side, cut.end * 48)};
+      const Range rows = cut_columns ? Range{0, shape.outputs} : own;
+      const Range columns = cut_columns ? own : Range{0, shape.inputs};
+      for (const auto& runs : blocks) {
+        versioned_by_width([&](auto width) DPK_INLINE {
+          add_block<F, decltype(width)::value>(runs, shape, rows, columns, out);
+        });
+      }
+    }
+  });
+}
+
+template void linear_sum<float>(const float*, const float*, const float*, const LinearShape&,
+                                float*, int);
+template void linear_sum<double>(const double*, const double*, const double*, const LinearShape&,
+                                 double*, int);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,238 @@
+"""The options of ``make_private``. What Opacus has and we cannot honour is refused, not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from torch.utils.data import DataLoader
+
+from .._validate import choice
+from ..errors import InvalidInput
+from ..mechanisms import DPSGD
+from ..mechanisms.base import Mechanism
+from ..rng import Key
+from .loader import PrivateLoader
+
+MODES = (None, "hooks", "functorch", "ew", "ghost")
+"""Opacus' ways to the same per-sample gradients; here there is one."""
+
+Groups = Sequence[int] | Callable[[str], int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Everything that ``make_private`` takes besides its objects and numbers.
+
+    Attributes:
+        clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
+        clip_groups: for ``group``: the group number of each trainable parameter in the module's
+            order, or a function from its name to the number.
+        arithmetic: ``float`` (matrix products; certified for real-number sums) or ``exact``
+            (integer sums of explicit gradients; certified for the released bits).
+        loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch.
+        poisson_sampling: False draws ``shuffled`` batches, which are not amplified.
+        sampling: ``poisson``, ``fixed`` or ``shuffled``; None follows ``poisson_sampling``.
+        max_physical_batch_size: larger batches reach the loop in parts of at most this size.
+        keep_budget: memory for per-sample gradients that are kept instead of made twice; a share
+            of the activations (float) or bytes (int).
+        unsafe_seed: reproducible noise and batches; nothing is certified then.
+        rounds: ChaCha rounds, 20, 12 or 8.
+        backend: who runs the kernels; None leaves it to dpkern.
+        sample_rate, expected_batch_size, dataset_size: for ``data_loader=None`` only: how the
+            caller draws its batches.
+        criterion: handed back for ``grad_sample_mode="ghost"``; one backward pass is enough.
+        grad_sample_mode: accepted; there is one way to the gradients.
+        batch_first, noise_generator, wrap_model, rand_on_empty: accepted with their default only.
+
+    Raises:
+        InvalidInput: an option that cannot be honoured.
+    """
+
+    clipping: str = "flat"
+    clip_groups: Groups = None
+    arithmetic: str = "float"
+    loss_reduction: str = "mean"
+    poisson_sampling: bool = True
+    sampling: str | None = None
+    max_physical_batch_size: int | None = None
+    keep_budget: float | int = 0.25
+    unsafe_seed: int | None = None
+    rounds: int = 20
+    backend: str | None = None
+    sample_rate: float | None = None
+    expected_batch_size: float | None = None
+    dataset_size: int | None = None
+    criterion: Any = None
+    grad_sample_mode: str | None = "hooks"
+    batch_first: bool = True
+    noise_generator: object = None
+    wrap_model: bool = True
+    rand_on_empty: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """The options by name.
+
+        Raises:
+            InvalidInput: an unknown name, or an option that cannot be honoured.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise InvalidInput(
+                    name,
+                    expected=f"one of the options {', '.join(known)}",
+                    got="an unknown one",
+                    remedy="Check its spelling.",
+                )
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        choice(MODES, grad_sample_mode=self.grad_sample_mode)
+        _sampling(self.sampling, self.poisson_sampling)
+        for name, default, expected, remedy in _FIXED:
+            if getattr(self, name) is not default:
+                got = getattr(self, name)
+                raise InvalidInput(name, expected=expected, got=repr(got), remedy=remedy)
+
+
+_FIXED = (
+    (
+        "batch_first",
+        True,
+        "True: the first dimension of every input is the batch",
+        "Transpose inside the module, or set batch_first=True on recurrent layers.",
+    ),
+    (
+        "noise_generator",
+        None,
+        "None: noise comes from a secure generator",
+        "For reproducible noise pass unsafe_seed=; such a run certifies nothing.",
+    ),
+    (
+        "wrap_model",
+        True,
+        "True: the module comes back itself and is never wrapped",
+        "Leave it out; engine.detach() does what the hooks' cleanup() did.",
+    ),
+    (
+        "rand_on_empty",
+        False,
+        "False: an empty draw is a batch of size 0",
+        "Leave it out; the model sees tensors without rows and the step adds its noise.",
+    ),
+)
+
+
+def _sampling(sampling: str | None, poisson_sampling: bool) -> str:
+    if sampling is None:
+        return "poisson" if poisson_sampling else "shuffled"
+    choice(("poisson", "fixed", "shuffled"), sampling=sampling)
+    if sampling == "poisson" and not poisson_sampling:
+        raise InvalidInput(
+            "sampling",
+            expected="'fixed' or 'shuffled' with poisson_sampling=False",
+            got=sampling,
+            remedy="Leave poisson_sampling out: sampling= says it all.",
+        )
+    return sampling
+
+
+def loader_of(data_loader: DataLoader[Any] | None, options: Options) -> PrivateLoader | None:
+    """The private loader over the user's data set, if there is one.
+
+    Raises:
+        InvalidInput: a loader that cannot be private.
+    """
+    if data_loader is None:
+        return None
+    seed, rounds = options.unsafe_seed, options.rounds
+    return PrivateLoader(
+        data_loader,
+        sampling=_sampling(options.sampling, options.poisson_sampling),
+        key=Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds),
+        max_physical_batch_size=options.max_physical_batch_size,
+    )
+
+
+def sampling_of(loader: PrivateLoader | None, options: Options) -> dict[str, Any]:
+    """How batches are drawn, for the ledger: by the loader, or as the caller says.
+
+    Raises:
+        InvalidInput: both.
+    """
+    if loader is None:
+        return {
+            "sampling": _sampling(options.sampling, options.poisson_sampling),
+            "sample_rate": options.sample_rate,
+            "dataset_size": options.dataset_size,
+        }
+    for name in ("sample_rate", "dataset_size", "expected_batch_size"):
+        if getattr(options, name) is not None:
+            raise InvalidInput(
+                name,
+                expected="None: the loader says how batches are drawn",
+                got=getattr(options, name),
+                remedy="Choose the loader's batch_size, or pass data_loader=None.",
+            )
+    return {
+        "sampling": loader.sampling,
+        "sample_rate": loader.sample_rate,
+        "dataset_size": loader.dataset_size,
+    }
+
+
+def mechanism_of(
+    options: Options,
+    names: Sequence[str],
+    *,
+    noise_multiplier: float | None,
+    max_grad_norm: Any,
+    mechanism: Mechanism | None,
+) -> Mechanism:
+    """The mechanism that was given, or DP-SGD with these numbers.
+
+    Raises:
+        InvalidInput: both or neither, or numbers out of range.
+    """
+    numbers = {"noise_multiplier": noise_multiplier, "max_grad_norm": max_grad_norm}
+    if mechanism is not None:
+        given = [name for name, value in numbers.items() if value is not None]
+        if not isinstance(mechanism, Mechanism) or given or options.clip_groups is not None:
+            raise InvalidInput(
+                "mechanism",
+                expected="a dpkern mechanism, which has its own noise, bounds and groups",
+                got=f"one together with {', '.join(given) or 'clip_groups'}"
+                if isinstance(mechanism, Mechanism)
+                else type(mechanism).__name__,
+                remedy="Pass either mechanism= or noise_multiplier= and max_grad_norm=.",
+            )
+        return mechanism
+    for name, value in numbers.items():
+        if value is None:
+            raise InvalidInput(
+                name,
+                expected="a number",
+                got=value,
+                remedy=f"Pass {name}=, or a mechanism=.",
+            )
+    if options.clipping == "adaptive":
+        raise InvalidInput(
+            "clipping",
+            expected="'flat', 'per_layer', 'group' or 'automatic'",
+            got=options.clipping,
+            remedy="'automatic' normalises every gradient and needs no tuned bound; a schedule "
+            "of engine.schedulers changes the bound over time.",
+        )
+    groups = options.clip_groups
+    if callable(groups):
+        groups = [groups(name) for name in names]
+    return DPSGD(
+        noise_multiplier=noise_multiplier,  # type: ignore[arg-type]
+        max_grad_norm=max_grad_norm,
+        clipping=options.clipping,
+        groups=groups,  # type: ignore[arg-type]
+        arithmetic=options.arithmetic,
+    )

@@ -1,0 +1,382 @@
+"""The loader that says who the samples are: private batches from the user's own data set.
+
+One iteration is one epoch: as many logical batches as the original loader had. Masks come from the
+secure generator and are numbered through the whole run, so none is used twice. What belongs to a
+batch is decided when the loop receives it, not when a worker prepares it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
+
+from .. import _validate as check
+from ..errors import InvalidInput, PrivacyError
+from ..rng import Key
+from .empty import empty_batch
+from .sampling import Batches, FixedSizeBatches, PoissonBatches, ShuffledBatches
+
+_MOST_STEPS = 1 << 32
+_END = object()
+
+HandOut = Callable[..., None]
+"""Called as ``hand_out(size, first=..., final=...)`` when the loop receives a batch."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A physical batch: its size and its place in its logical batch."""
+
+    size: int
+    first: bool
+    final: bool
+
+
+class _Parts:
+    """What the workers are asked for: the records of one physical batch after the other."""
+
+    def __init__(self, batches: Batches, steps: int, shard: tuple[int, int]) -> None:
+        self.batches = batches
+        self.steps = steps
+        self.shard = shard
+        self.left = steps
+        self.most: int | None = None
+        self.queue: deque[Part] = deque()
+        """Parts asked for and not yet handed out, in order; empty ones need no worker."""
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.queue = deque()
+        return self._draw(self.queue)
+
+    def _draw(self, queue: deque[Part]) -> Iterator[list[int]]:
+        rank, ranks = self.shard
+        for records in islice(iter(self.batches), self.left):
+            size = len(records)
+            most = self.most or max(size, 1)
+            for start in range(0, max(size, 1), most):
+                part = records[start : start + most]
+                queue.append(Part(len(part), start == 0, start + most >= size))
+                if len(part):
+                    yield (part * ranks + rank).tolist()
+
+
+class PrivateLoader(DataLoader[Any]):
+    """The user's loader with private batches.
+
+    Data set, ``collate_fn``, workers and pinning are the original's; order and batches are not. An
+    empty draw yields tensors of size 0 in the batch's structure.
+
+    Args:
+        original: a loader over a data set with a length.
+        sampling: ``poisson`` (every record joins each batch with probability 1 / len(original)),
+            ``fixed`` (uniform subsets of the original's batch size) or ``shuffled`` (slices of a
+            permutation; an incomplete last batch is dropped).
+        key: where the masks come from; None takes a fresh key.
+        max_physical_batch_size: larger logical batches are split into parts of at most this size.
+        shard: ``(rank, ranks)``: this process draws from the records ``rank, rank + ranks, ...``.
+
+    Raises:
+        InvalidInput: a loader whose records cannot be drawn anew, or an argument out of range.
+    """
+
+    def __init__(
+        self,
+        original: DataLoader[Any],
+        *,
+        sampling: str = "poisson",
+        key: Key | None = None,
+        max_physical_batch_size: int | None = None,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        check_loader(original, distributed=shard[1] > 1)
+        records = len(original.dataset)  # type: ignore[arg-type]
+        local = -(-(records - shard[0]) // shard[1])
+        self.batches, steps = _batches(original, sampling, local, key)
+        self.on_hand_out: HandOut | None = None
+        self.final = True
+        """Whether the last batch handed out ended its logical batch."""
+        self.position = 0
+        """Logical batches handed out in the whole run."""
+        self._place = 0
+        self._resumed = False
+        self._turn = 0
+        self._empty: Any = None
+        self._parts = _Parts(self.batches, steps, shard)
+        super().__init__(
+            original.dataset,
+            batch_sampler=self._parts,
+            num_workers=original.num_workers,
+            collate_fn=original.collate_fn,
+            pin_memory=original.pin_memory,
+            timeout=original.timeout,
+            worker_init_fn=original.worker_init_fn,
+            multiprocessing_context=original.multiprocessing_context,
+            generator=original.generator,
+            prefetch_factor=original.prefetch_factor,
+            persistent_workers=original.persistent_workers,
+            pin_memory_device=original.pin_memory_device,
+        )
+        self.max_physical_batch_size = max_physical_batch_size
+
+    @property
+    def sampling(self) -> str:
+        """How batches are drawn."""
+        return self.batches.sampling
+
+    @property
+    def sample_rate(self) -> float:
+        """Expected batch size / number of records."""
+        return self.batches.sample_rate
+
+    @property
+    def dataset_size(self) -> int:
+        """Number of records, of all shards."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    @property
+    def expected_batch_size(self) -> float:
+        """The public number that sums are divided by, over all shards."""
+        ranks = self._parts.shard[1]
+        if ranks == 1:
+            return self.batches.expected_batch_size
+        return self.sample_rate * self.dataset_size
+
+    @property
+    def max_physical_batch_size(self) -> int | None:
+        """Size of the parts of a logical batch; a change counts from the next epoch on."""
+        return self._most
+
+    @max_physical_batch_size.setter
+    def max_physical_batch_size(self, most: int | None) -> None:
+        if most is not None:
+            check.integer(1, max_physical_batch_size=most)
+        self._most = most
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """The batches of one epoch, or those that a loaded state left over.
+
+        Raises:
+            PrivacyError: a batch is asked for while samples of an earlier one wait for their
+                step, or from an iteration that another one has replaced.
+        """
+        self._turn += 1
+        turn = self._turn
+        self._place = self._place if self._resumed else 0
+        self._resumed = False
+        parts = self._parts
+        # Masks that were drawn ahead and never handed out are drawn again.
+        self.batches.step = self.position
+        parts.left, parts.most = parts.steps - self._place, self._most
+        source = super().__iter__()
+        queue = parts.queue
+        while True:
+            batch = next(source, _END)
+            while queue and (batch is _END or not queue[0].size):
+                self._hand_out(queue.popleft(), turn)
+                yield self._empty_batch()
+            if batch is _END:
+                break
+            self._hand_out(queue.popleft(), turn)
+            yield batch
+        self._place = 0
+
+    def _hand_out(self, part: Part, turn: int) -> None:
+        if turn != self._turn:
+            raise PrivacyError(
+                "data_loader",
+                expected="one iteration at a time",
+                got="a batch of an iteration that another one has replaced",
+                remedy="Finish or leave one loop over the loader before the next.",
+            )
+        if self.on_hand_out is not None:
+            self.on_hand_out(part.size, first=part.first, final=part.final)
+        self.final = part.final
+        if part.first:
+            self.position += 1
+            self._place += 1
+
+    def _empty_batch(self) -> Any:
+        if self._empty is None:
+            self._empty = empty_batch(self.dataset, self.collate_fn)
+        return self._empty
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position in the run and in the epoch, as plain values; no key.
+
+        Raises:
+            PrivacyError: inside a split batch. Its rest could only be resumed together with the
+                sums of its first parts, and sums without noise are never saved.
+        """
+        if not self.final:
+            raise PrivacyError(
+                "state_dict",
+                expected="a complete logical batch",
+                got="a split one with parts to come",
+                remedy="Save after the optimizer.step() that updates the parameters.",
+            )
+        return {
+            "batches": self.batches.state_dict() | {"step": self.position},
+            "place": self._place % self._parts.steps,
+            "steps": self._parts.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved epoch: with a seeded key with the same batches.
+
+        Raises:
+            InvalidInput: the state of another loader; this one is then unchanged.
+            PrivacyError: this loader has handed out batches of its own.
+        """
+        place = self.check_state(state)
+        self.batches.load_state_dict(state["batches"])
+        self.position, self._place, self._resumed = self.batches.step, place, True
+
+    def check_state(self, state: Mapping[str, Any]) -> int:
+        """Whether ``load_state_dict`` would accept this; the place in the epoch.
+
+        Raises:
+            InvalidInput, PrivacyError: it would not.
+        """
+        if self.position:
+            raise PrivacyError(
+                "load_state_dict",
+                expected="a loader that has handed out nothing",
+                got=f"one with {self.position} batches",
+                remedy="Make a new loader: its masks must not be used twice.",
+            )
+        fits = isinstance(state, Mapping) and state.keys() == self.state_dict().keys()
+        if not fits or state["steps"] != self._parts.steps:
+            raise InvalidInput(
+                "state",
+                expected=f"the state of a loader with {self._parts.steps} batches per epoch",
+                got=repr(state)[:80],
+                remedy="Pass what PrivateLoader.state_dict() returned.",
+            )
+        before = self.batches.state_dict()
+        self.batches.load_state_dict(state["batches"])
+        self.batches.load_state_dict(before)
+        return check.integer(0, self._parts.steps - 1, **{"state.place": state["place"]})
+
+
+def _batches(
+    original: DataLoader[Any], sampling: str, records: int, key: Key | None
+) -> tuple[Batches, int]:
+    """The sampler and the number of batches per epoch."""
+    check.choice(("poisson", "fixed", "shuffled"), sampling=sampling)
+    steps = len(original)
+    if sampling == "poisson":
+        return PoissonBatches(
+            dataset_size=records, sample_rate=1 / steps, steps=_MOST_STEPS, key=key
+        ), steps
+    size = min(getattr(original.batch_sampler, "batch_size", 1), records)
+    if sampling == "fixed":
+        return FixedSizeBatches(
+            dataset_size=records, batch_size=size, steps=_MOST_STEPS, key=key
+        ), steps
+    shuffled = ShuffledBatches(dataset_size=records, batch_size=size, steps=_MOST_STEPS, key=key)
+    return shuffled, shuffled.steps_per_epoch
+
+
+def check_loader(loader: object, *, distributed: bool = False) -> None:
+    """A loader whose records can be drawn one by one.
+
+    Raises:
+        InvalidInput: anything else, an ``IterableDataset`` or a sampler with a plan of its own.
+    """
+
+    def refuse(expected: str, got: str, remedy: str) -> InvalidInput:
+        return InvalidInput("data_loader", expected=expected, got=got, remedy=remedy)
+
+    if not isinstance(loader, DataLoader) or isinstance(loader, PrivateLoader):
+        kind = type(loader).__name__
+        raise refuse("a torch DataLoader that is not private yet", kind, "Pass the original one.")
+    dataset = loader.dataset
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or not len(dataset):
+        raise refuse(
+            "a map-style data set with a length",
+            f"{type(dataset).__name__}",
+            "Amplification needs every record to be drawn independently: index the records, "
+            "for example by listing them first.",
+        )
+    plain = type(loader.batch_sampler) is BatchSampler
+    sampler = loader.batch_sampler.sampler if plain else loader.batch_sampler  # type: ignore[union-attr]
+    usual = isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler.num_samples == len(dataset)
+    )
+    if not usual and not (distributed and isinstance(sampler, DistributedSampler)):
+        raise refuse(
+            "batches of all records, with or without shuffle=True",
+            f"{type(sampler).__name__}",
+            "The private loader draws its own batches. Restrict the records with "
+            "torch.utils.data.Subset and pass batch_size=.",
+        )
+    if not len(loader):
+        raise refuse(
+            "at least one batch", "none", "Use a batch_size of at most the number of records."
+        )
+
+
+class BatchMemoryManager:
+    """``with BatchMemoryManager(...) as loader:`` splits logical batches to bound memory.
+
+    The same as ``make_private(max_physical_batch_size=...)``, for one block.
+
+    Args:
+        data_loader: a private loader.
+        max_physical_batch_size: the largest batch that the loop receives.
+        optimizer: the private optimizer; it already knows which part is the last.
+
+    Raises:
+        InvalidInput: another loader, or a size out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        data_loader: DataLoader[Any],
+        max_physical_batch_size: int,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if not isinstance(data_loader, PrivateLoader):
+            raise InvalidInput(
+                "data_loader",
+                expected="the loader that make_private returned",
+                got=type(data_loader).__name__,
+                remedy="Call make_private first.",
+            )
+        self.data_loader = data_loader
+        self.optimizer = optimizer
+        self.size = check.integer(1, max_physical_batch_size=max_physical_batch_size)
+        self._before: int | None = None
+
+    def __enter__(self) -> PrivateLoader:
+        self._before = self.data_loader.max_physical_batch_size
+        self.data_loader.max_physical_batch_size = self.size
+        return self.data_loader
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.data_loader.max_physical_batch_size = self._before

@@ -1,0 +1,398 @@
+"""``PrivacyEngine``: private training by changing one import; names and meaning follow Opacus."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from .. import _validate as check
+from .. import accounting
+from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..mechanisms.base import Mechanism
+from ..step import DPStep
+from . import checkpoint, validate
+from .accountant import Accountant
+from .arguments import Options, loader_of, mechanism_of, sampling_of
+from .capture import Capture
+from .fix import fix
+from .loader import PrivateLoader, check_loader
+from .optimizer import Adapter, adapter_of, check_optimizer
+from .rehearsal import rehearse
+from .schedulers import Scheduler
+
+STATE_VERSION = 1
+
+Choose = Callable[[Options, Sequence[str], dict[str, Any]], Mechanism]
+
+
+class PrivacyEngine:
+    """Makes a module, an optimizer and a loader private; one engine per training run.
+
+    Args:
+        accountant: ``prv`` (default) or ``rdp``; see ``engine.accountant``.
+        secure_mode: accepted: noise and sampling always come from a secure generator.
+
+    Raises:
+        InvalidInput: an unknown accountant.
+    """
+
+    def __init__(self, *, accountant: str = "prv", secure_mode: bool = False) -> None:
+        self.accountant = Accountant(accountant)
+        self.secure_mode = bool(secure_mode)
+        self._parts: tuple[Capture, DPStep, Adapter, PrivateLoader | None] | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | None,
+        noise_multiplier: float | None = None,
+        max_grad_norm: float | Sequence[float] | None = None,
+        mechanism: Mechanism | None = None,
+        **options: Any,
+    ) -> Any:
+        """Make training private. The same module and optimizer come back, with a new loader.
+
+        Args:
+            module: the model; its trainable parameters are clipped and noised.
+            optimizer: any first-order ``torch.optim`` optimizer over all of them.
+            data_loader: a loader over a data set with a length; None if the samples come from
+                elsewhere: then each forward pass brings new ones.
+            noise_multiplier: noise standard deviation / max_grad_norm.
+            max_grad_norm: largest norm of one sample's gradient; one per layer or group also.
+            mechanism: a dpkern mechanism, instead of the two.
+            options: see ``engine.arguments.Options``.
+
+        Returns:
+            ``(module, optimizer, loader)``; with ``grad_sample_mode="ghost"`` also ``criterion``,
+            unchanged, in third place.
+
+        Raises:
+            DPKernError: something that cannot be private; nothing has been changed.
+        """
+
+        def choose(chosen: Options, names: Sequence[str], _: dict[str, Any]) -> Mechanism:
+            return mechanism_of(
+                chosen,
+                names,
+                noise_multiplier=noise_multiplier,
+                max_grad_norm=max_grad_norm,
+                mechanism=mechanism,
+            )
+
+        return self._make(module, optimizer, data_loader, Options.of(options), choose)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        max_grad_norm: float | Sequence[float] | None = None,
+        mechanism: Mechanism | None = None,
+        **options: Any,
+    ) -> Any:
+        """``make_private`` with the least noise that keeps ``epochs`` within the target.
+
+        Args:
+            target_epsilon, target_delta: what the whole run may spend.
+            epochs: how often the loop goes over the returned loader.
+            mechanism: its noise multiplier is replaced.
+
+        Raises:
+            PrivacyError: no noise multiplier in [2^-4, 2^10] meets the target.
+            DPKernError: as ``make_private``.
+        """
+        check.positive(target_epsilon=target_epsilon)
+        check.open_unit(target_delta=target_delta)
+        check.integer(1, epochs=epochs)
+
+        def choose(chosen: Options, names: Sequence[str], run: dict[str, Any]) -> Mechanism:
+            start = mechanism_of(
+                chosen,
+                names,
+                noise_multiplier=None if mechanism is not None else 1.0,
+                max_grad_norm=max_grad_norm,
+                mechanism=mechanism,
+            )
+            if run["steps"] is None:
+                raise InvalidInput(
+                    "data_loader",
+                    expected="a loader, whose length counts the steps",
+                    got=None,
+                    remedy="Calibrate with dpkern.accounting.calibrate, then call make_private.",
+                )
+            return accounting.calibrate(
+                start,
+                accountant=self.accountant.bound,
+                target_epsilon=target_epsilon,
+                delta=target_delta,
+                steps=epochs * run["steps"],
+                sample_rate=run["sample_rate"],
+                sampling=run["sampling"],
+                dataset_size=run["dataset_size"],
+                dimension=run["dimension"],
+            )
+
+        return self._make(module, optimizer, data_loader, Options.of(options), choose)
+
+    def _make(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any] | None,
+        options: Options,
+        choose: Choose,
+    ) -> Any:
+        if self._parts is not None:
+            raise InvalidInput(
+                "make_private",
+                expected="one call for each engine",
+                got="a second one",
+                remedy="Make another PrivacyEngine; epsilons of runs on the same data add up.",
+            )
+        self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        capture = Capture(
+            module, loss_reduction=options.loss_reduction, keep_budget=options.keep_budget
+        )
+        loader = loader_of(data_loader, options)
+        sampling = sampling_of(loader, options)
+        run = {
+            "steps": None if loader is None else len(loader),
+            "dimension": sum(p.numel() for p in capture.parameters),
+            **sampling,
+        }
+        expected = options.expected_batch_size if loader is None else loader.expected_batch_size
+        private = DPStep(
+            choose(options, capture.names, run),
+            capture.parameters,
+            expected_batch_size=expected,  # type: ignore[arg-type]
+            unsafe_seed=options.unsafe_seed,
+            rounds=options.rounds,
+            backend=options.backend,
+            **sampling,
+        )
+        adapter = Adapter(optimizer, capture, private)
+        self._parts = capture, private, adapter, loader
+        self.accountant.step = private
+        self.attach()
+        if options.grad_sample_mode == "ghost":
+            return module, optimizer, options.criterion, loader
+        return module, optimizer, loader
+
+    @property
+    def capture(self) -> Capture:
+        """What holds the gradients of the current samples."""
+        return self._made()[0]
+
+    @property
+    def step(self) -> DPStep:
+        """The private step: plan, key, step counter and ledger."""
+        return self._made()[1]
+
+    @property
+    def adapter(self) -> Adapter:
+        """What makes the optimizer private."""
+        return self._made()[2]
+
+    def _made(self) -> tuple[Capture, DPStep, Adapter, PrivateLoader | None]:
+        if self._parts is None:
+            raise InvalidInput(
+                "engine",
+                expected="an engine after make_private",
+                got="a new one",
+                remedy="Call make_private first.",
+            )
+        return self._parts
+
+    def attach(self) -> None:
+        """Make everything private again after ``detach``; calling it twice changes nothing."""
+        capture, _, adapter, loader = self._made()
+        if adapter_of(adapter.optimizer) is not adapter:
+            check_optimizer(adapter.optimizer, capture)
+        capture.attach()
+        adapter.attach()
+        if loader is not None:
+            loader.on_hand_out = adapter.hand_out
+
+    def detach(self) -> None:
+        """Give module and optimizer back as they were; what is not released is forgotten."""
+        capture, _, adapter, loader = self._made()
+        adapter.detach()
+        capture.detach()
+        if loader is not None:
+            loader.on_hand_out = None
+
+    def new_samples(self) -> None:
+        """Samples come from elsewhere than the loader: each forward pass brings new ones.
+
+        Raises:
+            PrivacyError: samples that wait for their step.
+        """
+        self.adapter.new_samples()
+
+    def drop(self) -> None:
+        """Forget the samples of an unfinished batch; nothing of them is released."""
+        self.adapter.drop()
+
+    def public(self) -> AbstractContextManager[None]:
+        """Passes in this block use no private data; their gradients join the step unclipped.
+
+        Forward and backward pass both belong into the block.
+        """
+        return self.capture.public()
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon spent so far; infinite without noise or with a known seed."""
+        return self.accountant.get_epsilon(delta)
+
+    def report(self, delta: float) -> dict[str, Any]:
+        """What was released and what is certified, as JSON values."""
+        return self.step.report(delta)
+
+    def validate(
+        self,
+        function: Callable[..., Any] | None = None,
+        *inputs: Any,
+        module: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: DataLoader[Any] | None = None,
+    ) -> None:
+        """Refuse what cannot be private; changes nothing.
+
+        With ``inputs``, after ``make_private``: run ``function`` (default: the module) on a batch
+        without training and check every use of a parameter. That admits uses outside the module's
+        own forward pass (``engine.rehearsal``).
+
+        Raises:
+            UnsupportedModule: lists everything that was found.
+            InvalidInput: an optimizer or a loader that cannot be private.
+        """
+        if module is not None:
+            validate.check(module)
+            if optimizer is not None:
+                check_optimizer(optimizer, Capture(module))
+        if data_loader is not None:
+            check_loader(data_loader)
+        if function is not None or inputs:
+            findings = rehearse(self.capture, function, *inputs)
+            validate.refuse(self.capture.module, findings)
+
+    def is_compatible(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_loader: DataLoader[Any] | None = None,
+    ) -> bool:
+        """Whether ``validate`` finds nothing."""
+        try:
+            self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        except (InvalidInput, UnsupportedModule):
+            return False
+        return True
+
+    @staticmethod
+    def get_compatible_module(module: nn.Module) -> nn.Module:
+        """A copy of the module with normalisation that mixes samples replaced (``engine.fix``).
+
+        Raises:
+            UnsupportedModule: what is left cannot be private.
+        """
+        fixed = fix(copy.deepcopy(module))
+        validate.check(fixed)
+        return fixed
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs besides module and optimizer, as plain values; no key.
+
+        Raises:
+            PrivacyError: between a batch and its step, where nothing may be saved.
+        """
+        capture, private, _, loader = self._made()
+        if capture.captured:
+            raise PrivacyError(
+                "state_dict",
+                expected="a finished step",
+                got="gradients of samples that wait for optimizer.step()",
+                remedy="Save after optimizer.step().",
+            )
+        return {
+            "version": STATE_VERSION,
+            "step": private.state_dict(),
+            "loader": None if loader is None else loader.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved run after the same ``make_private``.
+
+        A seeded run goes on with the same noise and batches; an unseeded one with its fresh key.
+
+        Raises:
+            InvalidInput: the state of another run; nothing has been changed.
+            PrivacyError: this engine has steps of its own.
+        """
+        _, private, adapter, loader = self._made()
+        same = isinstance(state, Mapping) and state.keys() == {"version", "step", "loader"}
+        same = same and (state["loader"] is None) == (loader is None)
+        if not same or state["version"] != STATE_VERSION:
+            raise InvalidInput(
+                "state",
+                expected=f"the state of an engine like this one, version {STATE_VERSION}",
+                got=repr(state)[:80],
+                remedy="Pass what PrivacyEngine.state_dict() returned.",
+            )
+        if loader is not None:
+            loader.check_state(state["loader"])
+        private.load_state_dict(state["step"])
+        if loader is not None:
+            loader.load_state_dict(state["loader"])
+        adapter.show()
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: Scheduler | None = None,
+        grad_clip_scheduler: Scheduler | None = None,
+        checkpoint_dict: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the engine's state and those of the parts to one file (``engine.checkpoint``)."""
+        parts: checkpoint.Parts = {
+            "module": module,
+            "optimizer": optimizer,
+            "noise_scheduler": noise_scheduler,
+            "grad_clip_scheduler": grad_clip_scheduler,
+        }
+        checkpoint.save(self, path, parts, checkpoint_dict)
+
+    def load_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: Scheduler | None = None,
+        grad_clip_scheduler: Scheduler | None = None,
+    ) -> dict[str, Any]:
+        """Continue from a file of ``save_checkpoint``; returns its content."""
+        parts: checkpoint.Parts = {
+            "module": module,
+            "optimizer": optimizer,
+            "noise_scheduler": noise_scheduler,
+            "grad_clip_scheduler": grad_clip_scheduler,
+        }
+        return checkpoint.load(self, path, parts)
