@@ -233,20 +233,23 @@ void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T*
                kBytesOfSum / sample_bytes),
       1, plan.batch);
   const int team = useful_threads(plan.batch, 1, threads);
-  std::vector<T*> own(static_cast<std::size_t>(team));
-  std::vector<std::unique_ptr<T[]>> large(static_cast<std::size_t>(team));
+  // Not a worker's own memory: its thread may end before the sums are added up.
+  const std::int64_t each = conv.sums_size();
+  const std::unique_ptr<T[]> all(new T[static_cast<std::size_t>(each * team)]);
+  std::vector<T*> own(static_cast<std::size_t>(team), nullptr);
   const auto share = [&](int index, int parts) {
     std::unique_ptr<T[]> scratch[2];
     T* const vectors = conv_scratch<T, 0>(most * conv.vector_size(), scratch[0]);
     T* const scalars = conv_scratch<T, 1>(most * conv.scalar_size(), scratch[1]);
-    const auto at = static_cast<std::size_t>(index);
-    own[at] = conv_scratch<T, 2>(conv.sums_size(), large[at]);
+    T* const sums = all.get() + each * index;
+    std::fill(sums, sums + each, T{0});
+    own[static_cast<std::size_t>(index)] = sums;
     const Range range = part_of(plan.batch, index, parts);
     for (std::int64_t b = range.begin; b < range.end;) {
       std::int64_t count = 0;  // neighbours that are used: 0 times NaN would not vanish
       while (count < most && b + count < range.end && factors[b + count] != 0) ++count;
       if (count > 0) {
-        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, own[at]);
+        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, sums);
       }
       b += std::max<std::int64_t>(1, count);
     }

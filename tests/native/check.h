@@ -17,6 +17,7 @@ namespace dpkern::test {
 std::int64_t test_noise();
 std::int64_t test_clip();
 std::int64_t test_update();
+std::int64_t test_ghost_conv();
 
 inline void check(bool holds, const std::string& what) {
   if (holds) return;

@@ -15,5 +15,6 @@ int main() {
   std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
+  std::printf("convolution %lld cases\n", static_cast<long long>(test::test_ghost_conv()));
   return 0;
 }
