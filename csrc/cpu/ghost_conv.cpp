@@ -28,10 +28,10 @@ std::int64_t entries_of(const ConvPlan& plan) {
 
 std::int64_t area_of(ConvSize size) { return size.height * size.width; }
 
-// Sums of squares are floats of at most 108 terms inside some tiles, float64 above them.
+// Sums of squares have at most 108 terms of type T inside some tiles, and are float64 above them.
 template <class T>
-double inflated(double squares, std::int64_t entries) {
-  return squares * (1 + 128 * kUnit<T> + static_cast<double>(entries) * kUnit<double>);
+double inflated(double squares, std::int64_t additions) {
+  return squares * (1 + 128 * kUnit<T> + static_cast<double>(additions) * kUnit<double>);
 }
 
 // Whether squares of floats neither overflowed nor lost anything that matters at the small end.
@@ -134,9 +134,9 @@ class UpperNorm {
     const double underflow =
         2 * smallest * std::sqrt(entries) * static_cast<double>(area_of(plan_.output)) +
         kUnit<T> * spills * std::sqrt(entries * smallest);
-    const double sure = inflated<T>(squares.last, entries_of(plan_));
+    const double sure = inflated<T>(squares.last, conv_.additions());
     const double norm = std::sqrt(sure) + within + between + underflow;
-    const double square = norm * norm * (1 + 8 * kUnit<double>);
+    const double square = norm * norm * (1 + 16 * kUnit<double>);
     // The exact norm may lie as far below the computed one as the bound lies above it.
     const bool tight = in_range(squares.last) && norm - std::sqrt(sure) < 2.2e-5 * norm;
     return {square, tight};
@@ -193,7 +193,7 @@ void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, d
       T* const gradient = gradients + b * entries;
       double square = conv.run(x + b * x_size, g + b * g_size, vectors, scalars, gradient).last;
       if (std::is_same_v<T, float> && !in_range(square)) square = power_sum(gradient, entries, 2);
-      squares[b] = inflated<T>(square, entries);
+      squares[b] = inflated<T>(square, conv.additions());
     }
   });
 }
