@@ -12,14 +12,32 @@
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kPositionsOfSum = 256;  // between two loads of the sums
 constexpr std::int64_t kBytesOfSum = 1 << 19;  // of the samples packed for them
 
+[[maybe_unused]] constexpr std::int64_t kBytesWorthLargePages = 4 << 20;
+
 template <class T>
 constexpr double kUnit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+
+// Fresh pages of 4 KiB would cost more than the computation; where it fails nothing changes.
+void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kPage = 4096;
+  if (bytes < kBytesWorthLargePages) return;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const auto end =
+      (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) / kPage * kPage;
+  static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
 
 std::int64_t entries_of(const ConvPlan& plan) {
   return plan.out_channels * (plan.in_channels / plan.groups) * plan.kernel.height *
@@ -185,6 +203,7 @@ void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, d
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
   const std::int64_t g_size = plan.out_channels * area_of(plan.output);
   const std::int64_t entries = entries_of(plan);
+  ask_for_large_pages(gradients, plan.batch * entries * static_cast<std::int64_t>(sizeof(T)));
   parallel_for(plan.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     std::unique_ptr<T[]> large[2];
     T* const vectors = conv_scratch<T, 0>(conv.vector_size(), large[0]);
