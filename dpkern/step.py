@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import add
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ class DPStep:
         key: a key that several processes share, instead of one of this step's own.
         rounds: ChaCha rounds of a new key, 20, 12 or 8.
         reduce: called once in ``finish`` with the list of sums, which it adds up over processes in
-            place; every process then draws the same noise, so ``key`` must be the group's.
+            place; every process then draws the same noise, so ``key`` must be the group's. With
+            ``shards`` it leaves this process's part of each sum in the list.
         backend: who runs the ops; None leaves it to dpkern.
 
     Raises:
@@ -101,6 +103,8 @@ class DPStep:
         self.nonfinite = 0
         """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
         self.words = {"produced": 0, "consumed": 0}
+        self.shards: summing.Shards | None = None
+        """Set where ``params`` only show the shapes and each process updates its part."""
         self._reduce = reduce
         self._optimizer = optimizer
         self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
@@ -205,11 +209,12 @@ class DPStep:
         Raises:
             InvalidInput: indices, rules or states that do not fit; nothing is released.
         """
+        held = self.params if self.shards is None else list(self.shards.tensors)
         if updates is None and self._optimizer is not None:
             assert self.optimizer_state is not None
             updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
         else:
-            updates = check_updates(updates, self.params, self._optimizer)
+            updates = check_updates(updates, held, self._optimizer)
         sums = list(self._accumulators(0))
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.
@@ -221,7 +226,7 @@ class DPStep:
         left = set(range(len(sums)))
         for indices, rule, state in updates:
             update.step(
-                [self.params[i] for i in indices],
+                [held[i] for i in indices],
                 [sums[i] for i in indices],
                 rule=rule,
                 state=state,
@@ -361,12 +366,15 @@ class DPStep:
         rounded = self.plan.arithmetic == "float"
         for name, words in self.plan.words.items():
             self.words[name] += words
+        positions = self.plan.positions
+        if self.shards is not None:
+            positions = tuple(map(add, positions, self.shards.offsets))
         purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
         return update.Noise(
             distribution=law,
             scales=self.plan.scales,
             stream=self.key.stream(purpose, self.steps),
-            positions=self.plan.positions,
+            positions=positions,
             rounding=self.key.stream(Purpose.ROUNDING, self.steps) if rounded else None,
         )
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
+from .local import local
 from .parameter import PrivateParameter, plainly, tensors_in
 from .probe import Probe
 from .records import Record
@@ -55,6 +56,8 @@ class Slot(Source):
         super().__init__(capture, name, parameter.shape)
         self.index = index
         self.parameter = parameter
+        self.used = parameter
+        """What operations see of it: itself, or the full-size one that shards are gathered in."""
 
     @property
     def watched(self) -> bool:
@@ -180,6 +183,8 @@ class Capture:
         self.start_early: Callable[[], Early] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: Early | None = None
+        self.anywhere: Callable[[bool], bool] | None = None
+        """Whether any process says yes, where backward passes need all processes."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -212,8 +217,8 @@ class Capture:
         from .layers import packed  # the rules stand on this module
 
         for slot in self.slots:
-            slot.parameter.__class__ = PrivateParameter
-            slot.parameter._private = slot  # type: ignore[attr-defined]
+            slot.used.__class__ = PrivateParameter
+            slot.used._private = slot  # type: ignore[attr-defined]
         self._hooks = [
             self.module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self.module.register_forward_hook(self._after_forward, with_kwargs=True),
@@ -233,9 +238,9 @@ class Capture:
         self._hooks = []
         self.discard()
         for slot in self.slots:
-            if type(slot.parameter) is PrivateParameter:
-                del slot.parameter._private
-                slot.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            if type(slot.used) is PrivateParameter:
+                del slot.used._private
+                slot.used.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def hand_out(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
@@ -365,11 +370,12 @@ class Capture:
         """
         with plainly():
             leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+            leaked += [s.name for s in self.slots if s.used.grad is not None]
         if leaked:
             raise PrivacyError(
                 "backward",
                 expected="no ordinary gradient on any parameter",
-                got=f"one on {', '.join(leaked[:5])}",
+                got=f"one on {', '.join(list(dict.fromkeys(leaked))[:5])}",
                 remedy="Use the parameters through torch operations in Python (no TorchScript, no "
                 "retained graphs of public passes), and end public backward passes inside "
                 "engine.public().",
@@ -386,13 +392,16 @@ class Capture:
     def verify(self, output: Any) -> None:
         """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
 
+        Where processes share every backward pass, all of them probe if one has to.
+
         Raises:
             UnsupportedModule: it does not; lists every finding.
         """
-        batch = self.batch
-        if not self._fresh or batch is None or batch < 2:
+        batch = self.batch or 0
+        needed = bool(self._fresh) and batch >= 2 and self.watching
+        if not (needed if self.anywhere is None else self.anywhere(needed)):
             return
-        probe = Probe(batch, self._fresh)
+        probe = Probe(batch, self._fresh, idle=not needed, whole=self.anywhere is not None)
         self.probe = probe
         try:
             probe.run(output, self.anchor)
@@ -433,12 +442,11 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.is_grad_enabled() and self.watching:
-            if self._buffers is not None:
-                self._report(self._buffers.error())
-                self._buffers = None  # what a forward pass writes to, it writes to every time
-            if self._fresh:
-                self.verify(output)
+        if torch.is_grad_enabled() and self.watching and self._buffers is not None:
+            self._report(self._buffers.error())
+            self._buffers = None  # what a forward pass writes to, it writes to every time
+        if torch.is_grad_enabled() and not self._public:
+            self.verify(output)
         self._skipped = False
 
     def _next_samples(self) -> None:
@@ -458,8 +466,8 @@ class Capture:
                     continue
                 slot.parameter.grad = None
                 if slot.index in self.public_gradients:
-                    gradient = self.public_gradients[slot.index] + gradient
-                self.public_gradients[slot.index] = gradient
+                    gradient = self.public_gradients[slot.index] + local(gradient)
+                self.public_gradients[slot.index] = local(gradient)
 
 
 def _fold(rows: int, batch: int) -> int | None:

@@ -18,15 +18,17 @@ from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
-from . import checkpoint, validate
+from . import checkpoint, distributed, validate
 from .accountant import Accountant
 from .arguments import Options, mechanism_of, sampling_of
 from .capture import Capture
+from .distributed import Processes
 from .fix import fix
 from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
 from .rehearsal import rehearse
 from .schedulers import Scheduler
+from .sharded import ShardedModule, is_sharded
 
 STATE_VERSION = 1
 
@@ -63,7 +65,8 @@ class PrivacyEngine:
         """Make training private. The same module and optimizer come back, with a new loader.
 
         Args:
-            module: the model; its trainable parameters are clipped and noised.
+            module: the model; its trainable parameters are clipped and noised. Out of a
+                ``DistributedDataParallel`` the module inside comes back: call that one.
             optimizer: any first-order ``torch.optim`` optimizer over all of them.
             data_loader: a loader over a data set with a length; None if the samples come from
                 elsewhere: then each forward pass brings new ones.
@@ -163,11 +166,14 @@ class PrivacyEngine:
                 got="a second one",
                 remedy="Make another PrivacyEngine; epsilons of runs on the same data add up.",
             )
+        wrapper, module = module, distributed.unwrapped(module)
+        sharded = ShardedModule(module) if is_sharded(module) else None
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        processes = distributed.processes_of(wrapper) if sharded is None else sharded.processes()
         capture = Capture(
             module, loss_reduction=options.loss_reduction, keep_budget=options.keep_budget
         )
-        loader = _loader(data_loader, options)
+        loader = _loader(data_loader, options, processes)
         sampling = _sampling(loader, options)
         run = {
             "steps": None if loader is None else len(loader),
@@ -175,16 +181,28 @@ class PrivacyEngine:
             **sampling,
         }
         expected = options.expected_batch_size if loader is None else loader.expected_batch_size
+        mechanism = choose(options, capture.names, run)
+        shared: dict[str, Any] = {"unsafe_seed": options.unsafe_seed, "rounds": options.rounds}
+        if processes is not None:
+            settings = (mechanism, expected, run, shared, options.loss_reduction)
+            processes.check_start(module, optimizer, settings)
+            shared = {"key": processes.noise_key(**shared), "reduce": processes.reduce}
+        if sharded is not None and processes is not None:
+            sharded.bind(capture, processes)
+            shared["reduce"] = sharded.reduce
+            if loader is not None:
+                loader.most_anywhere = processes.most
         private = DPStep(
-            choose(options, capture.names, run),
-            capture.parameters,
+            mechanism,
+            capture.parameters if sharded is None else sharded.stand_ins(),
             expected_batch_size=expected,  # type: ignore[arg-type]
-            unsafe_seed=options.unsafe_seed,
-            rounds=options.rounds,
             backend=options.backend,
+            **shared,
             **sampling,
         )
-        adapter = Adapter(optimizer, capture, private)
+        adapter = Adapter(optimizer, capture, private, processes=processes, sharded=sharded)
+        if wrapper is not module:
+            distributed.refuse_wrapper(wrapper, lambda: capture.attached)
         self._parts = capture, private, adapter, loader
         self.accountant.step = private
         self.attach()
@@ -281,11 +299,12 @@ class PrivacyEngine:
             InvalidInput: an optimizer or a loader that cannot be private.
         """
         if module is not None:
+            module = distributed.unwrapped(module)
             validate.check(module)
             if optimizer is not None:
                 check_optimizer(optimizer, Capture(module))
         if data_loader is not None:
-            check_loader(data_loader)
+            check_loader(data_loader, distributed=distributed.in_use())
         if function is not None or inputs:
             findings = rehearse(self.capture, function, *inputs)
             validate.refuse(self.capture.module, findings)
@@ -399,15 +418,25 @@ class PrivacyEngine:
         return checkpoint.load(self, path, parts)
 
 
-def _loader(data_loader: DataLoader[Any] | None, options: Options) -> PrivateLoader | None:
+def _loader(
+    data_loader: DataLoader[Any] | None, options: Options, processes: Processes | None
+) -> PrivateLoader | None:
     if data_loader is None:
         return None
     seed, rounds = options.unsafe_seed, options.rounds
+    sampling = sampling_of(options.sampling, options.poisson_sampling)
+    shard = (0, 1)
+    if processes is not None:
+        distributed.check_shards(data_loader, sampling, processes)
+        key, shard = processes.sampling_key(seed, rounds), (processes.rank, processes.size)
+    else:
+        key = Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds)
     return PrivateLoader(
         data_loader,
-        sampling=sampling_of(options.sampling, options.poisson_sampling),
-        key=Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds),
+        sampling=sampling,
+        key=key,
         max_physical_batch_size=options.max_physical_batch_size,
+        shard=shard,
     )
 
 

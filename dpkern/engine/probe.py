@@ -25,10 +25,21 @@ Site = tuple[Any, ...]
 
 
 class Probe:
-    """One probe of the uses in ``fresh``."""
+    """One probe of the uses in ``fresh``.
 
-    def __init__(self, batch: int, fresh: Mapping[Site, str]) -> None:
+    Args:
+        batch: number of samples.
+        fresh: the uses to check.
+        idle: look at nothing: other processes probe and need this one in their backward passes.
+        whole: one backward pass for each output, whatever is left to check.
+    """
+
+    def __init__(
+        self, batch: int, fresh: Mapping[Site, str], *, idle: bool = False, whole: bool = False
+    ) -> None:
         self.batch = batch
+        self.idle = idle
+        self.whole = whole
         self.sample = batch - 1
         self.waiting = set(fresh)
         self.seen: set[Site] = set()
@@ -36,6 +47,8 @@ class Probe:
 
     def look(self, use: Use, g: Tensor) -> None:
         """Check one captured output gradient."""
+        if self.idle:
+            return
         self.seen.add(use.site)
         self.waiting.discard(use.site)
         rows = g.reshape(self.batch, -1)
@@ -46,9 +59,13 @@ class Probe:
         """Send the last sample of the outputs backward, one output after the other."""
         for tensor in _outputs(output):
             rows = tensor.shape[0] if tensor.dim() else 0
-            if not self.waiting:
+            if not self.waiting and not self.whole:
                 return
-            if not tensor.requires_grad or rows == 0 or rows % self.batch:
+            if not tensor.requires_grad:
+                continue
+            if self.idle or rows == 0 or rows % self.batch:
+                if self.whole:
+                    self._backward(tensor.sum(), anchor, silent=True)
                 continue
             each = rows // self.batch
             generator = torch.Generator().manual_seed(rows)
@@ -69,7 +86,14 @@ class Probe:
             "and remove what mixes samples; dpkern.fix(model) replaces batch normalisation.",
         )
 
-    def _backward(self, loss: Tensor, anchor: Tensor) -> None:
+    def _backward(self, loss: Tensor, anchor: Tensor, *, silent: bool = False) -> None:
+        before_idle, self.idle = self.idle, self.idle or silent
+        try:
+            self._pass(loss, anchor)
+        finally:
+            self.idle = before_idle
+
+    def _pass(self, loss: Tensor, anchor: Tensor) -> None:
         leaves, checkpointed = _graph(loss)
         if not checkpointed:
             torch.autograd.backward(loss, inputs=[anchor], retain_graph=True)
