@@ -211,10 +211,10 @@ def train(
     split_seed: Annotated[
         int | None, _option(PrivacyOptions, "split_seed", "Public seed of that split.")
     ] = None,
-    physical_batch_size: Annotated[
+    max_physical_batch_size: Annotated[
         int | None,
         _option(
-            RunOptions, "physical_batch_size", "Samples whose gradients are in memory at once."
+            RunOptions, "max_physical_batch_size", "Samples in memory at once; batches are split."
         ),
     ] = None,
     threads: Annotated[
@@ -314,7 +314,8 @@ def privacy(
     mechanism = DPSGD(
         noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
         max_grad_norm=1.0,
-        clipping=clipping,
+        # Groups share the bound as layers do: what holds for every number of layers holds for them.
+        clipping="per_layer" if clipping == "group" else clipping,
         arithmetic=arithmetic,
         mode=mode,
     )

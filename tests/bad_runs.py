@@ -143,6 +143,7 @@ STEP = [
 FILES = [
     Bad("data-missing", "data", lambda w: data.load("/nonexistent/rows.csv")),
     Bad("data-kind", "data", lambda w: data.load(__file__)),
-    Bad("model", "model", lambda w: models.build("resnet", row_shape=(8, 8), classes=10)),
+    Bad("model", "model", lambda w: models.build("vgg", row_shape=(8, 8), classes=10)),
     Bad("model-image", "model", lambda w: models.build("lenet5", row_shape=(5,), classes=2)),
+    Bad("model-tokens", "model", lambda w: models.build("transformer", row_shape=(2,), classes=2)),
 ]

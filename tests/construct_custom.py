@@ -38,6 +38,16 @@ OWN_PARAMETERS = [
         lambda: sequence(lambda m, x: F.linear(x, m.w, m.b), w=parameter(E, E), b=parameter(E)),
         SEQUENCE,
     ),
+    Construct(
+        "broadcast-branch",
+        lambda: Model(
+            lambda m, x: m.layer(x) * m.other(m.constant),
+            layer=nn.Linear(E, 3),
+            other=nn.Linear(E, 3),
+            constant=torch.ones(1, E),
+        ),
+        ROWS,
+    ),
     Construct("matmul", lambda: sequence(lambda m, x: x @ m.w, w=parameter(E, E)), SEQUENCE),
     Construct("matmul-2d", lambda: sequence(lambda m, x: x @ m.w, w=parameter(E, E)), ROWS),
     Construct(

@@ -155,17 +155,6 @@ AXES = [
         ROWS,
         AXIS,
     ),
-    Construct(
-        "broadcast-branch",
-        lambda: Model(
-            lambda m, x: m.layer(x) * m.other(m.constant),
-            layer=nn.Linear(E, 3),
-            other=nn.Linear(E, 3),
-            constant=torch.ones(1, E),
-        ),
-        ROWS,
-        AXIS,
-    ),
 ]
 
 STATE = [

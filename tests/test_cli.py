@@ -17,6 +17,7 @@ import dpkern
 from dpkern import cli, errors
 from dpkern.train import Session
 from dpkern.train.files import CHECKPOINT, FIGURE, REPORT
+from dpkern.train.options import CLIPPINGS
 
 REQUIRED = {
     "mechanism": str,
@@ -52,6 +53,7 @@ def points(tmp_path: Path) -> str:
     y = np.arange(60) % 3
     x = np.random.default_rng(0).normal(size=(60, 6)) + 2 * np.eye(3, 6)[y]
     np.savez(tmp_path / "points.npz", x=x, y=y)
+    (tmp_path / "narrow.csv").write_text("1,2,0\n3,4,1\n" * 30)
     return "points.npz"
 
 
@@ -165,13 +167,13 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "batch size 0": ((*GOOD, "--batch-size", "0"), "InvalidInput", "batch_size"),
     "batch above rows": ((*GOOD, "--batch-size", "49"), "InvalidInput", "batch_size"),
     "physical batch 0": (
-        (*GOOD, "--physical-batch-size", "0"),
+        (*GOOD, "--max-physical-batch-size", "0"),
         "InvalidInput",
-        "physical_batch_size",
+        "max_physical_batch_size",
     ),
     "threads 0": ((*GOOD, "--threads", "0"), "InvalidInput", "threads"),
     "lr NaN": ((*GOOD, "--lr", "nan"), "InvalidInput", "lr"),
-    "unknown model": ((*GOOD, "--model", "resnet"), "InvalidInput", "model"),
+    "unknown model": ((*GOOD, "--model", "vgg"), "InvalidInput", "model"),
     "unknown optimizer": ((*GOOD, "--optimizer", "lbfgs"), "InvalidInput", "optimizer"),
     "unknown sampling": ((*GOOD, "--sampling", "random"), "InvalidInput", "sampling"),
     "unknown clipping": ((*GOOD, "--clipping", "none"), "InvalidInput", "clipping"),
@@ -190,6 +192,12 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "data",
     ),
     "lenet5 on 6 features": ((*GOOD, "--model", "lenet5"), "InvalidInput", "model"),
+    "resnet on 6 features": ((*GOOD, "--model", "resnet"), "InvalidInput", "model"),
+    "transformer on 2 features": (
+        ("train", "--data", "narrow.csv", "--noise-multiplier", "1", "--model", "transformer"),
+        "InvalidInput",
+        "model",
+    ),
     "out is a file": ((*GOOD, "--out", "points.npz"), "InvalidInput", "out"),
     "out below a file": ((*GOOD, "--out", "points.npz/run"), "InvalidInput", "out"),
     "out too long": ((*GOOD, "--out", "x" * 300), "InvalidInput", "out"),
@@ -343,6 +351,19 @@ def test_privacy_of_the_reference_point(capsys: pytest.CaptureFixture[str]) -> N
     assert found["epsilon_certified"] == pytest.approx(5.1926, abs=0.005)
     assert found["accountant"] == "PLD"
     assert found["bounds"]["RDP"] == pytest.approx(5.632, abs=0.005)
+
+
+@pytest.mark.parametrize("clipping", CLIPPINGS)
+def test_privacy_of_a_plan_covers_a_run(
+    capsys: pytest.CaptureFixture[str], points: str, clipping: str
+) -> None:
+    run_of = ("--clipping", clipping, "--no-figure", *SMALL)
+    trained = run_json(capsys, *GOOD, *run_of, "--model", "transformer")[1]
+    arguments = "privacy --noise-multiplier 1 --sample-rate 0.25 --steps 4".split()
+    planned = run_json(capsys, *arguments, "--clipping", clipping)[1]
+    assert trained["clipping"] == clipping
+    assert trained["epsilon_certified"] <= planned["epsilon_certified"] * (1 + 1e-9)
+    assert trained["epsilon_certified"] == pytest.approx(planned["epsilon_certified"], rel=1e-3)
 
 
 def test_privacy_calibrates(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,11 +73,12 @@ class Case:
 
     def gradients(self, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
         """Per-sample gradients by autograd in float64."""
-        rows = []
-        for one, gradient in zip(x.double().split(1), g.double().split(1), strict=True):
+        rows = torch.zeros(len(x), *self.weight_shape, dtype=torch.float64)
+        for b in range(len(x)):
             weight = torch.zeros(self.weight_shape, dtype=torch.float64, requires_grad=True)
-            rows.append(torch.autograd.grad(self.convolve(one, weight), weight, gradient)[0])
-        return torch.stack(rows) if rows else torch.zeros(0, *self.weight_shape).double()
+            output = self.convolve(x[b : b + 1].double(), weight)
+            (rows[b],) = torch.autograd.grad(output, weight, g[b : b + 1].double())
+        return rows
 
 
 def square(batch: int, channels: tuple[int, int], size: int, kernel: int, **options: Any) -> Case:
@@ -293,7 +294,7 @@ def test_cancelling_sums_are_never_under_reported(size: int, spread: float, back
 
 def test_a_plain_float_gram_would_under_report() -> None:
     case = square(16, (64, 64), 8, 1)
-    x, g = _cancelling(case, 1e-5)
+    x, g = _cancelling(case, 1e-3)
     want = squares_of(case.gradients(x, g))
     assert bool((_float_gram(case, x, g) < 0.99 * want).any())
 

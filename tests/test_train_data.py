@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpkern.errors import InvalidInput
-from dpkern.train import MODELS, Session, build, load, per_sample_gradients
+from dpkern.train import MODELS, Session, build, load
 from dpkern.train import data as data_module
 from dpkern.train.models import evaluate
 
@@ -179,7 +179,12 @@ def test_pixels_of_digits_never_exceed_the_public_scale() -> None:
         ("linear", (7,)),
         ("mlp", (7,)),
         ("mlp", (2, 3, 5)),
-        *(("lenet5", shape) for shape in ((64,), (4, 4), (8, 8), (3, 17, 17), (28, 28), (32, 32))),
+        *(
+            (name, shape)
+            for name in ("lenet5", "resnet")
+            for shape in ((64,), (4, 4), (8, 8), (3, 17, 17), (28, 28), (32, 32))
+        ),
+        *(("transformer", shape) for shape in ((3,), (17,), (2, 1), (8, 9), (3, 8, 9), (1024, 2))),
     ],
     ids=str,
 )
@@ -194,12 +199,46 @@ def test_lenet5_on_32_pixels_is_the_published_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == 61_706
 
 
+@pytest.mark.parametrize("name", ["resnet", "transformer"])
+def test_preset_sizes_on_digits(name: str) -> None:
+    model = build(name, row_shape=(8, 8), classes=10)
+    assert 4_000 < sum(p.numel() for p in model.parameters()) < 50_000
+
+
+@pytest.mark.parametrize("name", ["lenet5", "resnet"])
 @pytest.mark.parametrize(
     "row_shape", [(7,), (17,), (8, 9), (3, 8, 9), (3, 3), (2, 2, 8, 8)], ids=str
 )
-def test_lenet5_refuses_what_is_no_square_image(row_shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match="square"):
-        build("lenet5", row_shape=row_shape, classes=2)
+def test_image_models_refuse_what_is_no_square_image(name: str, row_shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match=f"square images of at least 4 x 4 for {name}"):
+        build(name, row_shape=row_shape, classes=2)
+
+
+@pytest.mark.parametrize(
+    "row_shape", [(), (0,), (1,), (2,), (1, 8), (0, 8), (1025, 2), (2, 2, 8, 8)], ids=str
+)
+def test_transformer_refuses_rows_without_tokens(row_shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput, match="2 to 1024 tokens"):
+        build("transformer", row_shape=row_shape, classes=2)
+
+
+def test_transformer_tokens_are_the_rows_of_all_channels() -> None:
+    model = build("transformer", row_shape=(3, 8, 5), classes=2)
+    x = torch.rand(2, 3, 8, 5)
+    seen: list[torch.Tensor] = []
+    model.get_submodule("embed").register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(x)
+    assert torch.equal(seen[0][1, 4], x[1, :, 4].flatten())
+
+
+def test_transformer_fills_the_last_token_with_zeros() -> None:
+    model = build("transformer", row_shape=(17,), classes=2)
+    x = torch.rand(2, 17)
+    seen: list[torch.Tensor] = []
+    model.get_submodule("embed").register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    model(x)
+    assert seen[0].shape == (2, 4, 5)
+    assert torch.equal(seen[0].flatten(1), torch.nn.functional.pad(x, (0, 3)))
 
 
 def test_init_seed_is_all_that_decides_the_start() -> None:
@@ -216,17 +255,11 @@ def test_init_seed_is_all_that_decides_the_start() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_per_sample_gradients_equal_a_loop_of_autograd(name: str) -> None:
+def test_no_model_mixes_the_samples_of_a_batch(name: str) -> None:
     model = build(name, row_shape=(8, 8), classes=4).double()
-    x, y = torch.rand(5, 8, 8, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 1])
-    gradients, losses = per_sample_gradients(model)(x, y)
-    for i in range(len(x)):
-        loss = torch.nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1])
-        assert losses[i] == pytest.approx(loss.item(), rel=1e-12)
-        for mine, wanted in zip(
-            gradients, torch.autograd.grad(loss, list(model.parameters())), strict=True
-        ):
-            torch.testing.assert_close(mine[i], wanted, rtol=1e-10, atol=1e-14)
+    x = torch.rand(5, 8, 8, dtype=torch.float64)
+    alone = torch.cat([model(row[None]) for row in x])
+    torch.testing.assert_close(model(x), alone, rtol=1e-10, atol=1e-12)
 
 
 def test_evaluation_does_not_depend_on_the_chunk() -> None:

@@ -51,6 +51,19 @@ void conv_norm(const std::vector<std::int64_t>& sizes, bool wide, bool gram, std
   run(plan, gram, x, g, pointer<double>(squares), threads);
 }
 
+void conv_sum(const std::vector<std::int64_t>& sizes, bool wide, std::uintptr_t x, std::uintptr_t g,
+              std::uintptr_t factors, std::uintptr_t total, int threads) {
+  const cpu::ConvPlan plan = plan_of(sizes);
+  py::gil_scoped_release release;
+  if (wide) {
+    cpu::conv_sum(plan, pointer<const double>(x), pointer<const double>(g),
+                  pointer<const double>(factors), pointer<double>(total), threads);
+  } else {
+    cpu::conv_sum(plan, pointer<const float>(x), pointer<const float>(g),
+                  pointer<const float>(factors), pointer<float>(total), threads);
+  }
+}
+
 }  // namespace
 
 void add_ghost_conv(py::module_& m) {
@@ -59,6 +72,7 @@ void add_ghost_conv(py::module_& m) {
   });
   m.def("conv_gradient", &conv_gradient);
   m.def("conv_norm", &conv_norm);
+  m.def("conv_sum", &conv_sum);
 }
 
 }  // namespace dpkern::bindings

@@ -1,5 +1,6 @@
 #include "cpu/ghost_conv.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -13,6 +14,9 @@
 
 namespace dpkern::cpu {
 namespace {
+
+constexpr std::int64_t kPositionsOfSum = 256;  // between two loads of the sums
+constexpr std::int64_t kBytesOfSum = 1 << 19;  // of the samples packed for them
 
 template <class T>
 constexpr double kUnit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
@@ -82,7 +86,8 @@ std::vector<double> touches(std::int64_t input, std::int64_t output, std::int64_
 template <class T, class In>
 class UpperNorm {
  public:
-  UpperNorm(const ConvPlan& plan, std::int64_t longest) : plan_(plan), conv_(plan, longest) {
+  UpperNorm(const ConvPlan& plan, std::int64_t longest)
+      : plan_(plan), conv_(plan, ConvLayout::kPlain, longest) {
     const auto rows = touches(plan.input.height, plan.output.height, plan.kernel.height,
                               plan.stride.height, plan.padding.height, plan.dilation.height);
     const auto columns = touches(plan.input.width, plan.output.width, plan.kernel.width,
@@ -176,7 +181,7 @@ void conv_wide_norm(const ConvPlan& plan, const In* x, const In* g, double* squa
 template <class T>
 void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, double* squares,
                    int threads) {
-  const DirectConv<T, T> conv(plan, 0);
+  const DirectConv<T, T> conv(plan, conv_layout(plan, sizeof(T) == sizeof(double)), 0);
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
   const std::int64_t g_size = plan.out_channels * area_of(plan.output);
   const std::int64_t entries = entries_of(plan);
@@ -213,8 +218,55 @@ void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, in
   }
 }
 
+template <class T>
+void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T* total,
+              int threads) {
+  if (plan.batch == 0) return;
+  const DirectConv<T, T> conv(plan, ConvLayout::kPlain, 0);
+  const std::int64_t x_size = plan.in_channels * area_of(plan.input);
+  const std::int64_t g_size = plan.out_channels * area_of(plan.output);
+  // Enough samples at a time to hide the load and store of the sums.
+  const std::int64_t sample_bytes =
+      (conv.vector_size() + conv.scalar_size()) * static_cast<std::int64_t>(sizeof(T));
+  const std::int64_t most = std::clamp<std::int64_t>(
+      std::min(kPositionsOfSum / std::max<std::int64_t>(1, area_of(plan.output)),
+               kBytesOfSum / sample_bytes),
+      1, plan.batch);
+  const int team = useful_threads(plan.batch, 1, threads);
+  std::vector<T*> own(static_cast<std::size_t>(team));
+  std::vector<std::unique_ptr<T[]>> large(static_cast<std::size_t>(team));
+  const auto share = [&](int index, int parts) {
+    std::unique_ptr<T[]> scratch[2];
+    T* const vectors = conv_scratch<T, 0>(most * conv.vector_size(), scratch[0]);
+    T* const scalars = conv_scratch<T, 1>(most * conv.scalar_size(), scratch[1]);
+    const auto at = static_cast<std::size_t>(index);
+    own[at] = conv_scratch<T, 2>(conv.sums_size(), large[at]);
+    const Range range = part_of(plan.batch, index, parts);
+    for (std::int64_t b = range.begin; b < range.end;) {
+      std::int64_t count = 0;  // neighbours that are used: 0 times NaN would not vanish
+      while (count < most && b + count < range.end && factors[b + count] != 0) ++count;
+      if (count > 0) {
+        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, own[at]);
+      }
+      b += std::max<std::int64_t>(1, count);
+    }
+  };
+  if (team <= 1) {
+    share(0, 1);
+  } else {
+#if defined(_OPENMP)
+#pragma omp parallel num_threads(team)
+#endif
+    share(thread_index(), team_size());
+  }
+  own.erase(std::remove(own.begin(), own.end(), nullptr), own.end());
+  conv.finish(own, threads, total);
+}
+
 template void conv_gradient(const ConvPlan&, const float*, const float*, float*, double*, int);
 template void conv_gradient(const ConvPlan&, const double*, const double*, double*, double*, int);
+template void conv_sum(const ConvPlan&, const float*, const float*, const float*, float*, int);
+template void conv_sum(const ConvPlan&, const double*, const double*, const double*, double*, int);
 template void conv_wide_norm(const ConvPlan&, const float*, const float*, double*,
                              const std::vector<std::int64_t>&, int);
 template void conv_wide_norm(const ConvPlan&, const double*, const double*, double*,

@@ -47,4 +47,10 @@ void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, in
 template <class T>
 void conv_gram_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, int threads);
 
+// total [co, ci / groups, kh, kw] += factors [batch] times the gradients; samples of factor 0 are
+// not read.
+template <class T>
+void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T* total,
+              int threads);
+
 }  // namespace dpkern::cpu

@@ -1,9 +1,10 @@
 #include "cpu/ghost_conv_direct.h"
 
 #include <algorithm>
-#include <cstring>
+#include <type_traits>
 
 #include "cpu/ghost_conv_pack.h"
+#include "cpu/parallel.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -34,17 +35,33 @@ ConvLayout conv_layout(const ConvPlan& plan, bool wide) {
 }
 
 template <class T, class In>
-DirectConv<T, In>::DirectConv(const ConvPlan& plan, std::int64_t longest)
+DirectConv<T, In>::DirectConv(const ConvPlan& plan, ConvLayout layout, std::int64_t longest)
     : plan_(plan),
       isa_(isa()),
-      layout_(conv_layout(plan, sizeof(T) == sizeof(double))),
-      inputs_last_(layout_ == ConvLayout::kInputsLast),
+      inputs_last_(wants_inputs_last(plan, lanes_of(isa_, sizeof(T) == sizeof(double)))),
       in_(plan.in_channels / plan.groups),
-      out_(plan.out_channels / plan.groups) {
+      out_(plan.out_channels / plan.groups),
+      taps_(plan.kernel.height * plan.kernel.width) {
+  switch (layout) {
+    case ConvLayout::kInputsLast:
+      out_stride_ = taps_ * in_, tap_stride_ = in_, in_stride_ = 1;
+      break;
+    case ConvLayout::kOutputsLast:
+      in_stride_ = taps_ * out_, tap_stride_ = out_, out_stride_ = 1;
+      break;
+    case ConvLayout::kPlain:
+      out_stride_ = in_ * taps_, in_stride_ = taps_, tap_stride_ = 1;
+      break;
+  }
+  lane_stride_ = inputs_last_ ? in_stride_ : out_stride_;
   plan_sides();
   plan_vectors();
   plan_scalars();
   plan_segments(longest);
+  for (const ScalarGroup<T>& ss : scalar_groups_) {
+    for (const VectorGroup& vs : vector_groups_) sums_size_ += tile_size(vs, ss);
+  }
+  sums_size_ *= plan.groups;
 }
 
 template <class T, class In>
@@ -72,7 +89,6 @@ void DirectConv<T, In>::plan_sides() {
     steps_.scalar_row = row;
     steps_.scalar_step = step;
   }
-  lane_stride_ = layout_ == ConvLayout::kPlain ? in_ * plan_.kernel.height * plan_.kernel.width : 1;
 }
 
 template <class T, class In>
@@ -93,8 +109,7 @@ void DirectConv<T, In>::plan_vectors() {
         const std::int64_t position =
             y * plan_.dilation.height * padded_.width + x * plan_.dilation.width;
         const std::int64_t tap = y * kernel_columns + x;
-        entries.push_back(
-            {position * pitch_ + c, tap * (inputs_last_ ? in_ : 0) + c * lane_stride_, used});
+        entries.push_back({position * pitch_ + c, tap * tap_stride_ + c * lane_stride_, used});
       }
     }
   }
@@ -121,11 +136,9 @@ void DirectConv<T, In>::plan_scalars() {
     std::int64_t target;
   };
   std::vector<Entry> entries[3];  // by length of run: 1, 3, 5
-  const std::int64_t taps = plan_.kernel.height * plan_.kernel.width;
-  const std::int64_t step = layout_ == ConvLayout::kPlain ? 1 : out_;  // from tap to tap
   if (inputs_last_) {
     const std::int64_t positions = plan_.output.height * plan_.output.width;
-    for (std::int64_t o = 0; o < out_; ++o) entries[0].push_back({o * positions, o * taps * in_});
+    for (std::int64_t o = 0; o < out_; ++o) entries[0].push_back({o * positions, o * out_stride_});
   } else {
     for (std::int64_t row = 0; row < in_ * plan_.kernel.height; ++row) {
       const std::int64_t c = row / plan_.kernel.height;
@@ -134,8 +147,8 @@ void DirectConv<T, In>::plan_scalars() {
       for (std::int64_t x = 0; x < plan_.kernel.width;) {
         const std::int64_t left = plan_.dilation.width == 1 ? plan_.kernel.width - x : 1;
         const int kind = left == 5 || left >= 8 ? 2 : left >= 3 ? 1 : 0;
-        entries[kind].push_back(
-            {start + x * plan_.dilation.width, (row * plan_.kernel.width + x) * step});
+        entries[kind].push_back({start + x * plan_.dilation.width,
+                                 c * in_stride_ + (y * plan_.kernel.width + x) * tap_stride_});
         x += 2 * kind + 1;
       }
     }
@@ -154,7 +167,7 @@ void DirectConv<T, In>::plan_scalars() {
       for (std::int64_t e = count * i / groups; e < count * (i + 1) / groups; ++e) {
         const Entry& entry = entries[kind][static_cast<std::size_t>(e)];
         group.offset[group.rows++] = entry.offset;
-        for (int r = 0; r < group.run; ++r) group.target[sums++] = entry.target + r * step;
+        for (int r = 0; r < group.run; ++r) group.target[sums++] = entry.target + r * tap_stride_;
       }
       for (int v = 1; v <= vectors; ++v) {
         group.kernels[v - 1] = tile_kernel<T>(isa_, v, group.rows, group.run);
@@ -182,35 +195,46 @@ void DirectConv<T, In>::plan_segments(std::int64_t longest) {
 }
 
 template <class T, class In>
-typename DirectConv<T, In>::Squares DirectConv<T, In>::run(const In* x, const In* g, T* vectors,
-                                                           T* scalars, T* gradient) const {
+bool DirectConv<T, In>::reads_scalars_in_place() const {
+  const bool is_padded = plan_.padding.height > 0 || plan_.padding.width > 0;
+  return std::is_same_v<T, In> && (inputs_last_ || !is_padded);
+}
+
+// Copies one sample's group where it must be copied; returns where its scalars are.
+template <class T, class In>
+const T* DirectConv<T, In>::pack(const In* x, const In* g, T scale, std::int64_t group, T* vectors,
+                                 T* scalars) const {
   const std::int64_t area = plan_.input.height * plan_.input.width;
   const std::int64_t positions = plan_.output.height * plan_.output.width;
   const Plane inside{plan_.input.height, plan_.input.width,
                      plan_.padding.height * padded_.width + plan_.padding.width, padded_.width};
   const Plane flat{1, positions, 0, positions};
-  const bool is_padded = plan_.padding.height > 0 || plan_.padding.width > 0;
-  const std::int64_t group_size = in_ * out_ * plan_.kernel.height * plan_.kernel.width;
+  x += group * in_ * area;
+  g += group * out_ * positions;
+  if (inputs_last_) {
+    channels_last(x, in_, scale, inside, vectors, pitch_);
+  } else {
+    channels_last(g, out_, scale, flat, vectors, pitch_);
+  }
+  if constexpr (std::is_same_v<T, In>) {
+    if (reads_scalars_in_place()) return inputs_last_ ? g : x;
+  }
+  if (inputs_last_) {
+    planes(g, out_, flat, scalars, positions);
+  } else {
+    planes(x, in_, inside, scalars, padded_.height * padded_.width);
+  }
+  return scalars;
+}
+
+template <class T, class In>
+typename DirectConv<T, In>::Squares DirectConv<T, In>::run(const In* x, const In* g, T* vectors,
+                                                           T* scalars, T* gradient) const {
   Squares total{};
   for (std::int64_t i = 0; i < plan_.groups; ++i) {
-    const In* const from_x = x + i * in_ * area;
-    const In* const from_g = g + i * out_ * positions;
-    const T* broadcast = scalars;
-    if (inputs_last_) {
-      channels_last(from_x, in_, inside, vectors, pitch_);
-    } else {
-      channels_last(from_g, out_, flat, vectors, pitch_);
-    }
-    if constexpr (std::is_same_v<T, In>) {
-      if (inputs_last_) broadcast = from_g;
-      if (!inputs_last_ && !is_padded) broadcast = from_x;
-    }
-    if (broadcast == scalars && inputs_last_) planes(from_g, out_, flat, scalars, positions);
-    if (broadcast == scalars && !inputs_last_) {
-      planes(from_x, in_, inside, scalars, padded_.height * padded_.width);
-    }
-    const Squares part =
-        run_group(vectors, broadcast, gradient == nullptr ? nullptr : gradient + i * group_size);
+    const T* const from = pack(x, g, T{1}, i, vectors, scalars);
+    T* const to = gradient == nullptr ? nullptr : gradient + i * in_ * out_ * taps_;
+    const Squares part = run_group(vectors, from, to);
     total.last += part.last;
     total.all += part.all;
   }
@@ -231,6 +255,7 @@ typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vector
     }
   };
   TileWalk<T> walk = steps_;
+  walk.images = 1;
   walk.sums = sums;
   int tiles = 0;
   // In this order neighbouring tiles write to neighbouring memory.
@@ -255,7 +280,10 @@ typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vector
         ss.kernels[vs.count - 1](walk);
       }
       if (++tiles % kTilesOfSquares == 0) drain();
-      if (gradient != nullptr && !whole) write_tile(vs, ss, sums, gradient);
+      if (gradient != nullptr && !whole) {
+        each_entry(vs, ss,
+                   [&](std::int64_t target, std::int64_t i) { gradient[target] = sums[i]; });
+      }
     }
   }
   drain();
@@ -263,15 +291,75 @@ typename DirectConv<T, In>::Squares DirectConv<T, In>::run_group(const T* vector
   return total;
 }
 
+// entry(place in the gradient, index among the sums of the tile)
 template <class T, class In>
-void DirectConv<T, In>::write_tile(const VectorGroup& vs, const ScalarGroup<T>& ss, const T* sums,
-                                   T* gradient) const {
+template <class F>
+void DirectConv<T, In>::each_entry(const VectorGroup& vs, const ScalarGroup<T>& ss,
+                                   const F& entry) const {
+  std::int64_t from = 0;
   for (int v = 0; v < vs.count; ++v) {
-    for (int i = 0; i < ss.rows * ss.run; ++i, sums += lanes_) {
-      T* const to = gradient + vs.target[v] + ss.target[i];
-      for (int lane = 0; lane < vs.lanes[v]; ++lane) to[lane * lane_stride_] = sums[lane];
+    for (int i = 0; i < ss.rows * ss.run; ++i, from += lanes_) {
+      const std::int64_t to = vs.target[v] + ss.target[i];
+      for (int lane = 0; lane < vs.lanes[v]; ++lane) entry(to + lane * lane_stride_, from + lane);
     }
   }
+}
+
+template <class T, class In>
+void DirectConv<T, In>::add(const In* x, const In* g, const T* factors, std::int64_t samples,
+                            T* vectors, T* scalars, T* sums) const {
+  const std::int64_t x_size = plan_.in_channels * plan_.input.height * plan_.input.width;
+  const std::int64_t g_size = plan_.out_channels * plan_.output.height * plan_.output.width;
+  alignas(64) T squares[kMostLanes] = {};
+  TileWalk<T> walk = steps_;
+  walk.images = samples;
+  walk.vector_image = vector_size_;
+  walk.scalar_image = !reads_scalars_in_place() ? scalar_size_ : inputs_last_ ? g_size : x_size;
+  walk.rows = plan_.output.height;
+  walk.columns = plan_.output.width;
+  walk.squares = squares;
+  for (std::int64_t group = 0; group < plan_.groups; ++group) {
+    const T* first = nullptr;
+    for (std::int64_t i = 0; i < samples; ++i) {
+      const T* const from = pack(x + i * x_size, g + i * g_size, factors[i], group,
+                                 vectors + i * vector_size_, scalars + i * scalar_size_);
+      if (i == 0) first = from;
+    }
+    for (const ScalarGroup<T>& ss : scalar_groups_) {
+      for (int r = 0; r < ss.rows; ++r) walk.scalars[r] = first + ss.offset[r];
+      for (const VectorGroup& vs : vector_groups_) {
+        for (int v = 0; v < vs.count; ++v) walk.vectors[v] = vectors + vs.offset[v];
+        walk.sums = sums;
+        ss.kernels[vs.count - 1](walk);
+        sums += tile_size(vs, ss);
+      }
+    }
+  }
+}
+
+template <class T, class In>
+void DirectConv<T, In>::finish(const std::vector<T*>& sums, int threads, T* total) const {
+  const auto parts = static_cast<std::int64_t>(scalar_groups_.size());
+  std::vector<std::int64_t> starts(scalar_groups_.size() + 1);
+  for (std::size_t i = 0; i < scalar_groups_.size(); ++i) {
+    starts[i + 1] = starts[i];
+    for (const VectorGroup& vs : vector_groups_) starts[i + 1] += tile_size(vs, scalar_groups_[i]);
+  }
+  parallel_for(plan_.groups * parts, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const auto s = static_cast<std::size_t>(part % parts);
+      const std::int64_t group = part / parts;
+      std::int64_t start = group * starts.back() + starts[s];
+      T* const to = total + group * in_ * out_ * taps_;
+      for (const VectorGroup& vs : vector_groups_) {
+        for (const T* own : sums) {
+          each_entry(vs, scalar_groups_[s],
+                     [&](std::int64_t target, std::int64_t i) { to[target] += own[start + i]; });
+        }
+        start += tile_size(vs, scalar_groups_[s]);
+      }
+    }
+  });
 }
 
 template class DirectConv<float, float>;

@@ -35,45 +35,63 @@ struct Segment {
   std::int64_t columns;
 };
 
-// T computes, In is the type of the inputs.
+// T computes, In is the type of the inputs. Scratches are zero at first and stay its own.
 template <class T, class In>
 class DirectConv {
  public:
   // Sums are spilled after at most `longest` positions (rows are split evenly); 0: never.
-  DirectConv(const ConvPlan& plan, std::int64_t longest);
+  DirectConv(const ConvPlan& plan, ConvLayout layout, std::int64_t longest);
 
   const std::vector<Segment>& segments() const { return segments_; }
-  std::int64_t vector_size() const { return vector_size_; }  // entries of scratch
+  std::int64_t vector_size() const { return vector_size_; }  // entries of scratch for a sample
   std::int64_t scalar_size() const { return scalar_size_; }
+  std::int64_t sums_size() const { return sums_size_; }
 
   struct Squares {
     double last;  // of the gradient
     double all;   // of the sums after every spill
   };
-  // Both scratches zero at first. `gradient` of this sample, or null.
+  // `gradient` of this sample, or null.
   Squares run(const In* x, const In* g, T* vectors, T* scalars, T* gradient) const;
+
+  // sums += the weighted gradients of `samples` samples, whose scratches follow each other. Without
+  // segments.
+  void add(const In* x, const In* g, const T* factors, std::int64_t samples, T* vectors, T* scalars,
+           T* sums) const;
+  // total += the sums of all threads, one tile of each group of scalars after the other.
+  void finish(const std::vector<T*>& sums, int threads, T* total) const;
 
  private:
   void plan_sides();
   void plan_vectors();
   void plan_scalars();
   void plan_segments(std::int64_t longest);
+  const T* pack(const In* x, const In* g, T scale, std::int64_t group, T* vectors,
+                T* scalars) const;
+  bool reads_scalars_in_place() const;
   Squares run_group(const T* vectors, const T* scalars, T* gradient) const;
-  void write_tile(const VectorGroup& vs, const ScalarGroup<T>& ss, const T* sums,
-                  T* gradient) const;
+  std::int64_t tile_size(const VectorGroup& vs, const ScalarGroup<T>& ss) const {
+    return static_cast<std::int64_t>(vs.count) * ss.rows * ss.run * lanes_;
+  }
+  template <class F>
+  void each_entry(const VectorGroup& vs, const ScalarGroup<T>& ss, const F& entry) const;
 
   const ConvPlan plan_;
   const Isa isa_;
-  const ConvLayout layout_;
   const bool inputs_last_;
   const std::int64_t in_;  // channels of a group
   const std::int64_t out_;
+  const std::int64_t taps_;
+  std::int64_t in_stride_ = 0;  // in the gradient
+  std::int64_t out_stride_ = 0;
+  std::int64_t tap_stride_ = 0;
+  std::int64_t lane_stride_ = 0;
   int lanes_ = 0;
-  std::int64_t lane_stride_ = 1;
   ConvSize padded_{};
   std::int64_t pitch_ = 0;  // of a position in the transposed side
   std::int64_t vector_size_ = 0;
   std::int64_t scalar_size_ = 0;
+  std::int64_t sums_size_ = 0;
   TileWalk<T> steps_{};
   std::vector<VectorGroup> vector_groups_;
   std::vector<ScalarGroup<T>> scalar_groups_;

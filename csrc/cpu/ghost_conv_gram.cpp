@@ -105,6 +105,7 @@ class GramNorm {
     alignas(64) double sums[kMostTile * kMostLanes];
     alignas(64) double squares[kMostLanes] = {};
     TileWalk<double> walk{};
+    walk.images = 1;
     walk.rows = 1;
     walk.columns = side.channels;
     walk.vector_step = walk.scalar_step = count;

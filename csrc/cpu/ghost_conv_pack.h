@@ -65,9 +65,9 @@ DPK_INLINE inline void transpose(Vector<T, kLanes>* rows) {
   }
 }
 
-// out[place(position) pitch + channel] = x[channel, position], for `used` <= kLanes channels.
+// out[place(position) pitch + channel] = scale x[channel, position], for `used` <= kLanes channels.
 template <class In, class T, int kLanes>
-DPK_INLINE inline void turn_channels(const In* x, int used, const Plane& plane, T* out,
+DPK_INLINE inline void turn_channels(const In* x, int used, T scale, const Plane& plane, T* out,
                                      std::int64_t pitch) {
   const std::int64_t count = plane.rows * plane.columns;
   const std::int64_t columns = plane.columns;
@@ -82,7 +82,7 @@ DPK_INLINE inline void turn_channels(const In* x, int used, const Plane& plane, 
       if (c < used) {
         Vector<In, kLanes> row;
         __builtin_memcpy(&row, x + c * count + at, sizeof(row));
-        rows[c] = __builtin_convertvector(row, Vector<T, kLanes>);
+        rows[c] = __builtin_convertvector(row, Vector<T, kLanes>) * scale;
       } else {
         rows[c] = Vector<T, kLanes>{};
       }
@@ -96,15 +96,16 @@ DPK_INLINE inline void turn_channels(const In* x, int used, const Plane& plane, 
     }
   }
   for (; at < count; ++at) {
-    for (int c = 0; c < used; ++c) to[c] = static_cast<T>(x[c * count + at]);
+    for (int c = 0; c < used; ++c) to[c] = scale * static_cast<T>(x[c * count + at]);
     to += pitch;
     if (++column == columns) column = 0, to += skip;
   }
 }
 
-// out[place(position)][channel], `pitch` entries per position; untouched entries must be zero.
+// out[place(position)][channel] = scale x[channel][position], `pitch` entries per position;
+// untouched entries must be zero.
 template <class In, class T>
-void channels_last(const In* x, std::int64_t channels, const Plane& plane, T* out,
+void channels_last(const In* x, std::int64_t channels, T scale, const Plane& plane, T* out,
                    std::int64_t pitch) {
   const std::int64_t count = plane.rows * plane.columns;
   const auto all = [&](auto lanes, auto turn) DPK_INLINE {
@@ -116,19 +117,21 @@ void channels_last(const In* x, std::int64_t channels, const Plane& plane, T* ou
   if (isa() >= Isa::kAvx512) {
     constexpr int kLanes = 64 / sizeof(T);
     return all(kLanes, [&](const In* from, int used, T* to) {
-      call_avx512([&]() DPK_INLINE { turn_channels<In, T, kLanes>(from, used, plane, to, pitch); });
+      call_avx512(
+          [&]() DPK_INLINE { turn_channels<In, T, kLanes>(from, used, scale, plane, to, pitch); });
     });
   }
   if (isa() == Isa::kAvx2) {
     constexpr int kLanes = 32 / sizeof(T);
     return all(kLanes, [&](const In* from, int used, T* to) {
-      call_avx2([&]() DPK_INLINE { turn_channels<In, T, kLanes>(from, used, plane, to, pitch); });
+      call_avx2(
+          [&]() DPK_INLINE { turn_channels<In, T, kLanes>(from, used, scale, plane, to, pitch); });
     });
   }
 #endif
   constexpr int kLanes = 16 / sizeof(T);
   all(kLanes, [&](const In* from, int used, T* to) {
-    turn_channels<In, T, kLanes>(from, used, plane, to, pitch);
+    turn_channels<In, T, kLanes>(from, used, scale, plane, to, pitch);
   });
 }
 

@@ -27,23 +27,25 @@ DPK_INLINE inline void walk_tile(const TileWalk<T>& walk) {
   const std::int64_t columns = walk.columns;
   const std::int64_t vector_step = walk.vector_step;
   const std::int64_t scalar_step = walk.scalar_step;
-  for (std::int64_t y = 0; y < walk.rows; ++y) {
-    std::int64_t at_vector = y * walk.vector_row;
-    std::int64_t at_scalar = y * walk.scalar_row;
-    for (std::int64_t x = columns; x > 0; --x) {
-      V vector[kVectors];
+  for (std::int64_t image = 0; image < walk.images; ++image) {
+    for (std::int64_t y = 0; y < walk.rows; ++y) {
+      std::int64_t at_vector = image * walk.vector_image + y * walk.vector_row;
+      std::int64_t at_scalar = image * walk.scalar_image + y * walk.scalar_row;
+      for (std::int64_t x = columns; x > 0; --x) {
+        V vector[kVectors];
 #pragma GCC unroll 32
-      for (int v = 0; v < kVectors; ++v) {
-        __builtin_memcpy(&vector[v], vectors[v] + at_vector, sizeof(V));
+        for (int v = 0; v < kVectors; ++v) {
+          __builtin_memcpy(&vector[v], vectors[v] + at_vector, sizeof(V));
+        }
+#pragma GCC unroll 32
+        for (int s = 0; s < kScalars; ++s) {
+          const T scalar = scalars[s / kRun][at_scalar + s % kRun];
+#pragma GCC unroll 32
+          for (int v = 0; v < kVectors; ++v) sums[v * kScalars + s] += vector[v] * scalar;
+        }
+        at_vector += vector_step;
+        at_scalar += scalar_step;
       }
-#pragma GCC unroll 32
-      for (int s = 0; s < kScalars; ++s) {
-        const T scalar = scalars[s / kRun][at_scalar + s % kRun];
-#pragma GCC unroll 32
-        for (int v = 0; v < kVectors; ++v) sums[v * kScalars + s] += vector[v] * scalar;
-      }
-      at_vector += vector_step;
-      at_scalar += scalar_step;
     }
   }
   V squares;

@@ -12,17 +12,20 @@ constexpr int kMostScalarRows = 9;
 constexpr int kMostTile = 27;   // vectors of sums in a tile
 constexpr int kMostLanes = 16;  // of a vector
 
-// Walks rows x columns positions. At each one the vectors are multiplied by scalar_rows x run
-// scalars (`run` neighbours from each row) and added to vectors * scalar_rows * run vectors of
+// Walks images x rows x columns positions. At each one the vectors are multiplied by scalar_rows x
+// run scalars (`run` neighbours from each row) and added to vectors * scalar_rows * run vectors of
 // sums; sum (v, r, c) has index (v scalar_rows + r) run + c.
 template <class T>
 struct TileWalk {
   const T* vectors[kMostVectors];
   const T* scalars[kMostScalarRows];
+  std::int64_t images;
   std::int64_t rows;
   std::int64_t columns;
-  std::int64_t vector_row;  // steps in entries
+  std::int64_t vector_image;  // steps in entries
+  std::int64_t vector_row;
   std::int64_t vector_step;
+  std::int64_t scalar_image;
   std::int64_t scalar_row;
   std::int64_t scalar_step;
   bool fresh;                         // the sums start from zero

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..ops.ghost import conv
 from ..ops.ghost.conv import Geometry
@@ -110,8 +111,25 @@ def _cheapest(geometry: Geometry) -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
+def _sum(
+    x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **arguments: Any
+) -> None:
+    geometry = _geometry(x, g, **arguments)
+    cpu._C.conv_sum(
+        _sizes(geometry),
+        x.dtype is torch.float64,
+        x.data_ptr(),
+        g.data_ptr(),
+        factors.data_ptr(),
+        out.data_ptr(),
+        cpu._threads(),
+    )
+    increment_version(out)
+
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.conv_norm", _norm, _refuse),
     ("ghost.conv_gradient", _gradient, _refuse),
+    ("ghost.conv_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""

@@ -6,10 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from torch.utils.data import DataLoader
+
 from .._validate import choice
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
+from ..rng import Key
+from .distributed import Processes, check_shards
+from .loader import PrivateLoader
 
 MODES = (None, "hooks", "functorch", "ew", "ghost")
 """Opacus' ways to the same per-sample gradients; here there is one."""
@@ -87,7 +92,7 @@ class Options:
 
     def __post_init__(self) -> None:
         choice(MODES, grad_sample_mode=self.grad_sample_mode)
-        sampling_of(self.sampling, self.poisson_sampling)
+        _sampling(self.sampling, self.poisson_sampling)
         for name, default, expected, remedy in _FIXED:
             if getattr(self, name) is not default:
                 got = getattr(self, name)
@@ -122,12 +127,7 @@ _FIXED = (
 )
 
 
-def sampling_of(sampling: str | None, poisson_sampling: bool) -> str:
-    """How batches are to be drawn.
-
-    Raises:
-        InvalidInput: an unknown way, or a contradiction.
-    """
+def _sampling(sampling: str | None, poisson_sampling: bool) -> str:
     if sampling is None:
         return "poisson" if poisson_sampling else "shuffled"
     choice(("poisson", "fixed", "shuffled"), sampling=sampling)
@@ -139,6 +139,60 @@ def sampling_of(sampling: str | None, poisson_sampling: bool) -> str:
             remedy="Leave poisson_sampling out: sampling= says it all.",
         )
     return sampling
+
+
+def loader_of(
+    data_loader: DataLoader[Any] | None, options: Options, processes: Processes | None = None
+) -> PrivateLoader | None:
+    """The private loader over the user's data set, or this process's shard, if there is one.
+
+    Raises:
+        InvalidInput: a loader that cannot be private.
+    """
+    if data_loader is None:
+        return None
+    seed, rounds = options.unsafe_seed, options.rounds
+    sampling = _sampling(options.sampling, options.poisson_sampling)
+    shard = (0, 1)
+    if processes is not None:
+        check_shards(data_loader, sampling, processes)
+        key, shard = processes.sampling_key(seed, rounds), (processes.rank, processes.size)
+    else:
+        key = Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds)
+    return PrivateLoader(
+        data_loader,
+        sampling=sampling,
+        key=key,
+        max_physical_batch_size=options.max_physical_batch_size,
+        shard=shard,
+    )
+
+
+def sampling_of(loader: PrivateLoader | None, options: Options) -> dict[str, Any]:
+    """How batches are drawn, for the ledger: by the loader, or as the caller says.
+
+    Raises:
+        InvalidInput: both.
+    """
+    if loader is None:
+        return {
+            "sampling": _sampling(options.sampling, options.poisson_sampling),
+            "sample_rate": options.sample_rate,
+            "dataset_size": options.dataset_size,
+        }
+    for name in ("sample_rate", "dataset_size", "expected_batch_size"):
+        if getattr(options, name) is not None:
+            raise InvalidInput(
+                name,
+                expected="None: the loader says how batches are drawn",
+                got=getattr(options, name),
+                remedy="Choose the loader's batch_size, or pass data_loader=None.",
+            )
+    return {
+        "sampling": loader.sampling,
+        "sample_rate": loader.sample_rate,
+        "dataset_size": loader.dataset_size,
+    }
 
 
 def mechanism_of(

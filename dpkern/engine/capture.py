@@ -185,6 +185,8 @@ class Capture:
         self.early: Early | None = None
         self.anywhere: Callable[[bool], bool] | None = None
         """Whether any process says yes, where backward passes need all processes."""
+        self.norms_on_arrival = True
+        """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -356,7 +358,7 @@ class Capture:
         if self.early is None and self.start_early is not None:
             self.early = self.start_early()
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
-        if alone and arrival.rows is None:
+        if alone and arrival.rows is None and self.norms_on_arrival:
             arrival.record = record = self.budget.kept(record)
             arrival.square = record.square()
         if self.early is not None:

@@ -14,7 +14,7 @@ the backward pass, as soon as its last gradient has arrived, and nothing of it i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 
@@ -25,9 +25,40 @@ from ..errors import PrivacyError
 from ..mechanisms.base import Plan
 from ..ops import clip
 from ..ops._lattice import round_down
+from ..step import DPStep
 from .capture import Arrival, Capture, Slot
 from .layers.expression import Expression
 from .records import Explicit, merge
+
+
+def close_into(step: DPStep, capture: Capture) -> None:
+    """Close the current samples and add their clipped sum to the step, if anything arrived.
+
+    Raises:
+        PrivacyError: a guard failed (``Capture.check_closed``); nothing was changed.
+        UnsupportedModule: an expression whose per-sample gradients would not fit.
+    """
+    result = clipped_sums(capture, step.plan)
+    if isinstance(result, clip.ClipResult):
+        step.add(sum=result)
+    elif result is not None:
+        step.add(per_sample=result)
+
+
+def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
+    """Let the capture do all that a plan allows as soon as gradients arrive.
+
+    Integer clipping takes its own norms. Several clip groups with floating-point sums are
+    finished inside the backward pass; all gradients of the samples must then come from one pass.
+
+    Args:
+        capture: not in use yet.
+        plan: the plan in force; its bounds may change between steps.
+    """
+    now = plan()
+    capture.norms_on_arrival = now.arithmetic == "float"
+    if len({block.clip_group for block in now.blocks}) > 1 and now.arithmetic == "float":
+        capture.start_early = lambda: GroupSums(capture, plan())
 
 
 def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor] | None:
@@ -193,7 +224,9 @@ def _gradients(capture: Capture) -> list[Tensor]:
     for slot in capture.slots:
         dtype = clip.sum_dtype(slot.parameter.dtype)
         if slot.arrivals:
-            total = _written_out(slot).per_sample().to(dtype) * scale
+            total = _written_out(slot).per_sample().to(dtype)
+            if scale != 1:
+                total = total * scale
         else:
             total = torch.zeros((batch, *slot.shape), dtype=dtype, device=slot.parameter.device)
         gradients.append(total.contiguous())
@@ -202,6 +235,9 @@ def _gradients(capture: Capture) -> list[Tensor]:
 
 def _written_out(slot: Slot) -> Explicit:
     """All arrivals of a parameter as explicit gradients of the whole of it."""
+    if len(slot.arrivals) == 1 and slot.arrivals[0].rows is None:
+        alone = slot.arrivals[0].record.per_sample()
+        return Explicit(alone.reshape(alone.shape[0], *slot.shape))
     total = None
     for arrival in slot.arrivals:
         part = arrival.record.per_sample()

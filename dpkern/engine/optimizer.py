@@ -19,10 +19,10 @@ from torch import Tensor
 
 from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
-from ..ops import clip
+from ..mechanisms import Plan
 from ..step import DPStep
 from .capture import Capture
-from .clipping import GroupSums, clipped_sums
+from .clipping import close_into, prepare
 from .distributed import Processes, numbers_of
 from .fused import groups_of
 from .local import like
@@ -105,9 +105,7 @@ class Adapter:
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
         self.show()
-        plan = self.private.plan
-        if len(plan.groups) > 1 and plan.arithmetic == "float":
-            self.capture.start_early = self._group_sums
+        prepare(self.capture, self._plan)
         _keep_scalers_away()
 
     def detach(self) -> None:
@@ -202,15 +200,12 @@ class Adapter:
         self._take_over()
         if self.sharded is not None and self.capture.expressions:
             self.sharded.unshard()  # expressions are led back through the parameters' values
-        result = clipped_sums(self.capture, self.private.plan)
-        if isinstance(result, clip.ClipResult):
-            self.private.add(sum=result)
-        elif result is not None:
-            self.private.add(result)
+        close_into(self.private, self.capture)
 
-    def _group_sums(self) -> GroupSums:
+    def _plan(self) -> Plan:
+        """The plan in force, with what a schedule has changed since the last step."""
         self._take_over()
-        return GroupSums(self.capture, self.private.plan)
+        return self.private.plan
 
     def rescale(self, scale: float) -> None:
         """The loss of the current samples was multiplied by this.

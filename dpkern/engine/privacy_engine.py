@@ -16,13 +16,11 @@ from .. import _validate as check
 from .. import accounting
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
-from ..rng import Key
 from ..step import DPStep
 from . import checkpoint, distributed, validate
 from .accountant import Accountant
-from .arguments import Options, mechanism_of, sampling_of
+from .arguments import Options, loader_of, mechanism_of, sampling_of
 from .capture import Capture
-from .distributed import Processes
 from .fix import fix
 from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
@@ -173,8 +171,8 @@ class PrivacyEngine:
         capture = Capture(
             module, loss_reduction=options.loss_reduction, keep_budget=options.keep_budget
         )
-        loader = _loader(data_loader, options, processes)
-        sampling = _sampling(loader, options)
+        loader = loader_of(data_loader, options, processes)
+        sampling = sampling_of(loader, options)
         run = {
             "steps": None if loader is None else len(loader),
             "dimension": sum(p.numel() for p in capture.parameters),
@@ -416,49 +414,3 @@ class PrivacyEngine:
             "grad_clip_scheduler": grad_clip_scheduler,
         }
         return checkpoint.load(self, path, parts)
-
-
-def _loader(
-    data_loader: DataLoader[Any] | None, options: Options, processes: Processes | None
-) -> PrivateLoader | None:
-    if data_loader is None:
-        return None
-    seed, rounds = options.unsafe_seed, options.rounds
-    sampling = sampling_of(options.sampling, options.poisson_sampling)
-    shard = (0, 1)
-    if processes is not None:
-        distributed.check_shards(data_loader, sampling, processes)
-        key, shard = processes.sampling_key(seed, rounds), (processes.rank, processes.size)
-    else:
-        key = Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds)
-    return PrivateLoader(
-        data_loader,
-        sampling=sampling,
-        key=key,
-        max_physical_batch_size=options.max_physical_batch_size,
-        shard=shard,
-    )
-
-
-def _sampling(loader: PrivateLoader | None, options: Options) -> dict[str, Any]:
-    """How batches are drawn, for the ledger."""
-    names = ("sample_rate", "dataset_size", "expected_batch_size")
-    if loader is None:
-        return {
-            "sampling": sampling_of(options.sampling, options.poisson_sampling),
-            "sample_rate": options.sample_rate,
-            "dataset_size": options.dataset_size,
-        }
-    for name in names:
-        if getattr(options, name) is not None:
-            raise InvalidInput(
-                name,
-                expected="None: the loader says how batches are drawn",
-                got=getattr(options, name),
-                remedy="Choose the loader's batch_size, or pass data_loader=None.",
-            )
-    return {
-        "sampling": loader.sampling,
-        "sample_rate": loader.sample_rate,
-        "dataset_size": loader.dataset_size,
-    }

@@ -2,7 +2,7 @@
 
 from .data import Dataset, load
 from .loop import Training
-from .models import MODELS, build, evaluate, per_sample_gradients
+from .models import MODELS, build, evaluate
 from .options import ModelOptions, Options, PrivacyOptions, RunOptions
 from .report import Epoch
 from .session import Session
@@ -20,5 +20,4 @@ __all__ = [
     "build",
     "evaluate",
     "load",
-    "per_sample_gradients",
 ]

@@ -1,4 +1,4 @@
-"""The training loop: draw a batch, per-sample gradients in physical chunks, one private step."""
+"""The training loop: draw a batch, forward and backward in physical chunks, one private step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..engine.capture import Capture
+from ..engine.clipping import close_into, prepare
 from ..engine.sampling import Batches
 from ..step import DPStep
 from .data import Dataset
-from .models import evaluate, per_sample_gradients
+from .models import evaluate
 from .report import Epoch
 
 EPSILON_POINTS = 15
@@ -51,7 +53,7 @@ class Training:
         batches: Batches,
         steps_per_epoch: int,
         delta: float,
-        physical_batch_size: int,
+        max_physical_batch_size: int,
     ) -> None:
         self.data = data
         self.model = model
@@ -59,12 +61,13 @@ class Training:
         self.batches = batches
         self.steps_per_epoch = steps_per_epoch
         self.delta = delta
-        self.physical_batch_size = physical_batch_size
+        self.max_physical_batch_size = max_physical_batch_size
         self.history: list[Epoch] = []
         self.diagnostics = Diagnostics()
         self.seconds = 0.0
         self.between_steps = True
-        self._gradients = per_sample_gradients(model)
+        self._capture = Capture(model, loss_reduction="sum")
+        prepare(self._capture, lambda: step.plan)
         self._loss_of_epoch, self._samples_of_epoch = 0.0, 0
 
     @property
@@ -88,9 +91,11 @@ class Training:
         """
         started = time.perf_counter()
         try:
+            self._capture.attach()
             with deferred_signals() as interrupted:
                 self._run(on_step, on_epoch, interrupted)
         finally:
+            self._capture.detach()
             self.seconds += time.perf_counter() - started
 
     def _run(
@@ -122,11 +127,13 @@ class Training:
     def _take(self, batch: torch.Tensor) -> None:
         """One logical step; an empty Poisson draw adds nothing but noise."""
         self.diagnostics.batch_sizes.append(len(batch))
-        for start in range(0, len(batch), self.physical_batch_size):
-            rows = batch[start : start + self.physical_batch_size]
-            gradients, losses = self._gradients(self.data.x_train[rows], self.data.y_train[rows])
-            self.step.add(per_sample=gradients)
-            self._loss_of_epoch += float(losses.sum())
+        for rows in batch.split(self.max_physical_batch_size) if len(batch) else ():
+            self._capture.hand_out(len(rows))
+            logits = self.model(self.data.x_train[rows])
+            loss = nn.functional.cross_entropy(logits, self.data.y_train[rows], reduction="sum")
+            loss.backward()
+            close_into(self.step, self._capture)
+            self._loss_of_epoch += float(loss.detach())
             self._samples_of_epoch += len(rows)
         self.step.finish()
 

@@ -19,7 +19,7 @@ from .data import DIGITS
 from .models import MODELS
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
-CLIPPINGS = ("flat", "per_layer", "automatic")
+CLIPPINGS = ("flat", "per_layer", "automatic", "group")
 ARITHMETICS = ("exact", "float")
 ROUNDS = (20, 12, 8)
 
@@ -121,13 +121,13 @@ class RunOptions:
     figure: bool = True
     diagnostics: bool = False
     backend: str | None = None
-    physical_batch_size: int = 256
+    max_physical_batch_size: int = 256
     threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.threads is not None:
             _validate.integer(1, 1024, threads=self.threads)
-        _validate.integer(1, physical_batch_size=self.physical_batch_size)
+        _validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)
         if self.resume and self.out is None:
             raise InvalidInput(
                 "out",

@@ -14,6 +14,7 @@ import torch
 from .. import __version__, _dispatch, accounting
 from .._validate import require
 from ..backends import cpu
+from ..engine import groups
 from ..engine.sampling import make_batches
 from ..errors import BackendError, InvalidInput, PrivacyError
 from ..mechanisms import DPSGD
@@ -91,12 +92,13 @@ class Session:
             "sample_rate": batches.sample_rate,
             "dataset_size": rows,
         }
-        parameters = list(model.parameters())
+        parameters = [p.detach() for p in model.parameters()]
         mechanism = DPSGD(
             noise_multiplier=1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier,
             max_grad_norm=privacy.max_grad_norm,
             clipping=privacy.clipping,
             arithmetic=privacy.arithmetic,
+            groups=groups.by_owner(model) if privacy.clipping == "group" else None,
         )
         if saved is not None:
             mechanism = mechanism.with_noise_multiplier(saved["noise_multiplier"])
@@ -127,7 +129,7 @@ class Session:
             batches=batches,
             steps_per_epoch=steps_per_epoch,
             delta=privacy.delta,
-            physical_batch_size=run.physical_batch_size,
+            max_physical_batch_size=run.max_physical_batch_size,
         )
 
     def _resume(self, saved: Mapping[str, Any]) -> None:

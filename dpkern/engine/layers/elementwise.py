@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..parameter import PRIVATE, arguments, other, plain, plainly, refuse, rule, source_of
-from .expression import looks_like_samples, slots_in
+from .expression import is_buffer, looks_like_samples, slots_in
 from .generic import expand
 
 Function = Callable[..., Any]
@@ -65,20 +65,23 @@ def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
     # Inputs that need no gradient, several rows per sample.
     with plainly():
         dims = w.dim()
-    return bool(x.dim() > dims and batch and x.shape[0] % batch == 0)
+    rows = bool(x.dim() > dims and batch and x.shape[0] % batch == 0)
+    return rows and not is_buffer(x, w)
 
 
 @rule(Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)
 def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``w.expand(B, ...)``: a copy per sample, if that is what the first dimension is."""
     w = args[0]
+    if not isinstance(w, PRIVATE):
+        return func(*plain(tuple(args)), **plain(kwargs))  # only the shape of the other is used
     with plainly():
         result = func(*plain(tuple(args)), **plain(kwargs))
         shape = tuple(w.shape)
     added = result.dim() > len(shape)
     grown = result.dim() == len(shape) and len(shape) > 0 and shape[0] == 1
     batch = source_of(w).capture.batch
-    if not isinstance(w, PRIVATE) or batch is None or not (added or grown):
+    if batch is None or not (added or grown):
         return other(func, args, kwargs)
     rows = int(result.shape[0])
     if rows == 0 or batch == 0 or rows % batch:
@@ -116,7 +119,7 @@ def _prelu(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     with plainly():
         single = weight.numel() == 1
     shape = (1,) * x.dim() if single else (1, -1, *(1,) * (x.dim() - 2))
-    return x.clamp(min=0) + weight.reshape(shape) * x.clamp(max=0)
+    return torch.where(x > 0, x, weight.reshape(shape) * x)
 
 
 @rule(Tensor.backward)

@@ -62,7 +62,7 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     rows = int(weight.shape[0])
     if padding_idx is not None and padding_idx < 0:
         padding_idx += rows
-    if _is_shared(capture, ids):
+    if expression.is_buffer(ids, weight) or _is_shared(capture, ids):
         with plainly():
             result = F.embedding(ids, weight, padding_idx=padding_idx)
         shared = expression.of(func, (weight,), {}, result)

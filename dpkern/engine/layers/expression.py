@@ -16,7 +16,16 @@ from torch import Tensor
 
 from ...errors import UnsupportedModule
 from ..capture import Arrival, Slot, Source, Target
-from ..parameter import PRIVATE, PrivateExpression, plain, plainly, refuse, source_of, tensors_in
+from ..parameter import (
+    PRIVATE,
+    PrivateExpression,
+    plain,
+    plainly,
+    refuse,
+    rule,
+    source_of,
+    tensors_in,
+)
 from ..records import Embedding, Explicit, Record, merge
 
 LARGEST = 1 << 28
@@ -97,7 +106,8 @@ def slots_in(tree: Any) -> list[Slot]:
             source = source_of(tensor)
             for slot in source.slots if isinstance(source, Expression) else [source]:
                 assert isinstance(slot, Slot)
-                found.setdefault(slot.index, slot)
+                if slot.parameter.requires_grad:
+                    found.setdefault(slot.index, slot)
     return list(found.values())
 
 
@@ -116,11 +126,21 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
     """Data, rather than a constant: differentiable, or with the batch as its first dimension."""
     if tensor.requires_grad:
         return True
-    if tensor.dim() == 0 or batch is None:
+    if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
         return False
+    if batch == 1:  # everything is the one sample's; constants do no harm as data
+        return True
     with plainly():
-        same_shape = any(tensor.shape == p.shape for p in private)
-    return tensor.shape[0] == batch and not same_shape
+        return all(tensor.shape != p.shape for p in private)
+
+
+def is_buffer(tensor: Tensor, private: Tensor) -> bool:
+    """Whether this shows a buffer of the module, which is no sample's whatever its shape."""
+    if tensor.requires_grad:
+        return False
+    place = tensor.untyped_storage().data_ptr()
+    buffers = source_of(private).capture.module.buffers()
+    return any(buffer.untyped_storage().data_ptr() == place for buffer in buffers)
 
 
 def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Any:
@@ -147,6 +167,17 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
         got=f"a {type(result).__name__}",
         remedy="Write the operation with functions that return tensors.",
     )
+
+
+@rule(Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as)
+def _like(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Of the second tensor only the dtype, device or shape is used, never a sample."""
+    first, *rest = args
+    if not isinstance(first, PRIVATE):
+        return func(first, *plain(tuple(rest)), **plain(kwargs))
+    with plainly():
+        result = func(*args, **kwargs)
+    return of(func, (first,), {}, result)
 
 
 def target_of(tensor: Tensor) -> Target:

@@ -46,7 +46,6 @@ def expand(private: Tensor, rows: int, operation: str) -> Tensor:
     target = whole_target_of(private)
     w = values(private)
     capture = source_of(private).capture
-    check_size(target.source, rows * w.numel())
     use = capture.use(operation, (target,), w.new_empty(()).expand(rows))
     result: Tensor = applied(_Expand, capture.anchor, use, w, rows)
     return result
@@ -77,6 +76,7 @@ def per_sample(
     dims: list[int | None] = []
     for tensor in flat:
         if isinstance(tensor, PRIVATE):
+            check_size(source_of(tensor), batch * tensor.numel())
             operands.append(expand(tensor, batch, operation))
             dims.append(0)
         elif looks_like_samples(tensor, private, batch):

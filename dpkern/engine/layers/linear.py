@@ -23,7 +23,7 @@ from ..parameter import (
     source_of,
 )
 from ..records import Explicit, Linear
-from .expression import target_of, whole_target_of
+from .expression import is_buffer, target_of, whole_target_of
 
 Function = Callable[..., Any]
 
@@ -92,7 +92,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: 
 @rule(F.linear)
 def _linear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = arguments(("input", "weight", "bias"), args, kwargs)
+    private = weight if isinstance(weight, PRIVATE) else bias
     if isinstance(x, PRIVATE) or not is_constant(weight, bias) or x.dim() < 2 or weight.dim() != 2:
+        return other(func, args, kwargs)
+    if is_buffer(x, private):
         return other(func, args, kwargs)
     return linear(x, weight, bias, operation="linear")
 
@@ -111,6 +114,9 @@ def _matmul(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs:
         return other(func, args, kwargs)
     x, w = (args[1], args[0]) if func is Tensor.__rmatmul__ else args
+    constant = [is_buffer(t, w if t is x else x) for t in (x, w) if not isinstance(t, PRIVATE)]
+    if any(constant):
+        return other(func, args, kwargs)
     if not isinstance(x, PRIVATE) and w.dim() in (1, 2) and x.dim() >= 2:
         if w.dim() == 1:
             return _transposed(x, w[:, None]).squeeze(-1)

@@ -29,6 +29,12 @@ def _deliver(use: Use, shape: Sequence[int], *gradients: Tensor) -> None:
         use.arrive(which, Explicit(total.reshape(total.shape[0], *shape)))
 
 
+def _positions(x: Tensor, shape: Sequence[int]) -> tuple[int, int, int]:
+    """``x`` as rows, positions and what is normalised together."""
+    outer = x.shape[1 : x.dim() - len(shape)]
+    return int(x.shape[0]), math.prod(outer), math.prod(shape)
+
+
 class _LayerNorm(torch.autograd.Function):
     """Mean and variance over the last dimensions."""
 
@@ -51,10 +57,10 @@ class _LayerNorm(torch.autograd.Function):
             return (None,) * 5
         x, mean, rstd, weight = ctx.saved_tensors
         shape = use.saved["shape"]
-        size, rows = math.prod(shape), x.shape[0]
-        flat = wide(g).view(rows, -1, size), wide(x).view(rows, -1, size)
+        rows, positions, size = _positions(x, shape)
+        flat = wide(g).view(rows, positions, size), wide(x).view(rows, positions, size)
         scale = None if weight is None else wide(weight).view(size)
-        statistics = wide(mean).view(rows, -1), wide(rstd).view(rows, -1)
+        statistics = wide(mean).view(rows, positions), wide(rstd).view(rows, positions)
         dx, dweight, dbias = ghost.layer_norm_backward(*flat, *statistics, scale)
         if use.wants(g):
             _deliver(use, shape, dweight, dbias)
@@ -84,9 +90,10 @@ class _RmsNorm(torch.autograd.Function):
             return (None,) * 4
         x, rstd, weight = ctx.saved_tensors
         shape = use.saved["shape"]
-        size, rows = math.prod(shape), x.shape[0]
-        flat = wide(g).view(rows, -1, size), wide(x).view(rows, -1, size)
-        dx, dweight = ghost.rms_norm_backward(*flat, rstd.view(rows, -1), wide(weight).view(size))
+        rows, positions, size = _positions(x, shape)
+        flat = wide(g).view(rows, positions, size), wide(x).view(rows, positions, size)
+        statistics = rstd.view(rows, positions)
+        dx, dweight = ghost.rms_norm_backward(*flat, statistics, wide(weight).view(size))
         if use.wants(g):
             _deliver(use, shape, dweight)
         return None, None, dx.view(x.shape).to(x.dtype), None
@@ -117,9 +124,8 @@ class _GroupNorm(torch.autograd.Function):
         if g is None:
             return (None,) * 5
         x, mean, rstd, weight = ctx.saved_tensors
-        flat = wide(g).flatten(2), wide(x).flatten(2)
-        if x.dim() == 2:
-            flat = wide(g)[:, :, None], wide(x)[:, :, None]
+        sizes = (*x.shape[:2], math.prod(x.shape[2:]))
+        flat = wide(g).view(sizes), wide(x).view(sizes)
         scale = None if weight is None else wide(weight)
         dx, dweight, dbias = ghost.group_norm_backward(*flat, wide(mean), wide(rstd), scale)
         if use.wants(g):

@@ -1,0 +1,98 @@
+"""Clip groups of a module, and what happens to them while gradients arrive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpkern import DPStep
+from dpkern.engine import groups
+from dpkern.engine.capture import Capture
+from dpkern.engine.clipping import close_into, prepare
+from dpkern.errors import PrivacyError
+from dpkern.mechanisms import DPSGD
+
+
+class Owner(nn.Module):
+    """A parameter of its own, a tied weight and a frozen module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.last = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2, bias=False))
+
+
+def test_one_group_per_module_that_owns_parameters() -> None:
+    names = [n for n, p in Owner().named_parameters() if p.requires_grad]
+    assert names == [
+        *("scale", "first.weight", "first.bias", "second.bias"),
+        *("last.0.weight", "last.0.bias", "last.1.weight"),
+    ]
+    assert groups.by_owner(Owner()) == (0, 1, 1, 2, 3, 3, 4)
+    assert groups.by_owner(nn.ReLU()) == ()
+
+
+def arriving(**changes: Any) -> tuple[Capture, DPStep]:
+    """A network whose gradients of four samples have arrived."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    capture = Capture(model, loss_reduction="sum")
+    mechanism = DPSGD(**{"noise_multiplier": 1.0, "max_grad_norm": 0.1} | changes)
+    parameters = [p.detach() for p in capture.parameters]
+    step = DPStep(mechanism, parameters, expected_batch_size=4, sample_rate=0.1)
+    prepare(capture, lambda: step.plan)
+    capture.attach()
+    capture.hand_out(4)
+    model(torch.randn(4, 3)).square().sum().backward()
+    return capture, step
+
+
+GROUP = {"clipping": "group", "groups": (0, 0, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "early"),
+    [
+        ({"arithmetic": "float"} | GROUP, True),
+        ({"arithmetic": "float", "clipping": "per_layer"}, True),
+        ({"noise_multiplier": 0.0} | GROUP, True),
+        ({"arithmetic": "float"}, False),
+        ({"arithmetic": "exact"} | GROUP, False),
+    ],
+    ids=str,
+)
+def test_groups_finish_in_the_backward_pass_where_they_can(
+    changes: dict[str, Any], early: bool
+) -> None:
+    capture, step = arriving(**changes)
+    assert [bool(slot.arrivals) for slot in capture.slots] == [not early] * 4
+    close_into(step, capture)
+    assert step.unfinished
+    assert not capture.captured
+
+
+def test_a_second_backward_pass_after_a_group_is_finished_is_refused() -> None:
+    capture, _ = arriving(arithmetic="float", **GROUP)
+    with pytest.raises(PrivacyError, match="once"):
+        capture.module(torch.randn(4, 3)).sum().backward()
+
+
+def test_norms_are_taken_on_arrival_only_for_floating_point_sums() -> None:
+    for arithmetic in ("float", "exact"):
+        capture, _ = arriving(arithmetic=arithmetic)
+        taken = [arrival.square is not None for slot in capture.slots for arrival in slot.arrivals]
+        assert taken == [arithmetic == "float"] * 4
+
+
+def test_nothing_that_arrived_adds_nothing() -> None:
+    capture, step = arriving()
+    capture.discard()
+    close_into(step, capture)
+    assert not step.unfinished
