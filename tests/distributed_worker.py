@@ -24,7 +24,7 @@ from dpkern import PrivacyEngine
 from dpkern.engine import distributed
 from dpkern.errors import DPKernError
 
-WORLD, STEPS, ROWS, DELTA = 2, 3, 37, 1e-5
+WORLD, STEPS, ROWS = 2, 3, 37
 KINDS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "AdamW": {"lr": 0.01},
@@ -182,7 +182,7 @@ def sampling(rank: int) -> dict[str, Any]:
         "rate": loader.sample_rate,
         "expected": engine.step.expected_batch_size,
         "global": private(model(), data_loader=loader_of(12))[0].step.expected_batch_size,
-        "epsilon": engine.get_epsilon(DELTA),
+        "ledger": engine.step.ledger.state_dict(),
         "sampling key": loader.batches._key._secret.hex(),
         "noise key": engine.step.key._secret.hex(),
     }
@@ -247,6 +247,14 @@ def reduction(rank: int) -> dict[str, Any]:
             wide = [torch.full((4,), 2**31 - 1 - rank), torch.full((2,), -(2**40))]
             processes.reduce(wide)
             result[f"wide {size}"] = wide
+            # The last process has fewer entries of one, none of the other.
+            shares = [
+                torch.arange(7.0) * (rank + 1),
+                torch.ones(3, dtype=torch.int64),
+                torch.ones(1),
+            ]
+            processes.scatter(shares, [4, 2, 1])
+            result[f"shares {size}"] = shares
     finally:
         distributed.BUCKET_BYTES = before
     return result

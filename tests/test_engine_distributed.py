@@ -124,7 +124,7 @@ def test_sampling_by_shards(ranks: list[dict[str, Any]]) -> None:
         # 19 records per rank in batches of 6, and 37 in batches of 12: 4 steps each.
         assert (result["rate"], result["expected"], result["global"]) == (0.25, ROWS / 4, ROWS / 4)
         assert result["start"] == "same object"
-    assert results[0]["epsilon"] == results[1]["epsilon"]
+    assert results[0]["ledger"] == results[1]["ledger"]
     assert results[0]["noise key"] == results[1]["noise key"]
     assert len({r[name] for r in results for name in ("noise key", "sampling key")}) == 3
 
@@ -143,9 +143,13 @@ def test_public_gradients_are_averaged(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_reduction(ranks: list[dict[str, Any]]) -> None:
-    for result in of(ranks, "reduction"):
-        assert len(result) == 6
+    for rank, result in enumerate(of(ranks, "reduction")):
+        assert len(result) == 8
         for name, sums in result.items():
+            if name.startswith("shares"):
+                expected = ([[0, 3, 6, 9], [2, 2], [2]], [[12, 15, 18], [2], []])[rank]
+                assert [share.tolist() for share in sums] == expected
+                continue
             if name.startswith("wide"):
                 assert sums[0].tolist() == [2**32 - 3] * 4  # beyond int32 together only
                 assert sums[1].tolist() == [-(2**41)] * 2

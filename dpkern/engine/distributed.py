@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -154,13 +154,56 @@ class Processes:
         total of all processes fits.
         """
         narrow = self._narrow(sums)
-        landing: deque[Callable[[], None]] = deque()
-        for bucket in _buckets(sums):
-            landing.append(self._launch(bucket, narrow))
-            if len(landing) > _IN_FLIGHT:
-                landing.popleft()()
-        while landing:
-            landing.popleft()()
+
+        def launch(bucket: Sequence[int]) -> Callable[[], None]:
+            parts = [sums[i] for i in bucket]
+            alone = len(parts) == 1 and parts[0].is_contiguous() and not narrow
+            flat = parts[0] if alone else torch.cat([_sent(t, narrow).flatten() for t in parts])
+            work = dist.all_reduce(flat, group=self.group, async_op=True)
+
+            def land() -> None:
+                work.wait()
+                if not alone:
+                    received = torch.split(flat, [t.numel() for t in parts])
+                    for total, part in zip(parts, received, strict=True):
+                        total.copy_(part.view(total.shape))
+
+            return land
+
+        _overlapped(sums, launch)
+
+    def scatter(self, sums: list[Tensor], shares: Sequence[int]) -> None:
+        """Add up every process' sums and leave this process's share of each in the list, flat.
+
+        Args:
+            sums: contiguous tensors, the same on every process.
+            shares: entries of each tensor that belong to one process; the last may have fewer.
+        """
+        narrow = self._narrow(sums)
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+        def launch(bucket: Sequence[int]) -> Callable[[], None]:
+            dtype = sums[bucket[0]].dtype
+            rows = [
+                nn.functional.pad(
+                    _sent(sums[i], narrow).view(-1), (0, shares[i] * self.size - sums[i].numel())
+                ).view(self.size, -1)
+                for i in bucket
+            ]
+            packed = torch.cat(rows, 1)
+            mine = packed.new_empty(packed.shape[1])
+            work = scatter(mine, packed.view(-1), group=self.group, async_op=True)
+            ends = [max(0, min(shares[i], sums[i].numel() - shares[i] * self.rank)) for i in bucket]
+
+            def land() -> None:
+                work.wait()
+                received = torch.split(mine, [shares[i] for i in bucket])
+                for i, part, end in zip(bucket, received, ends, strict=True):
+                    sums[i] = part[:end].to(dtype)
+
+            return land
+
+        _overlapped(sums, launch)
 
     def _narrow(self, sums: Sequence[Tensor]) -> bool:
         """Whether the total of all processes fits int32 in every place."""
@@ -169,22 +212,6 @@ class Processes:
         ends = [end for total in sums if total.numel() for end in total.aminmax()]
         largest = int(torch.stack(ends).abs().max()) if ends else 0
         return self.most([largest])[0] * self.size <= _INT32_MOST
-
-    def _launch(self, bucket: Sequence[Tensor], narrow: bool) -> Callable[[], None]:
-        """Start reducing; the result finishes it."""
-        alone = len(bucket) == 1 and bucket[0].is_contiguous() and not narrow
-        dtype = torch.int32 if narrow else bucket[0].dtype
-        flat = bucket[0] if alone else torch.cat([t.flatten().to(dtype) for t in bucket])
-        work = dist.all_reduce(flat, group=self.group, async_op=True)
-
-        def land() -> None:
-            work.wait()
-            if not alone:
-                sizes = [total.numel() for total in bucket]
-                for total, part in zip(bucket, torch.split(flat, sizes), strict=True):
-                    total.copy_(part.view(total.shape))
-
-        return land
 
 
 def processes_of(module: nn.Module) -> Processes | None:
@@ -284,19 +311,34 @@ def numbers_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
-def _buckets(sums: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one dtype, up to the size of a bucket."""
-    bucket: list[Tensor] = []
+def _overlapped(
+    sums: Sequence[Tensor], launch: Callable[[Sequence[int]], Callable[[], None]]
+) -> None:
+    """Launch bucket after bucket and let a few of them be on their way at once."""
+    landing: deque[Callable[[], None]] = deque()
+    for bucket in _buckets(sums):
+        landing.append(launch(bucket))
+        if len(landing) > _IN_FLIGHT:
+            landing.popleft()()
+    while landing:
+        landing.popleft()()
+
+
+def _buckets(sums: Sequence[Tensor]) -> list[list[int]]:
+    """Indices of following tensors of one dtype, up to the size of a bucket."""
+    buckets: list[list[int]] = []
     size = 0
-    for total in sums:
-        full = size + total.nbytes > BUCKET_BYTES
-        if bucket and (full or total.dtype is not bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(total)
+    for i, total in enumerate(sums):
         size += total.nbytes
-    if bucket:
-        yield bucket
+        if not buckets or size > BUCKET_BYTES or total.dtype is not sums[i - 1].dtype:
+            buckets.append([])
+            size = total.nbytes
+        buckets[-1].append(i)
+    return buckets
+
+
+def _sent(total: Tensor, narrow: bool) -> Tensor:
+    return total.to(torch.int32) if narrow and total.dtype is torch.int64 else total
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ of a shard makes the noise of its positions in the full parameter.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,7 +56,7 @@ class ShardedModule:
         Raises:
             PrivacyError: they are private already.
         """
-        self._reduce = processes.reduce
+        self._scatter = processes.scatter
         # FSDP makes them when it first gathers them; one module after the other saves memory.
         for part in self.parts:
             part.unshard()
@@ -113,11 +114,9 @@ class ShardedModule:
 
     def reduce(self, sums: list[Tensor]) -> None:
         """Add up every process' full sums and leave this process's part of each."""
-        self._reduce(sums)
-        for i, (shard, param) in enumerate(zip(self.shards, self._params, strict=True)):
-            part, offset = local(shard), _offset(param)
-            run = sums[i].view(-1)[offset : offset + part.numel()]
-            sums[i] = run.view(part.shape).clone()
+        self._scatter(sums, [_share(param) for param in self._params])
+        for i, shard in enumerate(self.shards):
+            sums[i] = sums[i].view(local(shard).shape)
 
     def unshard(self) -> None:
         """Gather the full-size values."""
@@ -132,11 +131,8 @@ class ShardedModule:
 
 def is_sharded(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was called on the module or a part of it."""
-    if not dist.is_available() or not dist.is_initialized():
-        return False
-    from torch.distributed.fsdp import FSDPModule
-
-    return any(isinstance(part, FSDPModule) for part in module.modules())
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # it is slow to import
+    return fsdp is not None and any(isinstance(p, fsdp.FSDPModule) for p in module.modules())
 
 
 def _params_of(part: Any) -> list[Any]:
@@ -145,8 +141,12 @@ def _params_of(part: Any) -> list[Any]:
     return [param for group in groups for param in group.fsdp_params]
 
 
+def _share(param: Any) -> int:
+    """Entries of every process but the last ones: as many whole rows as it takes."""
+    rows, entries = int(param._orig_size[0]), int(param._orig_size.numel())
+    return -(-rows // int(param.mesh_info.shard_mesh_size)) * (entries // max(rows, 1))
+
+
 def _offset(param: Any) -> int:
-    rows = param._orig_size[0]
-    each = -(-rows // param.mesh_info.shard_mesh_size)
-    row = param._orig_size.numel() // max(rows, 1)
-    return int(min(param.mesh_info.shard_mesh_rank * each, rows) * row)
+    first = int(param.mesh_info.shard_mesh_rank) * _share(param)
+    return min(first, int(param._orig_size.numel()))
