@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from operator import add
 from typing import Any
 
 import torch
@@ -28,13 +27,14 @@ from ._step_checks import (
     checked_params,
     scheduled_values,
 )
+from ._step_noise import noise_of, part
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
 from .mechanisms.base import Mechanism
 from .ops import clip, noise, update
 from .report import step_report
-from .rng import Key, Purpose
+from .rng import Key
 
 STATE_VERSION = 1
 
@@ -51,17 +51,18 @@ class DPStep:
             where each one's noise stands in the stream. With ``optimizer`` they are contiguous and
             of one dtype, float32 or float64.
         expected_batch_size: public number by which the noisy sum is divided.
+        average: False leaves that division out.
         sample_rate: probability with which each record joins a step; for the ledger.
         sampling: ``poisson``, ``fixed`` or ``shuffled``: how batches are really drawn.
         dataset_size: needed by ``fixed`` sampling; public.
         optimizer: an ``ops.update`` rule applied by ``finish``, or None to get gradients back. May
             be replaced between steps by one of the same kind (learning-rate schedules).
         unsafe_seed: reproducible noise; the certified epsilon is then infinite.
-        key: a key that several processes share, instead of one of this step's own.
+        key: a key that several processes share, instead of a new one.
         rounds: ChaCha rounds of a new key, 20, 12 or 8.
-        reduce: called once in ``finish`` with the list of sums, which it adds up over processes in
-            place; every process then draws the same noise, so ``key`` must be the group's. With
-            ``shards`` it leaves this process's part of each sum in the list.
+        reduce: called once in ``finish`` to add up the list of sums over processes, in place, or,
+            with ``shards``, to leave this process's part of each; all of them then draw the same
+            noise, from a shared ``key``.
         backend: who runs the ops; None leaves it to dpkern.
 
     Raises:
@@ -74,6 +75,7 @@ class DPStep:
         params: Iterable[torch.Tensor],
         *,
         expected_batch_size: float,
+        average: bool = True,
         sample_rate: float,
         sampling: str = "poisson",
         dataset_size: int | None = None,
@@ -90,6 +92,7 @@ class DPStep:
         check.choice((None, *BACKENDS), backend=backend)
         self.plan = mechanism.plan([tuple(p.shape) for p in self.params])
         self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
+        self.gradient_scale = 1 / self.expected_batch_size if average else 1.0
         self.sampling: dict[str, Any] = {
             "sampling": sampling,
             "sample_rate": sample_rate,
@@ -196,14 +199,14 @@ class DPStep:
     def finish(self, updates: Updates | None = None) -> list[torch.Tensor | None] | None:
         """Draw the step's noise, record the release, and update the parameters.
 
-        ``gradient = noisy sum / expected_batch_size``. Each parameter's noise is drawn once.
+        ``gradient = gradient_scale * noisy sum``. Each parameter's noise is drawn once.
 
         Args:
             updates: without an ``optimizer`` of its own, the parameters (by index) that rules
                 update in one pass over memory, each with its state.
 
         Returns:
-            None if there is an optimizer, else the noisy mean gradients, with None in the place of
+            None if there is an optimizer, else the noisy gradients, with None in the place of
             parameters that ``updates`` names.
 
         Raises:
@@ -222,7 +225,10 @@ class DPStep:
         self._sums, self._added = None, 0
         if self._reduce is not None:
             self._reduce(sums)
-        noise_now = self._noise()
+        offsets = None if self.shards is None else self.shards.offsets
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets)
+        for name, words in self.plan.words.items():
+            self.words[name] += words
         left = set(range(len(sums)))
         for indices, rule, state in updates:
             update.step(
@@ -230,8 +236,8 @@ class DPStep:
                 [sums[i] for i in indices],
                 rule=rule,
                 state=state,
-                gradient_scale=1 / self.expected_batch_size,
-                noise=_part(noise_now, indices),
+                gradient_scale=self.gradient_scale,
+                noise=part(noise_now, indices),
                 backend=self.backend,
             )
             left.difference_update(indices)
@@ -326,6 +332,7 @@ class DPStep:
             "shapes": [list(p.shape) for p in self.params],
             "dtype": ", ".join(sorted({str(p.dtype) for p in self.params})),
             "expected_batch_size": self.expected_batch_size,
+            "gradient_scale": self.gradient_scale,
             "optimizer": None if rule is None else type(rule).__name__,
             "unsafe_seed": self.key.unsafe_seed,
             "rounds": self.key.rounds,
@@ -358,31 +365,11 @@ class DPStep:
         self._sums = out
         return result
 
-    def _noise(self) -> update.Noise | None:
-        """This step's noise; its words are counted."""
-        law = self.plan.distribution
-        if law is None:
-            return None
-        rounded = self.plan.arithmetic == "float"
-        for name, words in self.plan.words.items():
-            self.words[name] += words
-        positions = self.plan.positions
-        if self.shards is not None:
-            positions = tuple(map(add, positions, self.shards.offsets))
-        purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
-        return update.Noise(
-            distribution=law,
-            scales=self.plan.scales,
-            stream=self.key.stream(purpose, self.steps),
-            positions=positions,
-            rounding=self.key.stream(Purpose.ROUNDING, self.steps) if rounded else None,
-        )
-
     def _gradient(self, total: torch.Tensor, i: int, drawn: update.Noise | None) -> torch.Tensor:
-        """The noisy mean of parameter i, in its dtype."""
+        """The noisy gradient of parameter i, in its dtype."""
         dtype = self.params[i].dtype
         if drawn is None:
-            return (total / self.expected_batch_size).to(dtype)
+            return (total * self.gradient_scale).to(dtype)
         exact = self.plan.arithmetic == "exact"
         noisy = noise.add_noise(
             total,
@@ -393,16 +380,5 @@ class DPStep:
             rounding=drawn.rounding,
             backend=self.backend,
         )
-        factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) / self.expected_batch_size
+        factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) * self.gradient_scale
         return (noisy.to(clip.sum_dtype(dtype)) * factor).to(dtype)
-
-
-def _part(drawn: update.Noise | None, indices: Sequence[int]) -> update.Noise | None:
-    """The noise of these parameters: the same stream, each at its own place."""
-    if drawn is None:
-        return None
-    return replace(
-        drawn,
-        scales=tuple(drawn.scales[i] for i in indices),
-        positions=tuple(drawn.positions[i] for i in indices),
-    )

@@ -87,9 +87,11 @@ def per_sample_gradients(
     for b in range(len(inputs[0])):
         # torch's own group norm crashes on float64 channels-last inputs.
         value = loss(module(*(x[b : b + 1].contiguous() for x in inputs)))
-        gradients = torch.autograd.grad(value, parameters, allow_unused=True)
-        for row, p, gradient in zip(rows, parameters, gradients, strict=True):
-            row.append(torch.zeros_like(p) if gradient is None else gradient)
+        if value.requires_grad:
+            value.backward()
+        for row, p in zip(rows, parameters, strict=True):
+            row.append(torch.zeros_like(p) if p.grad is None else p.grad)
+            p.grad = None
     return [
         torch.stack(row) if row else p.new_zeros((0, *p.shape))
         for row, p in zip(rows, parameters, strict=True)

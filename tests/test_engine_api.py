@@ -6,6 +6,7 @@ import inspect
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -80,6 +81,43 @@ def test_every_argument_of_opacus_is_known() -> None:
         ours = inspect.signature(getattr(PrivacyEngine, name)).parameters
         theirs = inspect.signature(getattr(opacus.PrivacyEngine, name)).parameters
         assert set(theirs) - {"self", "kwargs"} <= set(ours) | known
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus' own
+@pytest.mark.parametrize("clipping", ["flat", "per_layer"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_without_noise_the_updates_are_those_of_opacus(clipping: str, reduction: str) -> None:
+    bound: Any = 0.3 if clipping == "flat" else [0.1, 0.2, 0.3, 0.4]
+    found = []
+    for package in ("dpkern", "opacus"):
+        module, optimizer, loader = trained_by(package, clipping, reduction, bound)
+        criterion = nn.CrossEntropyLoss(reduction=reduction)
+        for x, y in loader:
+            optimizer.zero_grad()
+            criterion(module(x), y).backward()
+            optimizer.step()
+        found.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    testing.assert_close("parameters", found[0], found[1], 1e-4)
+
+
+def trained_by(package: str, clipping: str, reduction: str, bound: Any) -> Any:
+    """The same model and batches under either package."""
+    run = Run(private=False)
+    batches = DataLoader(data(), batch_size=BATCH)
+    options = {
+        "module": run.module,
+        "optimizer": torch.optim.SGD(run.module.parameters(), lr=0.5, momentum=0.9),
+        "noise_multiplier": 0.0,
+        "max_grad_norm": bound,
+        "clipping": clipping,
+        "loss_reduction": reduction,
+    }
+    if package == "opacus":
+        theirs = pytest.importorskip("opacus").PrivacyEngine()
+        return theirs.make_private(data_loader=batches, poisson_sampling=False, **options)
+    numbers = {"sample_rate": BATCH / ROWS, "expected_batch_size": BATCH}
+    made = run.engine.make_private(data_loader=None, **numbers, **options)
+    return *made[:2], batches
 
 
 def test_the_same_objects_come_back() -> None:

@@ -166,6 +166,29 @@ def test_hooks_and_closures_run_once(kind: str) -> None:
     assert not torch.equal(before[0], run.values()[0])
 
 
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+def test_hooks_see_the_noisy_gradient(kind: str) -> None:
+    run = Run(kind, NOISY)
+    seen: list[bool] = []
+
+    def look(*_: Any) -> None:
+        seen.append(all(p.grad is not None for p in run.model.parameters()))
+
+    def forget(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for p in run.model.parameters():
+            assert p.grad is not None
+            p.grad.zero_()
+
+    run.optimizer.register_step_pre_hook(look)
+    run.optimizer.register_step_pre_hook(forget)
+    run.optimizer.register_step_post_hook(look)
+    before = run.values()
+    run.train(1)
+    assert seen == [True, True]
+    assert all(map(torch.equal, run.values(), before))
+    assert all(p.grad is None for p in run.model.parameters())
+
+
 def test_physical_batches_add_up_and_only_the_last_one_updates() -> None:
     split, whole = Run("momentum", NOISY), Run("momentum", NOISY)
     whole.adapter.hand_out(9)

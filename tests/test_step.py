@@ -56,6 +56,13 @@ def test_without_noise_and_clipping_it_is_the_mean() -> None:
 
 
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_sums_instead_of_means(arithmetic: str) -> None:
+    mean, total = (make(replace(FLAT, arithmetic=arithmetic), average=a) for a in (True, False))
+    for a, b in zip(mean.finish() or [], total.finish() or [], strict=True):
+        testing.assert_close("sum", b, 16 * a, 1e-6)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
 def test_update_equals_the_released_gradient(arithmetic: str) -> None:
     mechanism = replace(FLAT, arithmetic=arithmetic)
     released, applied = make(mechanism), make(mechanism, optimizer=update.SGD(lr=0.5))

@@ -280,9 +280,9 @@ Bounds direct(const Sample<S>& sample) {
   // docs/ghost.md, "The direct route".
   const double error =
       gamma<F>(kBlock + 1 + blocks) * sum_of_norms(sample) + flushed * std::sqrt(entries);
-  const double most = std::sqrt(square * (1 + slack) + entries * kFlushed<F>) + error;
+  const double most = std::sqrt(square * (1 + slack) + 2 * entries * kFlushed<F>) + error;
   const double least =
-      std::sqrt(std::max(0.0, square * (1 - slack) - entries * kFlushed<F>)) - error;
+      std::sqrt(std::max(0.0, square * (1 - slack) - 2 * entries * kFlushed<F>)) - error;
   const double rounding = 1 + gamma<double>(16);
   return {least > 0 ? least * least / rounding : 0, most * most * rounding};
 }
@@ -340,7 +340,7 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
                      int threads) {
   const std::int64_t entries = shape.inputs * shape.outputs;
   const double slack = square_slack<F>(shape.inputs, shape.outputs);
-  const double flushed = kFlushed<F> * static_cast<double>(entries);
+  const double flushed = kFlushed<F> * 2 * static_cast<double>(entries);
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const Sample<F> sample{a + b * shape.positions * shape.inputs,

@@ -32,7 +32,8 @@ class Options:
             order, or a function from its name to the number.
         arithmetic: ``float`` (matrix products; certified for real-number sums) or ``exact``
             (integer sums of explicit gradients; certified for the released bits).
-        loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch.
+        loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch; the
+            optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.
         sampling: ``poisson``, ``fixed`` or ``shuffled``; None follows ``poisson_sampling``.
         max_physical_batch_size: larger batches reach the loop in parts of at most this size.

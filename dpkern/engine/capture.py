@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
 from .local import local
-from .parameter import PrivateParameter, plainly, tensors_in
-from .probe import Probe
+from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
+from .probe import INPUT, Probe, Watched
 from .records import Record
 from .routes import KeepBudget
 
@@ -107,6 +107,10 @@ class Use:
         if capture.probe is not None:
             capture.probe.look(self, g)
             return False
+        if not torch._C._will_engine_execute_node(capture.anchor_node):
+            return False  # torch.autograd.grad of inputs alone, which leaves parameters out
+        if not capture.verified(self) and not bool(g.any()):
+            return False  # behind zero weights nothing can be verified, and nothing is lost
         capture.admit(self)
         return True
 
@@ -168,6 +172,7 @@ class Capture:
         self.budget = KeepBudget(keep_budget)
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes outputs require gradients although the parameters are not in their graph."""
+        self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self.batch: int | None = None
         """Samples in the current hand-out or forward pass."""
         self.handed_out = False
@@ -192,7 +197,9 @@ class Capture:
         self._public = False
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
-        self._fresh: dict[tuple[Any, ...], str] = {}
+        self._clouded: set[tuple[Any, ...]] = set()
+        self._fresh: list[Use] = []
+        self._watch_input = True
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self._buffers: BufferWatch | None = BufferWatch(module)
@@ -222,8 +229,8 @@ class Capture:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
         self._hooks = [
-            self.module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            self.module.register_forward_hook(self._after_forward, with_kwargs=True),
+            self.module.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(_Hook(self._after_forward), with_kwargs=True),
         ]
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
@@ -285,6 +292,8 @@ class Capture:
         Backward passes must end inside the block; their gradients are collected apart and join the
         next update without being clipped.
         """
+        if not self._public:
+            self._check_leaks()  # a private gradient must not pass for a public one
         before, self._public = self._public, True
         try:
             yield
@@ -310,6 +319,8 @@ class Capture:
                 remedy="Keep the batch first (batch_first=True), with all rows of one sample "
                 "next to each other.",
             )
+        # Frozen since the capture was made: part of the operation, without a gradient.
+        targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
         use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved)
@@ -319,8 +330,12 @@ class Capture:
                 if target is not None:
                     target.source.uses += 1
         if site not in self._verified:
-            self._fresh[site] = use.names
+            self._fresh.append(use)
         return use
+
+    def verified(self, use: Use) -> bool:
+        """Whether a probe has seen that this use keeps the samples apart."""
+        return use.batch < 2 or use.site in self._verified or use.site in self._clouded
 
     def require_batch(self, operation: str, targets: Sequence[Target | None]) -> int:
         """The number of samples, or an error if nobody told."""
@@ -347,7 +362,7 @@ class Capture:
             )
         self._admitted = use.ticket
         self.arrived_batch = use.batch
-        if use.site not in self._verified and use.batch > 1:
+        if not self.verified(use):
             self._unverified[use.site] = use.names
 
     def settle(self, source: Source, arrival: Arrival) -> None:
@@ -370,6 +385,17 @@ class Capture:
         Raises:
             PrivacyError: one of them failed; nothing has been released.
         """
+        self._check_leaks()
+        if self._unverified:
+            raise PrivacyError(
+                ", ".join(dict.fromkeys(self._unverified.values())),
+                expected="uses that the check of the batch dimension has seen",
+                got="a use outside the module's forward pass, or without a tensor output",
+                remedy="Call the module itself and let it return a tensor whose first dimension "
+                "is the batch, or call engine.validate(function, *inputs) first.",
+            )
+
+    def _check_leaks(self) -> None:
         with plainly():
             leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
             leaked += [s.name for s in self.slots if s.used.grad is not None]
@@ -382,38 +408,33 @@ class Capture:
                 "retained graphs of public passes), and end public backward passes inside "
                 "engine.public().",
             )
-        if self._unverified:
-            raise PrivacyError(
-                ", ".join(dict.fromkeys(self._unverified.values())),
-                expected="uses that the check of the batch dimension has seen",
-                got="a use outside the module's forward pass, or without a tensor output",
-                remedy="Call the module itself and let it return a tensor whose first dimension "
-                "is the batch, or call engine.validate(function, *inputs) first.",
-            )
 
-    def verify(self, output: Any) -> None:
+    def verify(self, output: Any, *, idle: bool = False) -> None:
         """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
 
-        Where processes share every backward pass, all of them probe if one has to.
+        Where processes share every backward pass, ``idle`` ones join the others'.
 
         Raises:
             UnsupportedModule: it does not; lists every finding.
         """
         batch = self.batch or 0
-        needed = bool(self._fresh) and batch >= 2 and self.watching
-        if not (needed if self.anywhere is None else self.anywhere(needed)):
+        fresh, self._fresh = self._fresh, []
+        idle = idle or batch < 2
+        if idle and self.anywhere is None:
             return
-        probe = Probe(batch, self._fresh, idle=not needed, whole=self.anywhere is not None)
+        probe = Probe(batch, fresh, idle=idle)
         self.probe = probe
         try:
-            probe.run(output, self.anchor)
+            probe.run(output, self.anchor, self.anywhere)
         finally:
             self.probe = None
-        for site in probe.seen:
-            self._fresh.pop(site, None)
+        if idle:
+            return
         error = probe.error()
         if error is None:
-            self._verified.update(probe.seen)
+            self._verified |= probe.seen
+            self._clouded = probe.clouded
+            self._watch_input = bool(probe.dull) or not probe.seen
         self._report(error)
 
     def _report(self, error: UnsupportedModule | None) -> None:
@@ -426,10 +447,10 @@ class Capture:
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._skipped = False
         if not torch.is_grad_enabled() or self._public:
-            return
+            return None
         if self._buffers is not None:
             self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
@@ -440,6 +461,21 @@ class Capture:
         else:
             self._next_samples()
             self.batch = rows
+        watch = self._watch_input and rows == self.batch and not self._skipped
+        return self._watched((args, kwargs)) if watch else None
+
+    def _watched(
+        self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The arguments, the first tensor among them such that the probe sees its gradient."""
+        first = next((t for t in tensors_in(arguments) if t.dim()), None)
+        if first is None or not first.is_floating_point():
+            return None
+        use = Use(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
+        watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(
+            arguments, first, applied(Watched, self.anchor, use, first)
+        )
+        return watched
 
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -448,11 +484,15 @@ class Capture:
             self._report(self._buffers.error())
             self._buffers = None  # what a forward pass writes to, it writes to every time
         if torch.is_grad_enabled() and not self._public:
-            self.verify(output)
+            # Within reentrant checkpoints uses show only in the backward pass.
+            needed = self.watching and (bool(self._fresh) or self._watch_input)
+            if needed or self.anywhere is not None:
+                self.verify(output, idle=not needed)
         self._skipped = False
 
     def _next_samples(self) -> None:
         self._ticket += 1
+        self._clouded = set()
         self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
@@ -470,6 +510,27 @@ class Capture:
                 if slot.index in self.public_gradients:
                     gradient = self.public_gradients[slot.index] + local(gradient)
                 self.public_gradients[slot.index] = local(gradient)
+
+
+class _Hook:
+    """A hook of the module that its copies and pickles do not take along."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self.call(*args)
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def _no_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
 
 
 def _fold(rows: int, batch: int) -> int | None:

@@ -2,8 +2,8 @@
 
 ``step`` and ``zero_grad`` are replaced on the instance; the object, its ``param_groups`` and its
 ``state`` stay torch's. The optimizer's rule sees ``noisy sum / expected batch size`` as gradient.
-SGD, Adam and AdamW run inside the fused update; every other optimizer gets the noisy gradient in
-``.grad`` while its own ``step`` runs.
+SGD, Adam and AdamW run inside the fused update; every other optimizer, and one with step hooks that
+may look at gradients, gets the noisy gradient in ``.grad`` while its own ``step`` runs.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ class Adapter:
             self._close()
             if self.final:
                 self._release()
+        self.capture.loss_scale = 1.0
         self._waiting = None if self._waiting is None else False
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
@@ -238,7 +239,8 @@ class Adapter:
             some_public = self.processes.agree(settings, self.private.key, some_public)
             if some_public and self.sharded is None:  # FSDP has averaged its shards itself
                 public = self.processes.mean(public, plain)
-        groups = None if some_public else groups_of(self.optimizer, self._places, plain)
+        seen = some_public or _has_hooks(self.optimizer)
+        groups = None if seen else groups_of(self.optimizer, self._places, plain)
         if groups is None:
             released = self.private.finish()
             assert released is not None  # the private step has no optimizer of its own
@@ -255,7 +257,6 @@ class Adapter:
 
             torch.optim.Optimizer.profile_hook_step(fused)(self.optimizer)
         self.capture.public_gradients.clear()
-        self.capture.loss_scale = 1.0
 
     def _step_with(self, gradients: list[Tensor | None]) -> None:
         """The optimizer's own step on these gradients."""
@@ -315,6 +316,10 @@ def adapter_of(optimizer: object) -> Adapter | None:
     """What makes this optimizer private, if it is."""
     found: Adapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
     return found
+
+
+def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def check_optimizer(optimizer: object, capture: Capture) -> None:

@@ -48,6 +48,14 @@ def applied(function: Any, *args: Any) -> Any:
     return function.apply(*args)
 
 
+def fresh(result: Tensor) -> Tensor:
+    """The output of a function's forward, marked as no view, so that it may be changed in place."""
+    if not result._is_view():
+        return result
+    same: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
+    return same
+
+
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
     """Make a function the rule of these torch functions."""
 
@@ -153,6 +161,19 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, Mapping):
         for item in tree.values():
             yield from tensors_in(item)
+
+
+def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
+    """The same tree with one tensor in place of another."""
+    if tree is old:
+        return new
+    if isinstance(tree, (tuple, list)):
+        items = [replaced(item, old, new) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, Mapping):
+        kind: Any = type(tree)
+        return kind({key: replaced(value, old, new) for key, value in tree.items()})
+    return tree
 
 
 def plain(tree: Any) -> Any:

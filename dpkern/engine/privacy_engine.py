@@ -194,6 +194,7 @@ class PrivacyEngine:
             mechanism,
             capture.parameters if sharded is None else sharded.stand_ins(),
             expected_batch_size=expected,  # type: ignore[arg-type]
+            average=options.loss_reduction == "mean",
             backend=options.backend,
             **shared,
             **sampling,

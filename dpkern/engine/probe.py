@@ -9,7 +9,7 @@ also where the shapes happen to agree.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,56 +23,138 @@ if TYPE_CHECKING:
 
 Site = tuple[Any, ...]
 
+ATTEMPTS = 4
+"""Samples that are sent backward in turn while a use has no gradient to look at."""
+
+
+INPUT: Site = ("input",)
+"""The site of the module's first argument, which is watched until everything is verified."""
+
+
+class Watched(torch.autograd.Function):
+    """A copy of an input whose gradient the probe looks at, as samples may mix before any use."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor) -> Tensor:
+        ctx.use = use
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        probe = ctx.use.capture.probe
+        if probe is not None:
+            probe.look(ctx.use, g)
+        return None, None, g if ctx.needs_input_grad[2] else None
+
 
 class Probe:
     """One probe of the uses in ``fresh``.
 
+    A use counts as seen once a gradient that is not zero has reached it: behind a layer whose
+    weights are zero, or an activation that is off for the sample, there is nothing to tell.
+
     Args:
         batch: number of samples.
         fresh: the uses to check.
-        idle: look at nothing: other processes probe and need this one in their backward passes.
-        whole: one backward pass for each output, whatever is left to check.
+        idle: look at nothing, but take part in the backward passes of other processes.
     """
 
-    def __init__(
-        self, batch: int, fresh: Mapping[Site, str], *, idle: bool = False, whole: bool = False
-    ) -> None:
+    def __init__(self, batch: int, fresh: Sequence[Use], *, idle: bool = False) -> None:
         self.batch = batch
         self.idle = idle
-        self.whole = whole
         self.sample = batch - 1
-        self.waiting = set(fresh)
-        self.seen: set[Site] = set()
+        self.fresh = set(fresh)
+        self.waiting: set[Use] = set(fresh)
+        """Uses of the forward pass that no gradient has reached."""
+        self.dull: set[Any] = set()
+        """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
+        self._told: set[Any] = set()
+        self._seen: set[Site] = set()
+        self._clouded: set[Site] = set()
+
+    @property
+    def seen(self) -> set[Site]:
+        """Sites that keep the samples apart."""
+        return self._seen - self._clouded - self._open
+
+    @property
+    def clouded(self) -> set[Site]:
+        """Sites that do so for the finite samples here; others have to be seen again."""
+        return self._seen & self._clouded - self._open
+
+    @property
+    def _open(self) -> set[Site]:
+        return {key.site if key in self.fresh else key for key in self.dull}
 
     def look(self, use: Use, g: Tensor) -> None:
         """Check one captured output gradient."""
         if self.idle:
             return
-        self.seen.add(use.site)
-        self.waiting.discard(use.site)
         rows = g.reshape(self.batch, -1)
-        if bool(rows[: self.sample].any()):
-            self.findings[use.site] = f"{use.names} in {use.operation}"
+        # A sample that is not finite has 0 * inf in its own rows.
+        unknown = rows.isnan().any(1)
+        touched = ((rows != 0) & ~rows.isnan()).any(1)
+        own = torch.arange(self.batch, device=g.device) == self.sample
+        if bool((touched & ~own).any()):
+            self.findings[use.site] = (
+                f"{use.names} in {use.operation}" if use.names else use.operation
+            )
+        key = use if use in self.fresh else use.site
+        if not bool(((touched | unknown) & own).any()):
+            if key not in self._told:
+                self.dull.add(key)
+            return
+        self.dull.discard(key)
+        self.waiting.discard(use)
+        self._told.add(key)
+        self._seen.add(use.site)
+        if bool((unknown & ~own).any()):
+            self._clouded.add(use.site)
 
-    def run(self, output: Any, anchor: Tensor) -> None:
-        """Send the last sample of the outputs backward, one output after the other."""
-        for tensor in _outputs(output):
-            rows = tensor.shape[0] if tensor.dim() else 0
-            if not self.waiting and not self.whole:
+    def run(
+        self, output: Any, anchor: Tensor, anywhere: Callable[[bool], bool] | None = None
+    ) -> None:
+        """Send one sample of the outputs backward, one output after the other.
+
+        Args:
+            output: the module's.
+            anchor: what the graph of every captured use leads to.
+            anywhere: whether any process has a pass left, where all must take the same ones.
+        """
+        outputs = [tensor for tensor in _outputs(output) if tensor.requires_grad]
+        losses = iter(()) if self.idle else self._losses(outputs)
+        if anywhere is None:
+            for loss in losses:
+                self._backward(loss, anchor)
+            return
+        while outputs:
+            next_loss = next(losses, None)
+            self.idle = next_loss is None
+            if not anywhere(not self.idle):
                 return
-            if not tensor.requires_grad:
-                continue
-            if self.idle or rows == 0 or rows % self.batch:
-                if self.whole:
-                    self._backward(tensor.sum(), anchor, silent=True)
-                continue
-            each = rows // self.batch
-            generator = torch.Generator().manual_seed(rows)
-            part = tensor[self.sample * each :].flatten().float()
-            # Random weights: a plain sum of a softmax, say, has no gradient.
-            weights = torch.rand(part.shape, generator=generator) + 0.5
-            self._backward((part * weights.to(part.device)).sum(), anchor)
+            # The same graph on every process; zeros add nothing to look at.
+            zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
+            self._backward(zero if next_loss is None else next_loss + zero, anchor)
+
+    def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+        whole = [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
+        for attempt in range(min(ATTEMPTS, self.batch)):
+            self.sample = self.batch - 1 - attempt
+            for number, tensor in enumerate(whole):
+                if attempt == 0 and number and not self.waiting:
+                    break
+                yield self._loss(tensor)
+            if not self.dull:
+                return
+
+    def _loss(self, tensor: Tensor) -> Tensor:
+        each = tensor.shape[0] // self.batch
+        part = tensor[self.sample * each : (self.sample + 1) * each].flatten().float()
+        # Random weights: a plain sum of a softmax, say, has no gradient.
+        generator = torch.Generator().manual_seed(tensor.shape[0])
+        weights = torch.rand(part.shape, generator=generator) + 0.5
+        return (part * weights.to(part.device)).sum()
 
     def error(self) -> UnsupportedModule | None:
         """One error for everything that was found."""
@@ -86,14 +168,7 @@ class Probe:
             "and remove what mixes samples; dpkern.fix(model) replaces batch normalisation.",
         )
 
-    def _backward(self, loss: Tensor, anchor: Tensor, *, silent: bool = False) -> None:
-        before_idle, self.idle = self.idle, self.idle or silent
-        try:
-            self._pass(loss, anchor)
-        finally:
-            self.idle = before_idle
-
-    def _pass(self, loss: Tensor, anchor: Tensor) -> None:
+    def _backward(self, loss: Tensor, anchor: Tensor) -> None:
         leaves, checkpointed = _graph(loss)
         if not checkpointed:
             torch.autograd.backward(loss, inputs=[anchor], retain_graph=True)

@@ -15,6 +15,7 @@ from ..parameter import (
     PRIVATE,
     applied,
     arguments,
+    fresh,
     is_constant,
     other,
     plain,
@@ -29,6 +30,10 @@ Function = Callable[..., Any]
 Ints = tuple[int, ...]
 
 
+_DOWNWARDS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_UPWARDS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+
 class _Convolution(torch.autograd.Function):
     """``aten::convolution``; ``use.saved`` holds its geometry."""
 
@@ -39,7 +44,14 @@ class _Convolution(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        return torch.convolution(x, weight, bias, **use.saved)
+        # The public functions, which autocast knows.
+        dims, geometry = x.dim() - 3, dict(use.saved)
+        more = geometry.pop("output_padding")
+        if geometry.pop("transposed"):
+            out = _UPWARDS[dims](x, weight, bias, output_padding=more, **geometry)
+        else:
+            out = _DOWNWARDS[dims](x, weight, bias, **geometry)
+        return fresh(out)
 
     @staticmethod
     @once_differentiable
@@ -109,11 +121,11 @@ def _convolution(
     return result
 
 
-@rule(torch.conv1d, torch.conv2d, torch.conv3d)
+@rule(*_DOWNWARDS)
 def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, stride, padding, dilation, groups = arguments(names, args, kwargs)
-    dims = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}[func]
+    dims = 1 + _DOWNWARDS.index(func)
     if isinstance(x, PRIVATE) or not is_constant(weight, bias):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
@@ -132,12 +144,11 @@ def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _convolution(f"conv{dims}d", x, weight, bias, options)
 
 
-@rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+@rule(*_UPWARDS)
 def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
     x, weight, bias, stride, padding, more, groups, dilation = arguments(names, args, kwargs)
-    functions = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-    dims = 1 + functions.index(func)
+    dims = 1 + _UPWARDS.index(func)
     if isinstance(x, PRIVATE) or not is_constant(weight, bias):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:

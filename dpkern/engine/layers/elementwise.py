@@ -41,7 +41,7 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         shape, dims = tuple(w.shape), w.dim()
     rows = int(x.shape[0]) if x.dim() else 0
     batch = capture.require_batch("elementwise", ())
-    broadcast = x.dim() > dims or (x.dim() == dims and shape[0] == 1)
+    broadcast = x.dim() > dims or (x.dim() == dims and shape[:1] == (1,))
     fits = x.dim() > 0 and broadcast and (rows % batch == 0 if batch else rows == 0)
     if not fits:
         raise refuse(

@@ -12,7 +12,16 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
 from ..capture import Capture, Use
-from ..parameter import PrivateParameter, applied, arguments, plain, plainly, rule, source_of
+from ..parameter import (
+    PrivateParameter,
+    applied,
+    arguments,
+    fresh,
+    plain,
+    plainly,
+    rule,
+    source_of,
+)
 from ..records import Embedding
 from . import expression
 
@@ -27,7 +36,7 @@ class _Embedding(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
-        return F.embedding(ids, weight)
+        return fresh(F.embedding(ids, weight))
 
     @staticmethod
     @once_differentiable

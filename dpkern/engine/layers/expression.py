@@ -57,8 +57,8 @@ class Expression(Source):
         self.arrivals.clear()
         if self.looked_up is not None:
             ids, rows, padding_idx = self.looked_up
-            g = record.per_sample().reshape(record.batch, -1, self.shape[-1])
-            each = ids.reshape(1, -1).expand(record.batch, -1).contiguous()
+            g = record.per_sample().reshape(record.batch, ids.numel(), self.shape[-1])
+            each = ids.reshape(1, -1).expand(record.batch, -1).long().contiguous()
             self.slots[0].arrivals.append(Arrival(Embedding(each, g, rows, padding_idx)))
             return
         for slot, gradients in zip(self.slots, self._pull_back(record), strict=True):

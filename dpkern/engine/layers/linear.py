@@ -15,6 +15,7 @@ from ..parameter import (
     PRIVATE,
     applied,
     arguments,
+    fresh,
     is_constant,
     other,
     plain,
@@ -38,9 +39,7 @@ class _Linear(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        out = F.linear(x, weight, bias)
-        # With positions this is a view, which autograd would not let change in place.
-        return out if out.dim() == 2 else torch.ops.aten._unsafe_view(out, out.shape)
+        return fresh(F.linear(x, weight, bias))
 
     @staticmethod
     @once_differentiable

@@ -14,7 +14,17 @@ from torch.autograd.function import once_differentiable
 from ...errors import UnsupportedModule
 from ...ops import ghost
 from ..capture import Target, Use
-from ..parameter import PRIVATE, applied, arguments, is_constant, other, plain, rule, source_of
+from ..parameter import (
+    PRIVATE,
+    applied,
+    arguments,
+    fresh,
+    is_constant,
+    other,
+    plain,
+    rule,
+    source_of,
+)
 from ..records import Explicit, wide
 from .expression import slots_in, whole_target_of
 
@@ -47,7 +57,7 @@ class _LayerNorm(torch.autograd.Function):
         shape = use.saved["shape"]
         out, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, use.saved["eps"])
         ctx.save_for_backward(x, mean, rstd, weight)
-        return out
+        return fresh(out)
 
     @staticmethod
     @once_differentiable
@@ -75,7 +85,7 @@ class _RmsNorm(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         shape, eps = use.saved["shape"], use.saved["eps"]
-        out = F.rms_norm(x, shape, weight, eps)
+        out = fresh(F.rms_norm(x, shape, weight, eps))
         with torch.autocast(x.device.type, enabled=False):
             square = wide(x).square().flatten(x.dim() - len(shape)).mean(-1)
         smallest = torch.finfo(x.dtype).eps if eps is None else eps
@@ -115,7 +125,7 @@ class _GroupNorm(torch.autograd.Function):
             x, weight, bias, rows, channels, size, groups, use.saved["eps"]
         )
         ctx.save_for_backward(x, mean, rstd, weight)
-        return out
+        return fresh(out)
 
     @staticmethod
     @once_differentiable

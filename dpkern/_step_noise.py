@@ -1,0 +1,42 @@
+"""The noise of one step: which streams it is drawn from, and each parameter's place in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import add
+
+from .mechanisms.base import Plan
+from .ops import update
+from .rng import Key, Purpose
+
+
+def noise_of(
+    plan: Plan, key: Key, step: int, offsets: Sequence[int] | None = None
+) -> update.Noise | None:
+    """The noise of step number ``step`` by this plan; None if there is none.
+
+    ``offsets`` say where in each parameter the part begins that is noised here.
+    """
+    law = plan.distribution
+    if law is None:
+        return None
+    purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
+    return update.Noise(
+        distribution=law,
+        scales=plan.scales,
+        stream=key.stream(purpose, step),
+        positions=plan.positions if offsets is None else tuple(map(add, plan.positions, offsets)),
+        rounding=key.stream(Purpose.ROUNDING, step) if plan.arithmetic == "float" else None,
+    )
+
+
+def part(noise: update.Noise | None, indices: Sequence[int]) -> update.Noise | None:
+    """The noise of these parameters: the same streams, each at its own place."""
+    if noise is None:
+        return None
+    return replace(
+        noise,
+        scales=tuple(noise.scales[i] for i in indices),
+        positions=tuple(noise.positions[i] for i in indices),
+    )
