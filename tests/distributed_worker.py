@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from dpkern import PrivacyEngine
@@ -45,18 +46,44 @@ class LowRank(nn.Module):
         return nn.functional.linear(x, self.base + self.up @ self.down)
 
 
+class Attention(nn.Module):
+    """A checkpointed transformer layer, tied weights and a parameter of the root's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.ends = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+        self.ends[1].weight = self.ends[0].weight
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = nn.functional.pad(x, (0, 3))[:, None].repeat(1, 3, 1)
+        h = checkpoint(self.block, self.ends[0](tokens), use_reentrant=False)
+        result: Tensor = self.ends[1](h * self.scale).mean(1)
+        return result
+
+
+def attention(*, sharded: bool = False) -> Attention:
+    torch.manual_seed(1)
+    module = Attention()
+    if sharded:
+        fully_shard(module.block)
+        fully_shard(module, reshard_after_forward=False)
+    return module
+
+
 def model(*, low_rank: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
     middle: list[nn.Module] = [LowRank()] if low_rank else []
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Tanh(), *middle, nn.Linear(7, 3))
 
 
-def sharded_model(*, low_rank: bool = False) -> nn.Sequential:
+def sharded_model(*, low_rank: bool = False, **given: Any) -> nn.Sequential:
     module = model(low_rank=low_rank)
     for part in module:
         if any(True for _ in part.parameters()):
-            fully_shard(part)
-    fully_shard(module)
+            fully_shard(part, **given)
+    fully_shard(module, **given)
     return module
 
 
@@ -140,6 +167,9 @@ def sharded(rank: int) -> dict[str, Any]:
     result["per_layer"] = train(sharded_model(), [HALVES[rank]], clipping="per_layer")
     low_rank = train(sharded_model(low_rank=True), [HALVES[rank]], arithmetic="exact")
     result["low rank"] = low_rank
+    result["attention"] = train(attention(sharded=True), [HALVES[rank]], arithmetic="exact")
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    result["bfloat16"] = train(sharded_model(mp_policy=half), [HALVES[rank]])
     one_empty = ([slice(0, 0)], [slice(0, 8)])[rank]
     result["empty"] = train(sharded_model(), [one_empty], arithmetic="exact")
     return result

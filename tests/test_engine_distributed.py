@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_worker import KINDS, ROWS, WORLD, data, model, train
+from distributed_worker import KINDS, ROWS, WORLD, attention, data, model, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -103,6 +103,18 @@ def test_sharded_expressions_and_empty_ranks(ranks: list[dict[str, Any]]) -> Non
     assert torch.equal(same(results, "low rank"), low_rank)
     whole = train(model(), [[slice(0, 8)]], arithmetic="exact")
     assert torch.equal(same(results, "empty"), whole)
+
+
+def test_sharded_attention_checkpoints_and_tied_weights(ranks: list[dict[str, Any]]) -> None:
+    alone = train(attention(), TOGETHER, arithmetic="exact")
+    assert torch.equal(same(of(ranks, "sharded"), "attention"), alone)
+
+
+def test_sharded_mixed_precision(ranks: list[dict[str, Any]]) -> None:
+    trained = same(of(ranks, "sharded"), "bfloat16")
+    alone = train(model(), TOGETHER)
+    assert not torch.equal(trained, alone)
+    torch.testing.assert_close(trained, alone, rtol=0, atol=5e-3)
 
 
 def test_sharded_ranks_take_equally_many_parts(ranks: list[dict[str, Any]]) -> None:
