@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
 from .hooks import Hook
+from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
 from .routes import KeepBudget
@@ -82,6 +83,8 @@ class Capture:
         self.start_early: Callable[[], Early] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: Early | None = None
+        self.anywhere: Callable[[bool], bool] | None = None
+        """Whether any process says yes, where backward passes need all processes."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -118,8 +121,8 @@ class Capture:
         from .layers import packed  # the rules stand on this module
 
         for slot in self.slots:
-            slot.parameter.__class__ = PrivateParameter
-            slot.parameter._private = slot  # type: ignore[attr-defined]
+            slot.used.__class__ = PrivateParameter
+            slot.used._private = slot  # type: ignore[attr-defined]
         self._hooks = [
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
@@ -139,9 +142,9 @@ class Capture:
         self._hooks = []
         self.discard()
         for slot in self.slots:
-            if type(slot.parameter) is PrivateParameter:
-                del slot.parameter._private
-                slot.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            if type(slot.used) is PrivateParameter:
+                del slot.used._private
+                slot.used.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def hand_out(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
@@ -290,32 +293,38 @@ class Capture:
     def _check_leaks(self) -> None:
         with plainly():
             leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+            leaked += [s.name for s in self.slots if s.used.grad is not None]
         if leaked:
             raise PrivacyError(
                 "backward",
                 expected="no ordinary gradient on any parameter",
-                got=f"one on {', '.join(leaked[:5])}",
+                got=f"one on {', '.join(list(dict.fromkeys(leaked))[:5])}",
                 remedy="Use the parameters through torch operations in Python (no TorchScript, no "
                 "retained graphs of public passes), and end public backward passes inside "
                 "engine.public().",
             )
 
-    def verify(self, output: Any) -> None:
+    def verify(self, output: Any, *, idle: bool = False) -> None:
         """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
+
+        Where processes share every backward pass, ``idle`` ones join the others'.
 
         Raises:
             UnsupportedModule: it does not; lists every finding.
         """
-        batch = self.batch
+        batch = self.batch or 0
         fresh, self._fresh = self._fresh, []
-        if batch is None or batch < 2:
+        idle = idle or batch < 2
+        if idle and self.anywhere is None:
             return
-        probe = Probe(batch, fresh)
+        probe = Probe(batch, fresh, idle=idle)
         self.probe = probe
         try:
-            probe.run(output, self.anchor)
+            probe.run(output, self.anchor, self.anywhere)
         finally:
             self.probe = None
+        if idle:
+            return
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
@@ -366,13 +375,14 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.is_grad_enabled() and self.watching:
-            if self._buffers is not None:
-                self._report(self._buffers.error())
-                self._buffers = None  # what a forward pass writes to, it writes to every time
+        if torch.is_grad_enabled() and self.watching and self._buffers is not None:
+            self._report(self._buffers.error())
+            self._buffers = None  # what a forward pass writes to, it writes to every time
+        if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
-            if self._fresh or self._watch_input:
-                self.verify(output)
+            needed = self.watching and (bool(self._fresh) or self._watch_input)
+            if needed or self.anywhere is not None:
+                self.verify(output, idle=not needed)
         self._skipped = False
 
     def _next_samples(self) -> None:
@@ -393,8 +403,8 @@ class Capture:
                     continue
                 slot.parameter.grad = None
                 if slot.index in self.public_gradients:
-                    gradient = self.public_gradients[slot.index] + gradient
-                self.public_gradients[slot.index] = gradient
+                    gradient = self.public_gradients[slot.index] + local(gradient)
+                self.public_gradients[slot.index] = local(gradient)
 
 
 def _fold(rows: int, batch: int) -> int | None:

@@ -47,6 +47,8 @@ class Slot(Source):
         super().__init__(capture, name, parameter.shape)
         self.index = index
         self.parameter = parameter
+        self.used = parameter
+        """What operations see of it: itself, or the full-size one that shards are gathered in."""
 
     @property
     def watched(self) -> bool:
