@@ -292,7 +292,8 @@ class Capture:
 
     def _check_leaks(self) -> None:
         with plainly():
-            leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+            named = self.module.named_parameters()
+            leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
             leaked += [s.name for s in self.slots if s.used.grad is not None]
         if leaked:
             raise PrivacyError(
