@@ -95,6 +95,7 @@ class Capture:
         self._clouded: set[tuple[Any, ...]] = set()
         self._fresh: list[Use] = []
         self._watch_input = True
+        self._given: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self._buffers: BufferWatch | None = BufferWatch(module)
@@ -228,6 +229,10 @@ class Capture:
             self._fresh.append(use)
         return use
 
+    def given(self, tensor: Tensor) -> bool:
+        """Whether this shows one of the tensors that the module was called with."""
+        return tensor.untyped_storage().data_ptr() in self._given
+
     def verified(self, use: Use) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
         return use.batch < 2 or use.site in self._verified or use.site in self._clouded
@@ -314,7 +319,8 @@ class Capture:
             UnsupportedModule: it does not; lists every finding.
         """
         batch = self.batch or 0
-        fresh, self._fresh = self._fresh, []
+        fresh = [use for use in self._fresh if use.ticket == self._ticket]
+        self._fresh.clear()
         idle = idle or batch < 2
         if idle and self.anywhere is None:
             return
@@ -326,6 +332,7 @@ class Capture:
             self.probe = None
         if idle:
             return
+        self._fresh.extend(probe.waiting)  # another output may lead there
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
@@ -350,6 +357,7 @@ class Capture:
         if self._buffers is not None:
             self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
+        self._given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
             fits = rows is None or _fold(rows, self.batch or 0) is not None

@@ -90,7 +90,7 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     batch = capture.require_batch("embedding", ())
     if ids.dim() == 0 or ids.shape[0] != batch:
         return True
-    if ids.dim() > 1 or batch < 2:
+    if ids.dim() > 1 or batch < 2 or capture.given(ids):
         return False
     # As many positions as samples: 0, 1, 2, ... are positions.
     return bool((ids == torch.arange(batch, device=ids.device)).all())
