@@ -130,17 +130,19 @@ class Share {
   std::vector<double> power_;
 };
 
-// Zeros of this thread's own. Up to a megabyte a thread keeps them for its next call, because fresh
-// pages cost more than zeroing; larger ones belong to `large`.
+// Room for the sums of the threads after the first. The caller's, because a thread that a later,
+// smaller team does without takes its own memory along. Up to a megabyte stays for the next call:
+// fresh pages cost more than zeroing.
 template <class S>
-S* zeroed_scratch(std::int64_t columns, std::unique_ptr<S[]>& large) {
+S* room_for(std::int64_t entries, std::unique_ptr<S[]>& large) {
   constexpr std::int64_t kKept = (1 << 20) / sizeof(S);
-  if (columns > kKept) {
-    large.reset(new S[static_cast<std::size_t>(columns)]());
+  const auto size = static_cast<std::size_t>(entries);
+  if (entries > kKept) {
+    large.reset(new S[size]);
     return large.get();
   }
   static thread_local std::vector<S> kept;
-  kept.assign(static_cast<std::size_t>(columns), S{0});
+  if (kept.size() < size) kept.resize(size);
   return kept.data();
 }
 
@@ -155,13 +157,15 @@ void run(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms
   const std::int64_t rows_worth = std::max<std::int64_t>(kMostRows, kGrain / row_entries);
   const int team = useful_threads(plan.rows, rows_worth, threads);
 
+  std::unique_ptr<S[]> large;
+  S* const room = has_sums && team > 1 ? room_for<S>(columns * (team - 1), large) : nullptr;
   std::vector<S*> own(static_cast<std::size_t>(team), nullptr);
-  std::vector<std::unique_ptr<S[]>> large(static_cast<std::size_t>(team));
   const auto share = [&](int index, int parts) {
     std::vector<S*> sums;
     S* next = nullptr;
     if (has_sums && index > 0) {
-      next = zeroed_scratch(columns, large[static_cast<std::size_t>(index)]);
+      next = room + columns * (index - 1);
+      std::fill_n(next, columns, S{0});
       own[static_cast<std::size_t>(index)] = next;
     }
     for (const ClipItem& item : items) {
