@@ -172,6 +172,12 @@ void tied_cross(const std::int64_t* ids, const F* e, const F* a, const F* g,
         for (std::int64_t t = 0; t < rows; t += kDots) {
           const double* x[kDots];
           for (int i = 0; i < kDots; ++i) x[i] = t + i < rows ? wide_a + (t + i) * stride : zeros;
+          // The entries of g lie far apart: ask for all of them before the first is needed.
+          for (std::int64_t i = t; i < std::min(rows, t + kDots); ++i) {
+            for (std::int64_t s = b * places; s < (b + 1) * places; ++s) {
+              __builtin_prefetch(g + (b * rows + i) * vocabulary + ids[s]);
+            }
+          }
           double row_sum = 0;
           for (std::int64_t s = 0; s < places; s += kDots) {
             const double* y[kDots];
