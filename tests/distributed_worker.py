@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -221,13 +222,13 @@ def sampling(rank: int) -> dict[str, Any]:
 def resume(rank: int) -> dict[str, Any]:
     """Two epochs, and one epoch, save, load, another."""
     runs = []
-    for split in (False, True):
-        engine, module, optimizer, loader = private(model(), "AdamW", data_loader=loader_of())
+    for made, split in ((model, False), (model, True), (sharded_model, True)):
+        engine, module, optimizer, loader = private(made(), "AdamW", data_loader=loader_of())
         epoch(module, optimizer, loader)
         state = engine.state_dict()
         if split:
             saved = module.state_dict(), optimizer.state_dict()
-            again = private(model(), "AdamW", data_loader=loader_of())
+            again = private(made(), "AdamW", data_loader=loader_of())
             engine, module, optimizer, loader = again
             module.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
@@ -347,6 +348,16 @@ def refused(rank: int) -> dict[str, Any]:
         fully_shard(module[0])
         private(module)
 
+    def hybrid() -> None:
+        module = nn.Linear(4, 4)
+        fully_shard(module, mesh=init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("r", "s")))
+        private(module)
+
+    def offloaded() -> None:
+        module = nn.Linear(4, 4)
+        fully_shard(module, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        private(module)
+
     def twice() -> None:
         module = sharded_model()
         private(module)
@@ -355,7 +366,7 @@ def refused(rank: int) -> dict[str, Any]:
     result = {}
     checks: tuple[Callable[[], None], ...] = (
         *(other_start, other_rate, other_noise, other_key, wrapper, other_sampler, fixed),
-        *(columns, partly, twice),
+        *(columns, partly, hybrid, offloaded, twice),
     )
     for check in checks:
         try:

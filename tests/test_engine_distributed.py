@@ -182,6 +182,8 @@ REFUSED = {
     "fixed": "InvalidInput sampling",
     "columns": "UnsupportedModule weight",
     "partly": "UnsupportedModule 1.weight",
+    "hybrid": "UnsupportedModule weight",
+    "offloaded": "UnsupportedModule weight",
     "twice": "PrivacyError module",
 }
 
