@@ -142,13 +142,14 @@ def private(task: Task, lr: float, **options: int) -> Prepared:
     loader = _loader(task)
 
     def begin(noise: float) -> Runner:
-        made = dpkern.PrivacyEngine(**options).make_private(
+        made = dpkern.PrivacyEngine().make_private(
             module=model,
             optimizer=optimizer,
             data_loader=loader,
             noise_multiplier=noise,
             max_grad_norm=CLIP,
             sampling="fixed",
+            **options,
         )
         return _runner(task, *made)
 

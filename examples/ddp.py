@@ -39,7 +39,7 @@ def work(rank: int, options: argparse.Namespace, folder: str) -> None:
 
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=options.batch_size)
 
     engine = dpkern.PrivacyEngine()

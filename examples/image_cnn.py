@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     torch.manual_seed(0)  # the public initial weights; the noise has a secret key of its own
     train, x, y = digits()
     model = cnn()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loader = DataLoader(train, batch_size=options.batch_size)
 
     engine = dpkern.PrivacyEngine()

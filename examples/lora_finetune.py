@@ -104,6 +104,7 @@ def pretrain(model: nn.Module, steps: int) -> None:
         optimizer.zero_grad()
         loss_of(model, ids[step * 64 % 1920 :][:64]).backward()
         optimizer.step()
+    optimizer.zero_grad()  # frozen weights keep no gradient
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:

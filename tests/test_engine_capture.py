@@ -6,6 +6,7 @@ import copy
 import io
 import math
 import pickle
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -623,3 +624,52 @@ def test_more_gradients_for_a_finished_group_are_refused() -> None:
     with pytest.raises(PrivacyError, match="backward once"):
         two_losses(module, x, capture)
     capture.detach()
+
+
+def test_a_loss_scale_that_comes_too_late() -> None:
+    module, x = make(mlp).double(), draw(B, 5)
+    plan = plan_for(module, 0.3, clipping="per_layer")
+    capture = Capture(module, loss_reduction="sum")
+    capture.attach()
+    capture.start_early = lambda: GroupSums(capture, plan)
+    (total(module(x)) * 1024).backward()
+    capture.loss_scale = 1024.0  # as a GradScaler does in its step
+    with pytest.raises(PrivacyError, match="flat clipping"):
+        clipped_sums(capture, plan)
+    capture.detach()
+
+
+def test_inputs_in_mappings() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, *, given: Any) -> Any:
+            return {"logits": self.layer(given["x"][0]), "extra": None}
+
+    module, x = make(Named).double(), draw(B, 5)
+    plan = plan_for(module, 0.5)
+    capture = Capture(module, loss_reduction="sum")
+    capture.attach()
+    given = defaultdict(list, {"x": [x]})
+    total(module(given=given)["logits"]).backward()
+    assert given["x"][0] is x
+    result = clipped_sums(capture, plan)
+    capture.detach()
+    assert isinstance(result, clip.ClipResult)
+    agree(result, truth(per_sample_gradients(module.layer, (x,)), plan), 1e-10)
+
+
+def test_labels_that_look_like_positions() -> None:
+    check(make(Labelled), (torch.arange(B), draw(B, 5)))
+
+
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.layer = nn.Linear(5, 6)
+
+    def forward(self, label: Tensor, x: Tensor) -> Tensor:
+        return (self.layer(x) + self.table(label)).tanh()

@@ -7,126 +7,21 @@ module brings new samples, and a second one is refused until the first was close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
+from .hooks import Hook
 from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
-from .records import Record
 from .routes import KeepBudget
-
-
-class Source:
-    """Something whose per-sample gradient is wanted: a parameter or an expression of parameters."""
-
-    def __init__(self, capture: Capture, name: str, shape: Sequence[int]) -> None:
-        self.capture = capture
-        self.name = name
-        self.shape = tuple(shape)
-        self.uses = 0
-        """Uses seen in the forward pass of the current samples."""
-        self.indirect = False
-        """Whether an expression of the current samples leads back here."""
-        self.arrivals: list[Arrival] = []
-
-    @property
-    def watched(self) -> bool:
-        return self.capture.watching
-
-
-class Early(Protocol):
-    """Who finishes a clip group inside the backward pass."""
-
-    def arrived(self, slot: Slot) -> None:
-        """A record of this parameter has arrived."""
-
-
-class Slot(Source):
-    """A private parameter."""
-
-    def __init__(self, capture: Capture, index: int, name: str, parameter: nn.Parameter) -> None:
-        super().__init__(capture, name, parameter.shape)
-        self.index = index
-        self.parameter = parameter
-        self.used = parameter
-        """What operations see of it: itself, or the full-size one that shards are gathered in."""
-
-    @property
-    def watched(self) -> bool:
-        return self.capture.watching and self.parameter.requires_grad
-
-
-@dataclass
-class Arrival:
-    """One record of a source; ``rows`` if it is about these rows of it only."""
-
-    record: Record
-    rows: tuple[int, int] | None = None
-    square: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a rule's record goes: a source, some of its rows, or its transpose."""
-
-    source: Source
-    rows: tuple[int, int] | None = None
-    transposed: bool = False
-
-
-@dataclass(eq=False)
-class Use:
-    """One captured operation: which samples it belongs to and where its records go."""
-
-    capture: Capture
-    operation: str
-    targets: tuple[Target | None, ...]
-    ticket: int
-    batch: int
-    site: tuple[Any, ...]
-    saved: dict[str, Any] = field(default_factory=dict)
-    """Plain facts that the rule's backward needs, no tensors."""
-
-    @property
-    def names(self) -> str:
-        return ", ".join(t.source.name for t in self.targets if t is not None)
-
-    def wants(self, g: Tensor | None) -> bool:
-        """Whether this output gradient is to be captured; looks at it if a probe runs."""
-        if g is None:
-            return False
-        capture = self.capture
-        if capture.probe is not None:
-            capture.probe.look(self, g)
-            return False
-        if not torch._C._will_engine_execute_node(capture.anchor_node):
-            return False  # torch.autograd.grad of inputs alone, which leaves parameters out
-        if not capture.verified(self) and not bool(g.any()):
-            return False  # behind zero weights nothing can be verified, and nothing is lost
-        capture.admit(self)
-        return True
-
-    def arrive(self, which: int, record: Record) -> None:
-        """Hand over the record of target number ``which``."""
-        target = self.targets[which]
-        if target is None:
-            return
-        source = target.source
-        arrival = Arrival(record, target.rows)
-        source.arrivals.append(arrival)
-        self.capture.settle(source, arrival)
-
-    def per_batch(self, tensor: Tensor) -> Tensor:
-        """``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
-        return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]
+from .uses import Arrival, Early, Slot, Source, Target, Use
 
 
 class Capture:
@@ -200,6 +95,7 @@ class Capture:
         self._clouded: set[tuple[Any, ...]] = set()
         self._fresh: list[Use] = []
         self._watch_input = True
+        self._given: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self._buffers: BufferWatch | None = BufferWatch(module)
@@ -229,8 +125,8 @@ class Capture:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]
         self._hooks = [
-            self.module.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
-            self.module.register_forward_hook(_Hook(self._after_forward), with_kwargs=True),
+            self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
@@ -333,6 +229,10 @@ class Capture:
             self._fresh.append(use)
         return use
 
+    def given(self, tensor: Tensor) -> bool:
+        """Whether this shows one of the tensors that the module was called with."""
+        return tensor.untyped_storage().data_ptr() in self._given
+
     def verified(self, use: Use) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
         return use.batch < 2 or use.site in self._verified or use.site in self._clouded
@@ -397,7 +297,8 @@ class Capture:
 
     def _check_leaks(self) -> None:
         with plainly():
-            leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+            named = self.module.named_parameters()
+            leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
             leaked += [s.name for s in self.slots if s.used.grad is not None]
         if leaked:
             raise PrivacyError(
@@ -418,7 +319,8 @@ class Capture:
             UnsupportedModule: it does not; lists every finding.
         """
         batch = self.batch or 0
-        fresh, self._fresh = self._fresh, []
+        fresh = [use for use in self._fresh if use.ticket == self._ticket]
+        self._fresh.clear()
         idle = idle or batch < 2
         if idle and self.anywhere is None:
             return
@@ -430,6 +332,7 @@ class Capture:
             self.probe = None
         if idle:
             return
+        self._fresh.extend(probe.waiting)  # another output may lead there
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
@@ -454,6 +357,7 @@ class Capture:
         if self._buffers is not None:
             self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
+        self._given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
             fits = rows is None or _fold(rows, self.batch or 0) is not None
@@ -512,34 +416,8 @@ class Capture:
                 self.public_gradients[slot.index] = local(gradient)
 
 
-class _Hook:
-    """A hook of the module that its copies and pickles do not take along."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self.call(*args)
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*_: Any) -> None:
-    pass
-
-
 def _fold(rows: int, batch: int) -> int | None:
     """How many rows each sample has, or None if they do not divide evenly."""
     if batch == 0:
         return 1 if rows == 0 else None
     return rows // batch if rows and rows % batch == 0 else None
-
-
-def describe(findings: Mapping[str, str]) -> str:
-    """Findings as numbered lines."""
-    return "; ".join(f"{i}. {k}: {v}" for i, (k, v) in enumerate(findings.items(), 1))

@@ -26,9 +26,10 @@ from ..mechanisms.base import Plan
 from ..ops import clip
 from ..ops._lattice import round_down
 from ..step import DPStep
-from .capture import Arrival, Capture, Slot
+from .capture import Capture
 from .layers.expression import Expression
 from .records import Explicit, merge
+from .uses import Arrival, Slot
 
 
 def close_into(step: DPStep, capture: Capture) -> None:
@@ -117,10 +118,15 @@ class GroupSums:
         return self.capture.arrived_batch
 
     @cached_property
+    def loss_scale(self) -> float:
+        """What the loss was known to be multiplied by when the first group was finished."""
+        return self.capture.loss_scale
+
+    @cached_property
     def scale(self) -> float:
         """What takes captured gradients to those of each sample's own loss."""
         mean = self.capture.loss_reduction == "mean"
-        return (self.batch if mean else 1) / self.capture.loss_scale
+        return (self.batch if mean else 1) / self.loss_scale
 
     def arrived(self, slot: Slot) -> None:
         """Finish the slot's group if nothing of it is still to come.
@@ -162,6 +168,13 @@ class GroupSums:
 
     def result(self) -> clip.ClipResult:
         """Finish what is left and hand everything over."""
+        if self.squares and self.capture.loss_scale != self.loss_scale:
+            raise PrivacyError(
+                "GradScaler",
+                expected="a clip group finished with the scale of the loss",
+                got="a scale that became known after the backward pass",
+                remedy="Use bfloat16 without a scaler, or flat clipping.",
+            )
         for group in self.groups:
             if group not in self.squares:
                 self.finish(group)

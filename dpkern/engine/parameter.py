@@ -16,6 +16,7 @@ Nothing that is differentiable passes unseen: what is left over raises ``Unsuppo
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModule
 
 if TYPE_CHECKING:
-    from .capture import Source
+    from .uses import Source
 
 Function = Callable[..., Any]
 Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
@@ -171,8 +172,10 @@ def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
         items = [replaced(item, old, new) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, Mapping):
-        kind: Any = type(tree)
-        return kind({key: replaced(value, old, new) for key, value in tree.items()})
+        changed: Any = copy.copy(tree)
+        for key, value in tree.items():
+            changed[key] = replaced(value, old, new)
+        return changed
     return tree
 
 

@@ -19,7 +19,7 @@ from ..errors import UnsupportedModule
 from .parameter import tensors_in
 
 if TYPE_CHECKING:
-    from .capture import Use
+    from .uses import Use
 
 Site = tuple[Any, ...]
 

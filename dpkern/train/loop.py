@@ -127,11 +127,11 @@ class Training:
     def _take(self, batch: torch.Tensor) -> None:
         """One logical step; an empty Poisson draw adds nothing but noise."""
         self.diagnostics.batch_sizes.append(len(batch))
-        for rows in batch.split(self.max_physical_batch_size) if len(batch) else ():
+        for rows in torch.split(batch, self.max_physical_batch_size) if len(batch) else ():
             self._capture.hand_out(len(rows))
             logits = self.model(self.data.x_train[rows])
             loss = nn.functional.cross_entropy(logits, self.data.y_train[rows], reduction="sum")
-            loss.backward()
+            torch.autograd.backward(loss)
             close_into(self.step, self._capture)
             self._loss_of_epoch += float(loss.detach())
             self._samples_of_epoch += len(rows)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
-from ..capture import Capture, Use
+from ..capture import Capture
 from ..parameter import (
     PrivateParameter,
     applied,
@@ -23,6 +23,7 @@ from ..parameter import (
     source_of,
 )
 from ..records import Embedding
+from ..uses import Use
 from . import expression
 
 Function = Callable[..., Any]
@@ -89,7 +90,7 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     batch = capture.require_batch("embedding", ())
     if ids.dim() == 0 or ids.shape[0] != batch:
         return True
-    if ids.dim() > 1 or batch < 2:
+    if ids.dim() > 1 or batch < 2 or capture.given(ids):
         return False
     # As many positions as samples: 0, 1, 2, ... are positions.
     return bool((ids == torch.arange(batch, device=ids.device)).all())

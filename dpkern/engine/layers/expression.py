@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModule
-from ..capture import Arrival, Slot, Source, Target
 from ..parameter import (
     PRIVATE,
     PrivateExpression,
@@ -27,6 +26,7 @@ from ..parameter import (
     tensors_in,
 )
 from ..records import Embedding, Explicit, Record, merge
+from ..uses import Arrival, Slot, Source, Target
 
 LARGEST = 1 << 28
 """Bytes that per-sample copies of one tensor may take where no rule has a cheaper route."""
