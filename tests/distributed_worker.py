@@ -250,13 +250,21 @@ def public(rank: int) -> dict[str, Any]:
             module[0].weight.square().sum().backward()
     optimizer.step()
     without = train_once()
-    return {"values": values(module), "moved": not torch.equal(values(module), without)}
+    return {
+        "values": values(module),
+        "moved": not torch.equal(values(module), without),
+        "everywhere": train_once(penalty=True),
+        "sharded": train_once(sharded_model(), penalty=True),
+    }
 
 
-def train_once() -> Tensor:
-    engine, module, optimizer, _ = private(model())
+def train_once(module: nn.Module | None = None, *, penalty: bool = False) -> Tensor:
+    engine, module, optimizer, _ = private(module or model())
     engine.adapter.hand_out(4)
     module(samples(0)[:4]).square().sum(1).mean().backward()
+    if penalty:
+        with engine.public():
+            module(samples(1)).square().mean().backward()
     optimizer.step()
     return values(module)
 
