@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -221,13 +222,13 @@ def sampling(rank: int) -> dict[str, Any]:
 def resume(rank: int) -> dict[str, Any]:
     """Two epochs, and one epoch, save, load, another."""
     runs = []
-    for split in (False, True):
-        engine, module, optimizer, loader = private(model(), "AdamW", data_loader=loader_of())
+    for made, split in ((model, False), (model, True), (sharded_model, True)):
+        engine, module, optimizer, loader = private(made(), "AdamW", data_loader=loader_of())
         epoch(module, optimizer, loader)
         state = engine.state_dict()
         if split:
             saved = module.state_dict(), optimizer.state_dict()
-            again = private(model(), "AdamW", data_loader=loader_of())
+            again = private(made(), "AdamW", data_loader=loader_of())
             engine, module, optimizer, loader = again
             module.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
@@ -249,13 +250,21 @@ def public(rank: int) -> dict[str, Any]:
             module[0].weight.square().sum().backward()
     optimizer.step()
     without = train_once()
-    return {"values": values(module), "moved": not torch.equal(values(module), without)}
+    return {
+        "values": values(module),
+        "moved": not torch.equal(values(module), without),
+        "everywhere": train_once(penalty=True),
+        "sharded": train_once(sharded_model(), penalty=True),
+    }
 
 
-def train_once() -> Tensor:
-    engine, module, optimizer, _ = private(model())
+def train_once(module: nn.Module | None = None, *, penalty: bool = False) -> Tensor:
+    engine, module, optimizer, _ = private(module or model())
     engine.adapter.hand_out(4)
     module(samples(0)[:4]).square().sum(1).mean().backward()
+    if penalty:
+        with engine.public():
+            module(samples(1)).square().mean().backward()
     optimizer.step()
     return values(module)
 
@@ -347,6 +356,16 @@ def refused(rank: int) -> dict[str, Any]:
         fully_shard(module[0])
         private(module)
 
+    def hybrid() -> None:
+        module = nn.Linear(4, 4)
+        fully_shard(module, mesh=init_device_mesh("cpu", (1, WORLD), mesh_dim_names=("r", "s")))
+        private(module)
+
+    def offloaded() -> None:
+        module = nn.Linear(4, 4)
+        fully_shard(module, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        private(module)
+
     def twice() -> None:
         module = sharded_model()
         private(module)
@@ -355,7 +374,7 @@ def refused(rank: int) -> dict[str, Any]:
     result = {}
     checks: tuple[Callable[[], None], ...] = (
         *(other_start, other_rate, other_noise, other_key, wrapper, other_sampler, fixed),
-        *(columns, partly, twice),
+        *(columns, partly, hybrid, offloaded, twice),
     )
     for check in checks:
         try:

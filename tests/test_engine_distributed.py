@@ -152,6 +152,9 @@ def test_public_gradients_are_averaged(ranks: list[dict[str, Any]]) -> None:
     results = of(ranks, "public")
     same(results, "values")
     assert all(result["moved"] for result in results)
+    everywhere = same(results, "everywhere")
+    assert not torch.allclose(everywhere, results[0]["values"])
+    torch.testing.assert_close(same(results, "sharded"), everywhere)
 
 
 def test_reduction(ranks: list[dict[str, Any]]) -> None:
@@ -182,6 +185,8 @@ REFUSED = {
     "fixed": "InvalidInput sampling",
     "columns": "UnsupportedModule weight",
     "partly": "UnsupportedModule 1.weight",
+    "hybrid": "UnsupportedModule weight",
+    "offloaded": "UnsupportedModule weight",
     "twice": "PrivacyError module",
 }
 

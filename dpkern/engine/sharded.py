@@ -132,7 +132,9 @@ class ShardedModule:
 def is_sharded(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was called on the module or a part of it."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # it is slow to import
-    return fsdp is not None and any(isinstance(p, fsdp.FSDPModule) for p in module.modules())
+    if fsdp is None or not isinstance(module, nn.Module):
+        return False
+    return any(isinstance(part, fsdp.FSDPModule) for part in module.modules())
 
 
 def _params_of(part: Any) -> list[Any]:
