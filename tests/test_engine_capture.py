@@ -639,6 +639,18 @@ def test_a_loss_scale_that_comes_too_late() -> None:
     capture.detach()
 
 
+def test_gradients_that_are_all_zero_count_as_arrived() -> None:
+    module = make(mlp).double()
+    capture = Capture(module)
+    capture.attach()
+    (total(module(draw(B, 5))) * 0).backward()
+    result = clipped_sums(capture, plan_for(module))
+    capture.detach()
+    assert isinstance(result, clip.ClipResult)
+    assert result.batch_size == B
+    assert not any(bool(s.any()) for s in result.sums)
+
+
 def test_inputs_in_mappings() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

@@ -106,9 +106,7 @@ class Use:
             return False
         if not torch._C._will_engine_execute_node(capture.anchor_node):
             return False  # torch.autograd.grad of inputs alone, which leaves parameters out
-        if not capture.verified(self) and not bool(g.any()):
-            return False  # behind zero weights nothing can be verified, and nothing is lost
-        capture.admit(self)
+        capture.admit(self, g)
         return True
 
     def arrive(self, which: int, record: Record) -> None:
@@ -349,7 +347,7 @@ class Capture:
             )
         return self.batch
 
-    def admit(self, use: Use) -> None:
+    def admit(self, use: Use, g: Tensor) -> None:
         """Refuse what belongs to other samples than the current ones."""
         expected = self._ticket if self.handed_out else self._admitted
         if expected is not None and use.ticket != expected:
@@ -362,7 +360,8 @@ class Capture:
             )
         self._admitted = use.ticket
         self.arrived_batch = use.batch
-        if not self.verified(use):
+        # Behind zero weights there is nothing to verify, and nothing to protect.
+        if not self.verified(use) and bool(g.any()):
             self._unverified[use.site] = use.names
 
     def settle(self, source: Source, arrival: Arrival) -> None:
