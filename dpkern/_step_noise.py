@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
 
 from .mechanisms.base import Plan
 from .ops import update
 from .rng import Key, Purpose
 
 
-def noise_of(plan: Plan, key: Key, step: int) -> update.Noise | None:
-    """The noise of step number ``step`` by this plan; None if there is none."""
+def noise_of(
+    plan: Plan, key: Key, step: int, offsets: Sequence[int] | None = None
+) -> update.Noise | None:
+    """The noise of step number ``step`` by this plan; None if there is none.
+
+    ``offsets`` say where in each parameter the part begins that is noised here.
+    """
     law = plan.distribution
     if law is None:
         return None
@@ -20,7 +26,7 @@ def noise_of(plan: Plan, key: Key, step: int) -> update.Noise | None:
         distribution=law,
         scales=plan.scales,
         stream=key.stream(purpose, step),
-        positions=plan.positions,
+        positions=plan.positions if offsets is None else tuple(map(add, plan.positions, offsets)),
         rounding=key.stream(Purpose.ROUNDING, step) if plan.arithmetic == "float" else None,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +12,20 @@ from .mechanisms.base import Plan
 from .ops import clip
 
 Sums = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What one process holds and updates of parameters that are divided among processes.
+
+    Attributes:
+        tensors: a run of each parameter's entries, maybe empty, in the parameter's flat order.
+        offsets: where each run begins.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    offsets: Sequence[int]
+
 
 _INT32_MOST = 2**31 - 1
 _NO_CLIPPING = 2.0**1000

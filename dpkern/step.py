@@ -60,8 +60,9 @@ class DPStep:
         unsafe_seed: reproducible noise; the certified epsilon is then infinite.
         key: a key that several processes share, instead of a new one.
         rounds: ChaCha rounds of a new key, 20, 12 or 8.
-        reduce: called once in ``finish`` to add up the list of sums over processes, in place; all
-            of them then draw the same noise, from a shared ``key``.
+        reduce: called once in ``finish`` to add up the list of sums over processes, in place, or,
+            with ``shards``, to leave this process's part of each; all of them then draw the same
+            noise, from a shared ``key``.
         backend: who runs the ops; None leaves it to dpkern.
 
     Raises:
@@ -105,6 +106,8 @@ class DPStep:
         self.nonfinite = 0
         """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
         self.words = {"produced": 0, "consumed": 0}
+        self.shards: summing.Shards | None = None
+        """Set where ``params`` only show the shapes and each process updates its part."""
         self._reduce = reduce
         self._optimizer = optimizer
         self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
@@ -209,11 +212,12 @@ class DPStep:
         Raises:
             InvalidInput: indices, rules or states that do not fit; nothing is released.
         """
+        held = self.params if self.shards is None else list(self.shards.tensors)
         if updates is None and self._optimizer is not None:
             assert self.optimizer_state is not None
             updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
         else:
-            updates = check_updates(updates, self.params, self._optimizer)
+            updates = check_updates(updates, held, self._optimizer)
         sums = list(self._accumulators(0))
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.
@@ -221,13 +225,14 @@ class DPStep:
         self._sums, self._added = None, 0
         if self._reduce is not None:
             self._reduce(sums)
-        noise_now = noise_of(self.plan, self.key, self.steps)
+        offsets = None if self.shards is None else self.shards.offsets
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets)
         for name, words in self.plan.words.items():
             self.words[name] += words
         left = set(range(len(sums)))
         for indices, rule, state in updates:
             update.step(
-                [self.params[i] for i in indices],
+                [held[i] for i in indices],
                 [sums[i] for i in indices],
                 rule=rule,
                 state=state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,13 @@ def _drawn(seed: int) -> Case:
 
 CASES = [pytest.param(case, id=name) for name, case in NAMED.items()]
 CASES += [pytest.param(_drawn(seed), id=f"drawn-{seed}") for seed in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small cases: waking another thread costs more than it brings."""
+    with testing.threads(1):
+        yield
 
 
 def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, what: str) -> None:

@@ -12,14 +12,32 @@
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kPositionsOfSum = 256;  // between two loads of the sums
 constexpr std::int64_t kBytesOfSum = 1 << 19;  // of the samples packed for them
 
+[[maybe_unused]] constexpr std::int64_t kBytesWorthLargePages = 4 << 20;
+
 template <class T>
 constexpr double kUnit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+
+// Fresh pages of 4 KiB would cost more than the computation; where it fails nothing changes.
+void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t kPage = 4096;
+  if (bytes < kBytesWorthLargePages) return;
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const auto end =
+      (reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(bytes)) / kPage * kPage;
+  static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE));
+#endif
+}
 
 std::int64_t entries_of(const ConvPlan& plan) {
   return plan.out_channels * (plan.in_channels / plan.groups) * plan.kernel.height *
@@ -28,10 +46,10 @@ std::int64_t entries_of(const ConvPlan& plan) {
 
 std::int64_t area_of(ConvSize size) { return size.height * size.width; }
 
-// Sums of squares are floats of at most 108 terms inside some tiles, float64 above them.
+// Sums of squares have at most 108 terms of type T inside some tiles, and are float64 above them.
 template <class T>
-double inflated(double squares, std::int64_t entries) {
-  return squares * (1 + 128 * kUnit<T> + static_cast<double>(entries) * kUnit<double>);
+double inflated(double squares, std::int64_t additions) {
+  return squares * (1 + 128 * kUnit<T> + static_cast<double>(additions) * kUnit<double>);
 }
 
 // Whether squares of floats neither overflowed nor lost anything that matters at the small end.
@@ -134,9 +152,9 @@ class UpperNorm {
     const double underflow =
         2 * smallest * std::sqrt(entries) * static_cast<double>(area_of(plan_.output)) +
         kUnit<T> * spills * std::sqrt(entries * smallest);
-    const double sure = inflated<T>(squares.last, entries_of(plan_));
+    const double sure = inflated<T>(squares.last, conv_.additions());
     const double norm = std::sqrt(sure) + within + between + underflow;
-    const double square = norm * norm * (1 + 8 * kUnit<double>);
+    const double square = norm * norm * (1 + 16 * kUnit<double>);
     // The exact norm may lie as far below the computed one as the bound lies above it.
     const bool tight = in_range(squares.last) && norm - std::sqrt(sure) < 2.2e-5 * norm;
     return {square, tight};
@@ -185,6 +203,7 @@ void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, d
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
   const std::int64_t g_size = plan.out_channels * area_of(plan.output);
   const std::int64_t entries = entries_of(plan);
+  ask_for_large_pages(gradients, plan.batch * entries * static_cast<std::int64_t>(sizeof(T)));
   parallel_for(plan.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     std::unique_ptr<T[]> large[2];
     T* const vectors = conv_scratch<T, 0>(conv.vector_size(), large[0]);
@@ -193,7 +212,7 @@ void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, d
       T* const gradient = gradients + b * entries;
       double square = conv.run(x + b * x_size, g + b * g_size, vectors, scalars, gradient).last;
       if (std::is_same_v<T, float> && !in_range(square)) square = power_sum(gradient, entries, 2);
-      squares[b] = inflated<T>(square, entries);
+      squares[b] = inflated<T>(square, conv.additions());
     }
   });
 }
@@ -233,20 +252,23 @@ void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T*
                kBytesOfSum / sample_bytes),
       1, plan.batch);
   const int team = useful_threads(plan.batch, 1, threads);
-  std::vector<T*> own(static_cast<std::size_t>(team));
-  std::vector<std::unique_ptr<T[]>> large(static_cast<std::size_t>(team));
+  // Not a worker's own memory: its thread may end before the sums are added up.
+  const std::int64_t each = conv.sums_size();
+  const std::unique_ptr<T[]> all(new T[static_cast<std::size_t>(each * team)]);
+  std::vector<T*> own(static_cast<std::size_t>(team), nullptr);
   const auto share = [&](int index, int parts) {
     std::unique_ptr<T[]> scratch[2];
     T* const vectors = conv_scratch<T, 0>(most * conv.vector_size(), scratch[0]);
     T* const scalars = conv_scratch<T, 1>(most * conv.scalar_size(), scratch[1]);
-    const auto at = static_cast<std::size_t>(index);
-    own[at] = conv_scratch<T, 2>(conv.sums_size(), large[at]);
+    T* const sums = all.get() + each * index;
+    std::fill(sums, sums + each, T{0});
+    own[static_cast<std::size_t>(index)] = sums;
     const Range range = part_of(plan.batch, index, parts);
     for (std::int64_t b = range.begin; b < range.end;) {
       std::int64_t count = 0;  // neighbours that are used: 0 times NaN would not vanish
       while (count < most && b + count < range.end && factors[b + count] != 0) ++count;
       if (count > 0) {
-        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, own[at]);
+        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, sums);
       }
       b += std::max<std::int64_t>(1, count);
     }

@@ -62,6 +62,8 @@ DirectConv<T, In>::DirectConv(const ConvPlan& plan, ConvLayout layout, std::int6
     for (const VectorGroup& vs : vector_groups_) sums_size_ += tile_size(vs, ss);
   }
   sums_size_ *= plan.groups;
+  const auto tiles = static_cast<std::int64_t>(scalar_groups_.size() * vector_groups_.size());
+  additions_ = plan.groups * (pieces_of(tiles, kTilesOfSquares) * lanes_ + 1);
 }
 
 template <class T, class In>

@@ -47,6 +47,9 @@ class DirectConv {
   std::int64_t scalar_size() const { return scalar_size_; }
   std::int64_t sums_size() const { return sums_size_; }
 
+  // In float64, for the squares of one sample.
+  std::int64_t additions() const { return additions_; }
+
   struct Squares {
     double last;  // of the gradient
     double all;   // of the sums after every spill
@@ -92,6 +95,7 @@ class DirectConv {
   std::int64_t vector_size_ = 0;
   std::int64_t scalar_size_ = 0;
   std::int64_t sums_size_ = 0;
+  std::int64_t additions_ = 0;
   TileWalk<T> steps_{};
   std::vector<VectorGroup> vector_groups_;
   std::vector<ScalarGroup<T>> scalar_groups_;

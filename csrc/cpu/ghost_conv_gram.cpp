@@ -170,7 +170,7 @@ class GramNorm {
       const std::int64_t width = plan_.output.width;
       const std::int64_t pitch = pitch_;
       const std::int64_t end = plan_.output.height * pitch;
-      double total = 0;
+      Step total{};
       for (std::int64_t y = 0; y < plan_.output.height; ++y) {
         const std::int64_t up = plan_.padding.height;
         const std::int64_t first = std::max<std::int64_t>(0, up - y);
@@ -184,10 +184,10 @@ class GramNorm {
               part += load_step(weights + j) * load_step(from + j);
             }
           }
-          for (int l = 0; l < kStep; ++l) total += part[l];
+          total += part;
         }
       }
-      result = total;
+      for (int l = 0; l < kStep; ++l) result += total[l];
     });
     return result;
   }

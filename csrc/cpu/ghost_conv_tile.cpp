@@ -24,6 +24,14 @@ DPK_INLINE inline void walk_tile(const TileWalk<T>& walk) {
   for (int v = 0; v < kVectors; ++v) vectors[v] = walk.vectors[v];
 #pragma GCC unroll 32
   for (int r = 0; r < kRows; ++r) scalars[r] = walk.scalars[r];
+  if (walk.gradient != nullptr) {  // to have the lines here when the sums are ready
+#pragma GCC unroll 32
+    for (int v = 0; v < kVectors; ++v) {
+      const T* const to = walk.gradient + walk.vector_target[v];
+#pragma GCC unroll 32
+      for (int s = 0; s < kScalars; ++s) __builtin_prefetch(to + walk.scalar_target[s], 1);
+    }
+  }
   const std::int64_t columns = walk.columns;
   const std::int64_t vector_step = walk.vector_step;
   const std::int64_t scalar_step = walk.scalar_step;

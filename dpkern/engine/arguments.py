@@ -13,6 +13,7 @@ from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
 from ..rng import Key
+from .distributed import Processes, check_shards
 from .loader import PrivateLoader
 
 MODES = (None, "hooks", "functorch", "ew", "ghost")
@@ -141,8 +142,10 @@ def _sampling(sampling: str | None, poisson_sampling: bool) -> str:
     return sampling
 
 
-def loader_of(data_loader: DataLoader[Any] | None, options: Options) -> PrivateLoader | None:
-    """The private loader over the user's data set, if there is one.
+def loader_of(
+    data_loader: DataLoader[Any] | None, options: Options, processes: Processes | None = None
+) -> PrivateLoader | None:
+    """The private loader over the user's data set, or this process's shard, if there is one.
 
     Raises:
         InvalidInput: a loader that cannot be private.
@@ -150,11 +153,19 @@ def loader_of(data_loader: DataLoader[Any] | None, options: Options) -> PrivateL
     if data_loader is None:
         return None
     seed, rounds = options.unsafe_seed, options.rounds
+    sampling = _sampling(options.sampling, options.poisson_sampling)
+    shard = (0, 1)
+    if processes is not None:
+        check_shards(data_loader, sampling, processes)
+        key, shard = processes.sampling_key(seed, rounds), (processes.rank, processes.size)
+    else:
+        key = Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds)
     return PrivateLoader(
         data_loader,
-        sampling=_sampling(options.sampling, options.poisson_sampling),
-        key=Key.fresh(rounds) if seed is None else Key.from_unsafe_seed(seed, rounds),
+        sampling=sampling,
+        key=key,
         max_physical_batch_size=options.max_physical_batch_size,
+        shard=shard,
     )
 
 

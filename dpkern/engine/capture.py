@@ -7,121 +7,21 @@ module brings new samples, and a second one is refused until the first was close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
+from .hooks import Hook
+from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
-from .records import Record
 from .routes import KeepBudget
-
-
-class Source:
-    """Something whose per-sample gradient is wanted: a parameter or an expression of parameters."""
-
-    def __init__(self, capture: Capture, name: str, shape: Sequence[int]) -> None:
-        self.capture = capture
-        self.name = name
-        self.shape = tuple(shape)
-        self.uses = 0
-        """Uses seen in the forward pass of the current samples."""
-        self.indirect = False
-        """Whether an expression of the current samples leads back here."""
-        self.arrivals: list[Arrival] = []
-
-    @property
-    def watched(self) -> bool:
-        return self.capture.watching
-
-
-class Early(Protocol):
-    """Who finishes a clip group inside the backward pass."""
-
-    def arrived(self, slot: Slot) -> None:
-        """A record of this parameter has arrived."""
-
-
-class Slot(Source):
-    """A private parameter."""
-
-    def __init__(self, capture: Capture, index: int, name: str, parameter: nn.Parameter) -> None:
-        super().__init__(capture, name, parameter.shape)
-        self.index = index
-        self.parameter = parameter
-
-    @property
-    def watched(self) -> bool:
-        return self.capture.watching and self.parameter.requires_grad
-
-
-@dataclass
-class Arrival:
-    """One record of a source; ``rows`` if it is about these rows of it only."""
-
-    record: Record
-    rows: tuple[int, int] | None = None
-    square: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a rule's record goes: a source, some of its rows, or its transpose."""
-
-    source: Source
-    rows: tuple[int, int] | None = None
-    transposed: bool = False
-
-
-@dataclass(eq=False)
-class Use:
-    """One captured operation: which samples it belongs to and where its records go."""
-
-    capture: Capture
-    operation: str
-    targets: tuple[Target | None, ...]
-    ticket: int
-    batch: int
-    site: tuple[Any, ...]
-    saved: dict[str, Any] = field(default_factory=dict)
-    """Plain facts that the rule's backward needs, no tensors."""
-
-    @property
-    def names(self) -> str:
-        return ", ".join(t.source.name for t in self.targets if t is not None)
-
-    def wants(self, g: Tensor | None) -> bool:
-        """Whether this output gradient is to be captured; looks at it if a probe runs."""
-        if g is None:
-            return False
-        capture = self.capture
-        if capture.probe is not None:
-            capture.probe.look(self, g)
-            return False
-        if not torch._C._will_engine_execute_node(capture.anchor_node):
-            return False  # torch.autograd.grad of inputs alone, which leaves parameters out
-        capture.admit(self, g)
-        return True
-
-    def arrive(self, which: int, record: Record) -> None:
-        """Hand over the record of target number ``which``."""
-        target = self.targets[which]
-        if target is None:
-            return
-        source = target.source
-        arrival = Arrival(record, target.rows)
-        source.arrivals.append(arrival)
-        self.capture.settle(source, arrival)
-
-    def per_batch(self, tensor: Tensor) -> Tensor:
-        """``[k B, ...] -> [B, k, ...]``: rows of one sample follow each other."""
-        return tensor.reshape(self.batch, -1, *tensor.shape[1:]) if self.batch else tensor[:, None]
+from .uses import Arrival, Early, Slot, Source, Target, Use
 
 
 class Capture:
@@ -183,6 +83,8 @@ class Capture:
         self.start_early: Callable[[], Early] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: Early | None = None
+        self.anywhere: Callable[[bool], bool] | None = None
+        """Whether any process says yes, where backward passes need all processes."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -220,11 +122,11 @@ class Capture:
         from .layers import packed  # the rules stand on this module
 
         for slot in self.slots:
-            slot.parameter.__class__ = PrivateParameter
-            slot.parameter._private = slot  # type: ignore[attr-defined]
+            slot.used.__class__ = PrivateParameter
+            slot.used._private = slot  # type: ignore[attr-defined]
         self._hooks = [
-            self.module.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
-            self.module.register_forward_hook(_Hook(self._after_forward), with_kwargs=True),
+            self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
@@ -241,9 +143,9 @@ class Capture:
         self._hooks = []
         self.discard()
         for slot in self.slots:
-            if type(slot.parameter) is PrivateParameter:
-                del slot.parameter._private
-                slot.parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+            if type(slot.used) is PrivateParameter:
+                del slot.used._private
+                slot.used.__class__ = nn.Parameter  # type: ignore[assignment]
 
     def hand_out(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
@@ -396,34 +298,41 @@ class Capture:
 
     def _check_leaks(self) -> None:
         with plainly():
-            leaked = [n for n, p in self.module.named_parameters() if p.grad is not None]
+            named = self.module.named_parameters()
+            leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
+            leaked += [s.name for s in self.slots if s.used.grad is not None]
         if leaked:
             raise PrivacyError(
                 "backward",
                 expected="no ordinary gradient on any parameter",
-                got=f"one on {', '.join(leaked[:5])}",
+                got=f"one on {', '.join(list(dict.fromkeys(leaked))[:5])}",
                 remedy="Use the parameters through torch operations in Python (no TorchScript, no "
                 "retained graphs of public passes), and end public backward passes inside "
                 "engine.public().",
             )
 
-    def verify(self, output: Any) -> None:
+    def verify(self, output: Any, *, idle: bool = False) -> None:
         """Probe new uses: the gradient of one sample's output must stay in that sample's rows.
+
+        Where processes share every backward pass, ``idle`` ones join the others'.
 
         Raises:
             UnsupportedModule: it does not; lists every finding.
         """
-        batch = self.batch
+        batch = self.batch or 0
         fresh = [use for use in self._fresh if use.ticket == self._ticket]
         self._fresh.clear()
-        if batch is None or batch < 2:
+        idle = idle or batch < 2
+        if idle and self.anywhere is None:
             return
-        probe = Probe(batch, fresh)
+        probe = Probe(batch, fresh, idle=idle)
         self.probe = probe
         try:
-            probe.run(output, self.anchor)
+            probe.run(output, self.anchor, self.anywhere)
         finally:
             self.probe = None
+        if idle:
+            return
         self._fresh.extend(probe.waiting)  # another output may lead there
         error = probe.error()
         if error is None:
@@ -476,13 +385,14 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.is_grad_enabled() and self.watching:
-            if self._buffers is not None:
-                self._report(self._buffers.error())
-                self._buffers = None  # what a forward pass writes to, it writes to every time
+        if torch.is_grad_enabled() and self.watching and self._buffers is not None:
+            self._report(self._buffers.error())
+            self._buffers = None  # what a forward pass writes to, it writes to every time
+        if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
-            if self._fresh or self._watch_input:
-                self.verify(output)
+            needed = self.watching and (bool(self._fresh) or self._watch_input)
+            if needed or self.anywhere is not None:
+                self.verify(output, idle=not needed)
         self._skipped = False
 
     def _next_samples(self) -> None:
@@ -503,29 +413,8 @@ class Capture:
                     continue
                 slot.parameter.grad = None
                 if slot.index in self.public_gradients:
-                    gradient = self.public_gradients[slot.index] + gradient
-                self.public_gradients[slot.index] = gradient
-
-
-class _Hook:
-    """A hook of the module that its copies and pickles do not take along."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> Any:
-        return self.call(*args)
-
-    def __reduce__(self) -> Any:
-        return _no_hook, ()
-
-
-def _no_hook() -> Callable[..., None]:
-    return _do_nothing
-
-
-def _do_nothing(*_: Any) -> None:
-    pass
+                    gradient = self.public_gradients[slot.index] + local(gradient)
+                self.public_gradients[slot.index] = local(gradient)
 
 
 def _fold(rows: int, batch: int) -> int | None:
@@ -533,8 +422,3 @@ def _fold(rows: int, batch: int) -> int | None:
     if batch == 0:
         return 1 if rows == 0 else None
     return rows // batch if rows and rows % batch == 0 else None
-
-
-def describe(findings: Mapping[str, str]) -> str:
-    """Findings as numbered lines."""
-    return "; ".join(f"{i}. {k}: {v}" for i, (k, v) in enumerate(findings.items(), 1))

@@ -26,9 +26,10 @@ from ..mechanisms.base import Plan
 from ..ops import clip
 from ..ops._lattice import round_down
 from ..step import DPStep
-from .capture import Arrival, Capture, Slot
+from .capture import Capture
 from .layers.expression import Expression
 from .records import Explicit, merge
+from .uses import Arrival, Slot
 
 
 def close_into(step: DPStep, capture: Capture) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..ops import update
 from ..ops.noise import FLOATS
+from .local import like, local
 
 _PLAIN_ADAM = ("amsgrad", "maximize", "differentiable", "capturable")
 _PLAIN_SGD = ("maximize", "differentiable")
@@ -65,7 +66,8 @@ def groups_of(
         for param, state, count in zip(params, states, _counts(rule, states), strict=True):
             index = places[id(param)]
             tensor = plain[index]
-            buffers = [state.get(name) for name in rule.buffer_names()]
+            held = [state.get(name) for name in rule.buffer_names()]
+            buffers = [None if b is None else local(b) for b in held]
             if not _fits(tensor, buffers):
                 return None
             key = (tensor.dtype, count)
@@ -78,7 +80,8 @@ def groups_of(
             new: dict[str, Any] = {}
             for name, buffer in zip(rule.buffer_names(), buffers, strict=True):
                 if buffer is None:
-                    buffer = new[name] = torch.zeros_like(tensor)
+                    buffer = torch.zeros_like(tensor)
+                    new[name] = like(buffer, param)
                 group.state.buffers[name].append(buffer)
             if new and isinstance(rule, update.Adam):
                 new = {"step": _step_tensor(given, tensor), **new}

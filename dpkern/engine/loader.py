@@ -8,8 +8,8 @@ batch is decided when the loop receives it, not when a worker prepares it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -44,6 +44,8 @@ class Part:
     size: int
     first: bool
     final: bool
+    following: int = 0
+    """How many parts of the same logical batch come after this one."""
 
 
 class _Parts:
@@ -72,7 +74,8 @@ class _Parts:
             most = self.most or max(size, 1)
             for start in range(0, max(size, 1), most):
                 part = records[start : start + most]
-                queue.append(Part(len(part), start == 0, start + most >= size))
+                following = max(size - 1 - start, 0) // most
+                queue.append(Part(len(part), start == 0, following == 0, following))
                 if len(part):
                     yield (part * ranks + rank).tolist()
 
@@ -110,6 +113,8 @@ class PrivateLoader(DataLoader[Any]):
         local = -(-(records - shard[0]) // shard[1])
         self.batches, steps = _batches(original, sampling, local, key)
         self.on_hand_out: HandOut | None = None
+        self.most_anywhere: Callable[[Sequence[int]], list[int]] | None = None
+        """The largest numbers of all processes, where all must take equally many parts."""
         self.final = True
         """Whether the last batch handed out ended its logical batch."""
         self.position = 0
@@ -119,6 +124,7 @@ class PrivateLoader(DataLoader[Any]):
         self._turn = 0
         self._empty: Any = None
         self._parts = _Parts(self.batches, steps, shard)
+        self._seeded = key is not None and key.seeded
         super().__init__(
             original.dataset,
             batch_sampler=self._parts,
@@ -189,13 +195,26 @@ class PrivateLoader(DataLoader[Any]):
         while True:
             batch = next(source, _END)
             while queue and (batch is _END or not queue[0].size):
-                self._hand_out(queue.popleft(), turn)
-                yield self._empty_batch()
+                for part in self._evened(queue.popleft()):
+                    self._hand_out(part, turn)
+                    yield self._empty_batch()
             if batch is _END:
                 break
-            self._hand_out(queue.popleft(), turn)
+            *empty, last = self._evened(queue.popleft())
+            for part in empty:
+                self._hand_out(part, turn)
+                yield self._empty_batch()
+            self._hand_out(last, turn)
             yield batch
         self._place = 0
+
+    def _evened(self, part: Part) -> list[Part]:
+        """The part, after empty ones if another process has more parts of this logical batch."""
+        if self.most_anywhere is None or not part.first:
+            return [part]
+        more = self.most_anywhere([part.following])[0] - part.following
+        empty = [Part(0, i == 0, False) for i in range(more)]
+        return [*empty, replace(part, first=not more)]
 
     def _hand_out(self, part: Part, turn: int) -> None:
         if turn != self._turn:
@@ -232,9 +251,16 @@ class PrivateLoader(DataLoader[Any]):
                 remedy="Save after the optimizer.step() that updates the parameters.",
             )
         return {
-            "batches": self.batches.state_dict() | {"step": self.position},
+            # Numbers of the whole data set: the state is every rank's.
+            "batches": self.batches.state_dict()
+            | {
+                "step": self.position,
+                "dataset_size": self.dataset_size,
+                "expected_batch_size": self.expected_batch_size,
+            },
             "place": self._place % self._parts.steps,
             "steps": self._parts.steps,
+            "ranks": self._parts.shard[1],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -245,7 +271,7 @@ class PrivateLoader(DataLoader[Any]):
             PrivacyError: this loader has handed out batches of its own.
         """
         place = self.check_state(state)
-        self.batches.load_state_dict(state["batches"])
+        self.batches.load_state_dict(self._own(state["batches"]))
         self.position, self._place, self._resumed = self.batches.step, place, True
 
     def check_state(self, state: Mapping[str, Any]) -> int:
@@ -262,17 +288,33 @@ class PrivateLoader(DataLoader[Any]):
                 remedy="Make a new loader: its masks must not be used twice.",
             )
         fits = isinstance(state, Mapping) and state.keys() == self.state_dict().keys()
-        if not fits or state["steps"] != self._parts.steps:
+        ranks = self._parts.shard[1]
+        # Another number of processes draws other batches, which a seed promises not to.
+        if (
+            not fits
+            or state["steps"] != self._parts.steps
+            or state["ranks"] not in ({ranks} if self._seeded else range(1, 1 << 31))
+        ):
             raise InvalidInput(
                 "state",
-                expected=f"the state of a loader with {self._parts.steps} batches per epoch",
+                expected=f"the state of a loader with {self._parts.steps} batches per epoch"
+                + (f" on {ranks} processes" if self._seeded else ""),
                 got=repr(state)[:80],
                 remedy="Pass what PrivateLoader.state_dict() returned.",
             )
         before = self.batches.state_dict()
-        self.batches.load_state_dict(state["batches"])
+        self.batches.load_state_dict(self._own(state["batches"]))
         self.batches.load_state_dict(before)
         return check.integer(0, self._parts.steps - 1, **{"state.place": state["place"]})
+
+    def _own(self, state: Any) -> Any:
+        """A sampler's state with this shard's numbers in place of the whole data set's."""
+        whole, own = self.state_dict()["batches"], self.batches.state_dict() | {"step": None}
+        if not isinstance(state, Mapping):
+            return state
+        return {
+            k: own[k] if own.get(k) is not None and v == whole[k] else v for k, v in state.items()
+        }
 
 
 def _batches(

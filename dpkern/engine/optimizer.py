@@ -23,8 +23,11 @@ from ..mechanisms import Plan
 from ..step import DPStep
 from .capture import Capture
 from .clipping import close_into, prepare
+from .distributed import Processes, numbers_of
 from .fused import groups_of
+from .local import like
 from .parameter import PrivateParameter, plainly
+from .sharded import ShardedModule
 
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NEVER = 2**31 - 1
@@ -42,16 +45,28 @@ class Adapter:
         optimizer: the user's optimizer; its trainable parameters are those of ``capture``.
         capture: what holds the gradients of the current samples.
         step: the private step, made for ``capture.parameters`` without an optimizer of its own.
+        processes: who takes every step together, if there are several.
+        sharded: the parameters' shards, if each process holds a part of them.
 
     Raises:
         InvalidInput: an optimizer that cannot be private, or one of other parameters.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, capture: Capture, step: DPStep) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        capture: Capture,
+        step: DPStep,
+        *,
+        processes: Processes | None = None,
+        sharded: ShardedModule | None = None,
+    ) -> None:
         check_optimizer(optimizer, capture)
         self.optimizer = optimizer
         self.capture = capture
         self.private = step
+        self.processes = processes
+        self.sharded = sharded
         self.final = True
         """Whether the samples at hand are the last ones of their logical batch."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
@@ -184,6 +199,8 @@ class Adapter:
     def _close(self) -> None:
         """Clip and sum what was captured of the current samples."""
         self._take_over()
+        if self.sharded is not None and self.capture.expressions:
+            self.sharded.unshard()  # expressions are led back through the parameters' values
         close_into(self.private, self.capture)
 
     def _plan(self) -> Plan:
@@ -209,9 +226,20 @@ class Adapter:
 
     def _release(self) -> None:
         public, scale = dict(self.capture.public_gradients), self.capture.loss_scale
-        plain = [p.detach() for p in self.capture.parameters]
-        self.private.params = plain  # anew: the user may have moved the model
-        seen = bool(public) or _has_hooks(self.optimizer)
+        if self.sharded is not None:
+            self.private.shards = self.sharded.held()
+            plain = list(self.private.shards.tensors)
+        else:
+            plain = [p.detach() for p in self.capture.parameters]
+            self.private.params = plain  # anew: the user may have moved the model
+        some_public = bool(public)
+        if self.processes is not None:
+            numbers = (self.private.mechanism, scale, numbers_of(self.optimizer))
+            settings = (self.private.steps, *numbers)
+            some_public = self.processes.agree(settings, self.private.key, some_public)
+            if some_public and self.sharded is None:  # FSDP has averaged its shards itself
+                public = self.processes.mean(public, plain)
+        seen = some_public or _has_hooks(self.optimizer)
         groups = None if seen else groups_of(self.optimizer, self._places, plain)
         if groups is None:
             released = self.private.finish()
@@ -235,7 +263,8 @@ class Adapter:
         trained = [p for p in self.capture.parameters if p.requires_grad]
         try:
             for param in trained:
-                param.grad = gradients[self._places[id(param)]]
+                gradient = gradients[self._places[id(param)]]
+                param.grad = None if gradient is None else like(gradient, param)
             self._own_step()
         finally:
             for param in trained:

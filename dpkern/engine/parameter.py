@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModule
 
 if TYPE_CHECKING:
-    from .capture import Source
+    from .uses import Source
 
 Function = Callable[..., Any]
 Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]

@@ -17,7 +17,7 @@ from .. import accounting
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
-from . import checkpoint, validate
+from . import checkpoint, distributed, validate
 from .accountant import Accountant
 from .arguments import Options, loader_of, mechanism_of, sampling_of
 from .capture import Capture
@@ -26,6 +26,7 @@ from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
 from .rehearsal import rehearse
 from .schedulers import Scheduler
+from .sharded import ShardedModule, is_sharded
 
 STATE_VERSION = 1
 
@@ -62,7 +63,8 @@ class PrivacyEngine:
         """Make training private. The same module and optimizer come back, with a new loader.
 
         Args:
-            module: the model; its trainable parameters are clipped and noised.
+            module: the model; its trainable parameters are clipped and noised. Out of a
+                ``DistributedDataParallel`` the module inside comes back: call that one.
             optimizer: any first-order ``torch.optim`` optimizer over all of them.
             data_loader: a loader over a data set with a length; None if the samples come from
                 elsewhere: then each forward pass brings new ones.
@@ -162,11 +164,14 @@ class PrivacyEngine:
                 got="a second one",
                 remedy="Make another PrivacyEngine; epsilons of runs on the same data add up.",
             )
+        wrapper, module = module, distributed.unwrapped(module)
+        sharded = ShardedModule(module) if is_sharded(module) else None
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        processes = distributed.processes_of(wrapper) if sharded is None else sharded.processes()
         capture = Capture(
             module, loss_reduction=options.loss_reduction, keep_budget=options.keep_budget
         )
-        loader = loader_of(data_loader, options)
+        loader = loader_of(data_loader, options, processes)
         sampling = sampling_of(loader, options)
         run = {
             "steps": None if loader is None else len(loader),
@@ -174,17 +179,29 @@ class PrivacyEngine:
             **sampling,
         }
         expected = options.expected_batch_size if loader is None else loader.expected_batch_size
+        mechanism = choose(options, capture.names, run)
+        shared: dict[str, Any] = {"unsafe_seed": options.unsafe_seed, "rounds": options.rounds}
+        if processes is not None:
+            settings = (mechanism, expected, run, shared, options.loss_reduction)
+            processes.check_start(module, optimizer, settings)
+            shared = {"key": processes.noise_key(**shared), "reduce": processes.reduce}
+        if sharded is not None and processes is not None:
+            sharded.bind(capture, processes)
+            shared["reduce"] = sharded.reduce
+            if loader is not None:
+                loader.most_anywhere = processes.most
         private = DPStep(
-            choose(options, capture.names, run),
-            capture.parameters,
+            mechanism,
+            capture.parameters if sharded is None else sharded.stand_ins(),
             expected_batch_size=expected,  # type: ignore[arg-type]
             average=options.loss_reduction == "mean",
-            unsafe_seed=options.unsafe_seed,
-            rounds=options.rounds,
             backend=options.backend,
+            **shared,
             **sampling,
         )
-        adapter = Adapter(optimizer, capture, private)
+        adapter = Adapter(optimizer, capture, private, processes=processes, sharded=sharded)
+        if wrapper is not module:
+            distributed.refuse_wrapper(wrapper, lambda: capture.attached)
         self._parts = capture, private, adapter, loader
         self.accountant.step = private
         self.attach()
@@ -281,11 +298,12 @@ class PrivacyEngine:
             InvalidInput: an optimizer or a loader that cannot be private.
         """
         if module is not None:
+            module = distributed.unwrapped(module)
             validate.check(module)
             if optimizer is not None:
                 check_optimizer(optimizer, Capture(module))
         if data_loader is not None:
-            check_loader(data_loader)
+            check_loader(data_loader, distributed=distributed.in_use())
         if function is not None or inputs:
             findings = rehearse(self.capture, function, *inputs)
             validate.refuse(self.capture.module, findings)

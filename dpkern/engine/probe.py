@@ -9,7 +9,7 @@ also where the shapes happen to agree.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from ..errors import UnsupportedModule
 from .parameter import tensors_in
 
 if TYPE_CHECKING:
-    from .capture import Use
+    from .uses import Use
 
 Site = tuple[Any, ...]
 
@@ -52,10 +52,16 @@ class Probe:
 
     A use counts as seen once a gradient that is not zero has reached it: behind a layer whose
     weights are zero, or an activation that is off for the sample, there is nothing to tell.
+
+    Args:
+        batch: number of samples.
+        fresh: the uses to check.
+        idle: look at nothing, but take part in the backward passes of other processes.
     """
 
-    def __init__(self, batch: int, fresh: Sequence[Use]) -> None:
+    def __init__(self, batch: int, fresh: Sequence[Use], *, idle: bool = False) -> None:
         self.batch = batch
+        self.idle = idle
         self.sample = batch - 1
         self.fresh = set(fresh)
         self.waiting: set[Use] = set(fresh)
@@ -83,6 +89,8 @@ class Probe:
 
     def look(self, use: Use, g: Tensor) -> None:
         """Check one captured output gradient."""
+        if self.idle:
+            return
         rows = g.reshape(self.batch, -1)
         # A sample that is not finite has 0 * inf in its own rows.
         unknown = rows.isnan().any(1)
@@ -104,20 +112,39 @@ class Probe:
         if bool((unknown & ~own).any()):
             self._clouded.add(use.site)
 
-    def run(self, output: Any, anchor: Tensor) -> None:
-        """Send one sample of the outputs backward, one output after the other."""
-        outputs = [
-            tensor
-            for tensor in _outputs(output)
-            if tensor.requires_grad and tensor.dim() and tensor.numel()
-            if tensor.shape[0] % self.batch == 0
-        ]
+    def run(
+        self, output: Any, anchor: Tensor, anywhere: Callable[[bool], bool] | None = None
+    ) -> None:
+        """Send one sample of the outputs backward, one output after the other.
+
+        Args:
+            output: the module's.
+            anchor: what the graph of every captured use leads to.
+            anywhere: whether any process has a pass left, where all must take the same ones.
+        """
+        outputs = [tensor for tensor in _outputs(output) if tensor.requires_grad]
+        losses = iter(()) if self.idle else self._losses(outputs)
+        if anywhere is None:
+            for loss in losses:
+                self._backward(loss, anchor)
+            return
+        while outputs:
+            next_loss = next(losses, None)
+            self.idle = next_loss is None
+            if not anywhere(not self.idle):
+                return
+            # The same graph on every process; zeros add nothing to look at.
+            zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
+            self._backward(zero if next_loss is None else next_loss + zero, anchor)
+
+    def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+        whole = [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
         for attempt in range(min(ATTEMPTS, self.batch)):
             self.sample = self.batch - 1 - attempt
-            for number, tensor in enumerate(outputs):
+            for number, tensor in enumerate(whole):
                 if attempt == 0 and number and not self.waiting:
                     break
-                self._backward(self._loss(tensor), anchor)
+                yield self._loss(tensor)
             if not self.dull:
                 return
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
-from ..capture import Capture, Use
+from ..capture import Capture
 from ..parameter import (
     PrivateParameter,
     applied,
@@ -23,6 +23,7 @@ from ..parameter import (
     source_of,
 )
 from ..records import Embedding
+from ..uses import Use
 from . import expression
 
 Function = Callable[..., Any]

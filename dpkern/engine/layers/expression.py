@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModule
-from ..capture import Arrival, Slot, Source, Target
 from ..parameter import (
     PRIVATE,
     PrivateExpression,
@@ -27,6 +26,7 @@ from ..parameter import (
     tensors_in,
 )
 from ..records import Embedding, Explicit, Record, merge
+from ..uses import Arrival, Slot, Source, Target
 
 LARGEST = 1 << 28
 """Bytes that per-sample copies of one tensor may take where no rule has a cheaper route."""
@@ -66,15 +66,15 @@ class Expression(Source):
                 slot.arrivals.append(Arrival(Explicit(gradients)))
 
     def _pull_back(self, record: Record) -> Sequence[Tensor | None]:
-        each = max(slot.parameter.numel() for slot in self.slots)
+        each = max(slot.used.numel() for slot in self.slots)
         check_size(self, record.batch * max(each, self.tensor.numel()))
         gradients = record.per_sample().to(self.tensor.dtype)
         with plainly():
             if record.batch == 0:
-                return [slot.parameter.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
+                return [slot.used.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
             return torch.autograd.grad(
                 self.tensor,
-                [slot.parameter for slot in self.slots],
+                [slot.used for slot in self.slots],
                 gradients,
                 retain_graph=True,
                 allow_unused=True,
@@ -210,7 +210,7 @@ def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
         return None
     (slot,) = slots
     with plainly():
-        base: Tensor = slot.parameter.detach()
+        base: Tensor = slot.used.detach()
         same = result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         if not same or result.dtype is not base.dtype or not base.is_contiguous():
             return None

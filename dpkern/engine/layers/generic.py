@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..capture import Use
 from ..parameter import PRIVATE, applied, refuse, source_of, tensors_in
 from ..records import Explicit
+from ..uses import Use
 from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..capture import Target, Use
 from ..parameter import (
     PRIVATE,
     applied,
@@ -24,6 +23,7 @@ from ..parameter import (
     source_of,
 )
 from ..records import Explicit, Linear
+from ..uses import Target, Use
 from .expression import is_buffer, target_of, whole_target_of
 
 Function = Callable[..., Any]

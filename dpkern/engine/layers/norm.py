@@ -13,7 +13,6 @@ from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
 from ...ops import ghost
-from ..capture import Target, Use
 from ..parameter import (
     PRIVATE,
     applied,
@@ -26,6 +25,7 @@ from ..parameter import (
     source_of,
 )
 from ..records import Explicit, wide
+from ..uses import Target, Use
 from .expression import slots_in, whole_target_of
 
 Function = Callable[..., Any]

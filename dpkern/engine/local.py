@@ -1,0 +1,28 @@
+"""Distributed tensors and this process's part of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a distributed tensor; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def like(part: Tensor, whole: Tensor) -> Tensor:
+    """A part as a distributed tensor laid out as ``whole``; as it is if that is none."""
+    if not hasattr(whole, "_local_tensor"):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    result: Tensor = DTensor.from_local(
+        part,
+        whole.device_mesh,  # type: ignore[attr-defined]
+        whole.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
+    return result
