@@ -211,3 +211,23 @@ def check(
     result = run(module, inputs, plan, **run_options)
     assert result.nonfinite == 0
     agree(result, truth(gradients, plan), TOLERANCE[dtype])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 3))
+
+
+class Language(nn.Module):
+    """A small transformer with a tied head."""
+
+    def __init__(self, padding_idx: int | None = None) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8, padding_idx=padding_idx)
+        self.places = nn.Embedding(9, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.table(x) + self.places(torch.arange(x.shape[1]))
+        return self.head(self.block(h))

@@ -74,6 +74,9 @@ ELEMENTWISE: dict[str, Case] = {
     "class-token-repeat": elementwise(
         lambda h, w: torch.cat([w.repeat(len(h), 1, 1), h], 1), 1, 2, 6
     ),
+    "class-token-tile": elementwise(
+        lambda h, w: torch.cat([torch.tile(w, (len(h), 2, 1)), h], 1), 1, 1, 6
+    ),
     "class-token-repeat-flat": elementwise(
         lambda h, w: torch.cat([w.repeat(len(h), 2, 1), h], 1), 6
     ),

@@ -252,6 +252,12 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     "set": (lambda m, x: set_rows(x, m.w[0]), "__setitem__"),
     "copy": (lambda m, x: torch.empty_like(x).copy_(m.w[0]), "copy_"),
     "lerp-in-place": (lambda m, x: x.clone().lerp_(m.w[0], 0.5), "lerp_"),
+    "vmap": (lambda m, x: torch.vmap(lambda r: F.linear(r[None], m.w)[0])(x), "vmap"),
+    "rows-one-by-one": (lambda m, x: torch.stack([F.linear(r[None], m.w)[0] for r in x]), "linear"),
+    "copies-at-odds": (
+        lambda m, x: torch.cat([m.w[:1].repeat_interleave(len(x), 0), x], 1),
+        "one sample alone|cat",
+    ),
     "batch-norm": (
         lambda m, x: F.batch_norm(x, None, None, m.w[0], training=True),
         "batch_norm.*GroupNorm",

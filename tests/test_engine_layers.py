@@ -187,6 +187,9 @@ EMBEDDING: dict[str, Case] = {
     "repeated": (lambda: nn.Embedding(11, 4), (REPEATED,)),
     "int32": (lambda: nn.Embedding(11, 4), (REPEATED.int(),)),
     "strided": (lambda: nn.Embedding(11, 4), (tokens(5, B).t(),)),
+    "choices-folded": op(
+        lambda m, x: F.embedding(x.flatten(0, 1), m.w).view(len(x), -1), tokens(B, 2, 5), w=(11, 4)
+    ),
     "padding": (lambda: nn.Embedding(11, 4, padding_idx=1), (REPEATED,)),
     "padding-negative": (lambda: nn.Embedding(11, 4, padding_idx=-1), (REPEATED,)),
     "padding-only": (lambda: nn.Embedding(11, 4, padding_idx=7), (REPEATED,)),

@@ -249,7 +249,7 @@ class Capture:
             )
         return self.batch
 
-    def admit(self, use: Use) -> None:
+    def admit(self, use: Use, g: Tensor) -> None:
         """Refuse what belongs to other samples than the current ones."""
         expected = self._ticket if self.handed_out else self._admitted
         if expected is not None and use.ticket != expected:
@@ -262,7 +262,8 @@ class Capture:
             )
         self._admitted = use.ticket
         self.arrived_batch = use.batch
-        if not self.verified(use):
+        # Behind zero weights there is nothing to verify, and nothing to protect.
+        if not self.verified(use) and bool(g.any()):
             self._unverified[use.site] = use.names
 
     def settle(self, source: Source, arrival: Arrival) -> None:

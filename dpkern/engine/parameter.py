@@ -141,6 +141,13 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
             return func(*args, **named)
     handler = RULES.get(func, other)
     try:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise refuse(
+                func,
+                sources,
+                got="a use inside torch.vmap or another transform of torch.func",
+                remedy="Write the operation on the whole batch.",
+            )
         return handler(func, args, named)
     except UnsupportedModule as error:
         collected = sources[0].capture.collected

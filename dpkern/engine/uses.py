@@ -100,9 +100,7 @@ class Use:
             return False
         if not torch._C._will_engine_execute_node(capture.anchor_node):
             return False  # torch.autograd.grad of inputs alone, which leaves parameters out
-        if not capture.verified(self) and not bool(g.any()):
-            return False  # behind zero weights nothing can be verified, and nothing is lost
-        capture.admit(self)
+        capture.admit(self, g)
         return True
 
     def arrive(self, which: int, record: Record) -> None:

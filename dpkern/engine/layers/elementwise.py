@@ -111,6 +111,18 @@ def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return spread.repeat(*(1,) * max(1, front), *sizes[max(1, front) :])
 
 
+@rule(torch.tile, Tensor.tile)
+def _tile(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    w, *sizes = args
+    if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)):
+        sizes = list(sizes[0])
+    if kwargs:
+        return other(func, args, kwargs)
+    with plainly():
+        missing = w.dim() - len(sizes)
+    return w.repeat(*(1,) * missing, *sizes)
+
+
 @rule(F.prelu, torch.prelu, Tensor.prelu)
 def _prelu(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight = arguments(("input", "weight"), args, kwargs)

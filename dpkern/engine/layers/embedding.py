@@ -46,7 +46,7 @@ class _Embedding(torch.autograd.Function):
         use: Use = ctx.use
         if use.wants(g):
             assert g is not None
-            each = g.reshape(use.batch, ids[:1].numel(), g.shape[-1])
+            each = g.reshape(use.batch, ids.numel() // max(1, use.batch), g.shape[-1])
             flat = ids.reshape(use.batch, each.shape[1]).to(torch.int64).contiguous()
             record = Embedding(flat, each, use.saved["rows"], use.saved["padding_idx"])
             use.arrive(0, record)
@@ -89,7 +89,8 @@ def _is_shared(capture: Capture, ids: Tensor) -> bool:
     """Ids that all samples share, such as positions: no batch in the first dimension."""
     batch = capture.require_batch("embedding", ())
     if ids.dim() == 0 or ids.shape[0] != batch:
-        return True
+        folded = ids.dim() > 1 and batch > 0 and ids.shape[0] % batch == 0
+        return not (folded and capture.given(ids))
     if ids.dim() > 1 or batch < 2 or capture.given(ids):
         return False
     # As many positions as samples: 0, 1, 2, ... are positions.
