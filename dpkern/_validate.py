@@ -130,7 +130,7 @@ def tensor_at(
             got="a meta tensor" if got.is_meta else f"layout {got.layout}",
             remedy="Call .to_dense(), or put the tensor on a device with .to(device).",
         )
-    if shape is not None:
+    if shape is not None and got.shape != shape:
         same = got.dim() == len(shape) and all(
             want is None or want == have for want, have in zip(shape, got.shape, strict=True)
         )

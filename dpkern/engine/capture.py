@@ -20,7 +20,9 @@ from .hooks import Hook
 from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
+from .records import Explicit
 from .routes import KeepBudget
+from .sum_store import SumStore
 from .uses import Arrival, Early, Slot, Source, Target, Use
 
 
@@ -65,6 +67,7 @@ class Capture:
         self.slots = [Slot(self, i, n, p) for i, (n, p) in enumerate(named)]
         self.expressions: list[Source] = []
         self.budget = KeepBudget(keep_budget)
+        self.sum_store = SumStore()
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes outputs require gradients although the parameters are not in their graph."""
         self.anchor_node = torch.autograd.graph.get_gradient_edge(self.anchor).node
@@ -276,7 +279,8 @@ class Capture:
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
         if alone and arrival.rows is None and self.norms_on_arrival:
             arrival.record = record = self.budget.kept(record)
-            arrival.square = record.square()
+            if not isinstance(record, Explicit) or record.squares is not None:
+                arrival.square = record.square()
         if self.early is not None:
             self.early.arrived(source)
 

@@ -28,6 +28,7 @@ from ..ops._lattice import round_down
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
+from .packing import Pack
 from .records import Explicit, merge
 from .uses import Arrival, Slot
 
@@ -149,22 +150,37 @@ class GroupSums:
     def finish(self, group: int) -> None:
         """Norms, factors and sums of one group; its records are dropped."""
         slots = self.groups[group]
-        parts = [_parts(slot) for slot in slots]
+        parts = {slot.index: _parts(slot) for slot in slots}
+        pack = Pack([(slot, parts[slot.index]) for slot in slots])
+        for index in pack.places:
+            del parts[index]
         square = self._zeros()
-        for arrival in chain(*parts):
+        for arrival in chain(pack.arrivals, *parts.values()):
             square += arrival.record.square() if arrival.square is None else arrival.square
         factors = self._factors(square, self.bounds[group])
         dtypes = {clip.sum_dtype(slot.parameter.dtype) for slot in slots}
         rounded = {dtype: round_down(factors, dtype) for dtype in dtypes}
-        for slot, part in zip(slots, parts, strict=True):
+        self.sums |= pack.sums(rounded)
+        rest = [slot for slot in slots if slot.index in parts]
+        for slot, out in zip(rest, self._outs(rest), strict=True):
             dtype = clip.sum_dtype(slot.parameter.dtype)
-            out = torch.zeros(slot.shape, dtype=dtype, device=slot.parameter.device)
-            for arrival in part:
+            for arrival in parts[slot.index]:
                 place = out if arrival.rows is None else out[slice(*arrival.rows)]
                 arrival.record.add_sum(rounded[dtype], place.view(arrival.record.shape))
             self.sums[slot.index] = out
+        for slot in slots:
             slot.arrivals.clear()
         self.squares[group] = square
+
+    def _outs(self, slots: Sequence[Slot]) -> list[Tensor]:
+        """Zeros for the sums of these parameters."""
+        kinds = {(clip.sum_dtype(s.parameter.dtype), s.parameter.device) for s in slots}
+        if len(kinds) == 1 and len(self.groups) == 1:
+            return self.capture.sum_store.zeros([slot.shape for slot in slots], *kinds.pop())
+        return [
+            torch.zeros(s.shape, dtype=clip.sum_dtype(s.parameter.dtype), device=s.parameter.device)
+            for s in slots
+        ]
 
     def result(self) -> clip.ClipResult:
         """Finish what is left and hand everything over."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -57,12 +57,19 @@ def fresh(result: Tensor) -> Tensor:
     return same
 
 
-def rule(*functions: Any) -> Callable[[Rule], Rule]:
+LEAVES: set[Rule] = set()
+"""Rules that run an operation of their own; the others are written with operations that have one,
+and must see private tensors as such."""
+
+
+def rule(*functions: Any, leaf: bool = False) -> Callable[[Rule], Rule]:
     """Make a function the rule of these torch functions."""
 
     def decorate(handler: Rule) -> Rule:
         for function in functions:
             RULES[function] = handler
+        if leaf:
+            LEAVES.add(handler)
         return handler
 
     return decorate
@@ -118,6 +125,13 @@ class PrivateExpression(Tensor):
 
 
 PRIVATE = (PrivateParameter, PrivateExpression)
+_PRIVATE = frozenset(PRIVATE)
+
+
+def is_private(tensor: Any) -> TypeGuard[Tensor]:
+    """Whether this is a private tensor; much faster than isinstance with a parameter class."""
+    return type(tensor) in _PRIVATE
+
 
 _ATTRIBUTES = frozenset(
     getattr(Tensor, name).__get__
@@ -134,9 +148,11 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
     if func in _ATTRIBUTES or not torch.is_grad_enabled():
         with plainly():
             return func(*args, **named)
-    sources = [source_of(t) for t in tensors_in((args, named)) if isinstance(t, PRIVATE)]
-    watching = any(source.watched for source in sources)
-    if not watching:
+    sources = _sources(args, named)
+    for source in sources:
+        if source.watched:
+            break
+    else:
         with plainly():
             return func(*args, **named)
     handler = RULES.get(func, other)
@@ -148,6 +164,9 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
                 got="a use inside torch.vmap or another transform of torch.func",
                 remedy="Write the operation on the whole batch.",
             )
+        if handler in LEAVES:
+            with plainly():
+                return handler(func, args, named)
         return handler(func, args, named)
     except UnsupportedModule as error:
         collected = sources[0].capture.collected
@@ -157,6 +176,17 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
         collected.append(error)
         with plainly():
             return func(*args, **named)
+
+
+def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[Source]:
+    """The sources of the private tensors among the arguments."""
+    found = []
+    for value in (*args, *named.values()) if named else args:
+        if type(value) in _PRIVATE:
+            found.append(source_of(value))
+        elif isinstance(value, (tuple, list, Mapping)):
+            found += [source_of(t) for t in tensors_in(value) if type(t) in _PRIVATE]
+    return found
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -188,7 +218,7 @@ def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
 
 def plain(tree: Any) -> Any:
     """The same tree with private tensors as ordinary, detached ones."""
-    if isinstance(tree, PRIVATE):
+    if is_private(tree):
         with plainly():
             return tree.detach()
     if isinstance(tree, (tuple, list)):
@@ -208,9 +238,7 @@ def arguments(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any])
 
 def is_constant(*tensors: Tensor | None) -> bool:
     """Whether gradients flow through none of these, private ones aside."""
-    return not any(
-        t is not None and not isinstance(t, PRIVATE) and t.requires_grad for t in tensors
-    )
+    return not any(t is not None and not is_private(t) and t.requires_grad for t in tensors)
 
 
 def other(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import ghost
+from ..ops import clip, ghost
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -303,5 +303,4 @@ def _is_dense(meta: Tensor) -> bool:
 def _squares(grads: Tensor) -> Tensor:
     """float64 ``[B]`` sums of squares."""
     rows = grads.detach().reshape(grads.shape[0], math.prod(grads.shape[1:]))
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms.square()
+    return clip.sample_norm(wide(rows)).square()

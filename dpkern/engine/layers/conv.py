@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..parameter import (
-    PRIVATE,
     applied,
     arguments,
     fresh,
     is_constant,
+    is_private,
     other,
     plain,
     plainly,
@@ -113,7 +113,7 @@ def _convolution(
     targets: list[Target | None] = [None, None]
     capture = None
     for i, tensor in enumerate((weight, bias)):
-        if isinstance(tensor, PRIVATE):
+        if is_private(tensor):
             targets[i], capture = whole_target_of(tensor), source_of(tensor).capture
     assert capture is not None
     use = capture.use(operation, targets, x, **options)
@@ -121,12 +121,12 @@ def _convolution(
     return result
 
 
-@rule(*_DOWNWARDS)
+@rule(*_DOWNWARDS, leaf=True)
 def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, stride, padding, dilation, groups = arguments(names, args, kwargs)
     dims = 1 + _DOWNWARDS.index(func)
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+    if is_private(x) or not is_constant(weight, bias):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
         x = _unbatched(x, dims)
@@ -144,12 +144,12 @@ def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _convolution(f"conv{dims}d", x, weight, bias, options)
 
 
-@rule(*_UPWARDS)
+@rule(*_UPWARDS, leaf=True)
 def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
     x, weight, bias, stride, padding, more, groups, dilation = arguments(names, args, kwargs)
     dims = 1 + _UPWARDS.index(func)
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+    if is_private(x) or not is_constant(weight, bias):
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
         x = _unbatched(x, dims)

@@ -9,7 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..parameter import PRIVATE, arguments, other, plain, plainly, refuse, rule, source_of
+from ..parameter import (
+    arguments,
+    is_private,
+    other,
+    plain,
+    plainly,
+    refuse,
+    rule,
+    source_of,
+)
 from .expression import is_buffer, looks_like_samples, slots_in
 from .generic import expand
 
@@ -29,10 +38,10 @@ _BINARY = [
 def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or "out" in kwargs or not all(isinstance(a, Tensor) for a in args):
         return other(func, args, kwargs)
-    private = [a for a in args if isinstance(a, PRIVATE)]
+    private = [a for a in args if is_private(a)]
     if len(private) == 2:
         return other(func, args, kwargs)
-    (x,) = (a for a in args if not isinstance(a, PRIVATE))
+    (x,) = (a for a in args if not is_private(a))
     (w,) = private
     capture = source_of(w).capture
     if not _is_data(x, w, capture.batch):
@@ -73,7 +82,7 @@ def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
 def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``w.expand(B, ...)``: a copy per sample, if that is what the first dimension is."""
     w = args[0]
-    if not isinstance(w, PRIVATE):
+    if not is_private(w):
         return func(*plain(tuple(args)), **plain(kwargs))  # only the shape of the other is used
     with plainly():
         result = func(*plain(tuple(args)), **plain(kwargs))
@@ -106,7 +115,7 @@ def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs or front < 0 or (front == 0 and (not shape or shape[0] != 1)):
         return other(func, args, kwargs)
     spread = w.expand(*sizes[: max(1, front)], *shape[0 if front else 1 :])
-    if isinstance(spread, PRIVATE):
+    if is_private(spread):
         return other(func, args, kwargs)
     return spread.repeat(*(1,) * max(1, front), *sizes[max(1, front) :])
 
@@ -126,7 +135,7 @@ def _tile(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 @rule(F.prelu, torch.prelu, Tensor.prelu)
 def _prelu(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight = arguments(("input", "weight"), args, kwargs)
-    if isinstance(x, PRIVATE):
+    if is_private(x):
         return other(func, args, kwargs)
     with plainly():
         single = weight.numel() == 1

@@ -53,7 +53,7 @@ class _Embedding(torch.autograd.Function):
         return None, None, None, None
 
 
-@rule(F.embedding, torch.embedding)
+@rule(F.embedding, torch.embedding, leaf=True)
 def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func is torch.embedding:
         weight, ids, padding_idx = arguments(("weight", "indices", "padding_idx"), args, kwargs)

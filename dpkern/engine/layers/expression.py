@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...errors import UnsupportedModule
 from ..parameter import (
-    PRIVATE,
     PrivateExpression,
+    is_private,
     plain,
     plainly,
     refuse,
@@ -102,7 +102,7 @@ def slots_in(tree: Any) -> list[Slot]:
     """The parameters that private tensors in nested arguments are made of, each once."""
     found: dict[int, Slot] = {}
     for tensor in tensors_in(tree):
-        if isinstance(tensor, PRIVATE):
+        if is_private(tensor):
             source = source_of(tensor)
             for slot in source.slots if isinstance(source, Expression) else [source]:
                 assert isinstance(slot, Slot)
@@ -113,12 +113,12 @@ def slots_in(tree: Any) -> list[Slot]:
 
 def is_of_parameters_alone(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether no tensor among the arguments can belong to a sample."""
-    private = [t for t in tensors_in((args, kwargs)) if isinstance(t, PRIVATE)]
+    private = [t for t in tensors_in((args, kwargs)) if is_private(t)]
     batch = source_of(private[0]).capture.batch
     return not any(
         looks_like_samples(t, private, batch)
         for t in tensors_in((args, kwargs))
-        if not isinstance(t, PRIVATE)
+        if not is_private(t)
     )
 
 
@@ -136,7 +136,7 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
 
 def is_buffer(tensor: Tensor, private: Tensor) -> bool:
     """Whether this shows a buffer of the module, which is no sample's whatever its shape."""
-    if tensor.requires_grad:
+    if tensor.requires_grad or source_of(private).capture.given(tensor):
         return False
     place = tensor.untyped_storage().data_ptr()
     buffers = source_of(private).capture.module.buffers()
@@ -173,7 +173,7 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
 def _like(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Of the second tensor only the dtype, device or shape is used, never a sample."""
     first, *rest = args
-    if not isinstance(first, PRIVATE):
+    if not is_private(first):
         return func(first, *plain(tuple(rest)), **plain(kwargs))
     with plainly():
         result = func(*args, **kwargs)

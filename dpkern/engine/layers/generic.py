@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..parameter import PRIVATE, applied, refuse, source_of, tensors_in
+from ..parameter import applied, is_private, refuse, source_of, tensors_in
 from ..records import Explicit
 from ..uses import Use
 from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
@@ -71,11 +71,11 @@ def per_sample(
     batch = slots[0].capture.require_batch(operation, [whole_target_of(t) for t in _privates(args)])
     flat: list[Tensor] = []
     skeleton = _flatten((list(args), kwargs), flat)
-    private = [t for t in flat if isinstance(t, PRIVATE)]
+    private = [t for t in flat if is_private(t)]
     operands: list[Tensor] = []
     dims: list[int | None] = []
     for tensor in flat:
-        if isinstance(tensor, PRIVATE):
+        if is_private(tensor):
             check_size(source_of(tensor), batch * tensor.numel())
             operands.append(expand(tensor, batch, operation))
             dims.append(0)
@@ -107,7 +107,7 @@ def per_sample(
 
 
 def _privates(tree: Any) -> list[Tensor]:
-    return [t for t in tensors_in(tree) if isinstance(t, PRIVATE)]
+    return [t for t in tensors_in(tree) if is_private(t)]
 
 
 def _flatten(tree: Any, flat: list[Tensor]) -> Any:

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..parameter import (
-    PRIVATE,
     applied,
     arguments,
     fresh,
     is_constant,
+    is_private,
     other,
     plain,
     plainly,
@@ -78,9 +78,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: 
     """``F.linear`` with private weight or bias (or both)."""
     targets: list[Target | None] = [None, None]
     capture = None
-    if isinstance(weight, PRIVATE):
+    if is_private(weight):
         targets[0], capture = target_of(weight), source_of(weight).capture
-    if isinstance(bias, PRIVATE):
+    if is_private(bias):
         targets[1], capture = whole_target_of(bias), source_of(bias).capture
     assert capture is not None
     use = capture.use(operation, targets, x)
@@ -88,11 +88,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: 
     return result
 
 
-@rule(F.linear)
+@rule(F.linear, leaf=True)
 def _linear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight, bias = arguments(("input", "weight", "bias"), args, kwargs)
-    private = weight if isinstance(weight, PRIVATE) else bias
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or x.dim() < 2 or weight.dim() != 2:
+    private = weight if is_private(weight) else bias
+    if is_private(x) or not is_constant(weight, bias) or x.dim() < 2 or weight.dim() != 2:
         return other(func, args, kwargs)
     if is_buffer(x, private):
         return other(func, args, kwargs)
@@ -113,14 +113,14 @@ def _matmul(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if len(args) != 2 or kwargs:
         return other(func, args, kwargs)
     x, w = (args[1], args[0]) if func is Tensor.__rmatmul__ else args
-    constant = [is_buffer(t, w if t is x else x) for t in (x, w) if not isinstance(t, PRIVATE)]
+    constant = [is_buffer(t, w if t is x else x) for t in (x, w) if not is_private(t)]
     if any(constant):
         return other(func, args, kwargs)
-    if not isinstance(x, PRIVATE) and w.dim() in (1, 2) and x.dim() >= 2:
+    if not is_private(x) and w.dim() in (1, 2) and x.dim() >= 2:
         if w.dim() == 1:
             return _transposed(x, w[:, None]).squeeze(-1)
         return _transposed(x, w)
-    if not isinstance(w, PRIVATE) and x.dim() == 2 and w.dim() >= 3:
+    if not is_private(w) and x.dim() == 2 and w.dim() >= 3:
         return linear(w.transpose(-1, -2), x, operation="matmul").transpose(-1, -2)
     return other(func, args, kwargs)
 
@@ -134,7 +134,7 @@ def _transposed(x: Tensor, w: Tensor) -> Tensor:
 def _bilinear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """``y_o = x1^T W_o x2``: linear in the outer product of the inputs."""
     x1, x2, weight, bias = arguments(("input1", "input2", "weight", "bias"), args, kwargs)
-    if isinstance(x1, PRIVATE) or isinstance(x2, PRIVATE):
+    if is_private(x1) or is_private(x2):
         return other(func, args, kwargs)
     products = (x1[..., :, None] * x2[..., None, :]).flatten(-2)
     return F.linear(products, weight.flatten(1), bias)
@@ -145,6 +145,6 @@ def _addmm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     if len(args) == 3 and beta == alpha == 1 and "out" not in kwargs:
         bias, x, w = args
-        if not isinstance(x, PRIVATE) and is_constant(w, bias) and bias.dim() == 1:
+        if not is_private(x) and is_constant(w, bias) and bias.dim() == 1:
             return linear(x, w.t(), bias, operation="addmm")
     return other(func, args, kwargs)

@@ -14,11 +14,11 @@ from torch.autograd.function import once_differentiable
 from ...errors import UnsupportedModule
 from ...ops import ghost
 from ..parameter import (
-    PRIVATE,
     applied,
     arguments,
     fresh,
     is_constant,
+    is_private,
     other,
     plain,
     rule,
@@ -149,53 +149,53 @@ def _use(
     targets: list[Target | None] = []
     capture = None
     for tensor in parameters:
-        targets.append(whole_target_of(tensor) if isinstance(tensor, PRIVATE) else None)
-        capture = source_of(tensor).capture if isinstance(tensor, PRIVATE) else capture
+        targets.append(whole_target_of(tensor) if is_private(tensor) else None)
+        capture = source_of(tensor).capture if is_private(tensor) else capture
     assert capture is not None
     use = capture.use(operation, targets, x, **saved)
     return capture.anchor, use, [plain(tensor) for tensor in parameters]
 
 
-@rule(F.layer_norm, torch.layer_norm)
+@rule(F.layer_norm, torch.layer_norm, leaf=True)
 def _layer_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "normalized_shape", "weight", "bias", "eps")
     x, shape, weight, bias, eps = arguments(names, args, kwargs)
     shape = tuple(shape)
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or len(shape) >= x.dim():
+    if is_private(x) or not is_constant(weight, bias) or len(shape) >= x.dim():
         return other(func, args, kwargs)
     eps = 1e-5 if eps is None else eps
     anchor, use, plain_ones = _use("layer_norm", x, (weight, bias), shape=shape, eps=eps)
     return applied(_LayerNorm, anchor, use, x, *plain_ones)
 
 
-@rule(F.rms_norm, torch.rms_norm)
+@rule(F.rms_norm, torch.rms_norm, leaf=True)
 def _rms_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "normalized_shape", "weight", "eps")
     x, shape, weight, eps = arguments(names, args, kwargs)
     shape = tuple(shape)
-    if isinstance(x, PRIVATE) or weight is None or len(shape) >= x.dim():
+    if is_private(x) or weight is None or len(shape) >= x.dim():
         return other(func, args, kwargs)
     anchor, use, plain_ones = _use("rms_norm", x, (weight,), shape=shape, eps=eps)
     return applied(_RmsNorm, anchor, use, x, *plain_ones)
 
 
-@rule(F.group_norm, torch.group_norm)
+@rule(F.group_norm, torch.group_norm, leaf=True)
 def _group_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ("input", "num_groups", "weight", "bias", "eps")
     x, groups, weight, bias, eps = arguments(names, args, kwargs)
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias) or x.dim() < 2:
+    if is_private(x) or not is_constant(weight, bias) or x.dim() < 2:
         return other(func, args, kwargs)
     eps = 1e-5 if eps is None else eps
     anchor, use, plain_ones = _use("group_norm", x, (weight, bias), groups=groups, eps=eps)
     return applied(_GroupNorm, anchor, use, x, *plain_ones)
 
 
-@rule(F.instance_norm)
+@rule(F.instance_norm, leaf=True)
 def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     names = ["input", "running_mean", "running_var", "weight", "bias", "use_input_stats"]
     names += ["momentum", "eps"]
     x, mean, _, weight, bias, from_input, _, eps = arguments(names, args, kwargs)
-    if isinstance(x, PRIVATE) or not is_constant(weight, bias):
+    if is_private(x) or not is_constant(weight, bias):
         return other(func, args, kwargs)
     if mean is not None:
         raise _refused(func, args, kwargs, "running statistics, which absorb data")
