@@ -29,6 +29,7 @@ from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
 from .packing import Pack
+from .parameter import plainly
 from .records import Explicit, merge
 from .uses import Arrival, Slot
 
@@ -78,7 +79,7 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
     if not capture.captured:
         capture.discard_samples()
         return None
-    with torch.no_grad():
+    with plainly(), torch.no_grad():
         for source in capture.expressions:
             assert isinstance(source, Expression)
             source.lead_back()
