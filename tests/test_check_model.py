@@ -171,7 +171,7 @@ def test_lazy_parameters_are_not_counted(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_model_that_cannot_be_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check", "resnet", "--json"]) == 2
+    assert cli.main(["check", "alexnet", "--json"]) == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out)["error"]["type"] == "InvalidInput"
     assert "dpkern" not in captured.err  # no traceback
