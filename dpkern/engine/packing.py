@@ -42,7 +42,10 @@ class Pack:
         for slot in self.slots:
             start, end = end, end + math.prod(slot.shape)
             self.places[slot.index] = slice(start, end)
-        rows = [record.per_sample().reshape(batch, -1).to(self.dtype) for _, record in chosen]
+        rows = [
+            record.per_sample().reshape(batch, math.prod(record.shape)).to(self.dtype)
+            for _, record in chosen
+        ]
         self.arrivals = [Arrival(Explicit(torch.cat(rows, dim=1)))]
 
     def sums(self, factors: Mapping[torch.dtype, Tensor]) -> dict[int, Tensor]:
