@@ -56,8 +56,8 @@ class KeepBudget:
         self.used = 0
 
 
-# Nanoseconds per thousand multiply-adds, and per thousand numbers stored in fresh pages and read once
-# more, as measured with AVX-512 on one core; only their ratios matter.
+# Nanoseconds per thousand multiply-adds, and per thousand numbers stored in fresh pages and read
+# once more, as measured with AVX-512 on one core; only their ratios matter.
 _LINEAR_SUM, _LINEAR_KEPT, _LINEAR_GRAM = 10.5, 15.0, 15.5
 _CONV_SUM, _CONV_KEPT, _CONV_GRAM = 13.0, 14.0, 45.0
 _STORED = 700.0
