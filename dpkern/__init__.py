@@ -20,6 +20,7 @@ from .step import DPStep
 
 if TYPE_CHECKING:
     from .engine import PrivacyEngine
+    from .engine.fix import fix
 
 __all__ = [
     "BackendError",
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "accounting",
     "errors",
+    "fix",
     "mechanisms",
     "ops",
     "rng",
@@ -46,4 +48,8 @@ def __getattr__(name: str) -> Any:
         from .engine import PrivacyEngine
 
         return PrivacyEngine
+    if name == "fix":
+        from .engine.fix import fix
+
+        return fix
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

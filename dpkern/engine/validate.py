@@ -107,7 +107,7 @@ def _batch_norm(part: nn.Module, root: nn.Module) -> _Said | None:
     return (
         "refuse",
         "normalises every sample with the statistics of its batch and keeps them in buffers",
-        "Use GroupNorm (dpkern.engine.fix.fix(model) replaces plain layers), or train the model "
+        "Use GroupNorm (dpkern.fix(model) replaces plain layers), or train the model "
         "with this layer in eval() and statistics that need no privacy.",
     )
 
@@ -120,7 +120,7 @@ def _instance_norm(part: nn.Module, root: nn.Module) -> _Said | None:
     return (
         "refuse",
         "keeps running statistics of the samples, without noise, in buffers",
-        "Pass track_running_stats=False, or call dpkern.engine.fix.fix(model).",
+        "Pass track_running_stats=False, or call dpkern.fix(model).",
     )
 
 
