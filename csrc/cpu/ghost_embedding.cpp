@@ -22,24 +22,6 @@ struct Square {
   double absolute;  // sum of the norms of the rows that were added
 };
 
-// sum of squares in double.
-template <class F>
-DPK_INLINE inline double square_of(const F* row, std::int64_t n) {
-  constexpr int kSums = 16;
-  double sums[kSums] = {};
-  std::int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int k = 0; k < kSums; ++k) {
-      const double x = static_cast<double>(row[i + k]);
-      sums[k] += x * x;
-    }
-  }
-  double total = 0;
-  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-  for (int k = 0; k < kSums; ++k) total += sums[k];
-  return total;
-}
-
 // The positions of one sample, those of equal ids together.
 class Groups {
  public:

@@ -62,24 +62,6 @@ DPK_INLINE inline Rows<F> padded(const S* from, std::int64_t rows, std::int64_t 
   return {to, stride};
 }
 
-// sum of squares in double.
-template <class S>
-DPK_INLINE inline double square_of(const S* row, std::int64_t n) {
-  constexpr int kSums = 16;
-  double sums[kSums] = {};
-  std::int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int k = 0; k < kSums; ++k) {
-      const double x = static_cast<double>(row[i + k]);
-      sums[k] += x * x;
-    }
-  }
-  double total = 0;
-  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
-  for (int k = 0; k < kSums; ++k) total += sums[k];
-  return total;
-}
-
 template <class S>
 Bounds rank_one(const Sample<S>& sample) {
   double a = 0, g = 0;

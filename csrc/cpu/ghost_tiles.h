@@ -54,6 +54,24 @@ DPK_INLINE inline V load(const F* from) {
   return value;
 }
 
+// sum of squares in double.
+template <class S>
+DPK_INLINE inline double square_of(const S* row, std::int64_t n) {
+  constexpr int kSums = 16;
+  double sums[kSums] = {};
+  std::int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int k = 0; k < kSums; ++k) {
+      const double x = static_cast<double>(row[i + k]);
+      sums[k] += x * x;
+    }
+  }
+  double total = 0;
+  for (; i < n; ++i) total += static_cast<double>(row[i]) * static_cast<double>(row[i]);
+  for (int k = 0; k < kSums; ++k) total += sums[k];
+  return total;
+}
+
 // One row's `used` values times `scale`, then zeros up to `width`.
 template <class S, class F>
 DPK_INLINE inline void pack_row(const S* __restrict row, std::int64_t used, std::int64_t width,
