@@ -145,17 +145,25 @@ _ATTRIBUTES = frozenset(
 
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
-    if func in _ATTRIBUTES or not torch.is_grad_enabled():
-        with plainly():
+    with plainly():  # also makes every look at a parameter below a cheap one
+        if func in _ATTRIBUTES or not torch.is_grad_enabled():
             return func(*args, **named)
-    sources = _sources(args, named)
-    for source in sources:
-        if source.watched:
-            break
-    else:
-        with plainly():
+        sources = _sources(args, named)
+        if not any(source.watched for source in sources):
             return func(*args, **named)
-    handler = RULES.get(func, other)
+        handler = RULES.get(func, other)
+        if handler in LEAVES:
+            return _handled(handler, func, args, named, sources)
+    return _handled(handler, func, args, named, sources)
+
+
+def _handled(
+    handler: Rule,
+    func: Function,
+    args: Sequence[Any],
+    named: dict[str, Any],
+    sources: Sequence[Source],
+) -> Any:
     try:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise refuse(
@@ -164,9 +172,6 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
                 got="a use inside torch.vmap or another transform of torch.func",
                 remedy="Write the operation on the whole batch.",
             )
-        if handler in LEAVES:
-            with plainly():
-                return handler(func, args, named)
         return handler(func, args, named)
     except UnsupportedModule as error:
         collected = sources[0].capture.collected
@@ -221,6 +226,8 @@ def plain(tree: Any) -> Any:
     if is_private(tree):
         with plainly():
             return tree.detach()
+    if tree is None or isinstance(tree, Tensor):
+        return tree
     if isinstance(tree, (tuple, list)):
         items = [plain(item) for item in tree]
         # Named tuples take their fields one by one.

@@ -49,6 +49,8 @@ class Slot(Source):
         self.parameter = parameter
         self.used = parameter
         """What operations see of it: itself, or the full-size one that shards are gathered in."""
+        self.target = Target(self)
+        """Where a record of the whole of it goes."""
 
     @property
     def watched(self) -> bool:

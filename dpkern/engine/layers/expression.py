@@ -185,8 +185,8 @@ def target_of(tensor: Tensor) -> Target:
     source = source_of(tensor)
     if isinstance(source, Expression):
         return source.view or Target(source)
-    assert isinstance(source, Source)
-    return Target(source)
+    assert isinstance(source, Slot)
+    return source.target
 
 
 def whole_target_of(tensor: Tensor) -> Target:
