@@ -1,13 +1,12 @@
 """Memory for the clipped sums of a step, kept from one step to the next.
 
-Fresh pages cost more than zeroing. The memory is handed out again only when nobody holds the sums
-of the step before.
+Fresh pages cost more than zeroing. The memory is handed out again only when no tensor shares it any
+more, not even a view of a sum of the step before.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +22,8 @@ class SumStore:
 
     def __init__(self) -> None:
         self._memory: Tensor | None = None
-        self._handed_out: list[weakref.ref[Tensor]] = []
+        self._alone = 0
+        """How many hold the memory when it is not handed out."""
 
     def zeros(
         self, shapes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
@@ -34,21 +34,23 @@ class SumStore:
         for size in sizes:
             starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
         memory = self._free(starts[-1], dtype, device)
-        views = [
+        return [
             memory[start : start + size].view(torch.Size(shape))
             for start, size, shape in zip(starts, sizes, shapes, strict=False)
         ]
-        if memory is self._memory:
-            self._handed_out = [weakref.ref(view) for view in views]
-        return views
 
     def _free(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         held = self._memory
-        if any(view() is not None for view in self._handed_out) or size > KEPT:
+        if size > KEPT or (held is not None and _holders(held) > self._alone):
             return torch.zeros(size, dtype=dtype, device=device)
-        fits = held is not None and (len(held), held.dtype, held.device) == (size, dtype, device)
-        if fits:
-            assert held is not None
+        if held is not None and (len(held), held.dtype, held.device) == (size, dtype, device):
             return held.zero_()
         self._memory = torch.zeros(size, dtype=dtype, device=device)
+        self._alone = _holders(self._memory)
         return self._memory
+
+
+def _holders(tensor: Tensor) -> int:
+    """How many tensors and others hold this tensor's memory."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined, unused-ignore]
+    return count
