@@ -155,9 +155,12 @@ class GroupSums:
         pack = Pack([(slot, parts[slot.index]) for slot in slots])
         for index in pack.places:
             del parts[index]
-        square = self._zeros()
-        for arrival in chain(pack.arrivals, *parts.values()):
-            square += arrival.record.square() if arrival.square is None else arrival.square
+        square = self._total(
+            [
+                arrival.record.square() if arrival.square is None else arrival.square
+                for arrival in chain(pack.arrivals, *parts.values())
+            ]
+        )
         factors = self._factors(square, self.bounds[group])
         dtypes = {clip.sum_dtype(slot.parameter.dtype) for slot in slots}
         rounded = {dtype: round_down(factors, dtype) for dtype in dtypes}
@@ -195,13 +198,13 @@ class GroupSums:
         for group in self.groups:
             if group not in self.squares:
                 self.finish(group)
-        norms = sum(self.squares.values(), start=self._zeros()).sqrt() * self.scale
+        norms = self._total(list(self.squares.values())).sqrt() * self.scale
         ordered = tuple(self.bounds[group] for group in sorted(self.bounds))
         return clip.ClipResult(
             sums=tuple(self.sums[slot.index] for slot in self.capture.slots),
             norm_bound=math.hypot(*ordered),
             norms=norms,
-            nonfinite=int((~torch.isfinite(norms)).sum()),
+            nonfinite=self.batch - int(torch.isfinite(norms).sum()),
             batch_size=self.batch,
             arithmetic="float",
             unit=None,
@@ -209,21 +212,31 @@ class GroupSums:
             max_norms=ordered,
         )
 
-    def _zeros(self) -> Tensor:
+    def _total(self, squares: list[Tensor]) -> Tensor:
+        """The sum of these squares, float64 ``[B]``."""
+        if len(squares) == 1:
+            return squares[0]
+        if squares:
+            return torch.stack(squares).sum(0)
         device = self.capture.slots[0].parameter.device
         return torch.zeros(self.batch, dtype=torch.float64, device=device)
 
     def _factors(self, square: Tensor, bound: float) -> Tensor:
-        """Clip factors times ``scale``, float64; 0 for samples that are not finite."""
-        norms = square.sqrt() * self.scale
+        """Clip factors times ``scale``, float64; 0 for samples that are not finite.
+
+        With the captured norm n and the sample's own norm ``scale n``:
+        ``min(1, C / (scale n)) scale = min(scale, C / n)``.
+        """
+        norms = square.sqrt()
         aim = bound * clip.SLACK
         if self.style == "automatic":
-            factors = aim / (norms + clip.GAMMA)
+            factors = aim * self.scale / (norms * self.scale + clip.GAMMA)
         elif math.isinf(bound):
-            factors = torch.ones_like(norms)
+            factors = torch.full_like(norms, self.scale).where(torch.isfinite(norms), 0.0)
         else:
-            factors = (aim / norms).clamp(max=1.0)
-        return torch.where(torch.isfinite(norms), factors * self.scale, 0.0)
+            factors = (aim / norms).clamp_(max=self.scale)
+        # NaN over anything is NaN; a finite bound over an infinite norm is zero already.
+        return factors.nan_to_num_(nan=0.0)
 
 
 def _parts(slot: Slot) -> list[Arrival]:
