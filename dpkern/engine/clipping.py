@@ -137,16 +137,19 @@ class GroupSums:
             PrivacyError: the group is finished already.
         """
         group = self.group_of[slot.index]
-        if group in self.squares:
+        self._check_open(slot)
+        slots = self.groups[group]
+        if all(len(s.arrivals) == s.uses and not s.indirect for s in slots):
+            self.finish(group)
+
+    def _check_open(self, slot: Slot) -> None:
+        if self.group_of[slot.index] in self.squares:
             raise PrivacyError(
                 slot.name,
                 expected="all gradients of these samples in one backward pass",
                 got="more of them after the parameter's clip group was finished",
                 remedy="Add the losses and call backward once, or use flat clipping.",
             )
-        slots = self.groups[group]
-        if all(len(s.arrivals) == s.uses and not s.indirect for s in slots):
-            self.finish(group)
 
     def finish(self, group: int) -> None:
         """Norms, factors and sums of one group; its records are dropped."""
@@ -195,6 +198,9 @@ class GroupSums:
                 got="a scale that became known after the backward pass",
                 remedy="Use bfloat16 without a scaler, or flat clipping.",
             )
+        for slot in self.capture.slots:
+            if slot.arrivals:  # an expression in a checkpoint may lead back here late
+                self._check_open(slot)
         for group in self.groups:
             if group not in self.squares:
                 self.finish(group)

@@ -22,8 +22,7 @@ from ..ops import clip, ghost
 
 def wide(tensor: Tensor) -> Tensor:
     """Contiguous, in the dtype of norms and sums: float64 stays, everything else is float32."""
-    dtype = torch.float64 if tensor.dtype is torch.float64 else torch.float32
-    return tensor.detach().to(dtype).contiguous()
+    return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
 
 
 class Record(ABC):
@@ -45,16 +44,6 @@ class Record(ABC):
 
     @property
     @abstractmethod
-    def held(self) -> int:
-        """Numbers that this record keeps in memory."""
-
-    @property
-    def gradient_size(self) -> int:
-        """Numbers that ``per_sample`` would take."""
-        return self.batch * math.prod(self.shape)
-
-    @property
-    @abstractmethod
     def batch(self) -> int:
         """B."""
 
@@ -73,10 +62,6 @@ class Explicit(Record):
     @property
     def batch(self) -> int:
         return int(self.grads.shape[0])
-
-    @property
-    def held(self) -> int:
-        return self.grads.numel()
 
     def square(self) -> Tensor:
         if self.squares is not None:
@@ -106,8 +91,14 @@ class Linear(Record):
         return int(self.a.shape[0])
 
     @property
-    def held(self) -> int:
-        return self.a.numel() + self.g.numel()
+    def held_bytes(self) -> int:
+        """Memory of the operands, which keeping the gradients would free."""
+        return self.a.nbytes + self.g.nbytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory that the kept gradients would take."""
+        return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     def square(self) -> Tensor:
         return ghost.linear_norm(wide(self.a), wide(self.g))
@@ -143,8 +134,14 @@ class Convolution(Record):
         return int(self.x.shape[0])
 
     @property
-    def held(self) -> int:
-        return self.x.numel() + self.g.numel()
+    def held_bytes(self) -> int:
+        """Memory of the operands, which keeping the gradients would free."""
+        return self.x.nbytes + self.g.nbytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory that the kept gradients would take."""
+        return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -181,10 +178,6 @@ class Embedding(Record):
     def batch(self) -> int:
         return int(self.ids.shape[0])
 
-    @property
-    def held(self) -> int:
-        return self.g.numel()
-
     def square(self) -> Tensor:
         return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
 
@@ -214,10 +207,6 @@ class Tied(Record):
     @property
     def batch(self) -> int:
         return self.table.batch
-
-    @property
-    def held(self) -> int:
-        return self.table.held + self.head.held
 
     def square(self) -> Tensor:
         """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no part is ever under-reported."""
@@ -278,26 +267,20 @@ def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
 
 def wide_dense(grads: Tensor) -> Tensor:
     """As ``wide``, but any dense order behind the batch dimension may stay."""
-    dtype = torch.float64 if grads.dtype is torch.float64 else torch.float32
-    grads = grads.detach().to(dtype)
-    inner = grads[:1]
-    dense = torch.empty_strided(inner.shape, inner.stride(), device="meta")
-    whole = math.prod(grads.shape[1:])
-    if len(grads) and grads.stride(0) == whole and _is_dense(dense):
-        return grads
-    return grads.contiguous()
+    grads = grads.detach().to(clip.sum_dtype(grads.dtype))
+    return grads if _is_dense(grads) else grads.contiguous()
 
 
-def _is_dense(meta: Tensor) -> bool:
-    """Whether strides are a permutation of contiguous ones (dimensions of size 1 aside)."""
+def _is_dense(grads: Tensor) -> bool:
+    """Whether samples follow each other without gaps, each in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(
-        (s, n) for s, n in zip(meta.stride()[1:], meta.shape[1:], strict=True) if n != 1
+        (s, n) for s, n in zip(grads.stride()[1:], grads.shape[1:], strict=True) if n != 1
     ):
         if stride != expected:
             return False
         expected *= size
-    return True
+    return len(grads) > 0 and grads.stride(0) == expected
 
 
 def _squares(grads: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def rehearse(
         Finding(
             error.name, "operation", f"expected {error.expected}, got {error.got}", error.remedy
         )
-        for error in dict.fromkeys(collected)
+        for error in {str(error): error for error in collected}.values()
     ]
 
 

@@ -13,8 +13,6 @@ import math
 from .._validate import non_negative
 from .records import Convolution, Linear, Record
 
-_BYTES = 4
-
 
 class KeepBudget:
     """Memory for kept per-sample gradients beyond the operands that they replace.
@@ -44,7 +42,7 @@ class KeepBudget:
         """The record, or its per-sample gradients written out where that is better."""
         if not isinstance(record, (Linear, Convolution)):
             return record
-        extra = max(0, _BYTES * (record.gradient_size - record.held))
+        extra = max(0, record.gradient_bytes - record.held_bytes)
         if self.used + extra > self.bytes or not worth_keeping(record):
             return record
         self.used += extra

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
     arguments,
@@ -82,7 +83,7 @@ def _arrive(use: Use, x: Tensor, weight: Tensor, g: Tensor) -> None:
                 pair = _reached(g, x.shape[2:], kernel_size, geometry), x
             use.arrive(0, _record(use, *pair, kernel_size, geometry))
         if use.targets[1] is not None:
-            positions = use.per_batch(g.flatten(2).sum(2, dtype=_wide(g.dtype)))
+            positions = use.per_batch(g.flatten(2).sum(2, dtype=sum_dtype(g.dtype)))
             use.arrive(1, Explicit(positions.sum(1) if positions.shape[1] > 1 else positions[:, 0]))
 
 
@@ -196,7 +197,3 @@ def _spread(value: int | Sequence[int] | None, default: int, dims: int) -> Ints:
         return (value,) * dims
     spread = tuple(int(v) for v in value)
     return spread * dims if len(spread) == 1 else spread
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32

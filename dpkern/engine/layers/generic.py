@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ops.clip import sum_dtype
 from ..parameter import applied, is_private, refuse, source_of, tensors_in
 from ..records import Explicit
 from ..uses import Use
@@ -36,7 +37,7 @@ class _Expand(torch.autograd.Function):
         if use.wants(g):
             assert g is not None
             each = use.per_batch(g)
-            grads = each[:, 0] if each.shape[1] == 1 else each.sum(1, dtype=_wide(g.dtype))
+            grads = each[:, 0] if each.shape[1] == 1 else each.sum(1, dtype=sum_dtype(g.dtype))
             use.arrive(0, Explicit(grads))
         return None, None, None, None
 
@@ -137,7 +138,3 @@ def _rebuild(tree: Any, flat: list[Tensor]) -> Any:
 class _Place:
     def __init__(self, index: int) -> None:
         self.index = index
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
     arguments,
@@ -71,7 +72,7 @@ def _arrive(use: Use, x: Tensor, g: Tensor) -> None:
 def _sum_positions(g: Tensor) -> Tensor:
     if g.shape[1] == 1:
         return g[:, 0]
-    return g.sum(1, dtype=torch.float64 if g.dtype is torch.float64 else torch.float32)
+    return g.sum(1, dtype=sum_dtype(g.dtype))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: str) -> Tensor:
