@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from dpkern import DPStep
 from dpkern.engine import groups
 from dpkern.engine.capture import Capture
-from dpkern.engine.clipping import close_into, prepare
+from dpkern.engine.clipping import clipped_sums, close_into, prepare
 from dpkern.errors import PrivacyError
 from dpkern.mechanisms import DPSGD
 
@@ -97,3 +99,34 @@ def test_nothing_that_arrived_adds_nothing() -> None:
     capture.discard()
     close_into(step, capture)
     assert not step.unfinished
+
+
+class Late(nn.Module):
+    """A weight used after a checkpoint, and inside it as an expression."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(4))
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(lambda t: F.linear(t, self.w * 2), self.first(x), use_reentrant=True)
+        return F.linear(h, self.w)
+
+
+def test_an_expression_that_comes_after_its_group_was_finished_is_refused() -> None:
+    module = Late()
+    capture = Capture(module, loss_reduction="sum")
+    plan = DPSGD(
+        noise_multiplier=1.0, max_grad_norm=1.0, clipping="per_layer", arithmetic="float"
+    ).plan([tuple(p.shape) for p in capture.parameters])
+    prepare(capture, lambda: plan)
+    capture.attach()
+    x = torch.randn(3, 4, requires_grad=True)
+    for _ in range(2):  # passes that are probed, which shows the expression in time
+        module(x).sum().backward()
+        clipped_sums(capture, plan)
+    module(x).sum().backward()
+    with pytest.raises(PrivacyError, match="one backward pass"):
+        clipped_sums(capture, plan)
+    capture.detach()

@@ -307,7 +307,10 @@ def test_a_large_table_of_positions_fits() -> None:
     module = make(lambda: Op(lambda m, x: (x[:, :1] + m.p).mean((1, 2)), p=(2048, 2048)))
     capture = Capture(module)
     capture.attach()
-    module(draw(17, 1, 2048).float())
+    loss = module(draw(17, 1, 2048).float()).sum()
+    loss.backward()
+    (arrival,) = capture.slots[0].arrivals
+    assert arrival.record.batch == 17
     capture.detach()
 
 
