@@ -96,7 +96,10 @@ def check_updates(
                 got=repr(group)[:80],
                 remedy="Leave parameters out to get their noisy gradients back.",
             )
-        indices = tuple(check.integer(0, len(params) - 1, **{f"updates[{k}]": i}) for i in group[0])
+        indices = tuple(group[0])
+        for i in indices:
+            if type(i) is not int or not 0 <= i < len(params):
+                check.integer(0, len(params) - 1, **{f"updates[{k}]": i})
         names = group[1].buffer_names()
         state = group[2]
         if not isinstance(state, update.State) or any(
@@ -108,8 +111,8 @@ def check_updates(
                 got=type(state).__name__,
                 remedy="Make it with rule.init(parameters of the group).",
             )
-        for i in indices:
-            _check_param(i, params[i], params[indices[0]], fused=True)
+        chosen = [params[i] for i in indices]
+        _check_params(chosen, indices, fused=True)
         if len(set(indices)) < len(indices) or seen & set(indices):
             raise PrivacyError(
                 f"updates[{k}]",
@@ -139,9 +142,7 @@ def checked_params(params: Iterable[torch.Tensor], *, fused: bool) -> list[torch
             got="none",
             remedy="Pass [p for p in model.parameters() if p.requires_grad].",
         )
-    first = tensors[0]
-    for i, tensor in enumerate(tensors):
-        _check_param(i, tensor, first, fused=fused)
+    _check_params(tensors, range(len(tensors)), fused=fused)
     if len({id(tensor) for tensor in tensors}) < len(tensors):
         raise InvalidInput(
             "params",
@@ -152,11 +153,17 @@ def checked_params(params: Iterable[torch.Tensor], *, fused: bool) -> list[torch
     return tensors
 
 
-def _check_param(i: int, tensor: torch.Tensor, first: torch.Tensor, *, fused: bool) -> None:
-    name = f"params[{i}]"
-    check.tensor_at(name, tensor, dtypes=noise.FLOATS if fused else _DTYPES, contiguous=fused)
-    alike = (first.dtype,) if fused else None
-    check.tensor_at(name, tensor, dtypes=alike, device=first.device)
+def _check_params(tensors: Sequence[torch.Tensor], numbers: Sequence[int], *, fused: bool) -> None:
+    """Floating tensors on one device; fused: contiguous and of one dtype. ``numbers`` name them."""
+    if not tensors:
+        return
+    dtypes = noise.FLOATS if fused else _DTYPES
+    first = check.tensor_at(f"params[{numbers[0]}]", tensors[0], dtypes=dtypes, contiguous=fused)
+    wanted: dict[str, Any] = {"device": first.device, "contiguous": fused}
+    wanted["dtypes"] = (first.dtype,) if fused else dtypes
+    if not check.alike(tensors, **wanted):
+        for i, tensor in zip(numbers, tensors, strict=True):
+            check.tensor_at(f"params[{i}]", tensor, **wanted)
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -224,12 +231,27 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
             got=str(len(result.sums)),
             remedy="Clip the gradients of all parameters together, in the order of params.",
         )
-    for i, (param, total) in enumerate(zip(params, result.sums, strict=True)):
-        name = f"sum.sums[{i}]"
-        dtypes = noise.INTEGERS if exact else (clip.sum_dtype(param.dtype),)
-        check.tensor_at(name, total, shape=param.shape, dtypes=dtypes, device=param.device)
+    _check_sums(result.sums, params, exact)
     if not exact:
         _check_finite(result.sums)
+
+
+def _check_sums(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], exact: bool) -> None:
+    """A sum of each parameter's shape, in the dtype of sums, on its device."""
+    shapes, kinds = [p.shape for p in params], {(clip.sum_dtype(p.dtype), p.device) for p in params}
+    if len(kinds) == 1:
+        ((dtype, device),) = kinds
+        dtypes = noise.INTEGERS if exact else (dtype,)
+        if check.alike(sums, dtypes=dtypes, device=device, shapes=shapes):
+            return
+    for i, (param, total) in enumerate(zip(params, sums, strict=True)):
+        check.tensor_at(
+            f"sum.sums[{i}]",
+            total,
+            shape=param.shape,
+            dtypes=noise.INTEGERS if exact else (clip.sum_dtype(param.dtype),),
+            device=param.device,
+        )
 
 
 def _check_finite(sums: Sequence[torch.Tensor]) -> None:

@@ -167,6 +167,26 @@ def tensor_at(
     return got
 
 
+def alike(
+    tensors: Collection[Any],
+    *,
+    dtypes: Collection[torch.dtype],
+    device: torch.device,
+    shapes: Collection[Sequence[int]] | None = None,
+    contiguous: bool = False,
+) -> bool:
+    """Whether ``tensor_at`` would let all of these pass; one look at each, no names, no messages."""
+    return (shapes is None or [getattr(t, "shape", None) for t in tensors] == list(shapes)) and all(
+        isinstance(t, torch.Tensor)
+        and t.dtype in dtypes
+        and t.device == device
+        and t.layout is torch.strided
+        and not t.is_meta
+        and (not contiguous or t.is_contiguous())
+        for t in tensors
+    )
+
+
 def require(package: str, *, extra: str) -> ModuleType:
     """Import an optional package, or say what to install."""
     try:

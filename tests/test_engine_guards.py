@@ -192,7 +192,7 @@ def test_the_probe_changes_nothing(reentrant: bool) -> None:
         up.grad.fill_(7)
         for p in module.parameters():
             p.grad = None
-    assert torch.equal(*outputs)
+    torch.testing.assert_close(*outputs)  # products may run in another order
     assert torch.equal(*states)
     torch.testing.assert_close(*gradients)
     assert capture.anchor.grad is None

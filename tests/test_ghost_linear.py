@@ -189,39 +189,11 @@ def test_non_finite_samples_show_and_can_be_dropped(
     assert torch.isfinite(squares).tolist() == [True, False, True, True]
     for run in (
         lambda out: ghost.linear_sum(a, g, factors, out, backend=backend),
-        lambda out: ghost.contract(grads, factors, out, backend=backend),
+        lambda out: ghost.contract([grads], factors, [out], backend=backend),
     ):
         got = torch.zeros(30, 20, dtype=dtype)
         run(got)
         testing.assert_close("sum", got, want, ROUNDING[dtype])
-
-
-@pytest.mark.parametrize("backend", testing.available_backends())
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("order", [(1, 2, 3), (1, 3, 2), (3, 1, 2), (2, 3, 1)])
-def test_contract_takes_any_order_of_dimensions(
-    backend: str, dtype: torch.dtype, order: tuple[int, int, int]
-) -> None:
-    for batch, shape in ((0, (2, 3, 4)), (5, (7, 1, 30)), (4, (50, 9, 20)), (3, (0, 2, 2))):
-        generator = torch.Generator().manual_seed(batch)
-        dense = torch.randn(batch, *shape, generator=generator, dtype=dtype).permute(0, *order)
-        back = [order.index(i) + 1 for i in (1, 2, 3)]
-        grads = dense.contiguous().permute(0, *back)
-        factors = torch.rand(batch, generator=generator, dtype=dtype)
-        if batch:
-            factors[1] = 0
-            grads[1] = math.nan
-        results = []
-        for threads in (1, 2):
-            out = torch.ones(shape, dtype=dtype)
-            with testing.threads(threads):
-                ghost.contract(grads, factors, out, backend=backend)
-            results.append(out)
-        used = factors != 0
-        want = 1 + torch.einsum("b,b...->...", factors[used].double(), grads[used].double())
-        testing.assert_close("sum", results[0], want, ROUNDING[dtype])
-        if backend == "cpu":
-            assert torch.equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("backend", testing.available_backends())
@@ -230,7 +202,7 @@ def test_in_place_sums_are_visible_to_autograd(backend: str) -> None:
     grads, _ = ghost.linear_gradient(a, g)
     for run in (
         lambda out: ghost.linear_sum(a, g, torch.ones(2), out, backend=backend),
-        lambda out: ghost.contract(grads, torch.ones(2), out, backend=backend),
+        lambda out: ghost.contract([grads], torch.ones(2), [out], backend=backend),
     ):
         out = torch.zeros(5, 4)
         before = out._version
@@ -253,13 +225,6 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "factors of another type": (lambda: ghost.linear_sum(A, G, ONES.double(), OUT), "factors"),
     "out of another shape": (lambda: ghost.linear_sum(A, G, ONES, OUT.t()), "out"),
     "out with gaps": (lambda: ghost.linear_sum(A, G, ONES, torch.zeros(4, 5).t()), "out"),
-    "out of another type": (lambda: ghost.contract(A, ONES, torch.zeros(3, 4).half()), "out"),
-    "grads with gaps": (lambda: ghost.contract(A[:, :, :2], ONES, torch.zeros(3, 2)), "grads"),
-    "samples not outermost": (
-        lambda: ghost.contract(torch.zeros(3, 2).t(), ONES, torch.zeros(3)),
-        "grads",
-    ),
-    "a number": (lambda: ghost.contract(torch.tensor(1.0), ONES, OUT), "grads"),
 }
 
 

@@ -1,10 +1,15 @@
-// Bindings of the ghost kernels for linear, embedding and normalisation layers.
+// Bindings of the kernels for linear, embedding and normalisation layers.
+
+#include <pybind11/stl.h>
+
+#include <vector>
 
 #include "bindings/bindings.h"
-#include "cpu/contract.h"
+#include "cpu/explicit.h"
 #include "cpu/ghost_affine.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
+#include "cpu/product.h"
 
 namespace py = pybind11;
 
@@ -39,11 +44,41 @@ void linear_sum(Address a, Address g, Size batch, Size positions, Size inputs, S
                   {batch, positions, inputs, outputs}, pointer<F>(out), threads);
 }
 
+using Addresses = std::vector<Address>;
+
 template <class F>
-void contract(Address rows, Address factors, Size batch, Size columns, Address out, int threads) {
+std::vector<cpu::Explicit<F>> parts_of(const Addresses& rows, const std::vector<Size>& columns) {
+  std::vector<cpu::Explicit<F>> parts;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    parts.push_back({pointer<const F>(rows[i]), columns[i], nullptr});
+  }
+  return parts;
+}
+
+template <class F>
+void explicit_norm(const Addresses& rows, const std::vector<Size>& columns, Size batch,
+                   Address squares, int threads) {
   py::gil_scoped_release release;
-  cpu::contract(pointer<const F>(rows), pointer<const F>(factors), batch, columns, pointer<F>(out),
-                threads);
+  cpu::explicit_norm(parts_of<F>(rows, columns), batch, pointer<double>(squares), threads);
+}
+
+template <class F>
+void contract(const Addresses& rows, const std::vector<Size>& columns, const Addresses& outs,
+              Address factors, Size batch, int threads) {
+  py::gil_scoped_release release;
+  auto parts = parts_of<F>(rows, columns);
+  for (std::size_t i = 0; i < outs.size(); ++i) parts[i].out = pointer<F>(outs[i]);
+  cpu::contract(parts, pointer<const F>(factors), batch, threads);
+}
+
+template <class F>
+void clip_factors(const Addresses& squares, Size batch, double max_norm, double scale,
+                  bool automatic, Address norms, Address factors, int) {
+  py::gil_scoped_release release;
+  std::vector<const double*> parts;
+  for (const Address part : squares) parts.push_back(pointer<const double>(part));
+  cpu::clip_factors(parts, batch, {max_norm, scale, automatic}, pointer<double>(norms),
+                    pointer<F>(factors));
 }
 
 template <class F>
@@ -110,6 +145,14 @@ void group_norm_backward(Address g, Address x, Address mean, Address rstd, Addre
   cpu::group_norm_backward(norm, threads);
 }
 
+template <class F>
+void matmul(Address x, Address w, Address bias, Size rows, Size inner, Size columns,
+            bool transposed, Address out, int threads) {
+  py::gil_scoped_release release;
+  cpu::matmul(pointer<const F>(x), pointer<const F>(w), pointer<const F>(bias),
+              {rows, inner, columns, transposed}, pointer<F>(out), threads);
+}
+
 // Every kernel by its name and type: linear_norm_float32.
 template <class F>
 void add(py::module_& m, const std::string& type) {
@@ -117,12 +160,15 @@ void add(py::module_& m, const std::string& type) {
   m.def(name("linear_norm").c_str(), &linear_norm<F>);
   m.def(name("linear_gradient").c_str(), &linear_gradient<F>);
   m.def(name("linear_sum").c_str(), &linear_sum<F>);
+  m.def(name("explicit_norm").c_str(), &explicit_norm<F>);
   m.def(name("contract").c_str(), &contract<F>);
+  m.def(name("clip_factors").c_str(), &clip_factors<F>);
   m.def(name("embedding_norm").c_str(), &embedding_norm<F>);
   m.def(name("embedding_sum").c_str(), &embedding_sum<F>);
   m.def(name("tied_cross").c_str(), &tied_cross<F>);
   m.def(name("layer_norm_backward").c_str(), &layer_norm_backward<F>);
   m.def(name("group_norm_backward").c_str(), &group_norm_backward<F>);
+  m.def(name("matmul").c_str(), &matmul<F>);
 }
 
 }  // namespace

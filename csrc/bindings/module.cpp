@@ -159,6 +159,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_config", &build_config);
   m.def("isa", [] { return static_cast<int>(cpu::isa()); });
   m.def("use_isa", [](int isa) { return cpu::use_isa(static_cast<cpu::Isa>(isa)); });
+  m.def("is_intel", &cpu::is_intel);
   m.def("keystream", &keystream);
   m.def("lattice_draws", &lattice_draws);
   m.def("add_noise_integer", &add_noise_integer);

@@ -36,4 +36,13 @@ bool use_isa(Isa wanted) {
   return true;
 }
 
+bool is_intel() {
+#if DPK_X86
+  __builtin_cpu_init();
+  return __builtin_cpu_is("intel");
+#else
+  return false;
+#endif
+}
+
 }  // namespace dpkern::cpu

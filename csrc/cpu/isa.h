@@ -24,6 +24,8 @@ Isa detected_isa();
 Isa isa();
 // False, and nothing changed, if this processor lacks it. For tests: results never depend on it.
 bool use_isa(Isa wanted);
+// Whether Intel made this processor: its mathematics library prefers them.
+bool is_intel();
 
 // N lanes of one type (the width is a template argument, hence the class).
 template <class T, int N>

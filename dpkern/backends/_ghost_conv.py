@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ def _planes(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
     return (missing, *sizes)[-2:]
 
 
+@lru_cache(maxsize=1024)
 def _sizes(geometry: Geometry) -> list[int]:
     return [
         geometry.batch,

@@ -54,25 +54,6 @@ def _linear_sum(
     increment_version(out)
 
 
-def _contract(
-    grads: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    backend: str | None = None,
-) -> None:
-    order = linear.memory_order(grads)
-    permuted = order != sorted(order)
-    # The rows' own order of entries; a permuted sum is put in order once, at the end.
-    flat = torch.zeros([grads.shape[i] for i in order], dtype=out.dtype) if permuted else out
-    _call("contract", grads.dtype, grads, factors, grads.shape[0], out.numel(), flat)
-    if permuted:
-        with torch.no_grad():
-            out.permute([i - 1 for i in order]).add_(flat)
-    else:
-        increment_version(out)
-
-
 def _embedding(ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None) -> tuple[Any, ...]:
     """Operands and sizes of an embedding."""
     return ids, g, *g.shape, -1 if padding_idx is None else padding_idx
@@ -169,7 +150,6 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_norm", _linear_norm, _refuse),
     ("ghost.linear_gradient", _linear_gradient, _refuse),
     ("ghost.linear_sum", _linear_sum, _refuse),
-    ("ghost.contract", _contract, _refuse),
     ("ghost.embedding_norm", _embedding_norm, _refuse),
     ("ghost.embedding_sum", _embedding_sum, _refuse),
     ("ghost.tied_cross", _tied_cross, _refuse),

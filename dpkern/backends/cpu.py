@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..rng import Stream
-from . import _ghost_conv, _ghost_dense
+from . import _explicit, _ghost_conv, _ghost_dense, _product
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -43,7 +43,13 @@ def load() -> tuple[bool, str]:
     if isinstance(extension, str):
         return False, extension
     _C = extension
-    for name, run, refuse in (*_KERNELS, *_ghost_dense.KERNELS, *_ghost_conv.KERNELS):
+    for name, run, refuse in (
+        *_KERNELS,
+        *_product.KERNELS,
+        *_explicit.KERNELS,
+        *_ghost_dense.KERNELS,
+        *_ghost_conv.KERNELS,
+    ):
         _dispatch.register(name, "cpu", run, refuse)
     return True, ""
 
@@ -57,6 +63,7 @@ def build_config() -> dict[str, Any]:
     config["native"] = True
     config["detected_isa"] = ISAS[config["detected_isa"]]
     config["isa"] = isa()
+    config["products"] = "dpkern" if _product.own() else "torch"
     return config
 
 

@@ -302,6 +302,10 @@ class Capture:
 
     def _check_leaks(self) -> None:
         with plainly():
+            held = (p for part in self.module.modules() for p in part._parameters.values())
+            found = any(p is not None and p.grad is not None and p.requires_grad for p in held)
+            if not found and all(slot.used.grad is None for slot in self.slots):
+                return
             named = self.module.named_parameters()
             leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
             leaked += [s.name for s in self.slots if s.used.grad is not None]

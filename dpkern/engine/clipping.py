@@ -16,21 +16,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
 from ..mechanisms.base import Plan
-from ..ops import clip
-from ..ops._lattice import round_down
+from ..ops import clip, ghost
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
-from .packing import Pack
 from .parameter import plainly
-from .records import Explicit, merge
+from .records import Explicit, merge, wide_dense
 from .uses import Arrival, Slot
 
 
@@ -109,8 +107,8 @@ class GroupSums:
             self.groups.setdefault(block.clip_group, []).append(slot)
             self.bounds[block.clip_group] = block.bound
         self.group_of = {s.index: g for g, slots in self.groups.items() for s in slots}
-        self.squares: dict[int, Tensor] = {}
-        """Squared norms of the groups that are finished."""
+        self.norms: dict[int, Tensor] = {}
+        """Each sample's own norm in the groups that are finished."""
         self.sums: dict[int, Tensor] = {}
         """Clipped sums of their parameters, by the parameter's index."""
 
@@ -143,7 +141,7 @@ class GroupSums:
             self.finish(group)
 
     def _check_open(self, slot: Slot) -> None:
-        if self.group_of[slot.index] in self.squares:
+        if self.group_of[slot.index] in self.norms:
             raise PrivacyError(
                 slot.name,
                 expected="all gradients of these samples in one backward pass",
@@ -154,44 +152,54 @@ class GroupSums:
     def finish(self, group: int) -> None:
         """Norms, factors and sums of one group; its records are dropped."""
         slots = self.groups[group]
-        parts = {slot.index: _parts(slot) for slot in slots}
-        pack = Pack([(slot, parts[slot.index]) for slot in slots])
-        for index in pack.places:
-            del parts[index]
-        square = self._total(
-            [
-                arrival.record.square() if arrival.square is None else arrival.square
-                for arrival in chain(pack.arrivals, *parts.values())
-            ]
-        )
-        factors = self._factors(square, self.bounds[group])
-        dtypes = {clip.sum_dtype(slot.parameter.dtype) for slot in slots}
-        rounded = {dtype: round_down(factors, dtype) for dtype in dtypes}
-        self.sums |= pack.sums(rounded)
-        rest = [slot for slot in slots if slot.index in parts]
-        for slot, out in zip(rest, self._outs(rest), strict=True):
-            dtype = clip.sum_dtype(slot.parameter.dtype)
-            for arrival in parts[slot.index]:
-                place = out if arrival.rows is None else out[slice(*arrival.rows)]
-                arrival.record.add_sum(rounded[dtype], place.view(arrival.record.shape))
+        parts = [(slot, arrival) for slot in slots for arrival in _parts(slot)]
+        batches = [_Explicit(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
+        squares = [
+            arrival.record.square() if arrival.square is None else arrival.square
+            for _, arrival in parts
+            if arrival.square is not None or not isinstance(arrival.record, Explicit)
+        ]
+        squares += [batch.square() for batch in batches if batch.fresh]
+        if not squares:
+            device = slots[0].parameter.device
+            squares = [torch.zeros(self.batch, dtype=torch.float64, device=device)]
+        factors = {}
+        for batch in batches:
+            factors[batch.dtype], self.norms[group] = ghost.clip_factors(
+                squares,
+                self.bounds[group],
+                dtype=batch.dtype,
+                scale=self.scale,
+                automatic=self.style == "automatic",
+            )
+        for slot, out in zip(slots, self._outs(slots), strict=True):
             self.sums[slot.index] = out
+        for slot, arrival in parts:
+            if not isinstance(arrival.record, Explicit):
+                arrival.record.add_sum(factors[sum_dtype_of(slot)], self._place(slot, arrival))
+        for batch in batches:
+            batch.add_sums(factors[batch.dtype], self._place)
         for slot in slots:
             slot.arrivals.clear()
-        self.squares[group] = square
+
+    def _place(self, slot: Slot, arrival: Arrival) -> Tensor:
+        """Where the sum of this record goes."""
+        out = self.sums[slot.index]
+        out = out if arrival.rows is None else out[slice(*arrival.rows)]
+        return out.view(arrival.record.shape)
 
     def _outs(self, slots: Sequence[Slot]) -> list[Tensor]:
         """Zeros for the sums of these parameters."""
-        kinds = {(clip.sum_dtype(s.parameter.dtype), s.parameter.device) for s in slots}
+        kinds = {(sum_dtype_of(s), s.parameter.device) for s in slots}
         if len(kinds) == 1 and len(self.groups) == 1:
             return self.capture.sum_store.zeros([slot.shape for slot in slots], *kinds.pop())
         return [
-            torch.zeros(s.shape, dtype=clip.sum_dtype(s.parameter.dtype), device=s.parameter.device)
-            for s in slots
+            torch.zeros(s.shape, dtype=sum_dtype_of(s), device=s.parameter.device) for s in slots
         ]
 
     def result(self) -> clip.ClipResult:
         """Finish what is left and hand everything over."""
-        if self.squares and self.capture.loss_scale != self.loss_scale:
+        if self.norms and self.capture.loss_scale != self.loss_scale:
             raise PrivacyError(
                 "GradScaler",
                 expected="a clip group finished with the scale of the loss",
@@ -202,15 +210,17 @@ class GroupSums:
             if slot.arrivals:  # an expression in a checkpoint may lead back here late
                 self._check_open(slot)
         for group in self.groups:
-            if group not in self.squares:
+            if group not in self.norms:
                 self.finish(group)
-        norms = self._total(list(self.squares.values())).sqrt() * self.scale
+        norms = _combined(list(self.norms.values()))
+        # One look for all: a sum is finite only if every norm is.
+        finite = math.isfinite(float(norms.sum()))
         ordered = tuple(self.bounds[group] for group in sorted(self.bounds))
         return clip.ClipResult(
             sums=tuple(self.sums[slot.index] for slot in self.capture.slots),
             norm_bound=math.hypot(*ordered),
             norms=norms,
-            nonfinite=self.batch - int(torch.isfinite(norms).sum()),
+            nonfinite=0 if finite else self.batch - int(torch.isfinite(norms).sum()),
             batch_size=self.batch,
             arithmetic="float",
             unit=None,
@@ -218,31 +228,37 @@ class GroupSums:
             max_norms=ordered,
         )
 
-    def _total(self, squares: list[Tensor]) -> Tensor:
-        """The sum of these squares, float64 ``[B]``."""
-        if len(squares) == 1:
-            return squares[0]
-        if squares:
-            return torch.stack(squares).sum(0)
-        device = self.capture.slots[0].parameter.device
-        return torch.zeros(self.batch, dtype=torch.float64, device=device)
 
-    def _factors(self, square: Tensor, bound: float) -> Tensor:
-        """Clip factors times ``scale``, float64; 0 for samples that are not finite.
+class _Explicit:
+    """The explicit gradients of one dtype among a group's parts: one call for all of them."""
 
-        With the captured norm n and the sample's own norm ``scale n``:
-        ``min(1, C / (scale n)) scale = min(scale, C / n)``.
-        """
-        norms = square.sqrt()
-        aim = bound * clip.SLACK
-        if self.style == "automatic":
-            factors = aim * self.scale / (norms * self.scale + clip.GAMMA)
-        elif math.isinf(bound):
-            factors = torch.full_like(norms, self.scale).where(torch.isfinite(norms), 0.0)
-        else:
-            factors = (aim / norms).clamp_(max=self.scale)
-        # NaN over anything is NaN; a finite bound over an infinite norm is zero already.
-        return factors.nan_to_num_(nan=0.0)
+    def __init__(self, dtype: torch.dtype, parts: Sequence[tuple[Slot, Arrival]]) -> None:
+        self.dtype = dtype
+        self.parts = [
+            (slot, arrival, wide_dense(arrival.record.grads, dtype))
+            for slot, arrival in parts
+            if isinstance(arrival.record, Explicit) and sum_dtype_of(slot) is dtype
+        ]
+        self.fresh = [grads for _, arrival, grads in self.parts if arrival.square is None]
+        """Those whose norm nobody has taken."""
+
+    def square(self) -> Tensor:
+        return ghost.explicit_norm(self.fresh)
+
+    def add_sums(self, factors: Tensor, place: Callable[[Slot, Arrival], Tensor]) -> None:
+        if self.parts:
+            outs = [place(slot, arrival) for slot, arrival, _ in self.parts]
+            ghost.contract([grads for _, _, grads in self.parts], factors, outs)
+
+
+def sum_dtype_of(slot: Slot) -> torch.dtype:
+    """The dtype of the parameter's clipped sum."""
+    return clip.sum_dtype(slot.parameter.dtype)
+
+
+def _combined(norms: list[Tensor]) -> Tensor:
+    """The norm of several groups together."""
+    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(0).sqrt()
 
 
 def _parts(slot: Slot) -> list[Arrival]:
@@ -271,7 +287,7 @@ def _gradients(capture: Capture) -> list[Tensor]:
     scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
     gradients = []
     for slot in capture.slots:
-        dtype = clip.sum_dtype(slot.parameter.dtype)
+        dtype = sum_dtype_of(slot)
         if slot.arrivals:
             total = _written_out(slot).per_sample().to(dtype)
             if scale != 1:

@@ -20,8 +20,13 @@ from torch import Tensor
 from ..ops import clip, ghost
 
 
+_WIDE = (torch.float32, torch.float64)
+
+
 def wide(tensor: Tensor) -> Tensor:
     """Contiguous, in the dtype of norms and sums: float64 stays, everything else is float32."""
+    if tensor.dtype in _WIDE and tensor.is_contiguous():
+        return tensor
     return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
 
 
@@ -66,10 +71,10 @@ class Explicit(Record):
     def square(self) -> Tensor:
         if self.squares is not None:
             return self.squares
-        return _squares(self.grads)
+        return ghost.explicit_norm([wide_dense(self.grads)])
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.contract(wide_dense(self.grads), factors, out)
+        ghost.contract([wide_dense(self.grads)], factors, [out])
 
     def per_sample(self) -> Tensor:
         return self.grads
@@ -265,10 +270,10 @@ def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
     )
 
 
-def wide_dense(grads: Tensor) -> Tensor:
+def wide_dense(grads: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As ``wide``, but any dense order behind the batch dimension may stay."""
-    grads = grads.detach().to(clip.sum_dtype(grads.dtype))
-    return grads if _is_dense(grads) else grads.contiguous()
+    grads = grads.detach().to(dtype or clip.sum_dtype(grads.dtype))
+    return grads if grads.is_contiguous() or _is_dense(grads) else grads.contiguous()
 
 
 def _is_dense(grads: Tensor) -> bool:
@@ -281,9 +286,3 @@ def _is_dense(grads: Tensor) -> bool:
             return False
         expected *= size
     return len(grads) > 0 and grads.stride(0) == expected
-
-
-def _squares(grads: Tensor) -> Tensor:
-    """float64 ``[B]`` sums of squares."""
-    rows = grads.detach().reshape(grads.shape[0], math.prod(grads.shape[1:]))
-    return clip.sample_norm(wide(rows)).square()

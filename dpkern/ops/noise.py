@@ -37,6 +37,8 @@ def check_scale(name: str, scale: object) -> None:
     Raises:
         InvalidInput: anything else.
     """
+    if type(scale) is float and _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+        return
     if not _SMALLEST_SCALE <= check.positive_at(name, scale) <= _LARGEST_SCALE:
         raise InvalidInput(
             name,

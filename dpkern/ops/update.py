@@ -84,15 +84,22 @@ def _validate_step(
         return "cpu"
     first = check.tensor_at("params[0]", params[0], dtypes=FLOATS)
     sum_dtypes = (*INTEGERS, first.dtype) if noise is not None else (first.dtype,)
-    for i, (p, s) in enumerate(zip(params, sums, strict=True)):
-        _check_pair(i, p, s, first, (sums[0].dtype,) if i else sum_dtypes)
+    _check_pair(0, params[0], sums[0], first, sum_dtypes)
+    kind: dict[str, Any] = {"device": first.device, "contiguous": True}
+    like_first: dict[str, Any] = {"dtypes": (first.dtype,), **kind}
+    shapes = [getattr(p, "shape", None) for p in params]
+    if not (
+        check.alike(params, **like_first)
+        and check.alike(sums, dtypes=(sums[0].dtype,), shapes=shapes, **kind)
+    ):
+        for i, (p, s) in enumerate(zip(params, sums, strict=True)):
+            _check_pair(i, p, s, first, (sums[0].dtype,))
     for name in names:
-        _same_length(len(params), **{f"state.{name}": state.buffers[name]})
-        for i, (p, b) in enumerate(zip(params, state.buffers[name], strict=True)):
-            label = f"state.{name}[{i}]"
-            check.tensor_at(
-                label, b, shape=p.shape, dtypes=(p.dtype,), device=p.device, contiguous=True
-            )
+        buffers = state.buffers[name]
+        _same_length(len(params), **{f"state.{name}": buffers})
+        if not check.alike(buffers, shapes=shapes, **like_first):
+            for i, (p, b) in enumerate(zip(params, buffers, strict=True)):
+                check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **like_first)
     if noise is not None:
         _check_noise(noise, params, sums)
     return first.device.type
@@ -146,7 +153,8 @@ def _check_noise(
     for scale in noise.scales:
         check_scale("noise.scales", scale)
     for position in noise.positions:
-        check.integer(0, 2**62, **{"noise.positions": position})
+        if type(position) is not int or not 0 <= position <= 2**62:
+            check.integer(0, 2**62, **{"noise.positions": position})
     taken = sorted(
         (first, first + p.numel()) for first, p in zip(noise.positions, params, strict=True)
     )

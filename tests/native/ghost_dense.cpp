@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "check.h"
-#include "cpu/contract.h"
+#include "cpu/explicit.h"
 #include "cpu/ghost_affine.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
@@ -116,7 +116,8 @@ Size test_linear(const cpu::LinearShape& shape) {
     cpu::linear_sum(x.data(), y.data(), weights.data(), shape, total.data(), threads);
     check_near(total.values(), sum, sum_sizes, where + ": sum");
     Shifted<F> contracted(std::vector<F>(sum.size(), 5), 1);
-    cpu::contract(kept.data(), weights.data(), shape.batch, entries, contracted.data(), threads);
+    const std::vector<cpu::Explicit<F>> parts{{kept.data(), entries, contracted.data()}};
+    cpu::contract(parts, weights.data(), shape.batch, threads);
     check_near(contracted.values(), sum, sum_sizes, where + ": contract");
     std::vector<F> outputs = kept.values();
     for (const auto& part : {total.values(), contracted.values()}) {

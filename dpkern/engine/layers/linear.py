@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ...ops import product
 from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
@@ -40,7 +41,7 @@ class _Linear(torch.autograd.Function):
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
-        return fresh(F.linear(x, weight, bias))
+        return fresh(_product(x, weight.t(), bias))
 
     @staticmethod
     @once_differentiable
@@ -52,8 +53,15 @@ class _Linear(torch.autograd.Function):
             _arrive(use, x, g)
         gx = None
         if g is not None and ctx.needs_input_grad[2]:
-            gx = (g @ weight.to(g.dtype)).to(x.dtype)
+            gx = _product(g, weight.to(g.dtype)).to(x.dtype)
         return None, None, gx, None, None
+
+
+def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x w + bias`` over the last dimension of ``x``."""
+    if torch.is_autocast_enabled(x.device.type) or not product.fits(x, w, bias):
+        return F.linear(x, w.t(), bias)
+    return product.matmul(x.view(-1, x.shape[-1]), w, bias).view(*x.shape[:-1], w.shape[1])
 
 
 def _arrive(use: Use, x: Tensor, g: Tensor) -> None:

@@ -4,15 +4,18 @@ gradient, without storing the per-sample gradients."""
 from .affine import group_norm_backward, layer_norm_backward, rms_norm_backward
 from .conv import conv_gradient, conv_norm, conv_sum
 from .embedding import embedding_norm, embedding_sum, tied_cross
-from .linear import contract, linear_gradient, linear_norm, linear_sum
+from .explicit import clip_factors, contract, explicit_norm
+from .linear import linear_gradient, linear_norm, linear_sum
 
 __all__ = [
+    "clip_factors",
     "contract",
     "conv_gradient",
     "conv_norm",
     "conv_sum",
     "embedding_norm",
     "embedding_sum",
+    "explicit_norm",
     "group_norm_backward",
     "layer_norm_backward",
     "linear_gradient",

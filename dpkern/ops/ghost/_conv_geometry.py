@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -36,7 +37,7 @@ class Geometry:
     dilation: tuple[int, ...]
     groups: int
 
-    @property
+    @cached_property
     def weight_shape(self) -> tuple[int, ...]:
         """``[co, ci / groups, *kernel]``."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
@@ -51,7 +52,7 @@ class Geometry:
         """Positions of the output."""
         return math.prod(self.output)
 
-    @property
+    @cached_property
     def multiplications(self) -> int:
         """Of all the per-sample gradients together."""
         return self.batch * math.prod(self.weight_shape) * self.positions
@@ -73,22 +74,36 @@ class Geometry:
     ) -> Geometry:
         """From the arguments of an op, not checked."""
         spatial = x.dim() - 2
+        sizes = (_each(size, spatial) for size in (kernel_size, stride, padding, dilation))
+        return _geometry(x.shape, g.shape, *sizes, groups)
 
-        def each(size: Size) -> tuple[int, ...]:
-            return (size,) * spatial if isinstance(size, int) else tuple(size)
 
-        return Geometry(
-            batch=x.shape[0],
-            in_channels=x.shape[1],
-            out_channels=g.shape[1],
-            input=tuple(x.shape[2:]),
-            output=tuple(g.shape[2:]),
-            kernel=each(kernel_size),
-            stride=each(stride),
-            padding=each(padding),
-            dilation=each(dilation),
-            groups=groups,
-        )
+def _each(size: Size, spatial: int) -> tuple[int, ...]:
+    return (size,) * spatial if isinstance(size, int) else tuple(size)
+
+
+@lru_cache(maxsize=1024)
+def _geometry(
+    x: torch.Size,
+    g: torch.Size,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> Geometry:
+    return Geometry(
+        batch=x[0],
+        in_channels=x[1],
+        out_channels=g[1],
+        input=tuple(x[2:]),
+        output=tuple(g[2:]),
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=groups,
+    )
 
 
 def _check_size(name: str, size: object, spatial: int, minimum: int) -> tuple[int, ...]:

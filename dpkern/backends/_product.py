@@ -1,0 +1,62 @@
+"""Matrix products on the CPU: the compiled kernel, or torch's library where that is faster.
+
+The library (MKL) keeps its AVX-512 products to Intel's processors. On others with these
+instructions the kernel is about twice as fast; everywhere else the library is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..ops import product
+from . import _ghost_dense
+from . import cpu as _cpu  # used when called: cpu imports this module to register it
+
+_chosen: bool | None = None
+
+
+@cache
+def _faster() -> bool:
+    wide = _cpu.ISAS.index(_cpu.isa()) >= _cpu.ISAS.index("avx512")
+    return wide and torch.backends.mkl.is_available() and not _cpu._C.is_intel()
+
+
+def own() -> bool:
+    """Whether products run in the compiled kernel."""
+    return _faster() if _chosen is None else _chosen
+
+
+@contextmanager
+def use_own(wanted: bool) -> Iterator[None]:
+    """Products in the compiled kernel, or in torch's library, whichever is faster."""
+    global _chosen
+    before, _chosen = _chosen, wanted
+    try:
+        yield
+    finally:
+        _chosen = before
+
+
+def _matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    backend: str | None = None,
+) -> torch.Tensor:
+    if not own() or not x.shape[1]:
+        with torch.no_grad():
+            return x @ w if bias is None else torch.addmm(bias, x, w)
+    out = x.new_empty(x.shape[0], w.shape[1])
+    sizes = *x.shape, w.shape[1]
+    _ghost_dense._call("matmul", x.dtype, x, w, bias, *sizes, not w.is_contiguous(), out)
+    return out
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (("product.matmul", _matmul, _ghost_dense._refuse),)
+"""``(op, run, refuse)``."""
