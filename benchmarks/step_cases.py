@@ -135,7 +135,7 @@ def non_private(task: Task, lr: float, **options: bool) -> Prepared:
     return Prepared(model, lambda noise: _runner(task, model, optimizer, loader))
 
 
-def private(task: Task, lr: float, **options: int) -> Prepared:
+def private(task: Task, lr: float, **options: Any) -> Prepared:
     """dpkern with flat clipping."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
@@ -162,7 +162,7 @@ class LibraryProducts(Runner):
     def step(self) -> tuple[float, ...]:
         from dpkern.backends import cpu
 
-        with cpu._product.use_own(False):
+        with cpu.use_own_products(False):
             return super().step()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ R = TypeVar("R")
 log = logging.getLogger("dpkern")
 
 PREFERENCE: dict[str, tuple[str, ...]] = {
-    "cpu": ("cpu", "reference"),
-    "cuda": ("reference",),
+    "cpu": ("cpu", "numba", "reference"),
+    "cuda": ("cuda", "triton", "cupy", "reference"),
 }
-"""The order of choice per device, set by measurement."""
+"""The order of choice per device, set by measurement (on CUDA devices: expected, not measured)."""
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,14 @@ class Kernel:
     refuse: Callable[..., str | None]
 
 
+class _Order:
+    """Kernels that were tried already, and the backends that come after them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.found: list[tuple[str, Kernel]] = []
+        self.left = list(names)
+
+
 def _never(*args: object, **kwargs: object) -> None:
     return None
 
@@ -80,7 +88,7 @@ class Op(Generic[P, R]):
         self.validate = validate
         self.cost = cost
         self.kernels: dict[str, Kernel] = {"reference": Kernel(reference, _never)}
-        self._orders: dict[str, list[tuple[str, Kernel]]] = {}
+        self._orders: dict[str, _Order] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
@@ -90,7 +98,7 @@ class Op(Generic[P, R]):
         device = self.validate(*args, **kwargs)
         if wanted is not None:
             return self._run_on(str(wanted), *args, **kwargs)
-        for name, kernel in self._orders.get(device) or self._order(device):
+        for name, kernel in self._candidates(device):
             reason = kernel.refuse(*args, **kwargs)
             if reason is None:
                 result: R = kernel.run(*args, **kwargs)
@@ -111,17 +119,22 @@ class Op(Generic[P, R]):
         result: R = kernel.run(*args, **kwargs)
         return result
 
-    def _order(self, device: str) -> list[tuple[str, Kernel]]:
-        """The device's kernels in order of preference, found once."""
-        order = []
-        for name in PREFERENCE.get(device, ("reference",)):
+    def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
+        """The device's kernels in order of preference; a backend is loaded when its turn comes."""
+        order = self._orders.get(device)
+        if order is None:
+            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
+        yield from order.found
+        while order.left:
+            name = order.left.pop(0)
             kernel = self._kernel(name)
-            if isinstance(kernel, Kernel):
-                order.append((name, kernel))
-            else:
+            if isinstance(kernel, str):
                 _log_once(f"{self.name}: backend {name} not used: it {kernel}")
-        self._orders[device] = order
-        return order
+                continue
+            if name == "reference" and device != "cpu":
+                _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
+            order.found.append((name, kernel))
+            yield name, kernel
 
     def _kernel(self, name: str) -> Kernel | str:
         """The backend's kernel, or why there is none."""
@@ -176,6 +189,34 @@ def availability(backend: str) -> tuple[bool, str]:
     return found
 
 
+Kernels = Sequence[tuple[str, Callable[..., Any], Callable[..., "str | None"]]]
+"""``(op, run, refuse)``: what a backend registers."""
+
+
+@contextmanager
+def replaced(backend: str, kernels: Kernels) -> Iterator[None]:
+    """These kernels as the backend's, available inside the block: for tests."""
+    before = _availability.get(backend), {name: op.kernels.get(backend) for name, op in OPS.items()}
+    try:
+        _availability[backend] = True, ""
+        for op in OPS.values():
+            op.kernels.pop(backend, None)
+            op._orders.clear()
+        for name, run, refuse in kernels:
+            register(name, backend, run, refuse)
+        yield
+    finally:
+        _availability.pop(backend)
+        if before[0] is not None:
+            _availability[backend] = before[0]
+        for name, op in OPS.items():
+            op.kernels.pop(backend, None)
+            op._orders.clear()
+            kernel = before[1][name]
+            if kernel is not None:
+                op.kernels[backend] = kernel
+
+
 @contextmanager
 def use(backend: str) -> Iterator[None]:
     """Run every op inside the block on this backend, or fail."""
@@ -217,7 +258,11 @@ def environment_choice() -> str | None:
     return name or None
 
 
-def _log_once(message: str) -> None:
+def _log_once(message: str, level: int = logging.INFO) -> None:
     if message not in _logged:
         _logged.add(message)
-        log.info(message)
+        log.log(level, message)
+
+
+def _warn_once(message: str) -> None:
+    _log_once(message, logging.WARNING)

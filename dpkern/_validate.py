@@ -172,10 +172,10 @@ def alike(
     *,
     dtypes: Collection[torch.dtype],
     device: torch.device,
-    shapes: Collection[Sequence[int]] | None = None,
+    shapes: Collection[Sequence[int] | None] | None = None,
     contiguous: bool = False,
 ) -> bool:
-    """Whether ``tensor_at`` would let all of these pass; one look at each, no names, no messages."""
+    """Whether ``tensor_at`` would let all of these pass: one look at each, no message."""
     return (shapes is None or [getattr(t, "shape", None) for t in tensors] == list(shapes)) and all(
         isinstance(t, torch.Tensor)
         and t.dtype in dtypes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import torch
 
 from . import _dispatch
 from .backends import cpu
+from .errors import BackendError
 from .rng import Key
 
 KEY = Key.from_unsafe_seed(0)
@@ -18,6 +20,36 @@ KEY = Key.from_unsafe_seed(0)
 def available_backends() -> list[str]:
     """Backends that can run on this machine."""
     return [name for name in _dispatch.BACKENDS if _dispatch.availability(name)[0]]
+
+
+def emulation(backend: str) -> _dispatch.Kernels | str:
+    """The backend's kernels for tensors on the CPU, or why there are none: CUDA sources compiled
+    for the emulator, Triton kernels in its interpreter."""
+    module = importlib.import_module(f"{__package__}.backends.{backend}")
+    emulate = getattr(module, "emulate", None)
+    if emulate is None:
+        return "cannot be emulated"
+    kernels: _dispatch.Kernels | str = emulate()
+    return kernels
+
+
+@contextmanager
+def emulated(backend: str) -> Iterator[None]:
+    """Run this backend on CPU tensors inside the block.
+
+    Raises:
+        BackendError: it cannot be emulated here.
+    """
+    kernels = emulation(backend)
+    if isinstance(kernels, str):
+        raise BackendError(
+            f"emulated {backend}",
+            expected="an emulation on this machine",
+            got=f"it {kernels}",
+            remedy="See CONTRIBUTING.md for what the tests need.",
+        )
+    with _dispatch.replaced(backend, kernels):
+        yield
 
 
 def available_isas() -> list[str]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from dpkern import testing
 from dpkern.errors import InvalidInput
 from dpkern.ops import ghost
+from tests.every_backend import every_backend
 
 EPS = 1e-5
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-11}
@@ -76,7 +77,7 @@ def _sweep(backend: str, run: Callable[[], tuple[torch.Tensor, ...]]) -> Any:
                     yield run()
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", ROWS)
 @pytest.mark.parametrize("scaled", [True, False])
@@ -101,7 +102,7 @@ def test_layer_norm(
         _compare(f"layer norm {shape}", got, want, dtype)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", ROWS)
 @pytest.mark.parametrize("scaled", [True, False])
@@ -125,7 +126,7 @@ def test_rms_norm(
         _compare(f"rms norm {shape}", got, want[:2], dtype)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", CHANNELS)
 @pytest.mark.parametrize("scaled", [True, False])
@@ -157,7 +158,7 @@ def test_group_norm(
         _compare(f"group norm {shape}", got, want, dtype)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_non_finite_sample_stays_alone(backend: str, poison: float) -> None:
     g, x = _random(torch.float32, 3, 8, 20), _random(torch.float32, 1, 3, 8, 20)[0]

@@ -14,6 +14,7 @@ from dpkern import testing
 from dpkern.errors import BackendError, InvalidInput
 from dpkern.ops import ghost
 from dpkern.ops.ghost.conv import Geometry
+from tests.every_backend import every_backend
 
 CONVOLUTIONS = (
     torch.nn.functional.conv1d,
@@ -24,7 +25,6 @@ ABOVE = {torch.float32: 1e-4, torch.float64: 1e-10}
 """How far a square may lie above the exact one."""
 BELOW = 1e-13
 """The oracle's own rounding."""
-BACKENDS = testing.available_backends()
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def verify(case: Case, backend: str) -> None:
     close(out.double() - 1, weighted, case.dtype, "weighted sum")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("case", CASES)
 def test_against_autograd(case: Case, backend: str) -> None:
     if backend == "cpu" and len(case.size) == 3:
@@ -213,7 +213,7 @@ def test_instruction_sets(isa: str, threads: int) -> None:
             verify(case, "cpu")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("name", ["lenet-second", "many-channels", "stride-2", "depthwise"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_sample_spoils_only_itself(name: str, bad: float, backend: str) -> None:
@@ -237,7 +237,7 @@ def test_a_bad_sample_spoils_only_itself(name: str, bad: float, backend: str) ->
     close(out, want.sum(0), case.dtype, "sum without the bad samples")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_all_factors_zero_leave_the_sum_alone(backend: str) -> None:
     case = NAMED["stem"]
     x, g = case.inputs()
@@ -247,7 +247,7 @@ def test_all_factors_zero_leave_the_sum_alone(backend: str) -> None:
     assert torch.equal(out, torch.full_like(out, 3.0))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9, 1e17])
 def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None:
     for case in (NAMED["lenet-second"], NAMED["many-channels"]):
@@ -262,7 +262,7 @@ def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None
             from_above(norms, squares_of(want), case.dtype, route)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_zero_samples_have_zero_norm(backend: str) -> None:
     for case in NAMED.values():
         x, g = case.inputs()
@@ -288,7 +288,7 @@ def _float_gram(case: Case, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     return ((windows.mT @ windows) * (rows.mT @ rows)).sum((1, 2)).double()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-7])
 @pytest.mark.parametrize("size", [8, 16])
 def test_cancelling_sums_are_never_under_reported(size: int, spread: float, backend: str) -> None:

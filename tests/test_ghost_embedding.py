@@ -14,6 +14,7 @@ import torch
 from dpkern import testing
 from dpkern.errors import InvalidInput
 from dpkern.ops import ghost
+from tests.every_backend import every_backend
 
 ROWS = 11
 SHAPES = [
@@ -94,7 +95,7 @@ def test_reference_agrees_with_float64(dtype: torch.dtype, padding_idx: int | No
         _check_all(*_operands(*shape, dtype), padding_idx, "reference")
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_repeated_ids_are_summed_before_squaring(backend: str) -> None:
     ids = torch.tensor([[1, 1, 2], [3, 4, 5]])
     g = torch.tensor([[[1.0], [2.0], [4.0]], [[1.0], [2.0], [4.0]]])
@@ -102,7 +103,7 @@ def test_repeated_ids_are_summed_before_squaring(backend: str) -> None:
     assert norms.tolist() == pytest.approx([9 + 16, 1 + 4 + 16], rel=1e-12)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_norms_are_never_below_the_exact_square(backend: str) -> None:
     generator = torch.Generator().manual_seed(3)
     units = torch.randint(-(2**23), 2**23, (8, 300, 5), generator=generator)
@@ -114,7 +115,7 @@ def test_norms_are_never_below_the_exact_square(backend: str) -> None:
         assert Fraction(norm) >= Fraction(sum(x * x for x in row), 2**46)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("dtype", TYPES)
 def test_non_finite_samples_show_and_can_be_dropped(

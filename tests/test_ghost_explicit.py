@@ -1,4 +1,4 @@
-"""Ghost ops on explicit gradients: norms, clip factors and weighted sums of many tensors at once."""
+"""Ghost ops on explicit gradients: norms, clip factors and sums of many tensors at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from dpkern import testing
 from dpkern.errors import InvalidInput
 from dpkern.ops import clip, ghost
+from tests.every_backend import every_backend
 
 TYPES = (torch.float32, torch.float64)
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13}
-BACKENDS = testing.available_backends()
 
 
 def _several(dtype: torch.dtype, batch: int) -> list[torch.Tensor]:
@@ -29,7 +29,7 @@ def _several(dtype: torch.dtype, batch: int) -> list[torch.Tensor]:
     return grads
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("batch", [0, 1, 5])
 def test_norm_and_sums_of_many_tensors(backend: str, dtype: torch.dtype, batch: int) -> None:
@@ -47,20 +47,21 @@ def test_norm_and_sums_of_many_tensors(backend: str, dtype: torch.dtype, batch: 
         testing.assert_close("sum", out, want, ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_a_sample_that_is_not_finite_shows_and_drops(backend: str) -> None:
     grads = _several(torch.float32, 4)
     grads[0][2, 1] = math.inf
     squares = ghost.explicit_norm(grads, backend=backend)
     assert torch.isfinite(squares).tolist() == [True, True, False, True]
     factors, norms = ghost.clip_factors([squares], 1.0, dtype=torch.float32, backend=backend)
-    assert factors[2] == 0 and not math.isfinite(norms[2])
+    assert factors[2] == 0
+    assert not math.isfinite(norms[2])
     outs = [torch.zeros(part.shape[1:]) for part in grads]
     ghost.contract(grads, factors, outs, backend=backend)
     assert all(bool(torch.isfinite(out).all()) for out in outs)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @given(
     values=st.lists(st.floats(0, 1e30), min_size=1, max_size=6),
@@ -88,7 +89,7 @@ def test_factors_never_lift_a_sample_above_the_bound(
         assert bool((factors.double()[over] < loose).all())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 def test_automatic_factors(backend: str) -> None:
     squares = torch.tensor([0.0, 1.0, 1e-8], dtype=torch.float64)
     factors, norms = ghost.clip_factors(
@@ -151,7 +152,7 @@ def test_bad_input_is_refused_by_name(case: str) -> None:
     assert refused.value.name == name
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@every_backend
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("order", [(1, 2, 3), (1, 3, 2), (3, 1, 2), (2, 3, 1)])
 def test_contract_takes_any_order_of_dimensions(

@@ -14,6 +14,7 @@ import torch
 from dpkern import testing
 from dpkern.errors import InvalidInput
 from dpkern.ops import ghost
+from tests.every_backend import every_backend
 
 POSITIONS = (0, 1, 2, 3, 7, 64, 129)
 FEATURES = (1, 3, 10, 16, 17, 64, 130)
@@ -155,7 +156,7 @@ def test_a_plain_float32_gram_sum_does_under_report() -> None:
 
 @pytest.mark.parametrize("route", ["auto", "gram", "direct"])
 @pytest.mark.parametrize("scales", [(1e25, 1e20), (1e-30, 1e-25), (1e-20, 1e15), (1e37, 1e-38)])
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_extreme_numbers(backend: str, route: str, scales: tuple[float, float]) -> None:
     a, g = _operands(3, 9, 20, 30)
     a, g = a * scales[0], g * scales[1]
@@ -168,7 +169,7 @@ def test_extreme_numbers(backend: str, route: str, scales: tuple[float, float]) 
     assert (squares <= stored * (1 + EXCESS[torch.float32]))[finite].all()
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("positions", [1, 9])
 @pytest.mark.parametrize("dtype", TYPES)
@@ -196,7 +197,7 @@ def test_non_finite_samples_show_and_can_be_dropped(
         testing.assert_close("sum", got, want, ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_in_place_sums_are_visible_to_autograd(backend: str) -> None:
     a, g = _operands(2, 3, 4, 5)
     grads, _ = ghost.linear_gradient(a, g)

@@ -18,7 +18,7 @@ from dpkern import testing
 from dpkern.laws import ESCAPE, LAWS
 from dpkern.ops import noise
 from dpkern.rng import Stream
-from tests import scalar_noise
+from tests import every_backend, scalar_noise
 from tests.scalar_noise import Nonce
 
 FILE = Path(__file__).with_name("golden_noise.txt")
@@ -82,6 +82,7 @@ class Runner:
     @contextmanager
     def active(self) -> Iterator[None]:
         with ExitStack() as stack:
+            stack.enter_context(every_backend.running(self.backend))
             stack.enter_context(testing.threads(self.threads))
             if self.isa is not None:
                 stack.enter_context(testing.isa(self.isa))
@@ -89,7 +90,11 @@ class Runner:
 
 
 RUNNERS = [
-    *(Runner(backend) for backend in testing.available_backends() if backend != "cpu"),
+    *(
+        pytest.param(Runner(backend.values[0]), id=backend.id, marks=backend.marks)
+        for backend in every_backend.PARAMETERS
+        if backend.values[0] != "cpu"
+    ),
     *(Runner("cpu", isa, threads) for isa in testing.available_isas() for threads in (1, 2)),
 ]
 every_runner = pytest.mark.parametrize("runner", RUNNERS, ids=str)

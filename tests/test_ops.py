@@ -12,9 +12,10 @@ from dpkern import ops, testing
 from dpkern._dispatch import OPS
 from dpkern.ops import clip, noise, update
 from dpkern.rng import Purpose
+from tests.every_backend import every_backend
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
 def test_backend_agrees_with_reference(case: Case, backend: str) -> None:
     case.verify(backend)
@@ -52,7 +53,7 @@ def test_exact_sums_do_not_depend_on_the_number_of_threads() -> None:
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("rule", RULES)
 def test_without_noise_the_update_is_torch_optim(rule: str, backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +79,7 @@ def test_without_noise_the_update_is_torch_optim(rule: str, backend: str) -> Non
         testing.assert_close(rule, p, q.detach(), 5e-6)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_clipping_formula(backend: str) -> None:
     grads = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     result = clip.clip_sum(grads, 1.0, backend=backend)
@@ -92,7 +93,7 @@ def test_clipping_formula(backend: str) -> None:
     assert layers.sums[1].tolist() == pytest.approx([3.6, 4.8], rel=1e-6)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("arithmetic", clip.ARITHMETIC)
 def test_non_finite_samples_contribute_nothing(
@@ -109,7 +110,7 @@ def test_non_finite_samples_contribute_nothing(
         testing.assert_close("sums", a, b, 0.0 if arithmetic == "exact" else 1e-6)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("max_norm", [1.0, 1e-3, 1e-6, 2.0**-96])
 def test_tiny_factors_do_not_lift_a_sample_above_its_bound(backend: str, max_norm: float) -> None:
     # The factor is a denormal float32 here: rounded to nearest, it would exceed the bound.
@@ -120,7 +121,7 @@ def test_tiny_factors_do_not_lift_a_sample_above_its_bound(backend: str, max_nor
         assert float(own.double().norm()) <= max_norm
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_accumulators_continue_a_sum(backend: str) -> None:
     grads = torch.randn(40, 700)
     whole = clip.clip_sum(grads, 1.0, arithmetic="exact", unit=1e-6, backend=backend)
@@ -129,7 +130,7 @@ def test_accumulators_continue_a_sum(backend: str) -> None:
     assert torch.equal(whole.sums[0], first.sums[0])
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_whitened_norms(backend: str) -> None:
     grads, center = torch.randn(6, 9), torch.randn(9)
     scale = torch.rand(9) + 0.5
@@ -154,7 +155,7 @@ def test_noise_per_coordinate_scale_is_the_scalar_one_coordinate_by_coordinate()
         assert together[i] == alone[i]
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_views_and_offsets_are_not_overrun(backend: str) -> None:
     for shift in range(5):
         for count in (1, 7, 511, 513, 1025):

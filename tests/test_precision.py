@@ -13,24 +13,25 @@ from hypothesis import strategies as st
 from dpkern import testing
 from dpkern.ops import noise
 from dpkern.rng import Purpose
+from tests.every_backend import every_backend
 from tests.evidence import bits, precision
 
 RELEASES = 150_000
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_every_float_comes_out_on_the_lattice(backend: str) -> None:
     figures = precision.lattice_figures(60_000, seed=1, backend=backend)
     assert figures["values"] >= 50_000
     assert figures["off_lattice"] == figures["nan"] == 0
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@every_backend
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     x=st.one_of(st.floats(width=32), st.floats()),
     wide=st.booleans(),
     scale=st.floats(2.0**-104, 2.0**116),
-    backend=st.sampled_from(testing.available_backends()),
 )
 def test_any_float_and_any_scale(x: float, wide: bool, scale: float, backend: str) -> None:
     kind = torch.float64 if wide else torch.float32

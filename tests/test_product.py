@@ -15,6 +15,7 @@ import dpkern
 from dpkern import testing
 from dpkern.errors import InvalidInput
 from dpkern.ops import product
+from tests.every_backend import every_backend
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13}
 SIZES = ((1, 1), (7, 3), (12, 33), (13, 256), (49, 257), (100, 513))
@@ -26,7 +27,7 @@ def _kernel() -> Iterator[None]:
     """The compiled kernel, on processors where torch's library is faster as well."""
     from dpkern.backends import cpu
 
-    with cpu._product.use_own(True):
+    with cpu.use_own_products(True):
         yield
 
 
@@ -56,7 +57,7 @@ def test_the_kernel_agrees_with_float64(isa: str, dtype: torch.dtype) -> None:
             assert torch.equal(results[0], results[1])
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("shape", [(0, 4, 4), (5, 0, 4), (5, 4, 0)])
 def test_empty_products(backend: str, shape: tuple[int, int, int]) -> None:
     x, w, bias = _operands(*shape, torch.float32)
@@ -65,7 +66,7 @@ def test_empty_products(backend: str, shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(got, x @ w + bias)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 def test_rows_never_meet(backend: str) -> None:
     x, w, bias = _operands(30, 40, 50, torch.float32)
     x[7, 3] = math.nan
@@ -94,7 +95,7 @@ def test_both_choices_train_alike() -> None:
             max_grad_norm=1.0,
             sampling="fixed",
         )
-        with cpu._product.use_own(own):
+        with cpu.use_own_products(own):
             for (x,) in made[2]:
                 made[0](x).square().sum(1).mean().backward()
                 made[1].step()

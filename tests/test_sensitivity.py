@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dpkern import testing
 from dpkern.laws import SCALE_UNITS
 from dpkern.ops import clip
+from tests.every_backend import every_backend
 from tests.evidence import sensitivity
 from tests.evidence.sensitivity import ROWS, SIGMAS, Setting, Tally
 
@@ -109,7 +110,7 @@ def test_long_rows_of_equal_entries(value: float) -> None:
     assert tally.passed, tally.to_dict()
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("p", [1, 2])
 def test_a_norm_does_not_depend_on_the_batch(backend: str, threads: int, p: int) -> None:
@@ -123,7 +124,7 @@ def test_a_norm_does_not_depend_on_the_batch(backend: str, threads: int, p: int)
     assert torch.equal(together[1:], pair)
 
 
-@pytest.mark.parametrize("backend", testing.available_backends())
+@every_backend
 @pytest.mark.parametrize("arithmetic", clip.ARITHMETIC)
 def test_scalar_parameters_and_empty_batches(backend: str, arithmetic: str) -> None:
     unit = 1.0 / SCALE_UNITS if arithmetic == "exact" else None

@@ -1,7 +1,7 @@
 #pragma once
 // The plain structs and codes that cross the boundary between Python, host code and devices.
 
-#include <cstdint>
+#include "core/std.h"
 
 namespace dpkern {
 

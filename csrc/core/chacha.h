@@ -53,11 +53,10 @@ DPK_HD void diagonal_round(W x[kSets][16]) {
   quarter_rounds<kSets>(x, 3, 4, 9, 14);
 }
 
-// out[set][0..15] = the words of the block(s) with counters low[set] + 2^32 high.
-template <int kRounds, int kSets, class W>
-DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kSets],
+// out[set][0..15] = the words of the block(s) with counters low[set] + 2^32 high; `rounds` is even.
+template <int kSets, class W>
+DPK_HD void chacha_rounds(const Stream& stream, int rounds, std::uint32_t n0, const W low[kSets],
                           std::uint32_t high, W out[kSets][16]) {
-  static_assert(kRounds % 2 == 0, "ChaCha works in double rounds");
   W start[16] = {broadcast<W>(0x61707865u), broadcast<W>(0x3320646eu),  // "expand 32-byte k"
                  broadcast<W>(0x79622d32u), broadcast<W>(0x6b206574u)};
   for (int i = 0; i < 8; ++i) start[4 + i] = broadcast<W>(stream.key[i]);
@@ -75,7 +74,8 @@ DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kS
   }
   quarter_rounds<kSets>(x, 0, 4, 8, 12);
   diagonal_round<kSets>(x);
-  for (int round = 2; round < kRounds; round += 2) {
+  DPK_ROLLED
+  for (int round = 2; round < rounds; round += 2) {
     column_round<kSets>(x);
     diagonal_round<kSets>(x);
   }
@@ -87,13 +87,18 @@ DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kS
 template <int kSets, class W>
 DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kSets],
                           std::uint32_t high, W out[kSets][16]) {
+#if defined(__CUDACC__)
+  chacha_rounds<kSets>(stream, stream.rounds, n0, low, high, out);
+#else
+  // Each number of rounds is a constant where this is inlined.
   if (stream.rounds == 20) {
-    chacha_blocks<20, kSets>(stream, n0, low, high, out);
+    chacha_rounds<kSets>(stream, 20, n0, low, high, out);
   } else if (stream.rounds == 12) {
-    chacha_blocks<12, kSets>(stream, n0, low, high, out);
+    chacha_rounds<kSets>(stream, 12, n0, low, high, out);
   } else {
-    chacha_blocks<8, kSets>(stream, n0, low, high, out);
+    chacha_rounds<kSets>(stream, 8, n0, low, high, out);
   }
+#endif
 }
 
 // One block.

@@ -1,8 +1,6 @@
 #pragma once
 // The clip factor of one sample, shared by every kernel.
 
-#include <cmath>
-
 #include "core/numeric.h"
 
 namespace dpkern {

@@ -3,8 +3,6 @@
 //   X = K 2^14 + U1 + offset,   y = floor((v + X) / 2^14).
 // Six consecutive keystream words w[0..5] of one lane serve its four coordinates b = 0..3.
 
-#include <cmath>
-
 #include "core/abi.h"
 #include "core/chacha.h"
 #include "core/numeric.h"
@@ -16,7 +14,7 @@ constexpr std::uint32_t kEscape = 255;           // the column that sends a draw
 constexpr std::uint32_t kTailDomain = 1u << 31;  // nonce bit of the tail's own keystream
 
 struct Gaussian {
-  static constexpr const std::uint32_t* table = kGaussianTable;
+  DPK_HD constexpr const std::uint32_t* table() { return kGaussianTable; }
   // 64 U2 + 32, with U2 = byte b of the word.
   template <class W>
   DPK_HD W offset(const W& word, int b) {
@@ -26,7 +24,7 @@ struct Gaussian {
 };
 
 struct Laplace {
-  static constexpr const std::uint32_t* table = kLaplaceTable;
+  DPK_HD constexpr const std::uint32_t* table() { return kLaplaceTable; }
   template <class W>
   DPK_HD W offset(const W&, int) {
     return broadcast<W>(1u << (kFineBits - 1));
@@ -97,6 +95,17 @@ DPK_HD std::int32_t draw_tail(const Stream& stream, std::uint64_t position,
   chacha_block(stream, stream.n0 ^ kTailDomain, position, block);
   const std::uint32_t magnitude = tail_magnitude(Law{}, block);
   return static_cast<std::int32_t>(assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b)));
+}
+
+// The same from the draw itself, whose magnitude is that of the escape, 255: the tail moves it
+// outward and leaves the rest.
+template <class Law>
+DPK_HD std::int32_t extend_escape(const Stream& stream, std::uint64_t position, std::int32_t x) {
+  std::uint32_t block[16];
+  chacha_block(stream, stream.n0 ^ kTailDomain, position, block);
+  const std::uint32_t further = tail_magnitude(Law{}, block) - kEscape;
+  const std::int32_t distance = static_cast<std::int32_t>(further << kFineBits);
+  return x < 0 ? x - distance : x + distance;
 }
 
 // A draw may only have escaped if it lies this far out; used to find escapes in a finished tile.

@@ -1,14 +1,17 @@
 #pragma once
-// What lets one core function compile for the host, for vectors of lanes and, later, for a device.
+// What lets one core function compile for the host, for vectors of lanes and for a device.
 
-#include <cstdint>
+#include "core/std.h"
 
 #if defined(__CUDACC__)
-#define DPK_HD __host__ __device__ __forceinline__
+// Device code only: the host side of a CUDA source does no arithmetic of its own.
+#define DPK_HD static __device__ __forceinline__
+#define DPK_ROLLED _Pragma("unroll 1")
 #else
 // Internal linkage as well as inlining: each instruction-set version gets its own copy, and no
 // linker may merge an AVX-512 body into a baseline caller.
 #define DPK_HD static inline __attribute__((always_inline))
+#define DPK_ROLLED
 #endif
 
 namespace dpkern {

@@ -79,7 +79,7 @@ struct CacheLookup {
   alignas(64) std::uint32_t entry[kTile];
 
   DPK_INLINE explicit CacheLookup(const std::uint32_t* rows) {
-    look_up_entries(Law::table, rows, entry);
+    look_up_entries(Law::table(), rows, entry);
   }
   DPK_INLINE Words<N> operator()(int set, int part, int b, const Words<N>&) const {
     Words<N> found;
@@ -117,7 +117,7 @@ DPK_HD void tile_body(const Stream& stream, std::uint64_t tile, std::int32_t* x)
     std::uint32_t w[6];
     for (int i = 0; i < 6; ++i) w[i] = rows[(6 * (j / 64) + i) * kLanes + j % kLanes];
     std::uint32_t again = 0;
-    const auto entry = [](std::uint32_t column, int) { return Law::table[column]; };
+    const auto entry = [](std::uint32_t column, int) { return Law::table()[column]; };
     draw<Law>(w, b, entry, again);
     const std::uint64_t position = tile * kTile + static_cast<std::uint64_t>(j);
     if (again != 0) x[j] = draw_tail<Law>(stream, position, w, b);
@@ -133,7 +133,7 @@ struct Planes {
   constexpr Planes() : byte{} {
     for (int plane = 0; plane < 3; ++plane) {
       for (int i = 0; i < 256; ++i) {
-        byte[plane][i] = static_cast<std::uint8_t>(Law::table[i] >> (8 * plane));
+        byte[plane][i] = static_cast<std::uint8_t>(Law::table()[i] >> (8 * plane));
       }
     }
   }

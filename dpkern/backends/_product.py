@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from ..ops import product
 from . import _ghost_dense
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
 
 _chosen: bool | None = None
+"""What ``use_own`` asks for."""
 
 
 @cache
 def _faster() -> bool:
     wide = _cpu.ISAS.index(_cpu.isa()) >= _cpu.ISAS.index("avx512")
-    return wide and torch.backends.mkl.is_available() and not _cpu._C.is_intel()
+    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return wide and mkl and not _cpu._C.is_intel()
 
 
 def own() -> bool:

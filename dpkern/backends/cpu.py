@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -81,6 +82,11 @@ def use_isa(name: str) -> None:
             got=name,
             remedy="`dpkern info` shows the processor's best.",
         )
+
+
+def use_own_products(wanted: bool) -> AbstractContextManager[None]:
+    """Matrix products in the compiled kernel, or in torch's library, whichever is faster here."""
+    return _product.use_own(wanted)
 
 
 _forked = False

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ..ops import clip, ghost
 
-
 _WIDE = (torch.float32, torch.float64)
 
 
