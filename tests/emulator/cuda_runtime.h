@@ -7,6 +7,7 @@
 
 #include <ucontext.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -239,7 +240,11 @@ T __shfl_down_sync(unsigned int, T value, int delta) {
 
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned int x) { return __builtin_popcount(x); }
-inline double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float __uint_as_float(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
 
 template <class T>
 T atomicAdd(T* to, T x) {
