@@ -41,6 +41,7 @@ py::dict build_config() {
 #endif
   config["cuda"] = DPKERN_CUDA != 0;
   config["cuda_reason"] = DPKERN_CUDA_REASON;
+  config["cuda_archs"] = DPKERN_CUDA_ARCHS;
   config["compiler"] = __VERSION__;
   config["detected_isa"] = static_cast<int>(cpu::detected_isa());
   return config;
@@ -167,4 +168,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("update_step", &update_step);
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
+#if DPKERN_CUDA
+  py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
+  bindings::add_cuda(cuda);
+#endif
 }

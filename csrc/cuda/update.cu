@@ -92,6 +92,34 @@ struct UpdateRoom<true> : TileRoom {
   __device__ __forceinline__ std::uint32_t bits(int k) const { return rounded.bits(k); }
 };
 
+// This thread's share of a tile. Not a lambda: the run-time compiler takes generic ones for host
+// code.
+template <class T, class Sum>
+struct TileUpdate {
+  const UpdateTask& task;
+  const TileSeat& seat;
+  const UpdateRoom<kRounds<T, Sum>>& room;
+  int& bad;
+
+  template <class Rule>
+  __device__ __forceinline__ void operator()(const Rule& rule) const {
+    constexpr int kStates = Rule::kStates;
+    const Arrays<T, Sum> of(task);
+    for (int k = 0; k < kPerThread; ++k) {
+      const std::int64_t i = seat.index + kLanes * k;
+      if (i < 0 || i >= task.size) continue;
+      T param = of.param[i];
+      T state1 = kStates > 0 ? of.state1[i] : T{0};
+      T state2 = kStates > 1 ? of.state2[i] : T{0};
+      const T y = noised(of.sum[i], room.draws[k][threadIdx.x], room.bits(k), of.per_unit, bad);
+      apply(rule, y * of.step, param, state1, state2);
+      of.param[i] = param;
+      if (kStates > 0) of.state1[i] = state1;
+      if (kStates > 1) of.state2[i] = state2;
+    }
+  }
+};
+
 template <class T, class Sum, class Law>
 __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
     update_tile_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
@@ -110,23 +138,8 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
   Stream rounding = plan.rounding;
   rounding.n1 += steps;
   room.fill(rounding, seat);
-  const Arrays<T, Sum> of(task);
   int bad = 0;
-  with_rule<T>(room.rule, [&](auto rule) {
-    constexpr int kStates = decltype(rule)::kStates;
-    for (int k = 0; k < kPerThread; ++k) {
-      const std::int64_t i = seat.index + kLanes * k;
-      if (i < 0 || i >= task.size) continue;
-      T param = of.param[i];
-      T state1 = kStates > 0 ? of.state1[i] : T{0};
-      T state2 = kStates > 1 ? of.state2[i] : T{0};
-      const T y = noised(of.sum[i], room.draws[k][threadIdx.x], room.bits(k), of.per_unit, bad);
-      apply(rule, y * of.step, param, state1, state2);
-      of.param[i] = param;
-      if (kStates > 0) of.state1[i] = state1;
-      if (kStates > 1) of.state2[i] = state2;
-    }
-  });
+  with_rule<T>(room.rule, TileUpdate<T, Sum>{task, seat, room, bad});
   if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});
 }
 
@@ -161,22 +174,20 @@ __device__ __forceinline__ void update_pack(const UpdatePlan& plan, const Arrays
   if constexpr (Rule::kStates > 1) store_pack<V>(state2, of.state2 + i);
 }
 
+// This thread's share of a piece that begins at element `begin`.
 template <class T, class Sum, bool kDraws>
-__global__ void __launch_bounds__(kFlatThreads)
-    update_flat_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
-  constexpr int V = 16 / static_cast<int>(sizeof(T));
-  __shared__ RuleNumbers numbers;
-  const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) numbers = rule_now(plan);
-  __syncthreads();
-  const std::int64_t piece = blockIdx.x;
-  const UpdateTask& task = tasks[task_of(tasks, plan.tasks, &UpdateTask::first_piece, piece)];
-  const std::int64_t begin = (piece - task.first_piece) * kUpdatePiece;
-  const bool whole = task.aligned16 != 0 && begin + kUpdatePiece <= task.size;
-  const Arrays<T, Sum> of(task);
-  int bad = 0;
-  with_rule<T>(numbers, [&](auto rule) {
-    if (whole) {
+struct FlatUpdate {
+  const UpdatePlan& plan;
+  const UpdateTask& task;
+  std::int64_t begin;
+  int& bad;
+
+  template <class Rule>
+  __device__ __forceinline__ void operator()(const Rule& rule) const {
+    constexpr int V = 16 / static_cast<int>(sizeof(T));
+    const int thread = static_cast<int>(threadIdx.x);
+    const Arrays<T, Sum> of(task);
+    if (task.aligned16 != 0 && begin + kUpdatePiece <= task.size) {
       DPK_UNROLL
       for (int k = 0; k < kFlatEach / V; ++k) {
         const std::int64_t i = begin + V * (k * kFlatThreads + thread);
@@ -190,7 +201,20 @@ __global__ void __launch_bounds__(kFlatThreads)
         }
       }
     }
-  });
+  }
+};
+
+template <class T, class Sum, bool kDraws>
+__global__ void __launch_bounds__(kFlatThreads)
+    update_flat_kernel(UpdatePlan plan, const UpdateTask* tasks, std::int64_t* nonfinite) {
+  __shared__ RuleNumbers numbers;
+  if (threadIdx.x == 0) numbers = rule_now(plan);
+  __syncthreads();
+  const std::int64_t piece = blockIdx.x;
+  const UpdateTask& task = tasks[task_of(tasks, plan.tasks, &UpdateTask::first_piece, piece)];
+  const std::int64_t begin = (piece - task.first_piece) * kUpdatePiece;
+  int bad = 0;
+  with_rule<T>(numbers, FlatUpdate<T, Sum, kDraws>{plan, task, begin, bad});
   if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});
 }
 

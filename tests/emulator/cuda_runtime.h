@@ -52,6 +52,13 @@ struct Warp {
   std::uint64_t slots[2][kWarp];
 };
 
+// One launch as it was asked for; arguments as bytes.
+struct Launch {
+  const void* kernel;
+  dim3 grid, block;
+  std::vector<std::string> arguments;
+};
+
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
@@ -62,6 +69,8 @@ struct Machine {
   void* kernel = nullptr;
   bool reverse = false;
   std::int64_t launches = 0;
+  bool recording = false;
+  std::vector<Launch> recorded;
   cudaError_t next_error = cudaSuccess;  // what the next launch reports instead of running
   cudaError_t last_error = cudaSuccess;
 };
@@ -197,6 +206,22 @@ void launch(bool flat, dim3 grid, dim3 block, Body body) {
   }
 }
 
+template <class T>
+std::string bytes_of(const T& value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+// Arguments in the types of the kernel's parameters.
+template <class... Parameters, class... Arguments>
+void record(void (*kernel)(Parameters...), dim3 grid, dim3 block, const Arguments&... arguments) {
+  Machine& m = machine();
+  if (!m.recording) return;
+  m.recorded.push_back({reinterpret_cast<const void*>(kernel),
+                        grid,
+                        block,
+                        {bytes_of(static_cast<const Parameters&>(arguments))...}});
+}
+
 // Later launches run the threads of a block from the last to the first.
 inline void order(bool reverse) { machine().reverse = reverse; }
 // The next launch fails with this error.
@@ -209,8 +234,9 @@ inline void fail_next(cudaError_t error) { machine().next_error = error; }
 #define blockDim (::emulator::machine().block)
 #define gridDim (::emulator::machine().grid)
 
-#define DPK_LAUNCH_AS(flat, kernel, grid, block, ...) \
-  ::emulator::launch(flat, grid, block, [&] { (kernel)(__VA_ARGS__); })
+#define DPK_LAUNCH_AS(flat, kernel, grid, block, ...)    \
+  (::emulator::record(kernel, grid, block, __VA_ARGS__), \
+   ::emulator::launch(flat, grid, block, [&] { (kernel)(__VA_ARGS__); }))
 #define DPK_LAUNCH(kernel, grid, block, stream, ...) \
   (static_cast<void>(stream), DPK_LAUNCH_AS(false, kernel, grid, block, __VA_ARGS__))
 #define DPK_LAUNCH_FLAT(kernel, grid, block, stream, ...) \
