@@ -6,7 +6,7 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = ("noise",)
+_MODULES = ("noise", "update")
 
 
 def load() -> tuple[bool, str]:
