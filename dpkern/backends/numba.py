@@ -6,7 +6,7 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = ("noise", "update")
+_MODULES = ("clip", "noise", "update")
 
 
 def load() -> tuple[bool, str]:
