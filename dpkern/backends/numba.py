@@ -6,7 +6,7 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = ("clip", "noise", "update")
+_MODULES = ("clip", "explicit", "ghost_affine", "ghost_embedding", "noise", "update")
 
 
 def load() -> tuple[bool, str]:
