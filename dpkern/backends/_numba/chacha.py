@@ -1,15 +1,17 @@
 """ChaCha, sixteen blocks side by side (csrc/core/chacha.h).
 
-One flat array per state, ``state[16 word + lane]``: LLVM makes vectors of the loops over lanes, which
-it does not with two indices.
+One flat array per state, ``state[16 word + lane]``: LLVM makes vectors of the loops over lanes,
+which it does not with two indices.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ...rng import Stream
-from .compile import Array, inlined, inner, kernel
+from .compile import Array, Number, inlined, inner, kernel
 
 LANES = 16
 BLOCK_WORDS = 16 * LANES
@@ -25,13 +27,13 @@ def words_of(stream: Stream) -> Array:
 
 
 @inlined
-def rotate_left(x: int, bits: int) -> int:
+def rotate_left(x: Number, bits: int) -> Number:
     """Of 32 bits; every operation on uint32 widens, every conversion takes the low half again."""
     return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))
 
 
 @inlined
-def quarter_round(a: int, b: int, c: int, d: int) -> tuple[int, int, int, int]:
+def quarter_round(a: Number, b: Number, c: Number, d: Number) -> Any:
     a = np.uint32(a + b)
     d = rotate_left(np.uint32(d ^ a), 16)
     c = np.uint32(c + d)
@@ -65,7 +67,7 @@ def double_round(x: Array) -> None:
 
 
 @inner
-def blocks(stream: Array, n0: int, counters: Array, start: Array, out: Array) -> None:
+def blocks(stream: Array, n0: Number, counters: Array, start: Array, out: Array) -> None:
     """``out[16 word + lane]``: the blocks with these sixteen 64-bit counters; ``start`` is room."""
     for i in range(LANES):
         for word in range(4):
@@ -85,7 +87,7 @@ def blocks(stream: Array, n0: int, counters: Array, start: Array, out: Array) ->
 
 
 @inner
-def blocks_from(stream: Array, first: int, counters: Array, start: Array, out: Array) -> None:
+def blocks_from(stream: Array, first: Number, counters: Array, start: Array, out: Array) -> None:
     """The sixteen blocks from counter ``first`` on."""
     for i in range(LANES):
         counters[i] = first + i

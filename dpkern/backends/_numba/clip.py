@@ -1,5 +1,5 @@
-"""Norms and clipped sums of explicit per-sample gradients: norm, factor and sum of a row follow each
-other while it is in the cache (csrc/cpu/clip.cpp)."""
+"""Norms and clipped sums of explicit per-sample gradients (csrc/cpu/clip.cpp): norm, factor and sum
+of a row follow each other while it is in the cache."""
 
 from __future__ import annotations
 

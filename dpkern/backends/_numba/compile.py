@@ -17,7 +17,8 @@ from numba.extending import intrinsic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = Any
-"""A numpy array; numba knows its type."""
+Number = Any
+"""What numba gives a type of its own at each call: a numpy array, a number of some width."""
 
 log = logging.getLogger("dpkern")
 _HERE = Path(__file__).parent
@@ -27,7 +28,8 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 def _sources() -> str:
     """A digest of everything that compiled code depends on: numba itself looks at one file only."""
-    files = sorted(_HERE.glob("*.py")) + [_HERE.parents[1] / "laws.py"]
+    package = _HERE.parents[1]
+    files = [*sorted(_HERE.glob("*.py")), package / "laws.py", package / "ops" / "clip.py"]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -90,7 +92,7 @@ def _pointer(context: Any, address: Any, like: Any) -> Any:
 
 
 @inlined
-def entries(address: int, count: int, like: Array) -> Array:
+def entries(address: Number, count: Number, like: Array) -> Array:
     """The ``count`` numbers at an address, of the type of ``like``."""
     return carray(_pointer(address, like), (count,))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...laws import COLUMNS, ESCAPE, FINE_BITS, LAPLACE_RESTARTS, LAWS, gaussian_tail
 from .chacha import BLOCK_WORDS, LANES, N0, blocks, blocks_from
-from .compile import Array, inlined, inner
+from .compile import Array, Number, inlined, inner
 
 TILE = 512
 TAIL_DOMAIN = np.uint32(1 << 31)
@@ -40,7 +40,7 @@ def room() -> Any:
 
 
 @inner
-def gaussian_magnitude(bounds: Array, block: Array, i: int) -> int:
+def gaussian_magnitude(bounds: Array, block: Array, i: int) -> Number:
     """``255 + #{t : R < N_t}`` with R the first 128 bits of lane i's block: N is decreasing."""
     low, high = 0, len(bounds) // 4
     while low < high:
@@ -58,7 +58,7 @@ def gaussian_magnitude(bounds: Array, block: Array, i: int) -> int:
 
 
 @inner
-def laplace_magnitude(table: Array, block: Array, i: int) -> int:
+def laplace_magnitude(table: Array, block: Array, i: int) -> Number:
     """Memoryless: each escape starts the law again 255 further out."""
     base = ESCAPE
     for restart in range(LAPLACE_RESTARTS):
@@ -72,7 +72,7 @@ def laplace_magnitude(table: Array, block: Array, i: int) -> int:
 
 
 @inner
-def extend_escapes(stream: Array, law: Any, tile: int, work: Any, x: Array) -> None:
+def extend_escapes(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
     """The magnitudes 255 of a tile replaced by the tail's, sixteen at a time."""
     table, bounds = law
     counters, start, _, escaped, block = work
@@ -95,8 +95,8 @@ def extend_escapes(stream: Array, law: Any, tile: int, work: Any, x: Array) -> N
 
 
 @inner
-def draw_tile(stream: Array, law: Any, tile: int, work: Any, x: Array) -> None:
-    """The tile's 512 draws. Six rows of lanes serve 64 coordinates; ``x`` holds magnitudes first."""
+def draw_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
+    """The tile's 512 draws, six rows of lanes for 64 of them; ``x`` holds magnitudes first."""
     table, bounds = law
     counters, start, rows, _, _ = work
     for group in range(3):
@@ -129,7 +129,7 @@ def draw_tile(stream: Array, law: Any, tile: int, work: Any, x: Array) -> None:
 
 
 @inner
-def rounding_tile(stream: Array, tile: int, work: Any, bits: Array) -> None:
+def rounding_tile(stream: Array, tile: Number, work: Any, bits: Array) -> None:
     """16 bits per coordinate: lane j mod 16, half j div 16 (low first) of its block."""
     counters, start, rows, _, _ = work
     words = rows[:BLOCK_WORDS]
@@ -141,13 +141,13 @@ def rounding_tile(stream: Array, tile: int, work: Any, bits: Array) -> None:
 
 
 @inlined
-def release_integer(v: int, x: int) -> int:
+def release_integer(v: Number, x: Number) -> Number:
     """``floor((v + X) / 2^14)`` without overflow: v's integer part moves past the carry."""
     return (v >> FINE_BITS) + (((v & _FINE_MASK) + x) >> FINE_BITS)
 
 
 @inlined
-def release_float(units: float, bits: int, x: int, number: Any) -> float:
+def release_float(units: Number, bits: Number, x: Number, number: Any) -> Number:
     """``v / u = units`` rounded stochastically, then released; ``number`` is the float type."""
     below = np.floor(units)
     fraction = np.int32((units - below) * number(65536))

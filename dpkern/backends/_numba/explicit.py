@@ -1,4 +1,4 @@
-"""Per-sample gradients that exist anyway: norms, clip factors, weighted sums (csrc/cpu/explicit.cpp)."""
+"""Per-sample gradients that exist anyway: norms, factors, sums (csrc/cpu/explicit.cpp)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @kernel
-def _norms(
-    rows: Array, columns: Array, like: Array, squares: Array, begin: int, end: int
-) -> None:
+def _norms(rows: Array, columns: Array, like: Array, squares: Array, begin: int, end: int) -> None:
     for b in range(begin, end):
         total = 0.0
         for i in range(len(columns)):

@@ -67,7 +67,7 @@ def _channel_sums(g: Array, x: Array, mean: float, rstd: float) -> tuple[float, 
 def _group_norm(
     g: Array, x: Array, statistics: Any, weight: Array, outs: Any, begin: int, end: int
 ) -> None:
-    """Groups ``begin .. end - 1`` of all samples end to end: ``g`` is ``[groups, channels, places]``."""
+    """Groups ``begin .. end - 1`` of all samples: ``g`` is ``[groups, channels, places]``."""
     mean, rstd = statistics
     dx, dweight, dbias = outs
     channels, places = g.shape[1], g.shape[2]
@@ -113,10 +113,10 @@ def _layer_norm_backward(
     dweight = g.new_zeros(batch, columns)
     dbias = g.new_zeros(batch, 0 if mean is None else columns)
     statistics = _arrays(rstd if mean is None else mean, rstd)
-    operands = *_arrays(g, x), statistics, *_arrays(_weight(weight, g, columns))
-    outs = _arrays(dx, dweight, dbias)
+    scale = _weight(weight, g, columns)
+    operands = *_arrays(g, x), statistics, *_arrays(scale), _arrays(dx, dweight, dbias)
     team = team_of(batch, _GRAIN // max(1, rows * columns))
-    in_parts(batch, team, lambda _, *part: _layer_norm(*operands, outs, *part))
+    in_parts(batch, team, lambda _, *part: _layer_norm(*operands, *part))
     return dx, dweight, dbias
 
 
@@ -148,10 +148,10 @@ def _group_norm_backward(
         *_arrays(g.view(shape), x.view(shape)),
         _arrays(mean.view(-1), rstd.view(-1)),
         *_arrays(_weight(weight, g, g.shape[1]).view(groups, -1)),
+        _arrays(dx.view(shape), dweight.view(shape[:2]), dbias.view(shape[:2])),
     )
-    outs = _arrays(dx.view(shape), dweight.view(shape[:2]), dbias.view(shape[:2]))
     team = team_of(shape[0], _GRAIN // max(1, shape[1] * shape[2]))
-    in_parts(shape[0], team, lambda _, *part: _group_norm(*operands, outs, *part))
+    in_parts(shape[0], team, lambda _, *part: _group_norm(*operands, *part))
     return dx, dweight, dbias
 
 

@@ -38,7 +38,5 @@ def team_of(count: int, grain: int) -> int:
 def in_parts(count: int, team: int, body: Callable[[int, int, int], Result]) -> list[Result]:
     """``body(part, begin, end)`` for nearly equal parts of ``0 .. count``, the first one here."""
     cuts = [count * part // team for part in range(team + 1)]
-    others = [
-        _threads().submit(body, part, cuts[part], cuts[part + 1]) for part in range(1, team)
-    ]
+    others = [_threads().submit(body, part, cuts[part], cuts[part + 1]) for part in range(1, team)]
     return [body(0, cuts[0], cuts[1]), *(other.result() for other in others)]

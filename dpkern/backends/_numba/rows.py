@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from ...ops import clip
-from .compile import Array, inlined, inner, summing
+from .compile import Array, Number, inlined, inner, summing
 
 SHRINK = 1 - 2.0**-16
 """Of a sample whose integers exceed their bound."""
@@ -29,7 +29,7 @@ def _float_of(context: Any, bits: Any) -> Any:
     return types.float32(types.uint32), generate
 
 
-def value_of(x: Any) -> Any:
+def value_of(x: Number) -> Number:
     """A gradient's entry as a float; bfloat16 is the upper half of a float32."""
     raise NotImplementedError  # by type, below
 
@@ -46,7 +46,7 @@ def _value_by_type(x: Any) -> Any:
 
 
 @summing
-def power_sum(row: Array, p: int) -> float:
+def power_sum(row: Array, p: int) -> Number:
     """``sum |x|^p`` in float64, p = 1 or 2."""
     total = 0.0
     if p == 2:
@@ -60,7 +60,7 @@ def power_sum(row: Array, p: int) -> float:
 
 
 @inlined
-def clip_factor(norm: float, max_norm: float, automatic: bool) -> float:
+def clip_factor(norm: Number, max_norm: Number, automatic: bool) -> Number:
     aim = max_norm * SLACK
     if automatic:
         return aim / (norm + GAMMA)
@@ -68,21 +68,21 @@ def clip_factor(norm: float, max_norm: float, automatic: bool) -> float:
 
 
 @inlined
-def round_down(factor: float, number: Any) -> float:
+def round_down(factor: Number, number: Any) -> Number:
     """The factor in a float type, never above ``factor``."""
     rounded = number(factor)
     return np.nextafter(rounded, number(0)) if np.float64(rounded) > factor else rounded
 
 
 @inner
-def add_row(row: Array, weight: float, total: Array) -> None:
+def add_row(row: Array, weight: Number, total: Array) -> None:
     """``total += weight row``."""
     for i in range(len(row)):
         total[i] += weight * value_of(row[i])
 
 
 @inner
-def add_integer_row(row: Array, weight: float, sign: int, p: int, total: Array) -> int:
+def add_integer_row(row: Array, weight: Number, sign: int, p: int, total: Array) -> Number:
     """``total += sign trunc(weight row)``; the power of these integers, exactly."""
     power = np.int64(0)
     for i in range(len(row)):

@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from ...ops import update
 from .. import _numbers, cpu
 from .chacha import words_of
-from .compile import Array, addresses, entries, inner, kernel, like
+from .compile import Array, Number, addresses, entries, inner, kernel, like
 from .draws import TILE, draw_tile, law_of, release_float, release_integer, room, rounding_tile
 from .parallel import in_parts, team_of
 
@@ -25,7 +25,7 @@ PLAIN, MOMENTUM, NESTEROV, ADAM = range(4)
 
 
 @inner
-def integer_gradient(total: Array, noise: Any, offset: int, step: float, out: Array) -> int:
+def integer_gradient(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
     _, _, x, _ = noise
     for i in range(len(total)):
         out[i] = out.dtype.type(release_integer(total[i], x[offset + i])) * step
@@ -33,7 +33,7 @@ def integer_gradient(total: Array, noise: Any, offset: int, step: float, out: Ar
 
 
 @inner
-def float_gradient(total: Array, noise: Any, offset: int, step: float, out: Array) -> int:
+def float_gradient(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
     on, per_unit, x, bits = noise
     number = out.dtype.type
     nonfinite = 0
@@ -47,8 +47,12 @@ def float_gradient(total: Array, noise: Any, offset: int, step: float, out: Arra
     return nonfinite
 
 
-def gradient_of(total: Array, noise: Any, offset: int, step: float, out: Array) -> int:
-    """``out = release(total) * step``, or ``total * step`` without noise: how many were not finite."""
+def gradient_of(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
+    """``out = release(total) * step``, or ``total * step`` without noise.
+
+    Returns:
+        How many were not finite (they count as zero).
+    """
     raise NotImplementedError  # by type, below
 
 
@@ -186,9 +190,7 @@ def _update_step(
     tiles = int((-(-sizes // TILE)).sum())
 
     def part(_: int, begin: int, end: int) -> int:
-        return _update(
-            kind, floats[0], streams, law, on, items, (like_sum, like_param), begin, end
-        )
+        return _update(kind, floats[0], streams, law, on, items, (like_sum, like_param), begin, end)
 
     bad = sum(in_parts(tiles, team_of(tiles, _GRAIN), part))
     # Autograd must know that these changed, as it would after an in-place torch operation.
