@@ -115,17 +115,25 @@ def draw_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> Non
                 x[at + 16 * b + i] = magnitude
     if escapes > 0:
         extend_escapes(stream, law, tile, work, x)
-    second_uniform = len(bounds) > 0
+    assemble(rows, len(counters), len(bounds) > 0, x)
+
+
+@inner
+def assemble(rows: Array, lanes: int, second_uniform: bool, x: Array) -> None:
+    """``X = K 2^14 + U1 + offset`` from the magnitudes in ``x``. Everything is int32: LLVM makes
+    vectors of it, given a number of lanes that it does not know (else it unrolls the loop)."""
     for at in range(0, TILE, 64):
-        w = rows[at // 64 * 96 : at // 64 * 96 + 96]
+        first = at // 64 * 96
         for b in range(4):
-            for i in range(LANES):
-                half = np.int32((w[32 + 16 * (b >> 1) + i] >> np.uint32(16 * (b & 1))) & 0xFFFF)
-                offset = np.int32((w[80 + i] >> np.uint32(8 * b)) & 0xFF) * 64 + 32
+            word, half = first + 32 + 16 * (b >> 1), np.uint32(16 * (b & 1))
+            for i in range(lanes):
+                bits = np.int32((rows[word + i] >> half) & np.uint32(0xFFFF))
+                second = np.int32((rows[first + 80 + i] >> np.uint32(8 * b)) & np.uint32(0xFF))
+                offset = np.int32(64 * second + 32) if second_uniform else np.int32(_MIDDLE)
                 magnitude = x[at + 16 * b + i]
-                k = magnitude if half < 0x8000 else -1 - magnitude
-                fine = (half & _FINE_MASK) + (offset if second_uniform else _MIDDLE)
-                x[at + 16 * b + i] = (k << FINE_BITS) + fine
+                k = magnitude if bits < 0x8000 else np.int32(-1 - magnitude)
+                fine = np.int32((bits & _FINE_MASK) + offset)
+                x[at + 16 * b + i] = np.int32(k << FINE_BITS) + fine
 
 
 @inner

@@ -28,8 +28,7 @@ def _draws(stream: Array, law: Any, first: int, out: Array, begin: int, end: int
         tile, offset = (first + at) // TILE, (first + at) % TILE
         count = min(TILE - offset, end - at)
         draw_tile(stream, law, tile, work, x)
-        for i in range(count):
-            out[at + i] = x[offset + i]
+        out[at : at + count] = x[offset : offset + count]
         at += count
 
 
@@ -44,8 +43,9 @@ def _noise_integers(
         tile, offset = (first + at) // TILE, (first + at) % TILE
         count = min(TILE - offset, end - at)
         draw_tile(stream, law, tile, work, x)
+        part, drawn = values[at : at + count], x[offset : offset + count]
         for i in range(count):
-            values[at + i] = release_integer(values[at + i], x[offset + i])
+            part[i] = release_integer(part[i], drawn[i])
         at += count
 
 
@@ -64,11 +64,12 @@ def _noise_floats(
         count = min(TILE - offset, end - at)
         draw_tile(stream, law, tile, work, x)
         rounding_tile(rounding, tile, work, bits)
+        part, drawn = values[at : at + count], x[offset : offset + count]
+        carries = bits[offset : offset + count]
         for i in range(count):
-            units = values[at + i] * per_unit
+            units = part[i] * per_unit
             units = units if np.isfinite(units) else number(0)
-            y = release_float(units, bits[offset + i], x[offset + i], number)
-            values[at + i] = cell * y
+            part[i] = cell * release_float(units, carries[i], drawn[i], number)
         at += count
 
 

@@ -25,15 +25,15 @@ PLAIN, MOMENTUM, NESTEROV, ADAM = range(4)
 
 
 @inner
-def integer_gradient(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
+def integer_gradient(total: Array, noise: Any, step: Number, out: Array) -> Number:
     _, _, x, _ = noise
     for i in range(len(total)):
-        out[i] = out.dtype.type(release_integer(total[i], x[offset + i])) * step
+        out[i] = out.dtype.type(release_integer(total[i], x[i])) * step
     return 0
 
 
 @inner
-def float_gradient(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
+def float_gradient(total: Array, noise: Any, step: Number, out: Array) -> Number:
     on, per_unit, x, bits = noise
     number = out.dtype.type
     nonfinite = 0
@@ -42,12 +42,12 @@ def float_gradient(total: Array, noise: Any, offset: int, step: Number, out: Arr
         finite = np.isfinite(units)
         nonfinite += 0 if finite else 1
         units = units if finite else number(0)
-        y = release_float(units, bits[offset + i], x[offset + i], number) if on else units
+        y = release_float(units, bits[i], x[i], number) if on else units
         out[i] = y * step
     return nonfinite
 
 
-def gradient_of(total: Array, noise: Any, offset: int, step: Number, out: Array) -> Number:
+def gradient_of(total: Array, noise: Any, step: Number, out: Array) -> Number:
     """``out = release(total) * step``, or ``total * step`` without noise.
 
     Returns:
@@ -57,11 +57,11 @@ def gradient_of(total: Array, noise: Any, offset: int, step: Number, out: Array)
 
 
 @overload(gradient_of)
-def _gradient_by_type(total: Any, noise: Any, offset: Any, step: Any, out: Any) -> Any:
+def _gradient_by_type(total: Any, noise: Any, step: Any, out: Any) -> Any:
     chosen = integer_gradient if isinstance(total.dtype, types.Integer) else float_gradient
 
-    def gradient(total: Any, noise: Any, offset: Any, step: Any, out: Any) -> Any:
-        return chosen(total, noise, offset, step, out)
+    def gradient(total: Any, noise: Any, step: Any, out: Any) -> Any:
+        return chosen(total, noise, step, out)
 
     return gradient
 
@@ -128,9 +128,10 @@ def _update(
             if stochastic:
                 rounding_tile(rounding, position // TILE, work, bits)
             total = entries(table[0, item] + at * like_sum.itemsize, count, like_sum)
-            noise = on, per_units[item], x, bits
+            here = slice(offset, offset + count)
+            noise = on, per_units[item], x[here], bits[here]
             part = gradient[:count]
-            nonfinite += gradient_of(total, noise, offset, steps[item], part)
+            nonfinite += gradient_of(total, noise, steps[item], part)
             shift = at * like_param.itemsize
             param = entries(table[1, item] + shift, count, like_param)
             state1 = entries(table[2, item] + shift, count, like_param)
