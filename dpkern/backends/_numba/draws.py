@@ -142,10 +142,11 @@ def rounding_tile(stream: Array, tile: Number, work: Any, bits: Array) -> None:
     counters, start, rows, _, _ = work
     words = rows[:BLOCK_WORDS]
     blocks_from(stream, LANES * tile, counters, start, words)
+    lanes = len(counters)  # as in `assemble`
     for half in range(TILE // LANES):
-        for i in range(LANES):
+        for i in range(lanes):
             word = words[16 * (half >> 1) + i]
-            bits[16 * half + i] = (word >> np.uint32(16 * (half & 1))) & 0xFFFF
+            bits[16 * half + i] = (word >> np.uint32(16 * (half & 1))) & np.uint32(0xFFFF)
 
 
 @inlined

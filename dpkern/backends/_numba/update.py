@@ -33,17 +33,27 @@ def integer_gradient(total: Array, noise: Any, step: Number, out: Array) -> Numb
 
 
 @inner
+def plain_gradient(total: Array, step: Number, out: Array) -> Number:
+    nonfinite = 0
+    for i in range(len(total)):
+        finite = np.isfinite(total[i])
+        nonfinite += 0 if finite else 1
+        out[i] = total[i] * step if finite else out.dtype.type(0)
+    return nonfinite
+
+
+@inner
 def float_gradient(total: Array, noise: Any, step: Number, out: Array) -> Number:
     on, per_unit, x, bits = noise
+    if not on:
+        return plain_gradient(total, step, out)
     number = out.dtype.type
     nonfinite = 0
     for i in range(len(total)):
-        units = total[i] * per_unit if on else total[i]
+        units = total[i] * per_unit
         finite = np.isfinite(units)
         nonfinite += 0 if finite else 1
-        units = units if finite else number(0)
-        y = release_float(units, bits[i], x[i], number) if on else units
-        out[i] = y * step
+        out[i] = release_float(units if finite else number(0), bits[i], x[i], number) * step
     return nonfinite
 
 
