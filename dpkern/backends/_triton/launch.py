@@ -8,9 +8,9 @@ travel as the 64 bits of a float64.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -30,28 +30,39 @@ class Aot(NamedTuple):
         kernel: the jit function.
         signature: type of each argument, ``constexpr`` for those in ``constants``.
         constants: values of the constexpr arguments.
-        warps: as launched.
+        warps, stages, fused: as launched.
     """
 
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constants: Mapping[str, Any]
     warps: int = 4
+    stages: int = 3
+    fused: bool = False
 
 
 def launch(
-    kernel: Any, grid: int, like: torch.Tensor, *args: Any, warps: int = 4, **constants: Any
+    kernel: Any,
+    grid: int,
+    like: torch.Tensor,
+    *args: Any,
+    warps: int = 4,
+    stages: int = 3,
+    fused: bool = False,
+    **constants: Any,
 ) -> None:
-    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart:
-    a contracted one would round otherwise than every other backend's."""
+    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart
+    unless ``fused``: a contracted one would round otherwise than every other backend's."""
     if grid == 0:
         return
-    device = torch.cuda.device(like.device) if like.is_cuda else nullcontext()
-    with device:
-        kernel[(grid,)](*args, num_warps=warps, enable_fp_fusion=False, **constants)
+    # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
+    with torch.cuda.device(like.device) if like.is_cuda else np.errstate(all="ignore"):
+        kernel[(grid,)](
+            *args, num_warps=warps, num_stages=stages, enable_fp_fusion=fused, **constants
+        )
 
 
 @triton.jit
-def number(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+def number(bits, dtype: tl.constexpr):
     """The float64 of these bits in ``dtype``, which holds it exactly."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(dtype)
