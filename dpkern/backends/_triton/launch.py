@@ -52,6 +52,6 @@ def launch(
 
 
 @triton.jit
-def number(bits: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+def number(bits, dtype: tl.constexpr):
     """The float64 of these bits in ``dtype``, which holds it exactly."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(dtype)
