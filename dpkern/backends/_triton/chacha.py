@@ -97,29 +97,3 @@ def blocks(stream, counter, TAIL: tl.constexpr = False):
         x8 + s8, x9 + s9, x10 + s10, x11 + s11, x12 + low, x13 + high, x14 + s14, x15 + s15
     )  # fmt: skip
     return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
-
-
-@triton.jit
-def stack2(a, b):
-    """``[m, n]`` twice -> ``[m, 2 n]``, alternating."""
-    return tl.interleave(a, b)
-
-
-@triton.jit
-def stack4(a, b, c, d):
-    """``[m, n]`` four times -> ``[m, 4 n]``, in turn."""
-    return stack2(stack2(a, c), stack2(b, d))
-
-
-@triton.jit
-def columns8(a, b, c, d, e, f, g, h):
-    """``[m]`` eight times -> ``[m, 8]``."""
-    even = stack4(a[:, None], c[:, None], e[:, None], g[:, None])
-    return stack2(even, stack4(b[:, None], d[:, None], f[:, None], h[:, None]))
-
-
-@triton.jit
-def columns16(w):
-    """Sixteen ``[m]`` -> ``[m, 16]``."""
-    even = columns8(w[0], w[2], w[4], w[6], w[8], w[10], w[12], w[14])
-    return stack2(even, columns8(w[1], w[3], w[5], w[7], w[9], w[11], w[13], w[15]))

@@ -1,8 +1,8 @@
 """The integer noise laws (``docs/noise.md``, ``csrc/core/lattice.h``) on tiles of 512 coordinates.
 
-An element of the first dimension is one lane of one tile. Its three cipher blocks are 48 words,
-eight groups of six; a group makes four coordinates. So a lane has 32, the k-th of which stands at
-``16 k + lane`` in its tile, and everything about coordinates is ``[lanes, 32]``.
+An element of every tensor here is one lane of one tile. Its three cipher blocks are 48 words, eight
+groups of six; a group makes four coordinates. So a lane has 32, the k-th of which stands at
+``16 k + lane`` in its tile: tuples of 32 tensors. Nothing moves between elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ...laws import LAWS, gaussian_tail
-from .chacha import blocks, columns8, columns16, stack2, stack4
+from .chacha import blocks
 
 GAUSSIAN = tl.constexpr(0)
 LAPLACE = tl.constexpr(1)
@@ -45,11 +45,10 @@ def lanes_of_program(TILES: tl.constexpr):
 
 
 @triton.jit
-def indices(tile, lane, skip):
-    """Where a lane's coordinates stand in a tensor whose element 0 is the ``skip``-th coordinate of
-    tile 0; below 0 before it."""
-    k = tl.arange(0, 32)[None, :]
-    return (tile * TILE + lane - skip)[:, None] + LANES * k
+def first_index(tile, lane, skip):
+    """Where a lane's coordinate 0 stands in a tensor whose element 0 is the ``skip``-th coordinate
+    of tile 0 (below 0: before it). Coordinate k is 16 k further."""
+    return tile * TILE + lane - skip
 
 
 @triton.jit
@@ -59,29 +58,31 @@ def _entry(table, column):
 
 @triton.jit
 def _look_up(table, column, threshold):
-    """Walker's alias method: the column or its alias."""
-    entry = _entry(table, column)
-    return tl.where(threshold < (entry & 0xFFFF), column, entry >> 16)
+    """Walker's alias method: the column or its alias, from the low 8 and 16 bits of these."""
+    column = column & 0xFF
+    entry = tl.load(table + column.to(tl.int32)).to(tl.uint32, bitcast=True)
+    return tl.where((threshold & 0xFFFF) < (entry & 0xFFFF), column, entry >> 16)
 
 
 @triton.jit
-def _coordinate(
-    threshold,
-    column,
-    uniform,
-    second,
-    table,
-    LAW: tl.constexpr,
-):
-    """X and whether its magnitude is the escape, from 16, 8, 16 and 8 random bits."""
-    magnitude = _look_up(table, column, threshold)
+def _coordinate(w, k: tl.constexpr, table, LAW: tl.constexpr):
+    """X of a lane's coordinate k from its 48 words, and in bits k of two masks whether its
+    magnitude is the escape and whether it is negative."""
+    b: tl.constexpr = k % 4
+    i: tl.constexpr = 6 * (k // 4)
+    half: tl.constexpr = 16 * (k % 2)
+    threshold = w[i + b // 2] >> half
+    uniform = w[i + 2 + b // 2] >> half
+    magnitude = _look_up(table, w[i + 4] >> (8 * b), threshold)
     negative = (uniform << 16).to(tl.int32, bitcast=True) >> 31  # all bits, or none
     if LAW == GAUSSIAN:
-        offset = (second << 6) + 32
+        offset = (((w[i + 5] >> (8 * b)) & 0xFF) << 6) + 32
     else:
-        offset = tl.full(second.shape, 1 << 13, tl.uint32)
+        offset = 1 << 13
     cell = (magnitude.to(tl.int32) ^ negative) << FINE_BITS
-    return cell + ((uniform & 0x3FFF) + offset).to(tl.int32), (magnitude == ESCAPE).to(tl.int32)
+    x = cell + ((uniform & 0x3FFF) + offset).to(tl.int32)
+    escaped = tl.where(magnitude == ESCAPE, 1 << k, 0).to(tl.uint32)
+    return x, escaped, negative.to(tl.uint32, bitcast=True) & (1 << k)
 
 
 @triton.jit
@@ -117,7 +118,7 @@ def _gaussian_beyond(table, b0, b1, b2, b3):
 @triton.jit
 def _restart(table, word, total, running):
     """One more try of the Laplace law; it runs on while it escapes."""
-    k = _look_up(table, (word >> 16) & 0xFF, word & 0xFFFF).to(tl.int32)
+    k = _look_up(table, word >> 16, word).to(tl.int32)
     total = tl.where(running, total + k, total)
     return total, running & (k == ESCAPE)
 
@@ -157,40 +158,40 @@ def _beyond(stream, table, position, LAW: tl.constexpr):
 
 @triton.jit
 def draws(stream, table, tile, lane, LAW: tl.constexpr):
-    """X at all coordinates of these lanes (absolute tile numbers), int32 ``[lanes, 32]``."""
+    """X at the 32 coordinates of these lanes (absolute tile numbers), int32."""
     counter = tile * 48 + lane
-    a = blocks(stream, counter)
-    b = blocks(stream, counter + 16)
-    c = blocks(stream, counter + 32)
-    # Word i of the eight groups: i, 6 + i, ... of the lane's 48.
-    w0 = columns8(a[0], a[6], a[12], b[2], b[8], b[14], c[4], c[10])
-    w1 = columns8(a[1], a[7], a[13], b[3], b[9], b[15], c[5], c[11])
-    w2 = columns8(a[2], a[8], a[14], b[4], b[10], c[0], c[6], c[12])
-    w3 = columns8(a[3], a[9], a[15], b[5], b[11], c[1], c[7], c[13])
-    w4 = columns8(a[4], a[10], b[0], b[6], b[12], c[2], c[8], c[14])
-    w5 = columns8(a[5], a[11], b[1], b[7], b[13], c[3], c[9], c[15])
-    threshold = stack4(w0 & 0xFFFF, w0 >> 16, w1 & 0xFFFF, w1 >> 16)
-    uniform = stack4(w2 & 0xFFFF, w2 >> 16, w3 & 0xFFFF, w3 >> 16)
-    column = stack4(w4 & 0xFF, (w4 >> 8) & 0xFF, (w4 >> 16) & 0xFF, w4 >> 24)
-    second = stack4(w5 & 0xFF, (w5 >> 8) & 0xFF, (w5 >> 16) & 0xFF, w5 >> 24)
-    x, escaped = _coordinate(threshold, column, uniform, second, table, LAW)
-    k = tl.arange(0, 32)[None, :]
+    w = blocks(stream, counter) + blocks(stream, counter + 16) + blocks(stream, counter + 32)
+    x = ()
+    escapes = tl.zeros(lane.shape, tl.uint32)  # bit k: coordinate k
+    negatives = tl.zeros(lane.shape, tl.uint32)
+    for k in tl.static_range(32):
+        one, escaped, negative = _coordinate(w, k, table, LAW)
+        x = x + (one,)
+        escapes |= escaped
+        negatives |= negative
     # One escape per lane at a time: its magnitude is 255, which the tail moves outward.
-    while tl.max(escaped) != 0:
-        first = tl.min(tl.where(escaped != 0, k, 32), axis=1)
-        position = tile * TILE + LANES * first + lane
-        distance = (_beyond(stream, table, position, LAW) << FINE_BITS)[:, None]
-        here = k == first[:, None]
-        x = tl.where(here, tl.where(x < 0, x - distance, x + distance), x)
-        escaped = tl.where(here, 0, escaped)
+    while tl.max(escapes) != 0:
+        lowest = escapes & (~escapes + 1)
+        place = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # of the only bit
+        position = tile * TILE + LANES * place + lane
+        distance = _beyond(stream, table, position, LAW) << FINE_BITS
+        distance = tl.where((negatives & lowest) != 0, -distance, distance)
+        moved = ()
+        for j in tl.static_range(32):
+            moved = moved + (x[j] + tl.where(lowest == (1 << j), distance, 0),)
+        x = moved
+        escapes ^= lowest
     return x
 
 
 @triton.jit
 def rounding_bits(stream, tile, lane):
-    """16 bits at all coordinates of these lanes, int32 ``[lanes, 32]``: two for each word."""
-    words = columns16(blocks(stream, tile * LANES + lane))
-    return stack2(words & 0xFFFF, words >> 16).to(tl.int32)
+    """16 bits at the 32 coordinates of these lanes, int32: two for each word."""
+    w = blocks(stream, tile * LANES + lane)
+    bits = ()
+    for k in tl.static_range(32):
+        bits = bits + (((w[k // 2] >> (16 * (k % 2))) & 0xFFFF).to(tl.int32),)
+    return bits
 
 
 @triton.jit

@@ -48,9 +48,9 @@ def keystream_kernel(
 ):  # fmt: skip
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     block = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    words = chacha.columns16(chacha.blocks(stream, first + block)).to(tl.int32, bitcast=True)
-    index = 16 * block[:, None] + tl.arange(0, 16)[None, :]
-    tl.store(out + index, words, mask=block[:, None] < n)
+    words = chacha.blocks(stream, first + block)
+    for i in tl.static_range(16):
+        tl.store(out + 16 * block + i, words[i].to(tl.int32, bitcast=True), mask=block < n)
 
 
 @triton.jit(do_not_specialize=["first", "skip", "n", *chacha.STREAM])
@@ -67,9 +67,11 @@ def draws_kernel(
 ):  # fmt: skip
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
-    index = lattice.indices(tile, lane, skip)
+    start = lattice.first_index(tile, lane, skip)
     x = lattice.draws(stream, table, first + tile, lane, LAW)
-    tl.store(out + index, x, mask=(index >= 0) & (index < n))
+    for k in tl.static_range(32):
+        index = start + 16 * k
+        tl.store(out + index, x[k], mask=(index >= 0) & (index < n))
 
 
 @triton.jit(do_not_specialize=["first", "skip", "n", "per_unit", "cell", *_VARYING])
@@ -90,19 +92,23 @@ def add_noise_kernel(
 ):  # fmt: skip
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
-    index = lattice.indices(tile, lane, skip)
-    inside = (index >= 0) & (index < n)
-    v = tl.load(values + index, mask=inside, other=0)
+    start = lattice.first_index(tile, lane, skip)
     x = lattice.draws(stream, table, first + tile, lane, LAW)
-    if v.dtype.is_floating():
+    FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
+    if FLOATS:
         rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
         bits = lattice.rounding_bits(rounding, first + tile, lane)
-        units = v * number(per_unit, v.dtype)
-        units = tl.where(lattice.finite(units), units, 0.0)
-        y = lattice.release_floats(units, bits, x) * number(cell, v.dtype)
-    else:
-        y = lattice.release_integers(v, x)
-    tl.store(values + index, y, mask=inside)
+    for k in tl.static_range(32):
+        index = start + 16 * k
+        inside = (index >= 0) & (index < n)
+        v = tl.load(values + index, mask=inside, other=0)
+        if FLOATS:
+            units = v * number(per_unit, v.dtype)
+            units = tl.where(lattice.finite(units), units, 0.0)
+            y = lattice.release_floats(units, bits[k], x[k]) * number(cell, v.dtype)
+        else:
+            y = lattice.release_integers(v, x[k])
+        tl.store(values + index, y, mask=inside)
 
 
 def _keystream(
