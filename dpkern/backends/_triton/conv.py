@@ -8,7 +8,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...ops.ghost.conv import Geometry
-from . import direct, weighted
+from . import direct, forms, weighted
+from .launch import Aot
 from .operands import Operands, too_large
 
 
@@ -65,3 +66,4 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.conv_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""
+AOT: tuple[Aot, ...] = tuple(forms.tiled(dense=False))

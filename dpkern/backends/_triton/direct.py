@@ -14,11 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
 from .precision import SIXTEEN, WIDE, Arithmetic, direct_numbers, first, short_enough
 
-_BLOCK = 1024  # partial sums in one step of bound_kernel
+BLOCK = 1024  # partial sums in one step of bound_kernel
 
 
 class Tile(NamedTuple):
@@ -34,7 +34,8 @@ class Tile(NamedTuple):
 def tile_of(dtype: torch.dtype, rows: int, columns: int) -> Tile:
     """The tile for products of this type; not yet tuned on a GPU."""
     if INTERPRETED:
-        most = Tile(128, 256, 32, 4)  # its time is that of the operations, not of their sizes
+        # Its time is that of the operations, not of their sizes.
+        most = Tile(128, 256, 256 if dtype is torch.float64 else 64, 4)
     elif dtype in SIXTEEN:
         most = Tile(128, 64, 64, 8)
     elif dtype is torch.float32:
@@ -74,7 +75,7 @@ def direct_kernel(
     unit = (tl.program_id(0) // (row_tiles * column_tiles)).to(tl.int64)
     if SKIP:
         if tl.load(done + unit) != 0:
-            return
+            return  # tight already
     sample = unit // sizes[3]
     group = unit % sizes[3]
     a += sample * a_strides[0] + group * sizes[4] * a_strides[1]
@@ -144,7 +145,7 @@ def bound_kernel(
     unit = tl.program_id(0).to(tl.int64)
     if SKIP:
         if tl.load(done + unit) != 0:
-            return
+            return  # tight already
     count = row_tiles * column_tiles
     square = _added(squares + unit * count, count, BLOCK)
     total = _added(totals + unit * count, count, BLOCK)
@@ -186,7 +187,7 @@ def _pass(
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         KEEP=False,
         SKIP=skip,
-        **constants(operands, dtype, tile),
+        **constants(operands.dense, dtype, tile),
     )
     sizes = operands.positions, operands.rows, operands.columns, tile.depth, tile.columns
     launch(
@@ -196,14 +197,14 @@ def _pass(
         *(squares, totals, a_squares, g_squares, highs, done, m, n),
         direct_numbers(kind, *sizes),
         SKIP=skip,
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
     )
 
 
-def constants(operands: Operands, dtype: torch.dtype, tile: Tile) -> dict[str, Any]:
+def constants(dense: bool, dtype: torch.dtype, tile: Tile) -> dict[str, Any]:
     """What a tile's kernel is compiled for."""
     return {
-        "DENSE": operands.dense,
+        "DENSE": dense,
         "SUMS": tl.float64 if dtype is torch.float64 else tl.float32,
         "ROWS": tile.rows,
         "COLUMNS": tile.columns,
@@ -242,6 +243,6 @@ def gradients(operands: Operands, grads: torch.Tensor) -> torch.Tensor:
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         KEEP=True,
         SKIP=False,
-        **constants(operands, operands.a.dtype, tile),
+        **constants(operands.dense, operands.a.dtype, tile),
     )
     return squares.sum(1) * (1 + 1e-12)

@@ -16,9 +16,9 @@ from .operands import Operands, product
 from .precision import SIXTEEN, first, gram_numbers
 
 MOST = 64
-_DEPTH = {True: 64, False: 32}
+DEPTH = {True: 64, False: 32}
 """Features in a chunk, of 16-bit operands and of float32."""
-_BLOCK = 1024
+BLOCK = 1024
 
 
 def cheaper(operands: Operands) -> bool:
@@ -85,7 +85,7 @@ def gram_kernel(
 def gram(operands: Operands, highs: torch.Tensor) -> torch.Tensor:
     """Fill ``highs`` with squares from above; int32 ``[B, 1]``: which of them are tight."""
     done = torch.empty_like(highs, dtype=torch.int32)
-    depth = _DEPTH[operands.a.dtype in SIXTEEN]
+    depth = DEPTH[operands.a.dtype in SIXTEEN]
     sizes = operands.positions, operands.rows, operands.columns
     launch(
         gram_kernel,
@@ -127,6 +127,6 @@ def rank_one(operands: Operands, squares: torch.Tensor) -> torch.Tensor:
         operands.batch,
         operands.a,
         *(operands.a, operands.g, squares, operands.columns, operands.rows),
-        BLOCK=_BLOCK,
+        BLOCK=BLOCK,
     )
     return squares

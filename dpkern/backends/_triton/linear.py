@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from . import direct, gram, weighted
+from . import direct, forms, gram, weighted
+from .launch import Aot
 from .operands import Operands, too_large
 
 
@@ -60,3 +61,4 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.linear_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""
+AOT: tuple[Aot, ...] = (*forms.tiled(dense=True), *forms.small())

@@ -1,5 +1,6 @@
-"""Weighted sums of gradients, ``out += sum_b c_b grad_b``: a program owns a tile of the output and a
-range of samples.
+"""Weighted sums of gradients, ``out += sum_b c_b grad_b``.
+
+A program owns a tile of the output and a range of samples.
 
 A clip factor must not be rounded together with a 16-bit operand: ``fl(c g)`` in bfloat16 is up to
 2^-8 longer than ``c g``, and the sample's part up to 2^-8 above the clipping bound. So 16-bit
@@ -21,7 +22,7 @@ from .precision import SIXTEEN
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
 _LEAST = 16  # chunks of positions worth a program
 _SHORT = 32  # positions; fewer leave a chunk of 16-bit products half empty
-_BLOCK = 1024
+BLOCK = 1024
 
 
 @triton.jit
@@ -93,8 +94,8 @@ def samples_kernel(
     for sample in range(first, tl.minimum(first + per_split, last)):
         factor = tl.load(factors + sample)
         if factor != 0.0:
-            x = a + sample.to(tl.int64) * a_strides[0]
-            y = g + sample.to(tl.int64) * g_strides[0]
+            x = a + tl.cast(sample, tl.int64) * a_strides[0]
+            y = g + tl.cast(sample, tl.int64) * g_strides[0]
             own = tl.zeros([ROWS, COLUMNS], SUMS)
             for begin in range(0, positions, DEPTH):
                 t = begin + tl.arange(0, DEPTH)
@@ -166,8 +167,8 @@ def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         *(last, each),
         WHOLE=splits == 1,
-        **constants(operands, dtype, tile),
+        **constants(operands.dense, dtype, tile),
     )
     if splits > 1:
-        blocks = -(-out.numel() // _BLOCK)
-        launch(combine_kernel, blocks, out, parts, out, splits, out.numel(), BLOCK=_BLOCK)
+        blocks = -(-out.numel() // BLOCK)
+        launch(combine_kernel, blocks, out, parts, out, splits, out.numel(), BLOCK=BLOCK)
