@@ -41,15 +41,24 @@ def forms(only: list[str]) -> Iterator[tuple[str, Any]]:
                 yield name, form
 
 
+def path(names: list[str], name: Any) -> tuple[int, ...]:
+    """Where an argument is, or ``(name, i)`` of a tuple."""
+    member = name if isinstance(name, tuple) else (name,)
+    return (names.index(member[0]), *member[1:])
+
+
 def compile_form(form: Any, capability: int) -> Any:
     """Triton's compiled kernel."""
     names = form.kernel.arg_names
     if set(form.signature) != set(names):
         raise ValueError(f"{form.kernel.__name__}: signature {[*form.signature]}, takes {names}")
+    pointers = [name for name in names if str(form.signature[name]).startswith("*")]
+    aligned = [*pointers, *form.aligned]
     source = ASTSource(
         fn=form.kernel,
         signature={name: form.signature[name] for name in names},
-        constexprs=dict(form.constants),
+        constexprs={path(names, name): value for name, value in form.constants.items()},
+        attrs={path(names, name): [["tt.divisibility", 16]] for name in aligned},
     )
     options = {
         "num_warps": form.warps,
@@ -78,7 +87,7 @@ def report(name: str, form: Any, capability: int) -> dict[str, Any]:
     return {
         "module": name,
         "kernel": form.kernel.__name__,
-        "form": {**form.signature, **form.constants},
+        "form": {str(name): value for name, value in {**form.signature, **form.constants}.items()},
         "capability": capability,
         "seconds": round(time.perf_counter() - started, 2),
         "inexact": sorted(

@@ -31,20 +31,20 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-def tile_of(dtype: torch.dtype, rows: int, columns: int) -> Tile:
-    """The tile for products of this type; not yet tuned on a GPU."""
+def tile_of(dtype: torch.dtype, dense: bool, rows: int, columns: int) -> Tile:
+    """The tile for products of this type: what fits the registers, not yet tuned on a GPU."""
     if INTERPRETED:
         # Its time is that of the operations, not of their sizes.
         most = Tile(128, 256, 256 if dtype is torch.float64 else 64, 4)
     elif dtype in SIXTEEN:
-        most = Tile(128, 64, 64, 8)
+        most = Tile(128, 64, 64, 8) if dense else Tile(64, 64, 32, 8)
     elif dtype is torch.float32:
-        most = Tile(64, 64, 16, 4)
+        most = Tile(64, 64, 16, 8)
     else:
         most = Tile(32, 32, 16, 4)
     height = min(most.rows, max(16, triton.next_power_of_2(rows)))
     width = min(most.columns, max(16, triton.next_power_of_2(columns)))
-    warps = most.warps if height * width > 64 * 64 else 4
+    warps = most.warps if height * width >= 64 * 64 else 4
     return most._replace(rows=height, columns=width, warps=warps)
 
 
@@ -174,7 +174,7 @@ def _pass(
     skip: bool,
 ) -> None:
     """Bounds of all gradients with products of this type; of those not done yet (``skip``)."""
-    tile = tile_of(dtype, operands.rows, operands.columns)
+    tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
     m, n = tiles(operands, tile)
     units, like = operands.batch * operands.groups, operands.a
     squares, totals = highs.new_empty(2, units * m * n).unbind()
@@ -221,7 +221,7 @@ def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) ->
     again = done is not None
     if done is None:
         done = highs.new_zeros(highs.shape, dtype=torch.int32)
-        depth = tile_of(dtype, operands.rows, operands.columns).depth
+        depth = tile_of(dtype, operands.dense, operands.rows, operands.columns).depth
         if dtype is not torch.float64 and short_enough(operands.positions, depth):
             _pass(operands, first(dtype), dtype, highs, done, skip=False)
             again = True
@@ -231,7 +231,7 @@ def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) ->
 
 def gradients(operands: Operands, grads: torch.Tensor) -> torch.Tensor:
     """Fill ``grads``; their squares ``[B]`` from above."""
-    tile = tile_of(operands.a.dtype, operands.rows, operands.columns)
+    tile = tile_of(operands.a.dtype, operands.dense, operands.rows, operands.columns)
     m, n = tiles(operands, tile)
     units = operands.batch * operands.groups
     squares = grads.new_empty(operands.batch, operands.groups * m * n, dtype=torch.float64)

@@ -19,15 +19,21 @@ _POINTERS = {
     torch.int32: "*i32",
 }
 _TUPLES = {"sizes": 5, "a_strides": 3, "g_strides": 3, "geometry": 17}
+_ALIGNED = (*(("sizes", i) for i in (1, 2)), *((f"{x}_strides", i) for x in "ag" for i in (0, 2)))
+"""Of linear layers: features."""
 _PARTS = dict.fromkeys(
     ("squares", "totals", "a_squares", "g_squares", "highs", "parts"), torch.float64
 )
 
 
-def _signature(kernel: Any, numbers: int, **pointers: torch.dtype) -> dict[str, Any]:
+def _signature(
+    kernel: Any, numbers: int, dense: bool = False, **pointers: torch.dtype
+) -> dict[str, Any]:
     """Types of a kernel's arguments: known pointers, tuples, constants in capitals, and ints."""
     types: dict[str, Any] = {"numbers": ("fp32",) * numbers}
     types |= {name: ("i32",) * count for name, count in _TUPLES.items()}
+    if dense:  # Triton knows ones
+        types |= {f"{x}_strides": ("i32", "constexpr", "i32") for x in "ag"}
     every = {**_PARTS, "done": torch.int32, **pointers}
     types |= {name: _POINTERS[dtype] for name, dtype in every.items()}
     return {
@@ -35,13 +41,18 @@ def _signature(kernel: Any, numbers: int, **pointers: torch.dtype) -> dict[str, 
     }
 
 
-def _tiled(kernel: Any, dense: bool, dtype: torch.dtype, like: Any, **constants: Any) -> Aot:
-    """A kernel over full tiles of products in ``dtype``, of operands ``like``."""
+def _tiled(kernel: Any, dense: bool, dtype: torch.dtype, like: Any, **more: Any) -> Aot:
+    """A kernel over full tiles of products in ``dtype``, of operands ``like`` with many features (a
+    multiple of 16) or channels."""
     sums = torch.float32 if like in SIXTEEN else like
     pointers = {"a": like, "g": like, "grads": sums, "factors": sums, "out": sums}
-    settings = direct.constants(dense, dtype, direct.tile_of(dtype, 1024, 1024))
+    constants: dict[Any, Any] = {**more}
+    settings = direct.constants(dense, dtype, direct.tile_of(dtype, dense, 1024, 1024))
     launched = {name: settings.pop(name) for name in ("warps", "stages", "fused")}
-    signature = _signature(kernel, 0, **pointers)
+    signature = _signature(kernel, 0, dense, **pointers)
+    if dense:
+        constants |= {("a_strides", 1): 1, ("g_strides", 1): 1}
+        launched["aligned"] = _ALIGNED
     return Aot(kernel, signature, {**settings, **constants}, **launched)
 
 
@@ -66,7 +77,7 @@ def small() -> Iterator[Aot]:
         pointers = {"a": like, "g": like}
         signature = _signature(gram.gram_kernel, 3, **pointers)
         constants = {"SIDE": gram.MOST, "DEPTH": gram.DEPTH[like in SIXTEEN]}
-        yield Aot(gram.gram_kernel, signature, constants, fused=True)
+        yield Aot(gram.gram_kernel, signature, constants, gram.WARPS, fused=True)
         signature = _signature(gram.rank_one_kernel, 0, **pointers)
         yield Aot(gram.rank_one_kernel, signature, {"BLOCK": gram.BLOCK})
     pointers = {"parts": torch.float32, "out": torch.float32}

@@ -19,6 +19,7 @@ MOST = 64
 DEPTH = {True: 64, False: 32}
 """Features in a chunk, of 16-bit operands and of float32."""
 BLOCK = 1024
+WARPS = 8
 
 
 def cheaper(operands: Operands) -> bool:
@@ -96,6 +97,7 @@ def gram(operands: Operands, highs: torch.Tensor) -> torch.Tensor:
         gram_numbers(first(operands.a.dtype), *sizes, depth),
         SIDE=_side(operands),
         DEPTH=depth,
+        warps=WARPS,
         fused=True,
     )
     return done

@@ -30,6 +30,8 @@ class Aot(NamedTuple):
         kernel: the jit function.
         signature: type of each argument, ``constexpr`` for those in ``constants``.
         constants: values of the constexpr arguments.
+        aligned: integers that are multiples of 16, which Triton makes a kernel of its own for, like
+            all pointers; ``(name, i)`` for a member of a tuple.
         warps, stages, fused: as launched.
     """
 
@@ -39,6 +41,7 @@ class Aot(NamedTuple):
     warps: int = 4
     stages: int = 3
     fused: bool = False
+    aligned: tuple[Any, ...] = ()
 
 
 def launch(

@@ -154,7 +154,7 @@ def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -
     whole_samples = by_samples(operands)
     kernel = samples_kernel if whole_samples else positions_kernel
     dtype = operands.a.dtype if whole_samples else operands.sums
-    tile = tile_of(dtype, operands.rows, operands.columns)
+    tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
     m, n = tiles(operands, tile)
     splits, each = shares(operands, tile)
     parts = out if splits == 1 else out.new_empty(splits, out.numel())
