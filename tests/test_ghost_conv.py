@@ -335,7 +335,8 @@ def test_costs() -> None:
 X, G = torch.zeros(2, 4, 8, 8), torch.zeros(2, 6, 6, 6)
 BAD = {
     "x-list": ("x", {"x": [1.0]}),
-    "x-half": ("x", {"x": X.half()}),
+    "x-whole": ("x", {"x": X.int()}),
+    "x-half": ("g", {"x": X.half()}),
     "x-flat": ("x", {"x": X.flatten(1)}),
     "x-strides": ("x", {"x": X.transpose(2, 3)}),
     "g-dtype": ("g", {"g": G.double()}),

@@ -72,12 +72,13 @@ def direct_kernel(
     row_tiles = tl.cdiv(rows, ROWS)
     column_tiles = tl.cdiv(columns, COLUMNS)
     tile = tl.program_id(0) % (row_tiles * column_tiles)
-    unit = (tl.program_id(0) // (row_tiles * column_tiles)).to(tl.int64)
+    unit = tl.program_id(0) // (row_tiles * column_tiles)
+    sample = (unit // sizes[3]).to(tl.int64)
+    group = (unit % sizes[3]).to(tl.int64)
+    unit = unit.to(tl.int64)
     if SKIP:
         if tl.load(done + unit) != 0:
             return  # tight already
-    sample = unit // sizes[3]
-    group = unit % sizes[3]
     a += sample * a_strides[0] + group * sizes[4] * a_strides[1]
     g += sample * g_strides[0] + group * rows * g_strides[1]
     m = tile // column_tiles
