@@ -52,6 +52,8 @@ def compile_form(form: Any, capability: int) -> Any:
         constexprs=dict(form.constants),
     )
     options = {"num_warps": form.warps, "enable_fp_fusion": False}
+    if form.registers is not None:
+        options["maxnreg"] = form.registers
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -30,13 +30,14 @@ class Aot(NamedTuple):
         kernel: the jit function.
         signature: type of each argument, ``constexpr`` for those in ``constants``.
         constants: values of the constexpr arguments.
-        warps: as launched.
+        warps, registers: as launched.
     """
 
     kernel: Any
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
     warps: int = 4
+    registers: int | None = None
 
 
 def launch(
@@ -48,7 +49,9 @@ def launch(
         return
     # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
     with torch.cuda.device(like.device) if like.is_cuda else np.errstate(all="ignore"):
-        kernel[(grid,)](*args, num_warps=warps, enable_fp_fusion=False, **constants)
+        # Kernels write what autograd watches: the caller tells it.
+        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        kernel[(grid,)](*detached, num_warps=warps, enable_fp_fusion=False, **constants)
 
 
 @triton.jit
