@@ -41,17 +41,30 @@ def forms(only: list[str]) -> Iterator[tuple[str, Any]]:
                 yield name, form
 
 
+def path(names: list[str], name: Any) -> tuple[int, ...]:
+    """Where an argument is, or ``(name, i)`` of a tuple."""
+    member = name if isinstance(name, tuple) else (name,)
+    return (names.index(member[0]), *member[1:])
+
+
 def compile_form(form: Any, capability: int) -> Any:
     """Triton's compiled kernel."""
     names = form.kernel.arg_names
     if set(form.signature) != set(names):
         raise ValueError(f"{form.kernel.__name__}: signature {[*form.signature]}, takes {names}")
+    pointers = [name for name in names if str(form.signature[name]).startswith("*")]
+    aligned = [*pointers, *form.aligned]
     source = ASTSource(
         fn=form.kernel,
         signature={name: form.signature[name] for name in names},
-        constexprs=dict(form.constants),
+        constexprs={path(names, name): value for name, value in form.constants.items()},
+        attrs={path(names, name): [["tt.divisibility", 16]] for name in aligned},
     )
-    options = {"num_warps": form.warps, "enable_fp_fusion": False}
+    options = {
+        "num_warps": form.warps,
+        "num_stages": form.stages,
+        "enable_fp_fusion": form.fused,
+    }
     if form.registers is not None:
         options["maxnreg"] = form.registers
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
@@ -76,10 +89,12 @@ def report(name: str, form: Any, capability: int) -> dict[str, Any]:
     return {
         "module": name,
         "kernel": form.kernel.__name__,
-        "form": {**form.signature, **form.constants},
+        "form": {str(name): value for name, value in {**form.signature, **form.constants}.items()},
         "capability": capability,
         "seconds": round(time.perf_counter() - started, 2),
-        "inexact": sorted(set(INEXACT.findall(ptx))),
+        "inexact": sorted(
+            found for found in set(INEXACT.findall(ptx)) if not (form.fused and "fma" in found)
+        ),
         **resources(kernel.asm["cubin"]),
         "dynamic_shared": kernel.metadata.shared,
     }
@@ -96,7 +111,7 @@ def main() -> int:
         for capability in arguments.capabilities
         for name, form in forms(arguments.only)
     ]
-    json.dump(found, sys.stdout, indent=1)
+    json.dump(found, sys.stdout, indent=1, default=str)
     print()
     return 0
 

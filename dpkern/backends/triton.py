@@ -19,9 +19,7 @@ MODULES = (
     "affine",
     "embedding",
     "linear",
-    "linear_sum",
     "conv",
-    "conv_sum",
     "product",
 )
 """Those of ``_triton`` that have kernels."""

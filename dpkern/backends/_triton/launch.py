@@ -30,28 +30,42 @@ class Aot(NamedTuple):
         kernel: the jit function.
         signature: type of each argument, ``constexpr`` for those in ``constants``.
         constants: values of the constexpr arguments.
-        warps, registers: as launched.
+        aligned: integers that are multiples of 16, which Triton makes a kernel of its own for, like
+            all pointers; ``(name, i)`` for a member of a tuple.
+        warps, stages, fused, registers: as launched.
     """
 
     kernel: Any
-    signature: Mapping[str, str]
+    signature: Mapping[str, Any]
     constants: Mapping[str, Any]
     warps: int = 4
+    stages: int = 3
+    fused: bool = False
+    aligned: tuple[Any, ...] = ()
     registers: int | None = None
 
 
 def launch(
-    kernel: Any, grid: int, like: torch.Tensor, *args: Any, warps: int = 4, **constants: Any
+    kernel: Any,
+    grid: int,
+    like: torch.Tensor,
+    *args: Any,
+    warps: int = 4,
+    stages: int = 3,
+    fused: bool = False,
+    **constants: Any,
 ) -> None:
-    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart:
-    a contracted one would round otherwise than every other backend's."""
+    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart
+    unless ``fused``: a contracted one would round otherwise than every other backend's."""
     if grid == 0:
         return
     # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
     with torch.cuda.device(like.device) if like.is_cuda else np.errstate(all="ignore"):
         # Kernels write what autograd watches: the caller tells it.
         detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
-        kernel[(grid,)](*detached, num_warps=warps, enable_fp_fusion=False, **constants)
+        kernel[(grid,)](
+            *detached, num_warps=warps, num_stages=stages, enable_fp_fusion=fused, **constants
+        )
 
 
 @triton.jit
