@@ -65,6 +65,8 @@ def compile_form(form: Any, capability: int) -> Any:
         "num_stages": form.stages,
         "enable_fp_fusion": form.fused,
     }
+    if form.registers is not None:
+        options["maxnreg"] = form.registers
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -209,7 +209,11 @@ def finite(x):
 
 @triton.jit
 def release_floats(units, bits, x):
-    """Rounds ``units`` stochastically, then releases: whole numbers in the dtype of ``units``."""
+    """Rounds ``units`` stochastically, then releases: whole numbers in the dtype of ``units``.
+
+    On a device ``floor`` takes subnormal numbers for 0. Below 0 they would give -1 and a fraction
+    that rounds to 1, always carried: 0 as well.
+    """
     below = tl.floor(units)
     fraction = ((units - below) * 65536).to(tl.int32)
     carry = (fraction + bits >= 65536).to(tl.int32)

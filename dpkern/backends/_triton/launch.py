@@ -32,7 +32,7 @@ class Aot(NamedTuple):
         constants: values of the constexpr arguments.
         aligned: integers that are multiples of 16, which Triton makes a kernel of its own for, like
             all pointers; ``(name, i)`` for a member of a tuple.
-        warps, stages, fused: as launched.
+        warps, stages, fused, registers: as launched.
     """
 
     kernel: Any
@@ -42,6 +42,7 @@ class Aot(NamedTuple):
     stages: int = 3
     fused: bool = False
     aligned: tuple[Any, ...] = ()
+    registers: int | None = None
 
 
 def launch(
@@ -60,8 +61,10 @@ def launch(
         return
     # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
     with torch.cuda.device(like.device) if like.is_cuda else np.errstate(all="ignore"):
+        # Kernels write what autograd watches: the caller tells it.
+        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
         kernel[(grid,)](
-            *args, num_warps=warps, num_stages=stages, enable_fp_fusion=fused, **constants
+            *detached, num_warps=warps, num_stages=stages, enable_fp_fusion=fused, **constants
         )
 
 

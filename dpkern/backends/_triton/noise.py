@@ -17,8 +17,8 @@ from .launch import DEVICE, INTERPRETED, Aot, launch, number
 
 _BLOCKS = 128  # of the cipher in a program
 _MOST_TILES = 1024
-_VARYING = ("first", "skip", "n", *chacha.STREAM, *chacha.ROUNDING)
-"""Never specialised: secret, or different in every call."""
+REGISTERS = 128
+"""Per thread, at most. Left alone, ptxas aims at fewer and spills."""
 
 
 def tiles_of(position: int, count: int) -> tuple[int, int, int]:
@@ -74,7 +74,9 @@ def draws_kernel(
         tl.store(out + index, x[k], mask=(index >= 0) & (index < n))
 
 
-@triton.jit(do_not_specialize=["first", "skip", "n", "per_unit", "cell", *_VARYING])
+@triton.jit(do_not_specialize=[
+    "first", "skip", "n", "per_unit", "cell", *chacha.STREAM, *chacha.ROUNDING
+])  # fmt: skip
 def add_noise_kernel(
     values,
     table,
@@ -191,6 +193,7 @@ def _add_noise(
         cell,
         LAW=lattice.LAW_CODES[distribution],
         TILES=tiles_per_program(tiles),
+        maxnreg=REGISTERS,
     )
     increment_version(x)
     return x
@@ -207,20 +210,21 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
 )
 """``(op, run, refuse)``."""
 
-_STREAM = {name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM}
-_ROUNDING = {f"r_{name}": kind for name, kind in _STREAM.items()}
-_PLACE = {"first": "i64", "skip": "i32", "n": "i64"}
+STREAM = {name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM}
+ROUNDING = {f"r_{name}": kind for name, kind in STREAM.items()}
+"""Types of the kernels' arguments."""
+PLACE = {"first": "i64", "skip": "i32", "n": "i64"}
 _META = {"LAW": "constexpr", "TILES": "constexpr"}
 AOT: tuple[Aot, ...] = (
     Aot(
         keystream_kernel,
-        {"out": "*i32", **_STREAM, "first": "i64", "n": "i64", "BLOCKS": "constexpr"},
+        {"out": "*i32", **STREAM, "first": "i64", "n": "i64", "BLOCKS": "constexpr"},
         {"BLOCKS": _BLOCKS},
     ),
     *(
         Aot(
             draws_kernel,
-            {"out": "*i32", "table": "*i32", **_STREAM, **_PLACE, **_META},
+            {"out": "*i32", "table": "*i32", **STREAM, **PLACE, **_META},
             {"LAW": law, "TILES": 8},
         )
         for law in (0, 1)
@@ -231,14 +235,15 @@ AOT: tuple[Aot, ...] = (
             {
                 "values": f"*{kind}",
                 "table": "*i32",
-                **_STREAM,
-                **_ROUNDING,
-                **_PLACE,
+                **STREAM,
+                **ROUNDING,
+                **PLACE,
                 "per_unit": "i64",
                 "cell": "i64",
                 **_META,
             },
             {"LAW": 0, "TILES": 8},
+            registers=REGISTERS,
         )
         for kind in ("i32", "i64", "fp32", "fp64")
     ),
