@@ -81,6 +81,12 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name.lower(): int(found[name]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
 
 
+def merged(ttir: str) -> int:
+    """Products that were given a running total to add to, instead of zero."""
+    starts = re.findall(r"tt\.dot %[\w#]+, %[\w#]+, %(\w+)", ttir)
+    return sum(not start.startswith("cst") for start in starts)
+
+
 def report(name: str, form: Any, capability: int) -> dict[str, Any]:
     """What became of one form."""
     started = time.perf_counter()
@@ -95,6 +101,7 @@ def report(name: str, form: Any, capability: int) -> dict[str, Any]:
         "inexact": sorted(
             found for found in set(INEXACT.findall(ptx)) if not (form.fused and "fma" in found)
         ),
+        "merged": merged(kernel.asm["ttir"]),
         **resources(kernel.asm["cubin"]),
         "dynamic_shared": kernel.metadata.shared,
     }

@@ -74,12 +74,10 @@ def small() -> Iterator[Aot]:
     constants: dict[str, Any] = {"SKIP": True, "BLOCK": direct.BLOCK}
     yield Aot(direct.bound_kernel, _signature(direct.bound_kernel, 10), constants, fused=True)
     for like in (torch.bfloat16, torch.float32):
-        pointers = {"a": like, "g": like}
-        signature = _signature(gram.gram_kernel, 3, **pointers)
+        signature = _signature(gram.gram_kernel, 3, a=like, g=like)
         constants = {"SIDE": gram.MOST, "DEPTH": gram.DEPTH[like in SIXTEEN]}
         yield Aot(gram.gram_kernel, signature, constants, gram.WARPS, fused=True)
-        signature = _signature(gram.rank_one_kernel, 0, **pointers)
+        signature = _signature(gram.rank_one_kernel, 0, a=like, g=like)
         yield Aot(gram.rank_one_kernel, signature, {"BLOCK": gram.BLOCK})
-    pointers = {"parts": torch.float32, "out": torch.float32}
-    signature = _signature(weighted.combine_kernel, 0, **pointers)
+    signature = _signature(weighted.combine_kernel, 0, parts=torch.float32, out=torch.float32)
     yield Aot(weighted.combine_kernel, signature, {"BLOCK": weighted.BLOCK})

@@ -30,7 +30,7 @@ def cheaper(operands: Operands) -> bool:
 
 
 def _side(operands: Operands) -> int:
-    return max(16, triton.next_power_of_2(operands.positions))
+    return max(16, int(triton.next_power_of_2(operands.positions)))
 
 
 @triton.jit

@@ -269,7 +269,8 @@ def conv_sum(
 
     Args:
         x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``.
-        factors: ``[B]``, dtype of x (16-bit: float32). Factor 0 contributes nothing, whatever the sample holds.
+        factors: ``[B]``, dtype of x (16-bit: float32). Factor 0 contributes nothing, whatever the
+            sample holds.
         out: ``[co, ci / groups, *kernel]``, dtype of the factors, contiguous, added to.
 
     Raises:

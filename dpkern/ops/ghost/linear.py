@@ -143,9 +143,10 @@ def linear_gradient(
         backend: who runs it.
 
     Returns:
-        ``grads`` ``[B, p, d]`` of the inputs' dtype (16-bit: float32), contiguous, and float64 squared norms ``[B]``
-        of these rounded numbers: never below their true squares, above them by at most 1e-4 of it
-        (float64: 1e-10); not finite for a sample with NaN or inf. T = 0 gives zeros.
+        ``grads`` ``[B, p, d]`` of the inputs' dtype (16-bit: float32), contiguous, and float64
+        squared norms ``[B]`` of these rounded numbers: never below their true squares, above them
+        by at most 1e-4 of it (float64: 1e-10); not finite for a sample with NaN or inf. T = 0 gives
+        zeros.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
@@ -192,7 +193,8 @@ def linear_sum(
     Args:
         a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
-        factors: ``[B]``, same dtype (16-bit: float32). A sample of factor 0 contributes nothing, NaN or not.
+        factors: ``[B]``, same dtype (16-bit: float32). A sample of factor 0 contributes nothing,
+            NaN or not.
         out: ``[p, d]``, dtype of the factors, contiguous.
         backend: who runs it.
 
