@@ -230,7 +230,7 @@ def test_instruction_sets(isa: str, threads: int) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("name", ["lenet-second", "many-channels", "stride-2", "depthwise"])
+@pytest.mark.parametrize("name", ["lenet-second", "tiny-map", "shortcut", "depthwise-multiplied"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_sample_spoils_only_itself(name: str, bad: float, backend: str) -> None:
     case = NAMED[name]
@@ -280,7 +280,8 @@ def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None
 
 @every_backend
 def test_zero_samples_have_zero_norm(backend: str) -> None:
-    for case in NAMED.values():
+    for name in ("lenet-second", "shortcut", "tiny-map", "grouped", "double", "empty"):
+        case = NAMED[name]
         x, g = case.inputs()
         call = {**case.arguments, "backend": backend}
         for route in case.routes_of(backend):

@@ -160,7 +160,11 @@ def bound_kernel(
     low = tl.sqrt(square * (1.0 - relative)) - error
     high = norm * norm
     high += 1e-14 * high
-    tight = (low > 0.0) & (high <= low * low * (1.0 + tl.cast(numbers[9], tl.float64)))
+    tight = (
+        (low > 0.0)
+        & (high < float("inf"))
+        & (high <= low * low * (1.0 + tl.cast(numbers[9], tl.float64)))
+    )
     tl.store(highs + unit, high)
     tl.store(done + unit, tight.to(tl.int32))
 

@@ -78,7 +78,11 @@ def gram_kernel(
     high = value + 1.01 * half
     high += 1e-14 * high
     low = value - 1.01 * half
-    tight = (low > 0.0) & (high <= low * (1.0 + tl.cast(numbers[2], tl.float64)))
+    tight = (
+        (low > 0.0)
+        & (high < float("inf"))
+        & (high <= low * (1.0 + tl.cast(numbers[2], tl.float64)))
+    )
     tl.store(highs + sample, high)
     tl.store(done + sample, tight.to(tl.int32))
 

@@ -43,7 +43,7 @@ class Arithmetic(NamedTuple):
         return self.gamma(self.per_term * depth + 1)
 
 
-WIDE = Arithmetic(unit=2.0**-53, per_term=1, tiny=0.0, tolerance=0.0)
+WIDE = Arithmetic(unit=2.0**-53, per_term=3, tiny=0.0, tolerance=0.0)
 """float64, whose result always counts. Products of narrower numbers are exact in it."""
 _SINGLE = Arithmetic(unit=2.0**-24, per_term=1, tiny=_TINY, tolerance=0.99e-4)
 _TENSOR_CORES = Arithmetic(unit=2.0**-24, per_term=3, tiny=_TINY, tolerance=0.99 * 5e-3)
@@ -84,10 +84,10 @@ def direct_numbers(
             kind.gamma(sqrt(chunks)),
             kind.gamma(tile_columns + 1) + _SUMS,
             kind.gamma(depth + 1) + 1e-9,
-            kind.tiny * entries,
-            kind.tiny * entries * chunks,
-            kind.tiny * positions * columns,
-            kind.tiny * positions * rows,
+            2 * kind.tiny * entries,
+            2 * kind.tiny * entries * chunks,
+            2 * kind.tiny * positions * columns,
+            2 * kind.tiny * positions * rows,
             kind.tiny * 3 * positions * sqrt(entries),
             kind.tolerance,
         )
