@@ -81,17 +81,16 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name.lower(): int(found[name]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
 
 
-def merged(ttir: str) -> int:
-    """Products that were given a running total to add to, instead of zero."""
-    starts = re.findall(r"tt\.dot %[\w#]+, %[\w#]+, %(\w+)", ttir)
-    return sum(not start.startswith("cst") for start in starts)
+def starts(ttir: str) -> list[str]:
+    """What the sums of each product begin with: a constant, unless a total was merged into it."""
+    return re.findall(r"tt\.dot %[\w#]+, %[\w#]+, %(\w+)", ttir)
 
 
 def report(name: str, form: Any, capability: int) -> dict[str, Any]:
     """What became of one form."""
     started = time.perf_counter()
     kernel = compile_form(form, capability)
-    ptx = kernel.asm["ptx"]
+    ptx, begins = kernel.asm["ptx"], starts(kernel.asm["ttir"])
     return {
         "module": name,
         "kernel": form.kernel.__name__,
@@ -101,7 +100,9 @@ def report(name: str, form: Any, capability: int) -> dict[str, Any]:
         "inexact": sorted(
             found for found in set(INEXACT.findall(ptx)) if not (form.fused and "fma" in found)
         ),
-        "merged": merged(kernel.asm["ttir"]),
+        "products": len(begins),
+        "merged": sum(not start.startswith("cst") for start in begins),
+        "tf32": "tf32" in ptx,
         **resources(kernel.asm["cubin"]),
         "dynamic_shared": kernel.metadata.shared,
     }

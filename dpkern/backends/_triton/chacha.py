@@ -46,20 +46,61 @@ def _halves(x):
 
 
 @triton.jit
-def _quarter(a, b, c, d):
-    a += b
-    d ^= a
-    d = (d << 16) | (d >> 16)
-    c += d
-    b ^= c
-    b = (b << 12) | (b >> 20)
-    a += b
-    d ^= a
-    d = (d << 8) | (d >> 24)
-    c += d
-    b ^= c
-    b = (b << 7) | (b >> 25)
-    return a, b, c, d
+def _quarter_rounds(a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3):
+    """Four at once. These sums wrap around; in Triton's debug mode plain ones must not."""
+    a0, a1, a2, a3 = (
+        tl.add(a0, b0, False),
+        tl.add(a1, b1, False),
+        tl.add(a2, b2, False),
+        tl.add(a3, b3, False),
+    )
+    d0, d1, d2, d3 = d0 ^ a0, d1 ^ a1, d2 ^ a2, d3 ^ a3
+    d0, d1, d2, d3 = (
+        (d0 << 16) | (d0 >> 16),
+        (d1 << 16) | (d1 >> 16),
+        (d2 << 16) | (d2 >> 16),
+        (d3 << 16) | (d3 >> 16),
+    )
+    c0, c1, c2, c3 = (
+        tl.add(c0, d0, False),
+        tl.add(c1, d1, False),
+        tl.add(c2, d2, False),
+        tl.add(c3, d3, False),
+    )
+    b0, b1, b2, b3 = b0 ^ c0, b1 ^ c1, b2 ^ c2, b3 ^ c3
+    b0, b1, b2, b3 = (
+        (b0 << 12) | (b0 >> 20),
+        (b1 << 12) | (b1 >> 20),
+        (b2 << 12) | (b2 >> 20),
+        (b3 << 12) | (b3 >> 20),
+    )
+    a0, a1, a2, a3 = (
+        tl.add(a0, b0, False),
+        tl.add(a1, b1, False),
+        tl.add(a2, b2, False),
+        tl.add(a3, b3, False),
+    )
+    d0, d1, d2, d3 = d0 ^ a0, d1 ^ a1, d2 ^ a2, d3 ^ a3
+    d0, d1, d2, d3 = (
+        (d0 << 8) | (d0 >> 24),
+        (d1 << 8) | (d1 >> 24),
+        (d2 << 8) | (d2 >> 24),
+        (d3 << 8) | (d3 >> 24),
+    )
+    c0, c1, c2, c3 = (
+        tl.add(c0, d0, False),
+        tl.add(c1, d1, False),
+        tl.add(c2, d2, False),
+        tl.add(c3, d3, False),
+    )
+    b0, b1, b2, b3 = b0 ^ c0, b1 ^ c1, b2 ^ c2, b3 ^ c3
+    b0, b1, b2, b3 = (
+        (b0 << 7) | (b0 >> 25),
+        (b1 << 7) | (b1 >> 25),
+        (b2 << 7) | (b2 >> 25),
+        (b3 << 7) | (b3 >> 25),
+    )
+    return a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3
 
 
 @triton.jit
@@ -82,18 +123,20 @@ def blocks(stream, counter, TAIL: tl.constexpr = False):
     x0, x1, x2, x3, x4, x5, x6, x7 = s0, s1, s2, s3, s4, s5, s6, s7
     x8, x9, x10, x11, x12, x13, x14, x15 = s8, s9, s10, s11, low, high, s14, s15
     for _round in range(rounds // 2):
-        x0, x4, x8, x12 = _quarter(x0, x4, x8, x12)
-        x1, x5, x9, x13 = _quarter(x1, x5, x9, x13)
-        x2, x6, x10, x14 = _quarter(x2, x6, x10, x14)
-        x3, x7, x11, x15 = _quarter(x3, x7, x11, x15)
-        x0, x5, x10, x15 = _quarter(x0, x5, x10, x15)
-        x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
-        x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
-        x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-    x0, x1, x2, x3, x4, x5, x6, x7 = (
-        x0 + s0, x1 + s1, x2 + s2, x3 + s3, x4 + s4, x5 + s5, x6 + s6, x7 + s7
+        # Columns, then diagonals.
+        x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = _quarter_rounds(
+            x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
+        )  # fmt: skip
+        x0, x1, x2, x3, x5, x6, x7, x4, x10, x11, x8, x9, x15, x12, x13, x14 = _quarter_rounds(
+            x0, x1, x2, x3, x5, x6, x7, x4, x10, x11, x8, x9, x15, x12, x13, x14
+        )  # fmt: skip
+    return (
+        tl.add(x0, s0, False), tl.add(x1, s1, False),
+        tl.add(x2, s2, False), tl.add(x3, s3, False),
+        tl.add(x4, s4, False), tl.add(x5, s5, False),
+        tl.add(x6, s6, False), tl.add(x7, s7, False),
+        tl.add(x8, s8, False), tl.add(x9, s9, False),
+        tl.add(x10, s10, False), tl.add(x11, s11, False),
+        tl.add(x12, low, False), tl.add(x13, high, False),
+        tl.add(x14, s14, False), tl.add(x15, s15, False),
     )  # fmt: skip
-    x8, x9, x10, x11, x12, x13, x14, x15 = (
-        x8 + s8, x9 + s9, x10 + s10, x11 + s11, x12 + low, x13 + high, x14 + s14, x15 + s15
-    )  # fmt: skip
-    return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15
