@@ -279,6 +279,6 @@ AOT: tuple[Aot, ...] = (
             {"LAW": 0, "TILES": 8},
             registers=REGISTERS,
         )
-        for values, out in (("i32", "i32"), ("i64", "fp32"), ("fp32", "fp32"), ("fp64", "fp64"))
+        for values, out in (("fp32", "fp32"), ("fp64", "fp64"), ("i64", "fp32"), ("i32", "i32"))
     ),
 )

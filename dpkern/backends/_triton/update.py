@@ -198,5 +198,5 @@ AOT: tuple[Aot, ...] = tuple(
         },
         {"RULE": rule, "CHECKED": rule != 3, "BLOCK": 1024},
     )
-    for kind, rule in (("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("fp64", 3))
+    for kind, rule in (("fp32", 3), ("fp64", 3), ("fp32", 0), ("fp32", 1), ("fp32", 2))
 )
