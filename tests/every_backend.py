@@ -32,6 +32,12 @@ def _parameter(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.skip(reason=f"{name} {reason}"))
 
 
+def examples(count: int, name: str) -> int:
+    """How many examples of hypothesis a backend is worth: the interpreter takes half a second for
+    one operation on noise, whatever its size."""
+    return count if _dispatch.availability(name)[0] or name != "triton" else max(2, count // 25)
+
+
 def running(name: str) -> AbstractContextManager[None]:
     """The backend made available for tensors on the CPU."""
     if name not in DEVICES:
