@@ -1,0 +1,17 @@
+"""How many entries of a mask are true, without making the host wait for a device."""
+
+from __future__ import annotations
+
+import torch
+
+Count = int | torch.Tensor
+"""An int on the CPU; on a device a 0-d int64 tensor, which becomes an int where it is read."""
+
+
+def count(mask: torch.Tensor) -> Count:
+    """The number of true entries."""
+    total = mask.sum()
+    return int(total) if mask.is_cpu else total
+
+
+__all__ = ["Count", "count"]
