@@ -223,17 +223,9 @@ class DPStep:
             updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
         else:
             updates = check_updates(updates, held, self._optimizer)
-        sums = list(self._accumulators(0))
-        self.steps += 1
-        # Recorded first: a release that fails half-way counts as one that happened.
-        self.ledger.record(self.plan, **self.sampling)
-        self._sums, self._added = None, 0
-        if self._reduce is not None:
-            self._reduce(sums)
+        sums = self._begin()
         offsets = None if self.shards is None else self.shards.offsets
         noise_now = noise_of(self.plan, self.key, self.steps, offsets)
-        for name, words in self.plan.words.items():
-            self.words[name] += words
         left = set(range(len(sums)))
         for indices, rule, state in updates:
             update.step(
@@ -251,6 +243,19 @@ class DPStep:
         return [
             self._gradient(sums[i], i, noise_now) if i in left else None for i in range(len(sums))
         ]
+
+    def _begin(self) -> list[torch.Tensor]:
+        """Record the release of the current step and hand over its sums, those of all processes."""
+        sums = list(self._accumulators(0))
+        self.steps += 1
+        # Recorded first: a release that fails half-way counts as one that happened.
+        self.ledger.record(self.plan, **self.sampling)
+        self._sums, self._added = None, 0
+        if self._reduce is not None:
+            self._reduce(sums)
+        for name, words in self.plan.words.items():
+            self.words[name] += words
+        return sums
 
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
