@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # the public one imports the compiler at once
 
 from ..errors import UnsupportedModule
 
@@ -81,6 +82,7 @@ class PrivateParameter(nn.Parameter):
     _private: Source
 
     @classmethod
+    @_disable_dynamo  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -114,6 +116,7 @@ class PrivateExpression(Tensor):
     _private: Source
 
     @classmethod
+    @_disable_dynamo  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
