@@ -35,6 +35,8 @@ Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 RULES: dict[Function, Rule] = {}
 """What to do for an operation with a private argument, by the function that torch dispatches on."""
 
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
 plainly = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
 
@@ -56,6 +58,14 @@ def fresh(result: Tensor) -> Tensor:
         return result
     same: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
     return same
+
+
+def in_product(x: Tensor) -> Tensor:
+    """``x`` as a product reads it: in autocast's dtype, where autocast casts it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, *_SIXTEEN_BITS):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 LEAVES: set[Rule] = set()

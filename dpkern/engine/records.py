@@ -29,6 +29,26 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
 
 
+SIXTEEN_BITS = {torch.bfloat16, torch.float16}
+KEPT_IN_16_BITS = {"cuda"}
+"""Types of devices whose products take operands of 16 bits as they are; elsewhere they are widened
+for as long as an op runs."""
+
+
+def operand(tensor: Tensor) -> Tensor:
+    """Contiguous, in the dtype in which products read it."""
+    if tensor.dtype in SIXTEEN_BITS and tensor.device.type in KEPT_IN_16_BITS:
+        return tensor.detach().contiguous()
+    return wide(tensor)
+
+
+def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's input and output gradient in one dtype."""
+    if x.dtype is g.dtype:
+        return operand(x), operand(g)
+    return wide(x), wide(g)
+
+
 class Record(ABC):
     """One use, or several merged ones, of a parameter of this shape."""
 
@@ -105,17 +125,17 @@ class Linear(Record):
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     def square(self) -> Tensor:
-        return ghost.linear_norm(wide(self.a), wide(self.g))
+        return ghost.linear_norm(*operands(self.a, self.g))
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.linear_sum(wide(self.a), wide(self.g), factors, out)
+        ghost.linear_sum(*operands(self.a, self.g), factors, out)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.linear_gradient(wide(self.a), wide(self.g)))
+        return Explicit(*ghost.linear_gradient(*operands(self.a, self.g)))
 
 
 @dataclass
@@ -152,17 +172,17 @@ class Convolution(Record):
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     def square(self) -> Tensor:
-        return ghost.conv_norm(wide(self.x), wide(self.g), **self._options)
+        return ghost.conv_norm(*operands(self.x, self.g), **self._options)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.conv_sum(wide(self.x), wide(self.g), factors, out, **self._options)
+        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self._options)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.conv_gradient(wide(self.x), wide(self.g), **self._options))
+        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self._options))
 
 
 @dataclass
@@ -183,10 +203,10 @@ class Embedding(Record):
         return int(self.ids.shape[0])
 
     def square(self) -> Tensor:
-        return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
+        return ghost.embedding_norm(self.ids, operand(self.g), padding_idx=self.padding_idx)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.embedding_sum(self.ids, wide(self.g), factors, out, padding_idx=self.padding_idx)
+        ghost.embedding_sum(self.ids, operand(self.g), factors, out, padding_idx=self.padding_idx)
 
     def per_sample(self) -> Tensor:
         g = wide(self.g)
@@ -252,10 +272,9 @@ def merge(records: Sequence[Record]) -> Record:
 def _merged_linear(records: Sequence[Linear]) -> Linear:
     if len(records) == 1:
         return records[0]
-    return Linear(
-        torch.cat([wide(r.a) for r in records], dim=1),
-        torch.cat([wide(r.g) for r in records], dim=1),
-    )
+    # Where they differ, torch.cat takes both to the wider dtype.
+    inputs, gradients = zip(*(operands(r.a, r.g) for r in records), strict=True)
+    return Linear(torch.cat(inputs, dim=1), torch.cat(gradients, dim=1))
 
 
 def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
@@ -263,7 +282,7 @@ def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
         return records[0]
     return Embedding(
         torch.cat([r.ids for r in records], dim=1),
-        torch.cat([wide(r.g) for r in records], dim=1),
+        torch.cat([operand(r.g) for r in records], dim=1),
         records[0].rows,
         records[0].padding_idx,
     )
