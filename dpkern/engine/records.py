@@ -35,18 +35,10 @@ KEPT_IN_16_BITS = {"cuda"}
 for as long as an op runs."""
 
 
-def operand(tensor: Tensor) -> Tensor:
-    """Contiguous, in the dtype in which products read it."""
-    if tensor.dtype in SIXTEEN_BITS and tensor.device.type in KEPT_IN_16_BITS:
-        return tensor.detach().contiguous()
-    return wide(tensor)
-
-
 def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """A layer's input and output gradient in one dtype."""
-    if x.dtype is g.dtype:
-        return operand(x), operand(g)
-    return wide(x), wide(g)
+    """A layer's input and output gradient, contiguous and in the dtype in which products read."""
+    kept = x.device.type in KEPT_IN_16_BITS and x.dtype is g.dtype and x.dtype in SIXTEEN_BITS
+    return (x.detach().contiguous(), g.detach().contiguous()) if kept else (wide(x), wide(g))
 
 
 class Record(ABC):
@@ -203,10 +195,10 @@ class Embedding(Record):
         return int(self.ids.shape[0])
 
     def square(self) -> Tensor:
-        return ghost.embedding_norm(self.ids, operand(self.g), padding_idx=self.padding_idx)
+        return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.embedding_sum(self.ids, operand(self.g), factors, out, padding_idx=self.padding_idx)
+        ghost.embedding_sum(self.ids, wide(self.g), factors, out, padding_idx=self.padding_idx)
 
     def per_sample(self) -> Tensor:
         g = wide(self.g)
@@ -282,7 +274,7 @@ def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
         return records[0]
     return Embedding(
         torch.cat([r.ids for r in records], dim=1),
-        torch.cat([operand(r.g) for r in records], dim=1),
+        torch.cat([wide(r.g) for r in records], dim=1),
         records[0].rows,
         records[0].padding_idx,
     )

@@ -10,9 +10,7 @@ from __future__ import annotations
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
-from ..errors import InvalidInput
-from ._rules import SGD, Adam, Powers, Rule
+from ._rules import Powers, Rule
 
 SIZE = 3
 
@@ -40,41 +38,4 @@ def check_clock(name: str, clock: object, device: torch.device | None = None) ->
     return check.tensor_at(name, clock, shape=(SIZE,), device=device, **kind)  # type: ignore[arg-type]
 
 
-def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> str:
-    if not isinstance(rule, (SGD, Adam)):
-        raise InvalidInput(
-            "rule",
-            expected="an update.SGD, Adam or AdamW",
-            got=type(rule).__name__,
-            remedy="Pass the rule that the clock was made for.",
-        )
-    return check_clock("clock", clock).device.type
-
-
-def _cost_advance(clock: torch.Tensor, **_: object) -> Cost:
-    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE)
-
-
-@op(validate=_validate_advance, cost=_cost_advance)
-def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> torch.Tensor:
-    """One more step, in place: ``steps += 1`` and each power times its beta.
-
-    Args:
-        clock: int64 ``[3]``, from ``clock``.
-        rule: the rule that the clock was made for.
-        backend: who runs it.
-
-    Returns:
-        The clock.
-
-    Raises:
-        InvalidInput: no clock, or no rule.
-    """
-    clock[0] += 1
-    powers = clock[1:].view(torch.float64)
-    for i, beta in enumerate(rule.betas if isinstance(rule, Adam) else (1.0, 1.0)):
-        powers[i] *= beta
-    return clock
-
-
-__all__ = ["SIZE", "advance", "check_clock", "clock", "read"]
+__all__ = ["SIZE", "check_clock", "clock", "read"]

@@ -12,7 +12,7 @@ from .._dispatch import Cost, op
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
 from . import _lattice
-from ._clock import advance, clock
+from ._clock import SIZE, check_clock, clock
 from ._count import Count, count
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Draws, Noise, at_clock, check_noise
@@ -38,13 +38,7 @@ def _validate_step(
                 remedy="Wrap a single tensor in a list.",
             )
     check.one_each("sums", sums, len(params))
-    if not isinstance(rule, (SGD, Adam)):
-        raise InvalidInput(
-            "rule",
-            expected="an update.SGD, Adam or AdamW",
-            got=type(rule).__name__,
-            remedy="Use one of dpkern's rules; see dpkern.ops.update.",
-        )
+    _check_rule(rule)
     check.positive(gradient_scale=gradient_scale)
     names = rule.buffer_names()
     if not isinstance(state, State) or tuple(state.buffers) != names:
@@ -77,6 +71,16 @@ def _validate_step(
     if noise is not None:
         check_noise(noise, params, sums)
     return first.device.type
+
+
+def _check_rule(rule: object) -> None:
+    if not isinstance(rule, (SGD, Adam)):
+        raise InvalidInput(
+            "rule",
+            expected="an update.SGD, Adam or AdamW",
+            got=type(rule).__name__,
+            remedy="Use one of dpkern's rules; see dpkern.ops.update.",
+        )
 
 
 def _check_pair(
@@ -176,6 +180,37 @@ def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor,
         return _lattice.release_integers(total, draws), 0
     bits = noise.rounding_bits(i, total.numel()).view(total.shape).to(total.device)
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
+
+
+def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> str:
+    _check_rule(rule)
+    return check_clock("clock", clock).device.type
+
+
+def _cost_advance(clock: torch.Tensor, **_: Any) -> Cost:
+    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE)
+
+
+@op(validate=_validate_advance, cost=_cost_advance)
+def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> torch.Tensor:
+    """One more step, in place: ``steps += 1`` and each power times its beta.
+
+    Args:
+        clock: int64 ``[3]``, from ``clock``.
+        rule: the rule that the clock was made for.
+        backend: who runs it.
+
+    Returns:
+        The clock.
+
+    Raises:
+        InvalidInput: no clock, or no rule.
+    """
+    clock[0] += 1
+    powers = clock[1:].view(torch.float64)
+    for i, beta in enumerate(rule.betas if isinstance(rule, Adam) else (1.0, 1.0)):
+        powers[i] *= beta
+    return clock
 
 
 __all__ = [
