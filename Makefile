@@ -12,12 +12,15 @@ TEST_FLAGS ?=
 BENCH ?= -m benchmarks
 EVIDENCE ?= -m tests.evidence
 SANITIZERS ?= address,undefined,float-cast-overflow
+# Where nvcc is installed; a wheel is built for every supported GPU.
+export DPKERN_CUDA_ARCHS ?= 90-real
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
+EMULATOR := $(wildcard tests/emulator/*)
 BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC)
 export PATH := $(abspath $(BIN)):$(PATH)
 
@@ -37,20 +40,20 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev build/emulated/.built
 	$(PY) -m pytest $(TEST_FLAGS)
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
 	$(PY) -m benchmarks step
 
-evidence: $(VENV)/.dev
+evidence: $(VENV)/.dev build/emulated/.built
 	$(PY) $(EVIDENCE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/native/*)
+	$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/native/*) $(EMULATOR)
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -93,3 +96,9 @@ $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 	@touch $(VENV)/.demo $@
 
 comma := ,
+
+# The CUDA kernels as C++, for tests without a GPU; never installed.
+build/emulated/.built: $(BUILD_INPUTS) $(EMULATOR) $(VENV)/.dev
+	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DPython_EXECUTABLE=$(abspath $(PY))
+	$(CMAKE) --build build/emulated --parallel 2
+	@touch $@

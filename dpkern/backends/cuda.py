@@ -1,26 +1,72 @@
-"""CUDA kernels for NVIDIA devices."""
+"""The compiled CUDA kernels: find a device, or say why not."""
 
 from __future__ import annotations
 
+import importlib.util
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ..errors import BackendError
+import torch
+
+from .. import _dispatch
+from . import _device, cpu
+from ._launch import Launch
 
 
 def load() -> tuple[bool, str]:
-    """Not built yet."""
-    return False, "is not part of this version"
+    """Find a device and register the kernels; or say why not."""
+    extension = cpu._extension()
+    if isinstance(extension, str):
+        return False, extension
+    reason = _unavailable(extension)
+    if reason is not None:
+        return False, reason
+    for name, run, refuse in kernels(extension.cuda).kernels():
+        _dispatch.register(name, "cuda", run, refuse)
+    return True, ""
 
 
-def prepare_update(*_: Any, **__: Any) -> Any:
-    """Tables and kernels of an update, on the current stream, so that it may be recorded.
+def kernels(launchers: Any) -> Launch:
+    """The ops on these launchers."""
+    return Launch(launchers, "cuda", "cuda", _device.refusal)
 
-    Raises:
-        BackendError: no kernels for CUDA devices here.
-    """
-    raise BackendError(
-        "backend 'cuda'",
-        expected="kernels for CUDA devices",
-        got=f"it {load()[1]}",
-        remedy="Use DPStep.finish, which needs no recording.",
-    )
+
+def _unavailable(extension: Any) -> str | None:
+    """Why no call can run, or None."""
+    config = extension.build_config()
+    if not config["cuda"]:
+        return (
+            f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
+            "DPKERN_CUDA=on, or pip install triton"
+        )
+    if torch.version.cuda is None:
+        return f"needs a CUDA build of torch, found {torch.__version__}"
+    count, error = extension.cuda.device_count()
+    if not count:
+        return f"finds no device: {extension.cuda.error_text(error)}"
+    return None
+
+
+def emulate() -> _dispatch.Kernels | str:
+    """The kernels compiled as C++ (``make test`` builds them in a checkout), on CPU tensors."""
+    module = _emulated()
+    if isinstance(module, str):
+        return module
+    return Launch(module, "cuda", "cpu", cpu._on_cpu).kernels()
+
+
+@cache
+def _emulated() -> ModuleType | str:
+    folder = Path(__file__).resolve().parents[2] / "build" / "emulated"
+    path = folder / f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not path.is_file():
+        return f"is not built for the emulator: cmake -S . -B {folder.name} -DDPKERN_EMULATE=ON"
+    spec = importlib.util.spec_from_file_location("_emulated", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
