@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import DPStep, InvalidInput, PrivacyError, graphs
+from dpkern import DPStep, InvalidInput, PrivacyError, graphs, testing
 from dpkern.mechanisms import DPSGD
 from dpkern.ops import update
 
@@ -86,6 +86,17 @@ def test_replays_are_the_steps_without_a_graph(rule: str, arithmetic: str) -> No
     graph = graphs.UpdateGraph(recorded)
     assert recorded.steps == 0  # recording is no release
     compared(rule, plain, recorded, graph.finish)
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("backend", ["cuda"])  # emulated: the kernels read the clock themselves
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_read_the_clock(rule: str, arithmetic: str, backend: str) -> None:
+    if isinstance(reason := testing.emulation(backend), str):
+        pytest.skip(f"{backend} {reason}")
+    plain, recorded = (made(rule, arithmetic, backend=backend) for _ in range(2))
+    compared(rule, plain, recorded, graphs.UpdateGraph(recorded).finish)
 
 
 @pytest.mark.usefixtures("replayed")
