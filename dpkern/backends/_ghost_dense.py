@@ -11,6 +11,8 @@ from ..ops.ghost import affine, linear
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
 
 _ROUTE_CODES = {route: code for code, route in enumerate(linear.ROUTES)}
+_NO_PADDING = -(2**63)
+"""No id: a negative one is an id like any other where only norms are taken."""
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -56,7 +58,7 @@ def _linear_sum(
 
 def _embedding(ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None) -> tuple[Any, ...]:
     """Operands and sizes of an embedding."""
-    return ids, g, *g.shape, -1 if padding_idx is None else padding_idx
+    return ids, g, *g.shape, _NO_PADDING if padding_idx is None else padding_idx
 
 
 def _embedding_norm(
