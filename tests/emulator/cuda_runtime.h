@@ -5,8 +5,6 @@
 // missing barrier changes results. Threads that wait at different barriers are an error.
 // Not modelled: races between blocks, the memory model, occupancy, the order of streams.
 
-#include <ucontext.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -15,6 +13,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "fiber.h"
 
 #define __global__ static
 #define __device__
@@ -39,7 +39,7 @@ constexpr int kWarp = 32;
 enum class State { kReady, kBlockBarrier, kWarpBarrier, kDone };
 
 struct Fiber {
-  ucontext_t context;
+  Context context;
   std::unique_ptr<char[]> stack;
   State state;
   dim3 index;
@@ -62,7 +62,7 @@ struct Launch {
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  ucontext_t scheduler;
+  Context scheduler;
   Fiber* running = nullptr;
   dim3 grid, block, block_index, flat_index;
   void (*call)(void*) = nullptr;
@@ -89,14 +89,14 @@ inline void enter() {
   Machine& m = machine();
   m.call(m.kernel);
   m.running->state = State::kDone;
-  swapcontext(&m.running->context, &m.scheduler);
+  switch_to(m.running->context, m.scheduler);
 }
 
 inline void wait_in(State state) {
   Machine& m = machine();
   if (m.running == nullptr) throw std::logic_error("a barrier in a kernel launched as flat");
   m.running->state = state;
-  swapcontext(&m.running->context, &m.scheduler);
+  switch_to(m.running->context, m.scheduler);
 }
 
 // All lanes of the warp meet and see each other's values.
@@ -119,7 +119,7 @@ inline void resume(Fiber& fiber) {
   Machine& m = machine();
   m.running = &fiber;
   fiber.state = State::kReady;
-  swapcontext(&m.scheduler, &fiber.context);
+  switch_to(m.scheduler, fiber.context);
   m.running = nullptr;
 }
 
@@ -140,11 +140,7 @@ inline void run_block(Machine& m) {
   for (std::size_t i = 0; i < threads; ++i) {
     Fiber& fiber = m.fibers[i];
     if (!fiber.stack) fiber.stack.reset(new char[kStack]);
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, enter, 0);
+    prepare(fiber.context, fiber.stack.get(), kStack, enter);
     const unsigned int t = static_cast<unsigned int>(i);
     fiber.index = dim3(t % m.block.x, t / m.block.x % m.block.y, t / (m.block.x * m.block.y));
     fiber.thread = static_cast<int>(i);
