@@ -252,3 +252,23 @@ def test_operands_stay_in_16_bits_where_products_take_them(
     merged = records.merge([records.Linear(a, g), records.Linear(a.float(), g.float())])
     assert isinstance(merged, records.Linear)
     assert merged.a.dtype is merged.g.dtype is torch.float32
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast-bfloat16"])
+@pytest.mark.parametrize("name", ["sequences", "conv", "conv-up", "tied", "attention", "gru"])
+def test_the_bound_holds_with_16_bit_operands(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device, where the operands stay as they are."""
+    seen = []
+    original = records.operands
+
+    def noted(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        pair = original(x, g)
+        seen.append(pair[0].dtype)
+        return pair
+
+    monkeypatch.setattr(records, "KEPT_IN_16_BITS", {"cpu"})
+    monkeypatch.setattr(records, "operands", noted)
+    test_half_precision(MODELS[name], mode)
+    assert torch.bfloat16 in seen

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 
 from ..errors import BackendError
 from ..ops import clip, update
-from ..ops._count import Count
+from ..ops._count import Count, known
 from ..ops.ghost import explicit
 from ..rng import Stream
 from . import _device, _numbers, _tables
@@ -271,9 +271,7 @@ class Launch:
             self._check(error)
         increment_version(params)
         state.steps += 1
-        if sums[0].dtype in SUM_CODES:
-            return 0
-        return int(nonfinite) if nonfinite.is_cpu else nonfinite[0]
+        return 0 if sums[0].dtype in SUM_CODES else known(nonfinite[0])
 
     def prepare_update(self, params: list[torch.Tensor], *arguments: Any, **named: Any) -> Planned:
         """Whatever ``update.step`` with these arguments loads and copies, without launching it, so

@@ -10,8 +10,12 @@ Count = int | torch.Tensor
 
 def count(mask: torch.Tensor) -> Count:
     """The number of true entries."""
-    total = mask.sum()
-    return int(total) if mask.is_cpu else total
+    return known(mask.sum())
 
 
-__all__ = ["Count", "count"]
+def known(total: torch.Tensor) -> Count:
+    """A 0-d count: an int if it is on the CPU."""
+    return int(total) if total.is_cpu else total
+
+
+__all__ = ["Count", "count", "known"]
