@@ -1,11 +1,15 @@
 #pragma once
 // Switching between stacks: ucontext, or on x86-64 a few instructions, because ucontext asks the
-// kernel for the signal mask at every switch. The address sanitizer knows ucontext only.
+// kernel for the signal mask at every switch.
 
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+#if defined(__x86_64__)
 
 namespace emulator {
 
@@ -22,6 +26,9 @@ __attribute__((naked, noinline)) inline void switch_to(Context& /*from*/, Contex
 
 // The first switch to the context calls `entry`, which never returns.
 inline void prepare(Context& context, char* stack, std::size_t size, void (*entry)()) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(stack, size);  // what the last user of this stack has left
+#endif
   constexpr int kRegisters = 6;
   const std::uintptr_t top = reinterpret_cast<std::uintptr_t>(stack + size) / 16 * 16;
   void** at = reinterpret_cast<void**>(top) - 1;  // as if called: 8 below a multiple of 16

@@ -33,8 +33,8 @@ __global__ void shuffle_kernel(std::int64_t* out) {
   out[i] = 1000 * __shfl_sync(0xffffffffu, sum, 3) + __shfl_down_sync(0xffffffffu, sum * 0 + i, 5);
 }
 
-__global__ void divergent_kernel() {
-  if (threadIdx.x < 5) __syncthreads();
+__global__ void divergent_kernel(unsigned int waiting) {
+  if (threadIdx.x < waiting) __syncthreads();
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ std::int64_t test_emulator() {
 
   bool thrown = false;
   try {
-    DPK_LAUNCH(divergent_kernel, 1, kThreads, nullptr);
+    DPK_LAUNCH(divergent_kernel, 1, kThreads, nullptr, 5u);
   } catch (const std::logic_error&) {
     thrown = true;
   }
