@@ -16,6 +16,7 @@ from torch.autograd.graph import increment_version
 
 from ...ops import noise as noise_ops
 from ...ops import update
+from ...ops._count import Count, known
 from .. import _numbers
 from .lattice import finite
 from .launch import INTERPRETED, Aot, launch, number
@@ -132,7 +133,13 @@ def _refuse(
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    return refuse_capture(params[0]) if params and noise is not None else None
+    if noise is None:
+        return None
+    if noise.draws is not None:
+        return "makes its draws in registers, got draws made ahead"
+    if noise.clock is not None:
+        return "takes the step as a number, got a clock in device memory"
+    return refuse_capture(params[0]) if params else None
 
 
 def _step(
@@ -144,7 +151,7 @@ def _step(
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
     backend: str | None = None,
-) -> int:
+) -> Count:
     if not params:
         return 0
     dtype = params[0].dtype
@@ -178,7 +185,7 @@ def _step(
         launch(_rule_kernel, grid, param, *given, step, *numbers, **meta)
     increment_version(params)
     state.steps += 1
-    return int(nonfinite)
+    return known(nonfinite[0])
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _step, _refuse),)
