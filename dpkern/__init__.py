@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 from typing import TYPE_CHECKING, Any
 
-from . import accounting, errors, mechanisms, ops, rng
+from . import accounting, errors, interop, mechanisms, ops, rng
 from ._dispatch import use
 from .errors import (
     BackendError,
@@ -35,6 +35,7 @@ __all__ = [
     "accounting",
     "errors",
     "fix",
+    "interop",
     "mechanisms",
     "ops",
     "rng",

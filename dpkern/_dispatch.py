@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar
 
+from . import interop
 from .errors import BackendError, InvalidInput
 
 P = ParamSpec("P")
@@ -94,6 +96,9 @@ class Op(Generic[P, R]):
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if "cupy" in sys.modules and interop.has_arrays(*args, **kwargs):
+            result: R = interop.call(self, *args, **kwargs)
+            return result
         wanted = kwargs.pop("backend", None) or _wanted.get() or environment_choice()
         device = self.validate(*args, **kwargs)
         if wanted is not None:
@@ -101,7 +106,7 @@ class Op(Generic[P, R]):
         for name, kernel in self._candidates(device):
             reason = kernel.refuse(*args, **kwargs)
             if reason is None:
-                result: R = kernel.run(*args, **kwargs)
+                result = kernel.run(*args, **kwargs)
                 return result
             _log_once(f"{self.name}: backend {name} not used: it {reason}")
         raise AssertionError("the reference refuses nothing")
