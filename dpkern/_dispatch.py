@@ -96,7 +96,7 @@ class Op(Generic[P, R]):
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if "cupy" in sys.modules and interop.has_arrays(*args, **kwargs):
+        if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
             result: R = interop.call(self, *args, **kwargs)
             return result
         wanted = kwargs.pop("backend", None) or _wanted.get() or environment_choice()

@@ -23,14 +23,15 @@ _PER_THREAD_STREAM = 2
 """CuPy's address of the stream that every thread has for itself."""
 
 
-def has_arrays(*args: object, **kwargs: object) -> bool:
+def has_arrays(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an argument is a CuPy array, or a list that begins with one."""
     array = _array_type()
-    for value in (*args, *kwargs.values()):
-        if type(value) is list or type(value) is tuple:
-            value = value[0] if value else None
-        if isinstance(value, array):
-            return True
+    for values in (args, kwargs.values()):
+        for value in values:
+            if type(value) is list or type(value) is tuple:
+                value = value[0] if value else None
+            if isinstance(value, array):
+                return True
     return False
 
 

@@ -262,3 +262,22 @@ def test_a_stream_per_thread_is_refused(events: list[str], cupy: Cupy) -> None:
     with pytest.raises(BackendError, match="CUPY_CUDA_PER_THREAD_DEFAULT_STREAM"):
         noise.add_noise(x, stream=STREAM)
     assert not events
+
+
+@pytest.mark.gpu
+def test_with_cupy_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.delitem(sys.modules, "cupy")
+    cupy: Any = pytest.importorskip("cupy")
+    grads = 100 * random(64, 1000)
+    given: dict[str, Any] = {"arithmetic": "exact", "unit": 2.0**-10}
+    want = clip.clip_sum(grads, 1.0, **given).sums[0]
+    noise.add_noise(want, stream=STREAM)
+    for _ in range(20):
+        with cupy.cuda.Stream(non_blocking=True):
+            mine = cupy.asarray(grads.numpy()) * 1
+            (total,) = clip.clip_sum(mine, 1.0, **given).sums
+            assert noise.add_noise(total, stream=STREAM) is total
+            got = (total + 0).get()
+        assert np.array_equal(got, want.numpy())
