@@ -202,7 +202,7 @@ def _embedding_sum(
     order = torch.sort(ids.view(-1), stable=True)
     chunks, blocks = -(-count // _CHUNK), -(-columns // _COLUMNS)
     heads, tails = g.new_empty(2, chunks, columns)
-    meta = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
+    meta: dict[str, Any] = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
     launch(
         _sum_kernel,
         chunks * blocks,

@@ -6,6 +6,8 @@ nor their number. A sum takes the rows in order, some at a time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -93,7 +95,7 @@ def power_sums(matrix: torch.Tensor, rows: int, columns: int, p: int, power: tor
     """``power[row] = sum |x|^p``, float64."""
     chunks = -(-columns // CHUNK)
     partial = torch.empty(chunks, rows, dtype=torch.float64, device=matrix.device)
-    meta = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
+    meta: dict[str, Any] = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
     launch(_power_kernel, chunks * rows, matrix, matrix, partial, rows, columns, **meta)
     block = 128
     launch(_combine_kernel, -(-rows // block), matrix, partial, power, rows, chunks, BLOCK=block)
