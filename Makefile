@@ -12,21 +12,25 @@ TEST_FLAGS ?=
 BENCH ?= -m benchmarks
 EVIDENCE ?= -m tests.evidence
 SANITIZERS ?= address,undefined,float-cast-overflow
+# Where nvcc is installed; a wheel is built for every supported GPU.
+export DPKERN_CUDA_ARCHS ?= 90-real
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
+EMULATOR := $(wildcard tests/emulator/*)
 BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC)
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench evidence lint types sanitize clean
+.PHONY: help demo test emulated bench evidence lint types sanitize clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
 	@echo "make test      the tests"
+	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -37,20 +41,20 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev emulated
 	$(PY) -m pytest $(TEST_FLAGS)
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
 	$(PY) -m benchmarks step
 
-evidence: $(VENV)/.dev
+evidence: $(VENV)/.dev emulated
 	$(PY) $(EVIDENCE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/native/*)
+	$(BIN)/clang-format --dry-run -Werror $(CSRC) $(wildcard tests/native/*) $(EMULATOR)
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
@@ -93,3 +97,11 @@ $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 	@touch $(VENV)/.demo $@
 
 comma := ,
+
+# The CUDA kernels as C++, for tests without a GPU; never installed.
+emulated: build/emulated/.built
+
+build/emulated/.built: $(BUILD_INPUTS) $(EMULATOR) $(VENV)/.dev
+	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DPython_EXECUTABLE=$(abspath $(PY))
+	$(CMAKE) --build build/emulated --parallel 2
+	@touch $@

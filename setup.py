@@ -4,6 +4,7 @@ Environment variables of the build (unset = the first value):
 
 * ``DPKERN_NATIVE=on|off``: ``off`` installs pure Python, no compiler needed.
 * ``DPKERN_CUDA=auto|on|off``: ``on`` fails where there is no nvcc.
+* ``DPKERN_CUDA_ARCHS=``: for these only, such as ``90-real``; empty: for every supported GPU.
 * ``DPKERN_WERROR=on|off``: ``off`` for a compiler newer than the warnings known here.
 """
 
@@ -84,6 +85,7 @@ class BuildKernels(build_ext):
             f"-DCMAKE_BUILD_TYPE={config}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DDPKERN_CUDA={setting('DPKERN_CUDA', ('auto', 'on', 'off'))}",
+            f"-DDPKERN_CUDA_ARCHS={os.environ.get('DPKERN_CUDA_ARCHS', '')}",
             f"-DDPKERN_WERROR={setting('DPKERN_WERROR', ('on', 'off'))}",
         ]
         jobs = str(self.parallel or os.cpu_count() or 1)

@@ -41,6 +41,7 @@ py::dict build_config() {
 #endif
   config["cuda"] = DPKERN_CUDA != 0;
   config["cuda_reason"] = DPKERN_CUDA_REASON;
+  config["cuda_archs"] = DPKERN_CUDA_ARCHS;
   config["compiler"] = __VERSION__;
   config["detected_isa"] = static_cast<int>(cpu::detected_isa());
   return config;
@@ -103,10 +104,9 @@ void clip_sum(std::int64_t rows, int p, int style, int arithmetic, int type,
                 per_units.at(i),
                 unit_bounds.at(i)};
   }
-  const cpu::ClipPlan plan{rows, p, static_cast<cpu::Style>(style),
-                           static_cast<cpu::Arithmetic>(arithmetic)};
+  const ClipPlan plan{rows, p, static_cast<Style>(style), static_cast<Arithmetic>(arithmetic)};
   py::gil_scoped_release release;
-  cpu::clip_sum(plan, static_cast<cpu::GradType>(type), items, pointer<double>(norms), threads);
+  cpu::clip_sum(plan, static_cast<GradType>(type), items, pointer<double>(norms), threads);
 }
 
 // rule = (kind, lr, weight_decay, decoupled, momentum, dampening, nesterov, first_step, beta1,
@@ -115,19 +115,19 @@ std::int64_t update_step(const py::tuple& rule, const py::object& noise, int sum
                          double gradient_scale, const Addresses& params, const Addresses& sums,
                          const Addresses& state1, const Addresses& state2, const Integers& sizes,
                          const Integers& positions, const Numbers& scales, int threads) {
-  const cpu::Rule r{static_cast<cpu::RuleKind>(rule[0].cast<int>()),
-                    rule[1].cast<double>(),
-                    rule[2].cast<double>(),
-                    rule[3].cast<bool>(),
-                    rule[4].cast<double>(),
-                    rule[5].cast<double>(),
-                    rule[6].cast<bool>(),
-                    rule[7].cast<bool>(),
-                    rule[8].cast<double>(),
-                    rule[9].cast<double>(),
-                    rule[10].cast<double>(),
-                    rule[11].cast<double>(),
-                    rule[12].cast<double>()};
+  const Rule r{static_cast<RuleKind>(rule[0].cast<int>()),
+               rule[1].cast<double>(),
+               rule[2].cast<double>(),
+               rule[3].cast<bool>(),
+               rule[4].cast<double>(),
+               rule[5].cast<double>(),
+               rule[6].cast<bool>(),
+               rule[7].cast<bool>(),
+               rule[8].cast<double>(),
+               rule[9].cast<double>(),
+               rule[10].cast<double>(),
+               rule[11].cast<double>(),
+               rule[12].cast<double>()};
   cpu::UpdateNoise n{};
   n.on = !noise.is_none();
   if (n.on) {
@@ -147,7 +147,7 @@ std::int64_t update_step(const py::tuple& rule, const py::object& noise, int sum
                 scales.at(i)};
   }
   py::gil_scoped_release release;
-  const auto type = static_cast<cpu::SumType>(sum_type);
+  const auto type = static_cast<SumType>(sum_type);
   return wide ? cpu::update_step<double>(r, n, type, gradient_scale, items, threads)
               : cpu::update_step<float>(r, n, type, gradient_scale, items, threads);
 }
@@ -168,4 +168,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("update_step", &update_step);
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
+#if DPKERN_CUDA
+  py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
+  bindings::add_cuda(cuda);
+#endif
 }

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/clip_plan.h"
+
 namespace dpkern::cpu {
 
 // One parameter: rows [batch, columns] without gaps, and where its sum goes.
@@ -23,12 +25,6 @@ void explicit_norm(const std::vector<Explicit<F>>& parts, std::int64_t batch, do
 template <class F>
 void contract(const std::vector<Explicit<F>>& parts, const F* factors, std::int64_t batch,
               int threads);
-
-struct ClipRule {
-  double max_norm;  // infinity: no clipping
-  double scale;     // takes captured gradients to those of each sample's own loss
-  bool automatic;
-};
 
 // norms[b] = scale sqrt(sum_k squares[k][b]) and the factor that clips the captured gradient,
 // `scale` included, never rounded up; 0 where the norm is not finite.

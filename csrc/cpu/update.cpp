@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/lattice.h"
+#include "core/optimizer.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
 #include "cpu/parallel.h"
@@ -60,62 +61,22 @@ std::int64_t gradient_without_noise(const T* sum, T step, int count, T* out) {
   return nonfinite;
 }
 
-template <class T>
-void apply_sgd(const Rule& rule, const T* gradient, int count, T* param, T* buffer) {
+template <class Rule, class T>
+void apply_rule(const Rule& rule, const T* gradient, int count, T* param, T* state1, T* state2) {
   versioned([&]() DPK_INLINE {
     const int n = count;
-    const T lr = static_cast<T>(rule.lr);
-    const T decay = static_cast<T>(rule.weight_decay);
-    const T momentum = static_cast<T>(rule.momentum);
-    const T keep = rule.first_step ? T{0} : momentum;
-    const T fresh = rule.first_step ? T{1} : static_cast<T>(1 - rule.dampening);
-    if (buffer == nullptr) {
-      for (int i = 0; i < n; ++i) param[i] -= lr * (gradient[i] + decay * param[i]);
-    } else if (rule.nesterov) {
-      for (int i = 0; i < n; ++i) {
-        const T g = gradient[i] + decay * param[i];
-        const T b = keep * buffer[i] + fresh * g;
-        buffer[i] = b;
-        param[i] -= lr * (g + momentum * b);
-      }
-    } else {
-      for (int i = 0; i < n; ++i) {
-        const T g = gradient[i] + decay * param[i];
-        const T b = keep * buffer[i] + fresh * g;
-        buffer[i] = b;
-        param[i] -= lr * b;
-      }
-    }
-  });
-}
-
-template <class T>
-void apply_adam(const Rule& rule, const T* gradient, int count, T* param, T* mean, T* square) {
-  versioned([&]() DPK_INLINE {
-    const int n = count;
-    const T shrink = static_cast<T>(rule.decoupled ? 1 - rule.lr * rule.weight_decay : 1);
-    const T decay = static_cast<T>(rule.decoupled ? 0 : rule.weight_decay);
-    const T fresh1 = static_cast<T>(1 - rule.beta1);
-    const T keep2 = static_cast<T>(rule.beta2);
-    const T fresh2 = static_cast<T>(1 - rule.beta2);
-    const T eps = static_cast<T>(rule.eps);
-    const T root2 = static_cast<T>(std::sqrt(rule.bias2));
-    const T step = static_cast<T>(rule.lr / rule.bias1);
+    const Rule r = rule;
+    T none{};
     for (int i = 0; i < n; ++i) {
-      const T p = param[i] * shrink;
-      const T g = gradient[i] + decay * param[i];
-      const T m = mean[i] + fresh1 * (g - mean[i]);
-      const T v = keep2 * square[i] + fresh2 * g * g;
-      mean[i] = m;
-      square[i] = v;
-      param[i] = p - step * (m / (std::sqrt(v) / root2 + eps));
+      apply(r, gradient[i], param[i], Rule::kStates > 0 ? state1[i] : none,
+            Rule::kStates > 1 ? state2[i] : none);
     }
   });
 }
 
 // One tile of one tensor: its gradient into a buffer in the first-level cache, then the rule.
 template <class T>
-std::int64_t update_tile(const Rule& rule, const UpdateNoise& noise, SumType sum_type,
+std::int64_t update_tile(const RuleNumbers& rule, const UpdateNoise& noise, SumType sum_type,
                          double gradient_scale, const UpdateItem& item, const TilePart& part,
                          RoundingTiles& rounded) {
   alignas(64) T gradient[kTile];
@@ -144,11 +105,20 @@ std::int64_t update_tile(const Rule& rule, const UpdateNoise& noise, SumType sum
   }
   T* param = static_cast<T*>(item.param) + part.index;
   T* state1 = item.state1 == nullptr ? nullptr : static_cast<T*>(item.state1) + part.index;
-  if (rule.kind == RuleKind::kSgd) {
-    apply_sgd(rule, gradient, part.count, param, state1);
-  } else {
-    apply_adam(rule, gradient, part.count, param, state1,
-               static_cast<T*>(item.state2) + part.index);
+  T* state2 = item.state2 == nullptr ? nullptr : static_cast<T*>(item.state2) + part.index;
+  switch (rule.form) {
+    case RuleForm::kPlain:
+      apply_rule(plain_sgd<T>(rule), gradient, part.count, param, state1, state2);
+      break;
+    case RuleForm::kMomentum:
+      apply_rule(momentum<T>(rule), gradient, part.count, param, state1, state2);
+      break;
+    case RuleForm::kNesterov:
+      apply_rule(nesterov<T>(rule), gradient, part.count, param, state1, state2);
+      break;
+    case RuleForm::kAdam:
+      apply_rule(adam<T>(rule), gradient, part.count, param, state1, state2);
+      break;
   }
   return nonfinite;
 }
@@ -163,6 +133,7 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
   std::int64_t tiles = 0;
   for (const UpdateItem& item : items) tiles += tiles_of(item);
   std::int64_t nonfinite = 0;
+  const RuleNumbers numbers = numbers_of(rule);
   // All tensors end to end, in pieces of 512 elements; a thread takes a contiguous share.
   parallel_for(tiles, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
@@ -176,7 +147,7 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
       for_tiles(item.first_position, from * kTile, std::min(to * kTile, item.size),
                 [&](const TilePart& part) {
                   mine +=
-                      update_tile<T>(rule, noise, sum_type, gradient_scale, item, part, rounded);
+                      update_tile<T>(numbers, noise, sum_type, gradient_scale, item, part, rounded);
                 });
     }
     __atomic_fetch_add(&nonfinite, mine, __ATOMIC_RELAXED);

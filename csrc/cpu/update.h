@@ -4,31 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/abi.h"
+#include "core/update_plan.h"
 
 namespace dpkern::cpu {
-
-enum class RuleKind : int { kSgd = 0, kAdam = 1 };
-enum class SumType : int { kInt32 = 0, kInt64 = 1, kFloat = 2 };  // kFloat: the parameters' type
-
-// The optimizer, as torch.optim defines it; numbers that depend on the step count are ready-made.
-struct Rule {
-  RuleKind kind;
-  double lr;
-  double weight_decay;
-  bool decoupled;  // AdamW: the decay multiplies the parameter instead of joining the gradient
-  // SGD
-  double momentum;
-  double dampening;
-  bool nesterov;
-  bool first_step;  // the momentum buffer starts as the gradient itself
-  // Adam
-  double beta1;
-  double beta2;
-  double eps;
-  double bias1;  // 1 - beta1^t
-  double bias2;  // 1 - beta2^t
-};
 
 // One parameter tensor; `state1`, `state2`: momentum buffer, or first and second moments, or null.
 struct UpdateItem {

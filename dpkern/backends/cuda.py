@@ -1,8 +1,72 @@
-"""The compiled CUDA kernels: marshal checked arguments to ``dpkern._C``."""
+"""The compiled CUDA kernels: find a device, or say why not."""
 
 from __future__ import annotations
+
+import importlib.util
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .. import _dispatch
+from . import _device, cpu
+from ._launch import Launch
 
 
 def load() -> tuple[bool, str]:
     """Find a device and register the kernels; or say why not."""
-    return False, "is not part of this version"
+    extension = cpu._extension()
+    if isinstance(extension, str):
+        return False, extension
+    reason = _unavailable(extension)
+    if reason is not None:
+        return False, reason
+    for name, run, refuse in kernels(extension.cuda).kernels():
+        _dispatch.register(name, "cuda", run, refuse)
+    return True, ""
+
+
+def kernels(launchers: Any) -> Launch:
+    """The ops on these launchers."""
+    return Launch(launchers, "cuda", "cuda", _device.refusal)
+
+
+def _unavailable(extension: Any) -> str | None:
+    """Why no call can run, or None."""
+    config = extension.build_config()
+    if not config["cuda"]:
+        return (
+            f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
+            "DPKERN_CUDA=on, or pip install triton"
+        )
+    if torch.version.cuda is None:
+        return f"needs a CUDA build of torch, found {torch.__version__}"
+    count, error = extension.cuda.device_count()
+    if not count:
+        return f"finds no device: {extension.cuda.error_text(error)}"
+    return None
+
+
+def emulate() -> _dispatch.Kernels | str:
+    """The kernels compiled as C++ (``make test`` builds them in a checkout), on CPU tensors."""
+    module = _emulated()
+    if isinstance(module, str):
+        return module
+    return Launch(module, "cuda", "cpu", cpu._on_cpu).kernels()
+
+
+@cache
+def _emulated() -> ModuleType | str:
+    folder = Path(__file__).resolve().parents[2] / "build" / "emulated"
+    path = folder / f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
+    if not path.is_file():
+        return "is not built for the emulator: make emulated"
+    spec = importlib.util.spec_from_file_location("_emulated", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -15,9 +15,6 @@
 namespace dpkern::test {
 namespace {
 
-using cpu::Arithmetic;
-using cpu::GradType;
-using cpu::Style;
 using Columns = std::vector<std::int64_t>;
 
 // M, a little less than C / u = 5000: clipped samples exceed it at first and must be taken back.
@@ -105,9 +102,9 @@ struct Result {
 };
 
 template <class Sum, class G>
-Result<Sum> run(const Problem<G>& problem, GradType type, const cpu::ClipPlan& shape, Sum start,
+Result<Sum> run(const Problem<G>& problem, GradType type, const ClipPlan& shape, Sum start,
                 int threads) {
-  cpu::ClipPlan plan = shape;
+  ClipPlan plan = shape;
   plan.rows = problem.rows;
   const std::size_t tensors = problem.columns.size();
   std::vector<Shifted<G>> gradients;
@@ -156,7 +153,7 @@ double root(double power, int p) { return p == 2 ? std::sqrt(power) : power; }
 
 // factor[row][tensor] by the definition, without the kernels' slack of 2^-21.
 std::vector<std::vector<double>> factors(const std::vector<std::vector<double>>& power,
-                                         const cpu::ClipPlan& plan) {
+                                         const ClipPlan& plan) {
   std::vector<std::vector<double>> all;
   for (const auto& row : power) {
     double total = 0;
@@ -210,7 +207,7 @@ void check_float_sums(const Result<Sum>& result, const Problem<G>& problem, Sum 
 // A sample alone stays within M in every clip group, and the batch is the sum of its samples.
 template <class Sum, class G>
 void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem, GradType type,
-                        const cpu::ClipPlan& plan, Sum start, const std::string& where) {
+                        const ClipPlan& plan, Sum start, const std::string& where) {
   std::vector<std::vector<Sum>> total = result.sums;
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     const auto one = run<Sum>(problem.only_row(row), type, plan, Sum{0}, 1);
@@ -232,7 +229,7 @@ void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem, Gr
 }
 
 template <class Sum, class G>
-std::int64_t compare(const Problem<G>& problem, GradType type, const cpu::ClipPlan& plan) {
+std::int64_t compare(const Problem<G>& problem, GradType type, const ClipPlan& plan) {
   const Sum start = plan.arithmetic == Arithmetic::kNormOnly ? Sum{0} : Sum{5};
   // Float sums may differ in the last bits between numbers of threads, nothing else may.
   const bool by_threads = plan.arithmetic == Arithmetic::kFloat;
@@ -277,7 +274,7 @@ std::int64_t compare_type(GradType type) {
       for (const int p : {1, 2}) {
         for (const Style style : {Style::kFlat, Style::kPerLayer, Style::kAutomatic}) {
           const auto plan = [&](Arithmetic arithmetic) {
-            return cpu::ClipPlan{rows, p, style, arithmetic};
+            return ClipPlan{rows, p, style, arithmetic};
           };
           cases += compare<Float>(problem, type, plan(Arithmetic::kNormOnly));
           cases += compare<Float>(problem, type, plan(Arithmetic::kFloat));

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "check.h"
+#include "cuda.h"
 
 int main() {
   using namespace dpkern;
@@ -18,5 +19,13 @@ int main() {
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",
               static_cast<long long>(test::test_ghost_conv()));
+  std::printf("emulated CUDA %lld cases (the emulator)\n",
+              static_cast<long long>(test::test_emulator()));
+  std::printf("emulated CUDA %lld cases (noise)\n",
+              static_cast<long long>(test::test_cuda_noise()));
+  std::printf("emulated CUDA %lld cases (update)\n",
+              static_cast<long long>(test::test_cuda_update()));
+  std::printf("emulated CUDA %lld cases (clip and explicit gradients)\n",
+              static_cast<long long>(test::test_cuda_rows()));
   return 0;
 }

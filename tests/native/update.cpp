@@ -16,10 +16,6 @@
 namespace dpkern::test {
 namespace {
 
-using cpu::Rule;
-using cpu::RuleKind;
-using cpu::SumType;
-
 constexpr double kScale = 3.0;
 constexpr double kGradientScale = 1.0 / 64;
 

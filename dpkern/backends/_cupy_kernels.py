@@ -1,0 +1,379 @@
+"""The launchers of ``csrc/cuda/launch.h`` with CuPy as compiler and driver.
+
+Grids, blocks, structs and workspaces are those of the ``.cu`` files; a test compares every launch
+with the compiled launchers'.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import _tables
+from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, Compiler
+
+_CIPHER_THREADS = 256
+_TILE_THREADS, _TILES_PER_BLOCK = 128, 8
+_FLAT_THREADS = 256
+_ROW_THREADS, _FACTOR_THREADS, _WARP = 256, 128, 32
+_BLOCK_COLUMNS = 1024
+_BLOCKS_PER_CHUNK = _tables.CHUNK // _BLOCK_COLUMNS
+_SPLIT_BLOCKS, _SPLIT_ROWS = 1024, 32
+_MOST_BLOCKS = 2**31 - 1
+
+_ROWS = _tables.struct(tasks="u8", count="i8", chunks="i8", columns="i8", rows="i8")
+_FACTORS = _tables.struct(of="u8", row_stride="i8", task_stride="i8")
+_POWERS = _tables.struct(of="u8", row_stride="i8", task_stride="i8", p="i4")
+_CLIP = _tables.struct(
+    style="i4",
+    p="i4",
+    has_sums="?",
+    exact="?",
+    bounds="u8",
+    norms="u8",
+    factors="u8",
+    powers="u8",
+)
+
+
+def _blocks(n: int, per_block: int = 1) -> int:
+    # More than a grid may have fail at the launch.
+    return min(-(-n // per_block), _MOST_BLOCKS + 1)
+
+
+def _struct(packed: bytes, layout: np.dtype[Any]) -> _tables.Table:
+    # CuPy passes arrays of one element by value.
+    return np.frombuffer(packed, layout).copy()
+
+
+def _rows(tasks: int, count: int, chunks: int, columns: int, batch: int) -> _tables.Table:
+    fields = {"tasks": tasks, "count": count, "chunks": chunks, "columns": columns, "rows": batch}
+    return _tables.one(_ROWS, **fields).reshape(1)
+
+
+def _splits(batch: int, count: int, columns: int) -> int:
+    wanted = _SPLIT_BLOCKS // (columns // _BLOCK_COLUMNS + count)
+    return max(1, min(wanted, batch // _SPLIT_ROWS))
+
+
+def _room(count: int, size: int) -> int:
+    """Bytes of an array in a workspace."""
+    return -(-count * size // 16) * 16
+
+
+def _tile_blocks(first: int, n: int) -> int:
+    return _blocks(first % _tables.TILE + n, _tables.TILE * _TILES_PER_BLOCK)
+
+
+class _Stream:
+    """A stream of another library, by the protocol of CUDA streams."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Version of the protocol, address."""
+        return 0, self.address
+
+
+class Launchers:
+    """Compile on first use, launch on the caller's stream."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+        self._texts: dict[int, str] = {}
+        self._kernel = Compiler(cupy).kernel
+
+    def error_text(self, error: int) -> str:
+        """What an error of a launch means."""
+        return self._texts[error]
+
+    def _launch(
+        self, source: str, kernel: str, grid: tuple[int, ...], threads: int, cuda: int, *args: Any
+    ) -> int:
+        run = self._kernel(source, kernel)
+        try:
+            with self.cupy.cuda.Stream.from_external(_Stream(cuda)):
+                run(grid, (threads,), args)
+        except self.cupy.cuda.driver.CUDADriverError as error:
+            self._texts[error.status] = str(error)
+            return int(error.status)
+        return 0
+
+    # noise
+
+    def keystream(self, stream: bytes, first: int, blocks: int, out: int, cuda: int) -> int:
+        """``keystream``."""
+        if blocks == 0:
+            return 0
+        grid = (_blocks(blocks, _CIPHER_THREADS),)
+        what = _struct(stream, _tables.STREAM), np.uint64(first), np.int64(blocks), np.uint64(out)
+        return self._launch("noise", "keystream_kernel", grid, _CIPHER_THREADS, cuda, *what)
+
+    def lattice_draws(self, stream: bytes, law: int, first: int, n: int, x: int, cuda: int) -> int:
+        """``lattice_draws``."""
+        if n == 0:
+            return 0
+        kernel, grid = f"draws_kernel<{LAWS[law]}>", (_tile_blocks(first, n),)
+        what = _struct(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
+        return self._launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
+
+    def add_noise(
+        self,
+        stream: bytes,
+        rounding: bytes,
+        law: int,
+        first: int,
+        n: int,
+        kind: int,
+        per_unit: float,
+        cell: float,
+        x: int,
+        nonfinite: int,
+        cuda: int,
+    ) -> int:
+        """``add_noise``."""
+        if n == 0:
+            return 0
+        place = np.uint64(first), np.int64(n)
+        if kind < len(INTEGERS):
+            kernel = f"add_noise_integer_kernel<{INTEGERS[kind]}, {LAWS[law]}>"
+            what: tuple[Any, ...] = _struct(stream, _tables.STREAM), *place, np.uint64(x)
+        else:
+            wide = kind - len(INTEGERS)
+            number = np.float64 if wide else np.float32
+            kernel = f"add_noise_float_kernel<{FLOATS[wide]}, {LAWS[law]}>"
+            streams = (_struct(packed, _tables.STREAM) for packed in (stream, rounding))
+            numbers = number(per_unit), number(cell)
+            what = *streams, *place, *numbers, np.uint64(x), np.uint64(nonfinite)
+        return self._launch("noise", kernel, (_tile_blocks(first, n),), _TILE_THREADS, cuda, *what)
+
+    # update
+
+    def update_step(self, plan: bytes, tasks: int, nonfinite: int, cuda: int) -> int:
+        """``update_step``."""
+        packed = _struct(plan, _tables.UPDATE_PLAN)
+        fields = {
+            name: int(packed[name][0]) for name in ("pieces", "noise", "sum_type", "law", "wide")
+        }
+        if fields["pieces"] == 0:
+            return 0
+        value = FLOATS[fields["wide"]]
+        if fields["noise"]:
+            total = (*INTEGERS, value)[fields["sum_type"]]
+            kernel = f"update_tile_kernel<{value}, {total}, {LAWS[fields['law']]}>"
+            grid, threads = (_blocks(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
+        else:
+            kernel = f"update_flat_kernel<{value}, {value}, false>"
+            grid, threads = (_blocks(fields["pieces"]),), _FLAT_THREADS
+        what = packed, np.uint64(tasks), np.uint64(nonfinite)
+        return self._launch("update", kernel, grid, threads, cuda, *what)
+
+    # clip
+
+    def clip_workspace(
+        self, plan: bytes, kind: int, tasks: int, count: int, chunks: int, columns: int
+    ) -> int:
+        """``clip_workspace``."""
+        return sum(self._clip_arrays(plan, kind, count, chunks, columns))
+
+    def _clip_arrays(
+        self, plan: bytes, kind: int, count: int, chunks: int, columns: int
+    ) -> tuple[int, int, int, int]:
+        """Bytes of the powers of chunks, the factors, the rows' powers and the partial sums."""
+        packed = _struct(plan, _tables.CLIP_PLAN)
+        batch, arithmetic = int(packed["rows"][0]), int(packed["arithmetic"][0])
+        if not batch or not count:
+            return 0, 0, 0, 0
+        size = 8 if GRADS[kind][1] == "double" else 4
+        splits = _splits(batch, count, columns)
+        partial = splits * columns if arithmetic == 1 and splits > 1 else 0
+        return (
+            _room(batch * chunks, 8),
+            _room(batch * count if arithmetic else 0, size),
+            _room(batch * count if arithmetic > 1 else 0, 8),
+            _room(partial, size),
+        )
+
+    def clip_sum(
+        self,
+        plan: bytes,
+        kind: int,
+        tasks: int,
+        count: int,
+        chunks: int,
+        columns: int,
+        bounds: int,
+        norms: int,
+        workspace: int,
+        cuda: int,
+    ) -> int:
+        """``clip_sum``."""
+        packed = _struct(plan, _tables.CLIP_PLAN)
+        batch, arithmetic = int(packed["rows"][0]), int(packed["arithmetic"][0])
+        if not batch or not count:
+            return 0
+        grad, value = GRADS[kind]
+        sizes = self._clip_arrays(plan, kind, count, chunks, columns)
+        partial, factors, powers, sums = (workspace + sum(sizes[:i]) for i in range(4))
+        rows = _rows(tasks, count, chunks, columns, batch)
+        exact = arithmetic > 1
+        style, p = int(packed["style"][0]), int(packed["p"][0])
+        clip = _tables.one(
+            _CLIP,
+            style=style,
+            p=p,
+            has_sums=arithmetic > 0,
+            exact=exact,
+            bounds=bounds,
+            norms=norms,
+            factors=factors,
+            powers=powers,
+        ).reshape(1)
+        error = 0
+        if chunks:
+            grid = (_blocks(batch * chunks),)
+            what: tuple[Any, ...] = rows, np.int32(p), np.uint64(partial)
+            error = self._launch("clip", f"power_kernel<{grad}>", grid, _ROW_THREADS, cuda, *what)
+        if not error:
+            grid = (_blocks(batch, _FACTOR_THREADS // _WARP),)
+            kernel = f"factor_kernel<{value}>"
+            what = rows, clip, np.uint64(partial)
+            error = self._launch("clip", kernel, grid, _FACTOR_THREADS, cuda, *what)
+        if error or not arithmetic or not chunks:
+            return error
+        per_layer = style == 1
+        weights = _factors(factors, count, 1)
+        limits = _powers(powers, count if per_layer else 1, int(per_layer), p)
+        total = (value, *INTEGERS)[arithmetic - 1]
+        types = f"<{grad}, {total}, {value}>"
+        splits = _splits(batch, count, columns)
+        error = self._sum("clip", types, rows, splits, weights, sums, limits, cuda)
+        if error or (not exact and splits == 1):
+            return error
+        if exact:
+            grid = (_blocks(batch),)
+            return self._launch(
+                "clip", f"repair_kernel{types}", grid, _ROW_THREADS, cuda, rows, clip
+            )
+        return self._combine("clip", value, rows, splits, sums, cuda)
+
+    def _sum(
+        self,
+        source: str,
+        types: str,
+        rows: _tables.Table,
+        splits: int,
+        factors: _tables.Table,
+        partial: int,
+        powers: _tables.Table,
+        cuda: int,
+    ) -> int:
+        grid = _blocks(int(rows["chunks"][0]) * _BLOCKS_PER_CHUNK), splits
+        what = rows, factors, np.uint64(partial), powers
+        return self._launch(source, f"sum_kernel{types}", grid, _ROW_THREADS, cuda, *what)
+
+    def _combine(
+        self, source: str, value: str, rows: _tables.Table, splits: int, partial: int, cuda: int
+    ) -> int:
+        grid = (_blocks(int(rows["chunks"][0])),)
+        what = rows, np.int64(splits), np.uint64(partial)
+        return self._launch(source, f"combine_kernel<{value}>", grid, _ROW_THREADS, cuda, *what)
+
+    # gradients that exist anyway
+
+    def explicit_norm_workspace(
+        self, tasks: int, count: int, chunks: int, columns: int, batch: int
+    ) -> int:
+        """``explicit_norm_workspace``."""
+        return batch * chunks * 8
+
+    def explicit_norm(
+        self,
+        tasks: int,
+        count: int,
+        chunks: int,
+        columns: int,
+        wide: bool,
+        batch: int,
+        squares: int,
+        workspace: int,
+        cuda: int,
+    ) -> int:
+        """``explicit_norm``."""
+        if batch == 0:
+            return 0
+        if chunks:
+            rows = _rows(tasks, count, chunks, columns, batch)
+            grid = (_blocks(batch * chunks),)
+            kernel = f"power_kernel<{FLOATS[wide]}>"
+            what: tuple[Any, ...] = rows, np.int32(2), np.uint64(workspace)
+            error = self._launch("explicit", kernel, grid, _ROW_THREADS, cuda, *what)
+            if error:
+                return error
+        grid = (_blocks(batch, _FACTOR_THREADS // _WARP),)
+        what = np.uint64(workspace), np.int64(chunks), np.int64(batch), np.uint64(squares)
+        return self._launch("explicit", "square_kernel", grid, _FACTOR_THREADS, cuda, *what)
+
+    def clip_factors(
+        self,
+        squares: int,
+        count: int,
+        batch: int,
+        rule: bytes,
+        wide: bool,
+        norms: int,
+        factors: int,
+        cuda: int,
+    ) -> int:
+        """``clip_factors``."""
+        if batch == 0:
+            return 0
+        grid = (_blocks(batch, _FACTOR_THREADS),)
+        kernel = f"clip_factors_kernel<{FLOATS[wide]}>"
+        sizes = np.uint64(squares), np.int64(count), np.int64(batch)
+        what = *sizes, _struct(rule, _tables.CLIP_RULE), np.uint64(norms), np.uint64(factors)
+        return self._launch("explicit", kernel, grid, _FACTOR_THREADS, cuda, *what)
+
+    def contract_workspace(
+        self, tasks: int, count: int, chunks: int, columns: int, wide: bool, batch: int
+    ) -> int:
+        """``contract_workspace``."""
+        splits = _splits(batch, count, columns)
+        return 0 if splits == 1 else splits * columns * (8 if wide else 4)
+
+    def contract(
+        self,
+        tasks: int,
+        count: int,
+        chunks: int,
+        columns: int,
+        factors: int,
+        wide: bool,
+        batch: int,
+        workspace: int,
+        cuda: int,
+    ) -> int:
+        """``contract``."""
+        if batch == 0 or chunks == 0:
+            return 0
+        value = FLOATS[wide]
+        rows = _rows(tasks, count, chunks, columns, batch)
+        splits = _splits(batch, count, columns)
+        weights, none = _factors(factors, 1, 0), _powers(0, 0, 0, 0)
+        types = f"<{value}, {value}, {value}>"
+        error = self._sum("explicit", types, rows, splits, weights, workspace, none, cuda)
+        if error or splits == 1:
+            return error
+        return self._combine("explicit", value, rows, splits, workspace, cuda)
+
+
+def _factors(of: int, row_stride: int, task_stride: int) -> _tables.Table:
+    fields = {"of": of, "row_stride": row_stride, "task_stride": task_stride}
+    return _tables.one(_FACTORS, **fields).reshape(1)
+
+
+def _powers(of: int, row_stride: int, task_stride: int, p: int) -> _tables.Table:
+    fields = {"of": of, "row_stride": row_stride, "task_stride": task_stride, "p": p}
+    return _tables.one(_POWERS, **fields).reshape(1)

@@ -1,0 +1,296 @@
+#pragma once
+// CUDA kernels on the CPU, for tests: the sources of csrc/cuda compile with a C++ compiler that
+// finds this header instead of CUDA's. Each CUDA thread is a fiber. Blocks run one after another;
+// the fibers of a block run in turn between barriers, in forward or in reverse order, so that a
+// missing barrier changes results. Threads that wait at different barriers are an error.
+// Not modelled: races between blocks, the memory model, occupancy, the order of streams.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fiber.h"
+
+#define __global__ static
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+struct dim3 {
+  unsigned int x, y, z;
+  dim3(unsigned int x_ = 1, unsigned int y_ = 1, unsigned int z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+using cudaStream_t = void*;
+using cudaError_t = int;
+constexpr cudaError_t cudaSuccess = 0;
+
+namespace emulator {
+
+constexpr int kWarp = 32;
+
+enum class State { kReady, kBlockBarrier, kWarpBarrier, kDone };
+
+struct Fiber {
+  Context context;
+  std::unique_ptr<char[]> stack;
+  State state;
+  dim3 index;
+  int thread;
+  int exchanges;  // how many this thread has taken part in
+};
+
+// What the lanes of a warp hand to each other; two sets, because a lane may be one exchange ahead.
+struct Warp {
+  std::uint64_t slots[2][kWarp];
+};
+
+// One launch as it was asked for; arguments as bytes.
+struct Launch {
+  const void* kernel;
+  dim3 grid, block;
+  std::vector<std::string> arguments;
+};
+
+struct Machine {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  Context scheduler;
+  Fiber* running = nullptr;
+  dim3 grid, block, block_index, flat_index;
+  void (*call)(void*) = nullptr;
+  void* kernel = nullptr;
+  bool reverse = false;
+  std::int64_t launches = 0;
+  bool recording = false;
+  std::vector<Launch> recorded;
+  cudaError_t next_error = cudaSuccess;  // what the next launch reports instead of running
+  cudaError_t last_error = cudaSuccess;
+};
+
+inline Machine& machine() {
+  static Machine m;
+  return m;
+}
+
+inline const dim3& thread_index() {
+  Machine& m = machine();
+  return m.running == nullptr ? m.flat_index : m.running->index;
+}
+
+inline void enter() {
+  Machine& m = machine();
+  m.call(m.kernel);
+  m.running->state = State::kDone;
+  switch_to(m.running->context, m.scheduler);
+}
+
+inline void wait_in(State state) {
+  Machine& m = machine();
+  if (m.running == nullptr) throw std::logic_error("a barrier in a kernel launched as flat");
+  m.running->state = state;
+  switch_to(m.running->context, m.scheduler);
+}
+
+// All lanes of the warp meet and see each other's values.
+template <class T>
+T exchange(T value, int from) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  Machine& m = machine();
+  if (m.running == nullptr) throw std::logic_error("an exchange in a kernel launched as flat");
+  Fiber& self = *m.running;
+  std::uint64_t* const slots =
+      m.warps[static_cast<std::size_t>(self.thread / kWarp)].slots[self.exchanges++ & 1];
+  std::memcpy(slots + self.thread % kWarp, &value, sizeof(T));
+  wait_in(State::kWarpBarrier);
+  T other;
+  std::memcpy(&other, slots + (from & (kWarp - 1)), sizeof(T));
+  return other;
+}
+
+inline void resume(Fiber& fiber) {
+  Machine& m = machine();
+  m.running = &fiber;
+  fiber.state = State::kReady;
+  switch_to(m.scheduler, fiber.context);
+  m.running = nullptr;
+}
+
+// Whether all fibers of [begin, end) wait at `barrier`; then they may go on.
+inline bool release(Machine& m, std::size_t begin, std::size_t end, State barrier) {
+  for (std::size_t i = begin; i < end; ++i) {
+    if (m.fibers[i].state != barrier) return false;
+  }
+  for (std::size_t i = begin; i < end; ++i) m.fibers[i].state = State::kReady;
+  return true;
+}
+
+inline void run_block(Machine& m) {
+  constexpr std::size_t kStack = 64 * 1024;
+  const std::size_t threads = m.block.x * m.block.y * m.block.z;
+  if (m.fibers.size() != threads) m.fibers = std::vector<Fiber>(threads);
+  m.warps.resize((threads + kWarp - 1) / kWarp);
+  for (std::size_t i = 0; i < threads; ++i) {
+    Fiber& fiber = m.fibers[i];
+    if (!fiber.stack) fiber.stack.reset(new char[kStack]);
+    prepare(fiber.context, fiber.stack.get(), kStack, enter);
+    const unsigned int t = static_cast<unsigned int>(i);
+    fiber.index = dim3(t % m.block.x, t / m.block.x % m.block.y, t / (m.block.x * m.block.y));
+    fiber.thread = static_cast<int>(i);
+    fiber.exchanges = 0;
+    fiber.state = State::kReady;
+  }
+  for (;;) {
+    for (std::size_t i = 0; i < threads; ++i) {
+      Fiber& fiber = m.fibers[m.reverse ? threads - 1 - i : i];
+      if (fiber.state == State::kReady) resume(fiber);
+    }
+    bool moved = release(m, 0, threads, State::kBlockBarrier);
+    for (std::size_t first = 0; first < threads; first += kWarp) {
+      const std::size_t end = first + kWarp < threads ? first + kWarp : threads;
+      moved |= release(m, first, end, State::kWarpBarrier);
+    }
+    if (moved) continue;
+    for (const Fiber& fiber : m.fibers) {
+      if (fiber.state == State::kDone) continue;
+      throw std::logic_error("thread " + std::to_string(fiber.thread) +
+                             " waits at a barrier that others of its block never reach");
+    }
+    return;
+  }
+}
+
+template <class Body>
+void call_body(void* body) {
+  (*static_cast<Body*>(body))();
+}
+
+template <class Body>
+void launch(bool flat, dim3 grid, dim3 block, Body body) {
+  constexpr unsigned int kMostThreads = 1024, kMostBlocks = 0x7fffffff;
+  Machine& m = machine();
+  m.launches += 1;
+  m.last_error = std::exchange(m.next_error, cudaSuccess);
+  if (m.last_error != cudaSuccess) return;
+  const unsigned int threads = block.x * block.y * block.z;
+  if (threads == 0 || threads > kMostThreads || grid.x == 0 || grid.x > kMostBlocks) {
+    m.last_error = 9;  // cudaErrorInvalidConfiguration
+    return;
+  }
+  m.grid = grid;
+  m.block = block;
+  m.call = &call_body<Body>;
+  m.kernel = &body;
+  dim3& at = m.block_index;
+  for (at.z = 0; at.z < grid.z; ++at.z) {
+    for (at.y = 0; at.y < grid.y; ++at.y) {
+      for (at.x = 0; at.x < grid.x; ++at.x) {
+        if (!flat) {
+          run_block(m);
+          continue;
+        }
+        for (unsigned int i = 0; i < threads; ++i) {
+          const unsigned int t = m.reverse ? threads - 1 - i : i;
+          m.flat_index = dim3(t % block.x, t / block.x % block.y, t / (block.x * block.y));
+          body();
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+std::string bytes_of(const T& value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+// Arguments in the types of the kernel's parameters.
+template <class... Parameters, class... Arguments>
+void record(void (*kernel)(Parameters...), dim3 grid, dim3 block, const Arguments&... arguments) {
+  Machine& m = machine();
+  if (!m.recording) return;
+  m.recorded.push_back({reinterpret_cast<const void*>(kernel),
+                        grid,
+                        block,
+                        {bytes_of(static_cast<const Parameters&>(arguments))...}});
+}
+
+// Later launches run the threads of a block from the last to the first.
+inline void order(bool reverse) { machine().reverse = reverse; }
+// The next launch fails with this error.
+inline void fail_next(cudaError_t error) { machine().next_error = error; }
+
+}  // namespace emulator
+
+#define threadIdx (::emulator::thread_index())
+#define blockIdx (::emulator::machine().block_index)
+#define blockDim (::emulator::machine().block)
+#define gridDim (::emulator::machine().grid)
+
+#define DPK_LAUNCH_AS(flat, kernel, grid, block, ...)    \
+  (::emulator::record(kernel, grid, block, __VA_ARGS__), \
+   ::emulator::launch(flat, grid, block, [&] { (kernel)(__VA_ARGS__); }))
+#define DPK_LAUNCH(kernel, grid, block, stream, ...) \
+  (static_cast<void>(stream), DPK_LAUNCH_AS(false, kernel, grid, block, __VA_ARGS__))
+#define DPK_LAUNCH_FLAT(kernel, grid, block, stream, ...) \
+  (static_cast<void>(stream), DPK_LAUNCH_AS(true, kernel, grid, block, __VA_ARGS__))
+
+inline void __syncthreads() { ::emulator::wait_in(::emulator::State::kBlockBarrier); }
+inline void __syncwarp(unsigned int = ~0u) { ::emulator::exchange(0, 0); }
+
+inline int lane_of_this_thread() { return ::emulator::machine().running->thread % 32; }
+template <class T>
+T __shfl_sync(unsigned int, T value, int from) {
+  return ::emulator::exchange(value, from);
+}
+template <class T>
+T __shfl_xor_sync(unsigned int, T value, int mask) {
+  return ::emulator::exchange(value, lane_of_this_thread() ^ mask);
+}
+template <class T>
+T __shfl_down_sync(unsigned int, T value, int delta) {
+  const int lane = lane_of_this_thread();
+  return ::emulator::exchange(value, lane + delta < 32 ? lane + delta : lane);
+}
+
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __popc(unsigned int x) { return __builtin_popcount(x); }
+inline float __uint_as_float(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+template <class T>
+T atomicAdd(T* to, T x) {
+  T before;
+  std::memcpy(&before, to, sizeof(T));
+  const T after = static_cast<T>(before + x);
+  std::memcpy(static_cast<void*>(to), &after, sizeof(T));
+  return before;
+}
+
+inline cudaError_t cudaGetLastError() {
+  return std::exchange(::emulator::machine().last_error, cudaSuccess);
+}
+inline const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : "emulated error";
+}
+inline cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+struct cudaFuncAttributes {
+  int numRegs;
+};
+template <class F>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, F*) {
+  return cudaSuccess;
+}

@@ -1,0 +1,312 @@
+"""The cupy backend without CuPy: a stand-in records what would be launched.
+
+The emulator records what the compiled launchers start; both must be the same kernels with the same
+grids, blocks and arguments, call by call.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.cases import SMALL_CASES, ClipCase
+from dpkern import _dispatch, testing
+from dpkern.backends import _cupy_sources, cpu, cuda, cupy
+from dpkern.backends._cupy_kernels import Launchers
+from dpkern.backends._launch import Launch
+from dpkern.errors import BackendError
+from dpkern.ops import clip, noise, update
+from dpkern.ops.ghost import explicit
+from dpkern.rng import Purpose
+
+STREAM = testing.KEY.stream(Purpose.NOISE, 1)
+
+
+class CompileException(Exception):
+    """CuPy's."""
+
+
+class CUDADriverError(RuntimeError):
+    """CuPy's."""
+
+    status = 2
+
+
+class CUDARuntimeError(RuntimeError):
+    """CuPy's."""
+
+
+class FakeCupy:
+    """The parts of CuPy that the backend uses; launches are recorded."""
+
+    __version__ = "14.0.0"
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[str, tuple[int, ...], int, list[Any]]] = []
+        self.modules: list[dict[str, Any]] = []
+        self.streams: list[int] = []
+        self.fails: Exception | None = None
+        self.devices = 1
+        self.cuda = SimpleNamespace(
+            Stream=SimpleNamespace(from_external=self._stream),
+            compiler=SimpleNamespace(CompileException=CompileException),
+            driver=SimpleNamespace(CUDADriverError=CUDADriverError),
+            runtime=SimpleNamespace(
+                CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: self.devices
+            ),
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+        )
+
+    @contextmanager
+    def _stream(self, stream: Any) -> Iterator[None]:
+        version, address = stream.__cuda_stream__()
+        assert version == 0
+        self.streams.append(address)
+        yield
+
+    def RawModule(self, **given: Any) -> Any:
+        self.modules.append(given)
+
+        def get_function(name: str) -> Any:
+            if isinstance(self.fails, CompileException):
+                raise self.fails
+            assert name in given["name_expressions"]
+            return lambda grid, block, args: self._launch(name, grid, block, args)
+
+        return SimpleNamespace(get_function=get_function)
+
+    def _launch(self, name: str, grid: tuple[int, ...], block: tuple[int], args: Any) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.launches.append((plain(name), (*grid, 1, 1)[:3], block[0], list(args)))
+
+
+def plain(name: str) -> str:
+    """A kernel's name without namespaces and parameters, integers by their size."""
+    name = re.sub(r"\bdpkern::(cuda::)?", "", name.removeprefix("void ")).split("(")[0]
+    return re.sub(r"\blong\b", "std::int64_t", re.sub(r"\bint\b", "std::int32_t", name))
+
+
+@cache
+def symbols(path: str) -> dict[int, str]:
+    """Functions of the emulator by their place in it."""
+    listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+    rows = (line.split(" ", 2) for line in listed.splitlines() if "_kernel" in line)
+    return {int(place, 16): plain(name) for place, kind, name in rows if kind in "tT"}
+
+
+class Both:
+    """Every call on the emulated launchers and on CuPy's, compared."""
+
+    def __init__(self, emulator: ModuleType) -> None:
+        self.emulator, self.fake = emulator, FakeCupy()
+        self.other = Launchers(self.fake)
+        self.kernels: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            self.emulator.record(on=True)
+            result = getattr(self.emulator, name)(*args)
+            started = self.emulator.recorded()
+            self.emulator.record(on=False)
+            self.fake.launches.clear()
+            assert getattr(self.other, name)(*args) == result
+            assert len(self.fake.launches) == len(started)
+            for (place, *sizes, wanted), (kernel, *mine, given) in zip(
+                started, self.fake.launches, strict=True
+            ):
+                assert kernel == symbols(self.emulator.__file__)[place]
+                assert mine == sizes
+                self.kernels.add(kernel)
+                for packed, argument in zip(wanted, given, strict=True):
+                    assert len(packed) == argument.nbytes, kernel
+                    assert np.frombuffer(packed, argument.dtype) == argument, kernel
+            return result
+
+        return call
+
+
+@pytest.fixture
+def both() -> Iterator[Both]:
+    """The cupy backend on both launchers."""
+    module = cuda._emulated()
+    if isinstance(module, str):
+        pytest.skip(f"cuda {module}")
+    launchers = Both(module)
+    kernels = Launch(launchers, "cupy", "cpu", cpu._on_cpu).kernels()
+    with _dispatch.replaced("cupy", kernels):
+        yield launchers
+    module.record(on=False)
+
+
+FLOATS = (torch.float32, torch.float64)
+INTEGERS = (torch.int32, torch.int64)
+LAWS = ("gaussian", "laplace")
+
+
+def clip_everything() -> None:
+    """Every kind of clipping, with a batch large enough for several splits of its rows."""
+    for dtype, style, arithmetic in product(FLOATS, ("flat", "per_layer"), clip.ARITHMETIC):
+        columns = (5, 4100)
+        ClipCase(batch=70, columns=columns, dtype=dtype, style=style, arithmetic=arithmetic).verify(
+            "cupy"
+        )
+    for dtype in clip.GRAD_DTYPES:
+        given: dict[str, Any] = {"arithmetic": "exact", "unit": 2.0**-20, "backend": "cupy"}
+        totals = [torch.zeros(5, dtype=torch.int64)]
+        clip.clip_sum(torch.ones(3, 5, dtype=dtype), 1.0, out=totals, **given)
+
+
+def contract_everything() -> None:
+    """Explicit gradients of every type, with and without entries."""
+    for batch, dtype in product((0, 3, 70), FLOATS):
+        grads = [torch.ones(batch, 5, dtype=dtype), torch.ones(batch, 0, dtype=dtype)]
+        squares = [explicit.explicit_norm(grads, backend="cupy")]
+        factors, _ = explicit.clip_factors(squares, 1.0, dtype=dtype, backend="cupy")
+        outs = [torch.zeros(part.shape[1:], dtype=dtype) for part in grads]
+        explicit.contract(grads, factors, outs, backend="cupy")
+
+
+def update_everything() -> None:
+    """Every law with every type of parameters and sums."""
+    rule = update.SGD(lr=0.1)
+    rounding = testing.KEY.stream(Purpose.ROUNDING, 1)
+    for dtype, law in product(FLOATS, LAWS):
+        for kind in (*INTEGERS, dtype):
+            params, sums = [torch.ones(600, dtype=dtype)], [torch.ones(600, dtype=kind)]
+            drawn = update.Noise(
+                distribution=law, scales=(1.0,), stream=STREAM, positions=(9,), rounding=rounding
+            )
+            state = rule.init(params)
+            update.step(params, sums, rule=rule, state=state, noise=drawn, backend="cupy")
+            if kind is dtype:
+                update.step(params, sums, rule=rule, state=state, backend="cupy")
+
+
+def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
+    for case in SMALL_CASES:
+        case.verify("cupy")
+    clip_everything()
+    contract_everything()
+    update_everything()
+    noise.keystream(STREAM, first_block=3, blocks=257, backend="cupy")
+    for law in LAWS:
+        noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
+    listed = {name for names in _cupy_sources.KERNELS.values() for name in names}
+    assert both.kernels == listed
+
+
+def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkern.backends._cupy_kernels._TILES_PER_BLOCK", 4)
+    with pytest.raises(AssertionError):
+        noise.lattice_draws(STREAM, position=0, count=5000, backend="cupy")
+
+
+def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkern.backends._cupy_kernels._room", lambda count, size: count * size)
+    with pytest.raises(AssertionError):
+        ClipCase(batch=3, columns=(5,)).verify("cupy")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
+    """CuPy, a CUDA build of torch and a device, none of which are there."""
+    found = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", found)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    return found
+
+
+def test_sources_are_compiled_once_with_exact_arithmetic(fake: FakeCupy) -> None:
+    launchers = Launchers(fake)
+    packed = bytes(44)
+    for law in (0, 1, 0):
+        assert launchers.lattice_draws(packed, law, 0, 600, 16, 77) == 0
+    (module,) = fake.modules
+    assert module["options"][0] == "--std=c++17"
+    assert "--fmad=false" in module["options"]
+    assert "draws_kernel" in module["code"]
+    assert fake.streams == [77] * 3
+    assert [name for name, *_ in fake.launches] == [
+        f"draws_kernel<{law}>" for law in ("Gaussian", "Laplace", "Gaussian")
+    ]
+
+
+def run(fake: FakeCupy) -> None:
+    """A call that fails as the stand-in says."""
+    kernels = Launch(Launchers(fake), "cupy", "cpu", cpu._on_cpu).kernels()
+    with _dispatch.replaced("cupy", kernels):
+        noise.add_noise(torch.zeros(3, dtype=torch.int32), stream=STREAM, backend="cupy")
+
+
+def test_a_failed_launch(fake: FakeCupy) -> None:
+    fake.fails = CUDADriverError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
+    with pytest.raises(BackendError, match=r"cupy kernel: .* error 2, CUDA_ERROR_OUT_OF_MEMORY"):
+        run(fake)
+
+
+def test_a_refused_source(fake: FakeCupy) -> None:
+    fake.fails = CompileException("unknown option")
+    with pytest.raises(BackendError, match=r"csrc/cuda/noise\.cu: .* got unknown option"):
+        run(fake)
+
+
+# why it is missing
+
+
+def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    ok, reason = cupy.load()
+    assert not ok
+    assert reason.startswith("needs CuPy (")
+    assert reason.endswith("pip install cupy-cuda13x")
+
+
+def test_with_everything(fake: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[str] = []
+    monkeypatch.setattr(_dispatch, "register", lambda name, *_: registered.append(name))
+    assert cupy.load() == (True, "")
+    assert "noise.add_noise" in registered
+
+
+def test_an_old_cupy(fake: FakeCupy) -> None:
+    fake.cuda.Stream = SimpleNamespace()
+    fake.__version__ = "13.6.0"
+    assert cupy.load() == (False, "needs CuPy 14 or later, found 13.6.0")
+
+
+def test_torch_without_cuda(fake: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert cupy.load() == (False, f"needs a CUDA build of torch, found {torch.__version__}")
+
+
+def test_no_device(fake: FakeCupy) -> None:
+    fake.devices = 0
+    assert cupy.load() == (False, "finds no device")
+
+    def count() -> int:
+        raise CUDARuntimeError("cudaErrorInsufficientDriver: too old")
+
+    fake.cuda.runtime.getDeviceCount = count
+    assert cupy.load() == (False, "finds no device: cudaErrorInsufficientDriver: too old")
+
+
+def test_no_compiler(fake: FakeCupy) -> None:
+    def version() -> tuple[int, int]:
+        raise RuntimeError("libnvrtc.so.13: not found")
+
+    fake.cuda.nvrtc.getVersion = version
+    ok, reason = cupy.load()
+    assert not ok
+    assert reason.startswith("needs the CUDA run-time compiler (libnvrtc.so.13: not found)")
