@@ -25,11 +25,12 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench evidence lint types sanitize clean
+.PHONY: help demo test emulated bench evidence lint types sanitize clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
 	@echo "make test      the tests"
+	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -40,14 +41,14 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-test: $(VENV)/.dev build/emulated/.built
+test: $(VENV)/.dev emulated
 	$(PY) -m pytest $(TEST_FLAGS)
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
 	$(PY) -m benchmarks step
 
-evidence: $(VENV)/.dev build/emulated/.built
+evidence: $(VENV)/.dev emulated
 	$(PY) $(EVIDENCE)
 
 lint: $(VENV)/.dev
@@ -98,6 +99,8 @@ $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 comma := ,
 
 # The CUDA kernels as C++, for tests without a GPU; never installed.
+emulated: build/emulated/.built
+
 build/emulated/.built: $(BUILD_INPUTS) $(EMULATOR) $(VENV)/.dev
 	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DPython_EXECUTABLE=$(abspath $(PY))
 	$(CMAKE) --build build/emulated --parallel 2

@@ -65,3 +65,11 @@ def test_excesses_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_warning_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="declared but never referenced"):
         compiled("int unused;", tmp_path)
+
+
+def test_the_build_uses_the_flags_that_were_tested() -> None:
+    text = (gate.ROOT / "CMakeLists.txt").read_text()
+    options = text.split("target_compile_options(\n    dpkern_cuda")[1].split(")\n")[0]
+    for flag in ("-fmad=false", "-warn-spills,-warn-lmem-usage", "-Werror=all-warnings"):
+        assert flag in options
+    assert "-fmad=false" in gate.FLAGS

@@ -176,3 +176,10 @@ def test_bad_input_is_refused_by_name(case: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         call()
     assert refused.value.name == name
+
+
+@every_backend
+def test_a_negative_id_is_no_padding(backend: str) -> None:
+    ids, g = torch.tensor([[-1, -1, 3]]), torch.ones(1, 3, 2)
+    squares = ghost.embedding_norm(ids, g, backend=backend)
+    assert squares.tolist() == pytest.approx([2 * 4 + 2 * 1], rel=1e-4)

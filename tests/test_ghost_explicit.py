@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkern import testing
@@ -63,6 +63,7 @@ def test_a_sample_that_is_not_finite_shows_and_drops(backend: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize("dtype", TYPES)
+@settings(deadline=None)  # kernels may be compiled at the first call
 @given(
     values=st.lists(st.floats(0, 1e30), min_size=1, max_size=6),
     bound=st.sampled_from([2.0**-90, 0.3, 1.0, 1e10, math.inf]),

@@ -91,9 +91,10 @@ def test_one_version_everywhere() -> None:
 
 def test_build_config_names_what_was_built() -> None:
     config = _C.build_config()
-    assert set(config) >= {"version", "compiler", "openmp", "cuda", "cuda_reason", "detected_isa"}
+    assert set(config) >= {"version", "compiler", "openmp", "detected_isa"}
     assert isinstance(config["openmp"], bool)
     assert config["cuda"] is (config["cuda_reason"] == "")
+    assert config["cuda"] is (config["cuda_archs"] != "")
 
 
 def test_setup_imports_only_setuptools_and_the_standard_library() -> None:
@@ -183,6 +184,16 @@ def test_cuda_auto_without_nvcc_builds_for_the_cpu_and_says_why(tree: Path) -> N
     python = f"-DPython_EXECUTABLE={sys.executable}"
     printed = configure(tree, "-DDPKERN_CUDA=auto", python, CUDACXX="/nonexistent/nvcc")
     assert "CUDA 0 nvcc was not found when dpkern was built" in printed
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [("80-real;90-real", "CUDA 1 80-real 90-real"), ("", "90-real 100-real 100-virtual")],
+)
+def test_cuda_architectures(tree: Path, asked: str, named: str) -> None:
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    assert named in configure(tree, "-DDPKERN_CUDA=on", f"-DDPKERN_CUDA_ARCHS={asked}", python)
 
 
 def test_unknown_cuda_value_is_refused(tree: Path) -> None:

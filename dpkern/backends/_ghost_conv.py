@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 from ..ops.ghost import conv
 from ..ops.ghost.conv import Geometry
 from . import cpu
+from ._ghost_dense import not_wide
 
 
 def _refuse(x: torch.Tensor, *_: Any, **__: Any) -> str | None:
@@ -18,7 +19,7 @@ def _refuse(x: torch.Tensor, *_: Any, **__: Any) -> str | None:
         return f"runs on the CPU, got a tensor on {x.device}"
     if x.dim() == 5:
         return "has convolutions of 1 and 2 spatial dimensions, got 3"
-    return None
+    return not_wide(x)
 
 
 def _planes(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:

@@ -8,14 +8,28 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..ops.ghost import affine, linear
+from ..ops.ghost._bounds import FLOATS
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
 
 _ROUTE_CODES = {route: code for code, route in enumerate(linear.ROUTES)}
+_NO_PADDING = -(2**63)
+"""No id: a negative one is an id like any other where only norms are taken."""
 _TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def _refuse(*args: Any, **_: Any) -> str | None:
     return _cpu._on_cpu(args[0])
+
+
+def _refuse_linear(a: torch.Tensor, *_: Any, **__: Any) -> str | None:
+    return _cpu._on_cpu(a) or not_wide(a)
+
+
+def not_wide(x: torch.Tensor) -> str | None:
+    """Why not, for 16-bit operands."""
+    if x.dtype in FLOATS:
+        return None
+    return f"has float32 and float64 operands, got {str(x.dtype).removeprefix('torch.')}"
 
 
 def _call(name: str, dtype: torch.dtype, *args: Any) -> None:
@@ -56,7 +70,7 @@ def _linear_sum(
 
 def _embedding(ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None) -> tuple[Any, ...]:
     """Operands and sizes of an embedding."""
-    return ids, g, *g.shape, -1 if padding_idx is None else padding_idx
+    return ids, g, *g.shape, _NO_PADDING if padding_idx is None else padding_idx
 
 
 def _embedding_norm(
@@ -147,9 +161,9 @@ def _group_norm_backward(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("ghost.linear_norm", _linear_norm, _refuse),
-    ("ghost.linear_gradient", _linear_gradient, _refuse),
-    ("ghost.linear_sum", _linear_sum, _refuse),
+    ("ghost.linear_norm", _linear_norm, _refuse_linear),
+    ("ghost.linear_gradient", _linear_gradient, _refuse_linear),
+    ("ghost.linear_sum", _linear_sum, _refuse_linear),
     ("ghost.embedding_norm", _embedding_norm, _refuse),
     ("ghost.embedding_sum", _embedding_sum, _refuse),
     ("ghost.tied_cross", _tied_cross, _refuse),

@@ -63,7 +63,7 @@ def _emulated() -> ModuleType | str:
     folder = Path(__file__).resolve().parents[2] / "build" / "emulated"
     path = folder / f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
     if not path.is_file():
-        return f"is not built for the emulator: cmake -S . -B {folder.name} -DDPKERN_EMULATE=ON"
+        return "is not built for the emulator: make emulated"
     spec = importlib.util.spec_from_file_location("_emulated", path)
     assert spec is not None
     assert spec.loader is not None

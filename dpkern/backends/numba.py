@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+
+from .. import _dispatch
+
+_MODULES = ("clip", "explicit", "ghost_affine", "ghost_embedding", "noise", "update")
+
 
 def load() -> tuple[bool, str]:
     """Import numba and register its kernels; or say why not."""
-    return False, "is not part of this version"
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        return False, f"needs numba ({error}): pip install numba"
+    for name in _MODULES:
+        for op, run, refuse in importlib.import_module(f"{__package__}._numba.{name}").KERNELS:
+            _dispatch.register(op, "numba", run, refuse)
+    return True, ""

@@ -98,6 +98,8 @@ class Capture:
         self._clouded: set[tuple[Any, ...]] = set()
         self._fresh: list[Use] = []
         self._watch_input = True
+        self._watch_node: Any = None
+        """Where the gradient of a watched input that needs none of its own would arrive."""
         self._given: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
@@ -222,7 +224,8 @@ class Capture:
         targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
-        use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved)
+        first = x.grad_fn is not None and x.grad_fn is self._watch_node
+        use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
             self.budget.activations += x.nbytes
             for target in targets:
@@ -361,6 +364,7 @@ class Capture:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._skipped = False
+        self._watch_node = None
         if not torch.is_grad_enabled() or self._public:
             return None
         if self._buffers is not None:
@@ -385,9 +389,9 @@ class Capture:
         if first is None or not first.is_floating_point():
             return None
         use = Use(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
-        watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(
-            arguments, first, applied(Watched, self.anchor, use, first)
-        )
+        copied = applied(Watched, self.anchor, use, first)
+        self._watch_node = None if first.requires_grad else copied.grad_fn
+        watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(arguments, first, copied)
         return watched
 
     def _after_forward(

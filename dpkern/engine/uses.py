@@ -87,10 +87,17 @@ class Use:
     site: tuple[Any, ...]
     saved: dict[str, Any] = field(default_factory=dict)
     """Plain facts that the rule's backward needs, no tensors."""
+    first: bool = False
+    """Whether its input is the module's, watched for the probe alone."""
 
     @property
     def names(self) -> str:
         return ", ".join(t.source.name for t in self.targets if t is not None)
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether anyone looks at the gradient of its input."""
+        return not self.first or self.capture.probe is not None
 
     def wants(self, g: Tensor | None) -> bool:
         """Whether this output gradient is to be captured; looks at it if a probe runs."""

@@ -1,8 +1,8 @@
-"""Equal bits: the reference, every instruction set, 1 and 2 threads, in random pieces.
+"""Equal bits: the reference, every instruction set, numba, 1 and 2 threads, in random pieces.
 
 Draws of both laws are compared value by value; so are noisy sums of random bit patterns and whole
-updates. Adam takes a square root, which torch does not round correctly, so Adam is compared between
-instruction sets and thread counts only. A mismatch anywhere fails.
+updates. Adam takes a square root, which torch does not round correctly, so Adam is compared among
+the kernels only. A mismatch anywhere fails.
 """
 
 from __future__ import annotations
@@ -38,24 +38,28 @@ ADAM_RULES: tuple[update.Rule, ...] = (
 
 @dataclass(frozen=True)
 class Runner:
-    """The compiled kernels with an instruction set and a number of threads."""
+    """A backend with a number of threads; the compiled kernels also with an instruction set."""
 
-    isa: str
+    backend: str
     threads: int
+    isa: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.isa} x{self.threads}"
+        return f"{self.isa or self.backend} x{self.threads}"
 
     @contextmanager
     def active(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(testing.threads(self.threads))
-            stack.enter_context(testing.isa(self.isa))
+            if self.isa is not None:
+                stack.enter_context(testing.isa(self.isa))
             yield
 
 
 def runners() -> list[Runner]:
-    return [Runner(isa, threads) for isa in testing.available_isas() for threads in (1, 2)]
+    compiled = [Runner("cpu", n, isa) for isa in testing.available_isas() for n in (1, 2)]
+    numba = "numba" in testing.available_backends()
+    return [*compiled, *(Runner("numba", n) for n in (1, 2) if numba)]
 
 
 def pieces(count: int, chance: random.Random) -> list[int]:
@@ -96,7 +100,11 @@ def draw_mismatches(n: int, law: str, rounds: int, seed: int) -> dict[str, Any]:
                 for piece in pieces(count, chance):
                     drawn.append(
                         noise.lattice_draws(
-                            stream, position=at, count=piece, distribution=law, backend="cpu"
+                            stream,
+                            position=at,
+                            count=piece,
+                            distribution=law,
+                            backend=runner.backend,
                         )
                     )
                     at += piece
@@ -136,11 +144,11 @@ def compare(
         wanted = make("reference")
     else:
         with first.active():
-            wanted = make("cpu")
+            wanted = make(first.backend)
     wrong = {}
     for runner in runners():
         with runner.active():
-            got = make("cpu")
+            got = make(runner.backend)
         wrong[str(runner)] = sum(_same(a, b) for a, b in zip(got, wanted, strict=True))
     return sum(t.numel() for t in wanted), wrong
 

@@ -60,8 +60,9 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         use: Use = ctx.use
         gx = None
-        if g is not None and ctx.needs_input_grad[2]:
-            gx = _input_gradient(g, x.to(g.dtype), weight.to(g.dtype), use.saved).to(x.dtype)
+        if g is not None and ctx.needs_input_grad[2] and use.passes_on:
+            few = _probed if use.capture.probe is not None else _input_gradient
+            gx = few(g, x.to(g.dtype), weight.to(g.dtype), use.saved).to(x.dtype)
         if use.wants(g):
             assert g is not None
             _arrive(use, x, weight, g)
@@ -82,6 +83,15 @@ def _input_gradient(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any
     )
     found: Tensor = gradients[0]
     return found
+
+
+def _probed(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any]) -> Tensor:
+    """The same where only a sample or two have a gradient: not the memory of a whole batch."""
+    gx = torch.zeros_like(x)
+    rows = (g != 0).flatten(1).any(1).nonzero().flatten()
+    if len(rows):
+        gx[rows] = _input_gradient(g[rows], x[rows], weight, options)
+    return gx
 
 
 def _arrive(use: Use, x: Tensor, weight: Tensor, g: Tensor) -> None:

@@ -52,7 +52,7 @@ class _Linear(torch.autograd.Function):
             assert g is not None
             _arrive(use, x, g)
         gx = None
-        if g is not None and ctx.needs_input_grad[2]:
+        if g is not None and ctx.needs_input_grad[2] and use.passes_on:
             gx = _product(g, weight.to(g.dtype)).to(x.dtype)
         return None, None, gx, None, None
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 
 FLOATS = (torch.float32, torch.float64)
-"""The dtypes of every ghost op's inputs."""
+"""The dtypes of gradients and sums."""
+OPERANDS = (*FLOATS, torch.bfloat16, torch.float16)
+"""The dtypes of the layer inputs and output gradients of linear layers and convolutions."""
 _UNIT = 2.0**-53  # of float64, in which the references compute norms
+
+
+def of_sums(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of gradients, factors and sums of these operands."""
+    return dtype if dtype in FLOATS else torch.float32
 
 
 def gamma(terms: int) -> float:

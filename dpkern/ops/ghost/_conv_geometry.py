@@ -11,9 +11,9 @@ import torch
 
 from ... import _validate as check
 from ...errors import InvalidInput
+from ._bounds import OPERANDS
 
 Size = int | Sequence[int]
-FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ def check_geometry(
     groups: object,
 ) -> Geometry:
     """The checked sizes; ``InvalidInput`` names the argument that is wrong."""
-    x = check.tensor(x=x, dtypes=FLOATS, contiguous=True)
+    x = check.tensor(x=x, dtypes=OPERANDS, contiguous=True)
     if x.dim() not in (3, 4, 5):
         raise InvalidInput(
             "x",

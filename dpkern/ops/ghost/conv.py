@@ -18,6 +18,7 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
+from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
 ROUTES = ("auto", "direct", "gram")
@@ -78,7 +79,8 @@ def _validate_conv_sum(
     backend: str | None = None,
 ) -> str:
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
-    same: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
+    same: dict[str, Any] = {"device": x.device, "contiguous": True}
+    same["dtypes"] = (of_sums(x.dtype),)
     check.tensor(factors=factors, shape=(geometry.batch,), **same)
     check.tensor(out=out, shape=geometry.weight_shape, **same)
     return x.device.type
@@ -127,7 +129,7 @@ def _cost_conv_gradient(
     entries = geometry.batch * math.prod(geometry.weight_shape)
     return Cost(
         bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=entries * x.element_size() + 8 * x.shape[0],
+        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * x.shape[0],
         flops=2 * geometry.multiplications + 2 * entries,
     )
 
@@ -166,19 +168,21 @@ def conv_norm(
     Nothing of the size of the per-sample gradients is kept.
 
     Args:
-        x: inputs ``[B, ci, *S]``, 1 to 3 spatial dimensions, float32 or float64, contiguous.
+        x: inputs ``[B, ci, *S]``, 1 to 3 spatial dimensions, float32, float64, bfloat16 or float16,
+            contiguous.
         g: output gradients ``[B, co, *O]`` of the same dtype, contiguous.
         kernel_size, stride, padding, dilation: an int, or one per spatial dimension.
         groups: a divisor of ci and co.
         route: ``direct`` (the gradient tile by tile, squared and dropped), ``gram`` (Gram matrices
             of x and g over positions, for many channels and few positions; stride, dilation and
-            groups 1) or ``auto``, the cheaper one. The reference always goes the direct way.
+            groups 1) or ``auto``, the cheaper one. Only the CPU kernels know the Gram route, the
+            others always go the direct way.
         backend: who runs it.
 
     Returns:
         float64 ``[B]``: at least the square of the exact gradient of these inputs, and above it by
-        at most 1e-4 (float32) or 1e-10 (float64) of it, unless the sums over positions cancel to
-        nearly nothing, below what float64 resolves.
+        at most 1e-4 (float32), 1e-10 (float64) or 5e-3 (16-bit operands) of it, unless the sums
+        over positions cancel to nearly nothing, below what float64 resolves.
 
     =========================== ===========================================
     edge case                   result
@@ -221,9 +225,10 @@ def conv_gradient(
     Args: as ``conv_norm``.
 
     Returns:
-        ``grads [B, co, ci / groups, *kernel]`` of the inputs' dtype, dense, the samples outermost,
+        ``grads [B, co, ci / groups, *kernel]`` of the inputs' dtype (16-bit: float32), dense, the
+        samples outermost,
         the other dimensions in any order in memory; and float64 ``[B]``, the sums of squares of
-        exactly these numbers, from above by at most 1e-4 (float32) or 1e-10 (float64) of it.
+        exactly these numbers, from above by at most 1e-4 (float64: 1e-10) of it.
 
     =========================== ===========================================
     edge case                   result
@@ -236,10 +241,11 @@ def conv_gradient(
         InvalidInput: wrong type, shape, dtype, device, layout or size.
     """
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    grads = x.new_empty(geometry.batch, *geometry.weight_shape)
+    kind = of_sums(x.dtype)
+    grads = x.new_empty(geometry.batch, *geometry.weight_shape, dtype=kind)
     squares = torch.zeros(geometry.batch, dtype=torch.float64, device=x.device)
     for part in _chunks(geometry):
-        grads[part] = _gradients(x[part], g[part], geometry)
+        grads[part] = _gradients(x[part].to(kind), g[part].to(kind), geometry)
         squares[part] = _upper_squares(grads[part].double())
     return grads, squares
 
@@ -263,8 +269,9 @@ def conv_sum(
 
     Args:
         x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``.
-        factors: ``[B]``, dtype of x. Factor 0 contributes nothing, whatever the sample holds.
-        out: ``[co, ci / groups, *kernel]``, dtype of x, contiguous, added to.
+        factors: ``[B]``, dtype of x (16-bit: float32). Factor 0 contributes nothing, whatever the
+            sample holds.
+        out: ``[co, ci / groups, *kernel]``, dtype of the factors, contiguous, added to.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or size.
@@ -275,19 +282,21 @@ def conv_sum(
         x, g, factors = x[used], g[used], factors[used]
     if not len(x):
         return
-    _, weight, _ = torch.ops.aten.convolution_backward(
-        g * factors.view(-1, *(1,) * (g.dim() - 1)),
-        x,
-        out,  # only its shape is read
-        None,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        False,
-        [0] * len(geometry.input),
-        geometry.groups,
-        [False, True, False],
-    )
+    # TF32, which torch allows for convolutions, would lift samples above their clipping bound.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        _, weight, _ = torch.ops.aten.convolution_backward(
+            g * factors.view(-1, *(1,) * (g.dim() - 1)),
+            x.to(out.dtype),
+            out,  # only its shape is read
+            None,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            False,
+            [0] * len(geometry.input),
+            geometry.groups,
+            [False, True, False],
+        )
     out.add_(weight)
 
 

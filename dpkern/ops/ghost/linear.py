@@ -13,14 +13,14 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
-from ._bounds import FLOATS, gamma, squares, upper_square
+from ._bounds import OPERANDS, gamma, of_sums, squares, upper_square
 
 ROUTES = ("auto", "rank_one", "gram", "direct")
 _CHUNK = 1 << 22  # gradient entries that the reference holds at a time
 
 
 def _check_operands(a: torch.Tensor, g: torch.Tensor) -> str:
-    check.tensor(a=a, shape=(None, None, None), dtypes=FLOATS, contiguous=True)
+    check.tensor(a=a, shape=(None, None, None), dtypes=OPERANDS, contiguous=True)
     check.tensor(
         g=g, shape=(*a.shape[:2], None), dtypes=(a.dtype,), device=a.device, contiguous=True
     )
@@ -28,8 +28,9 @@ def _check_operands(a: torch.Tensor, g: torch.Tensor) -> str:
 
 
 def _check_sum(like: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, shape: Any) -> None:
-    """Factors ``[B]`` and an accumulator, both of the gradients' dtype and device."""
-    kind: dict[str, Any] = {"dtypes": (like.dtype,), "device": like.device, "contiguous": True}
+    """Factors ``[B]`` and an accumulator, both of the sums' dtype and the operands' device."""
+    kind: dict[str, Any] = {"device": like.device, "contiguous": True}
+    kind["dtypes"] = (of_sums(like.dtype),)
     check.tensor(factors=factors, shape=like.shape[:1], **kind)
     check.tensor(out=out, shape=shape, **kind)
 
@@ -77,14 +78,15 @@ def linear_norm(
     ==========  ===============================================================================
 
     Args:
-        a: layer inputs ``[B, T, d]``, float32 or float64.
+        a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
         route: see above.
         backend: who runs it.
 
     Returns:
         float64 ``[B]``: never below the true square for these inputs, and above it by at most 1e-4
-        of it (float64: 1e-10) except for the rounding floor that ``docs/ghost.md`` states.
+        of it (float64: 1e-10; 16-bit operands: 5e-3) except for the rounding floor that
+        ``docs/ghost.md`` states.
 
     =================== ==========================
     edge case           result
@@ -121,10 +123,9 @@ def _validate_gradient(a: torch.Tensor, g: torch.Tensor, *, backend: str | None 
 
 def _cost_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
     entries = a.shape[0] * a.shape[2] * g.shape[2]
-    size = a.element_size()
     return Cost(
-        bytes_read=(a.numel() + g.numel()) * size,
-        bytes_written=entries * size,
+        bytes_read=(a.numel() + g.numel()) * a.element_size(),
+        bytes_written=entries * of_sums(a.dtype).itemsize,
         flops=2 * (a.shape[1] + 1) * entries,
     )
 
@@ -137,19 +138,21 @@ def linear_gradient(
     """The gradients themselves, ``grads[b] = sum_t g[b,t,:] outer a[b,t,:]``, and their squares.
 
     Args:
-        a: layer inputs ``[B, T, d]``, float32 or float64.
+        a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
         backend: who runs it.
 
     Returns:
-        ``grads`` ``[B, p, d]`` of the inputs' dtype, contiguous, and float64 squared norms ``[B]``
-        of these rounded numbers: never below their true squares, above them by at most 1e-4 of it
-        (float64: 1e-10); not finite for a sample with NaN or inf. T = 0 gives zeros.
+        ``grads`` ``[B, p, d]`` of the inputs' dtype (16-bit: float32), contiguous, and float64
+        squared norms ``[B]`` of these rounded numbers: never below their true squares, above them
+        by at most 1e-4 of it (float64: 1e-10); not finite for a sample with NaN or inf. T = 0 gives
+        zeros.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
-    grads = torch.bmm(g.transpose(1, 2), a)
+    kind = of_sums(a.dtype)
+    grads = torch.bmm(g.to(kind).transpose(1, 2), a.to(kind))
     return grads, squares(grads)
 
 
@@ -169,10 +172,10 @@ def _validate_sum(
 def _cost_sum(
     a: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any
 ) -> Cost:
-    read = a.numel() + g.numel() + factors.numel() + out.numel()
     flops = 2 * a.shape[0] * a.shape[1] * out.numel()
-    size = a.element_size()
-    return Cost(bytes_read=read * size, bytes_written=out.numel() * size, flops=flops)
+    size = out.element_size()
+    read = (a.numel() + g.numel()) * a.element_size() + (factors.numel() + out.numel()) * size
+    return Cost(bytes_read=read, bytes_written=out.numel() * size, flops=flops)
 
 
 @op(validate=_validate_sum, cost=_cost_sum)
@@ -188,18 +191,20 @@ def linear_sum(
     """Weighted sum of the gradients, in place: ``out += sum_b factors[b] grad_b``.
 
     Args:
-        a: layer inputs ``[B, T, d]``, float32 or float64.
+        a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
-        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
-        out: ``[p, d]``, same dtype, contiguous.
+        factors: ``[B]``, same dtype (16-bit: float32). A sample of factor 0 contributes nothing,
+            NaN or not.
+        out: ``[p, d]``, dtype of the factors, contiguous.
         backend: who runs it.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
     used = factors != 0
-    scaled = g[used] * factors[used, None, None]
-    out.addmm_(scaled.flatten(0, 1).t(), a[used].flatten(0, 1))
+    # In float64: float32 products may run in TF32 on a device, and pass a clipping bound.
+    scaled = g[used].double() * factors[used, None, None]
+    out.add_(scaled.flatten(0, 1).t() @ a[used].double().flatten(0, 1))
 
 
 __all__ = ["ROUTES", "linear_gradient", "linear_norm", "linear_sum"]

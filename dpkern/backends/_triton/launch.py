@@ -1,0 +1,74 @@
+"""Launches, and how the kernels' numbers travel.
+
+Triton passes floats in single precision, retypes integers by their size and makes a kernel of its
+own for some values. So integers are annotated and left unspecialised, and floating-point numbers
+travel as the 64 bits of a float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+"""Whether the kernels run in Triton's interpreter, on CPU tensors: decided when they are defined,
+by ``TRITON_INTERPRET=1``."""
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+"""Where tensors must live, and where a kernel without tensor arguments runs."""
+
+
+class Aot(NamedTuple):
+    """One form of a kernel for compilation without a device.
+
+    Attributes:
+        kernel: the jit function.
+        signature: type of each argument, ``constexpr`` for those in ``constants``.
+        constants: values of the constexpr arguments.
+        aligned: integers that are multiples of 16, which Triton makes a kernel of its own for, like
+            all pointers; ``(name, i)`` for a member of a tuple.
+        warps, stages, fused, registers: as launched.
+    """
+
+    kernel: Any
+    signature: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    warps: int = 4
+    stages: int = 3
+    fused: bool = False
+    aligned: tuple[Any, ...] = ()
+    registers: int | None = None
+
+
+def launch(
+    kernel: Any,
+    grid: int,
+    like: torch.Tensor,
+    *args: Any,
+    warps: int = 4,
+    stages: int = 3,
+    fused: bool = False,
+    **constants: Any,
+) -> None:
+    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart
+    unless ``fused``: a contracted one would round otherwise than every other backend's."""
+    if grid == 0:
+        return
+    # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
+    with torch.cuda.device(like.device) if like.is_cuda else np.errstate(all="ignore"):
+        # Kernels write what autograd watches: the caller tells it.
+        detached = [x.detach() if isinstance(x, torch.Tensor) else x for x in args]
+        kernel[(grid,)](
+            *detached, num_warps=warps, num_stages=stages, enable_fp_fusion=fused, **constants
+        )
+
+
+@triton.jit
+def number(bits, dtype: tl.constexpr):
+    """The float64 of these bits in ``dtype``, which holds it exactly."""
+    return bits.to(tl.int64).to(tl.float64, bitcast=True).to(dtype)

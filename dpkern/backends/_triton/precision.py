@@ -1,0 +1,106 @@
+"""What rounding can do to a tile of sums: the numbers behind norms that never under-report.
+
+``docs/ghost.md``, "On GPUs", states the model of the arithmetic and derives these bounds. They are
+rounded up to single precision, in which Triton passes floats.
+"""
+
+from __future__ import annotations
+
+from math import ceil, sqrt
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+SIXTEEN = (torch.bfloat16, torch.float16)
+_TINY = 2.0**-126
+_SUMS = 1e-12
+"""Relative error of the float64 sums of a tile's squares, up to 4000 additions in a chain."""
+_LONGEST = 2**17
+
+
+class Arithmetic(NamedTuple):
+    """How the sums of a pass round.
+
+    Attributes:
+        unit: unit roundoff of an addition.
+        per_term: roundings, in units, that a product in a chunk meets per term of the chunk.
+        tiny: what one operation can lose to underflow.
+        tolerance: how far the upper end of a sample's interval may lie above the lower one.
+    """
+
+    unit: float
+    per_term: int
+    tiny: float
+    tolerance: float
+
+    def gamma(self, roundings: float) -> float:
+        """Relative error of sums in which a product meets that many roundings."""
+        return 1.01 * roundings * self.unit
+
+    def chunk(self, depth: int) -> float:
+        """The error of a chunk's products, relative to the sum of their sizes."""
+        return self.gamma(self.per_term * depth + 1)
+
+
+WIDE = Arithmetic(unit=2.0**-53, per_term=3, tiny=0.0, tolerance=0.0)
+"""float64, whose result always counts. Products of narrower numbers are exact in it."""
+_SINGLE = Arithmetic(unit=2.0**-24, per_term=1, tiny=_TINY, tolerance=0.99e-4)
+_TENSOR_CORES = Arithmetic(unit=2.0**-24, per_term=3, tiny=_TINY, tolerance=0.99 * 5e-3)
+
+
+def first(dtype: torch.dtype) -> Arithmetic:
+    """What operands of this type are tried in; float64 has no such try."""
+    return _TENSOR_CORES if dtype in SIXTEEN else _SINGLE
+
+
+def up(x: float) -> float:
+    """At least ``x``, and a number of single precision."""
+    near = np.float32(x)
+    return float(near if float(near) >= x else np.nextafter(near, np.float32(np.inf)))
+
+
+def short_enough(positions: int, depth: int) -> bool:
+    """Whether the bounds below hold for so many chunks in single precision."""
+    return positions <= _LONGEST * depth
+
+
+def direct_numbers(
+    kind: Arithmetic, positions: int, rows: int, columns: int, depth: int, tile_columns: int
+) -> tuple[float, ...]:
+    """What ``bound_kernel`` needs, in its order.
+
+    Args:
+        kind: the pass's arithmetic.
+        positions, rows, columns: T, p and d of one gradient.
+        depth: positions in a chunk.
+        tile_columns: columns of a tile, whose squares are added in the pass's arithmetic.
+    """
+    chunks, entries = ceil(positions / depth), rows * columns
+    return tuple(
+        up(x)
+        for x in (
+            kind.chunk(depth),
+            kind.gamma(sqrt(chunks)),
+            kind.gamma(tile_columns + 1) + _SUMS,
+            kind.gamma(depth + 1) + 1e-9,
+            2 * kind.tiny * entries,
+            2 * kind.tiny * entries * chunks,
+            2 * kind.tiny * positions * columns,
+            2 * kind.tiny * positions * rows,
+            kind.tiny * 3 * positions * sqrt(entries),
+            kind.tolerance,
+        )
+    )
+
+
+def gram_numbers(
+    kind: Arithmetic, positions: int, rows: int, columns: int, depth: int
+) -> tuple[float, ...]:
+    """What ``gram_kernel`` needs, in its order."""
+    longest = max(rows, columns)
+    return (
+        up(kind.gamma(kind.per_term * depth + ceil(longest / depth) + 1)),
+        up(kind.tiny * 3 * longest),
+        up(kind.tolerance),
+    )

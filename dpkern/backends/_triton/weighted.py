@@ -1,0 +1,174 @@
+"""Weighted sums of gradients, ``out += sum_b c_b grad_b``.
+
+A program owns a tile of the output and a range of samples.
+
+A clip factor must not be rounded together with a 16-bit operand: ``fl(c g)`` in bfloat16 is up to
+2^-8 longer than ``c g``, and the sample's part up to 2^-8 above the clipping bound. So 16-bit
+operands are multiplied as they are and factors act on the float32 sums between samples. Where
+samples are short, and for wider operands, the factor goes into a float32 copy of g.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .direct import Tile, constants, tile_of, tiles
+from .launch import launch
+from .operands import Operands, inputs, outputs, product
+from .precision import SIXTEEN
+
+_PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
+_LEAST = 16  # chunks of positions worth a program
+_SHORT = 32  # positions; fewer leave a chunk of 16-bit products half empty
+BLOCK = 1024
+
+
+@triton.jit
+def positions_kernel(
+    a, g, factors, out, sizes, a_strides, g_strides, geometry, last, per_split,
+    WHOLE: tl.constexpr,
+    DENSE: tl.constexpr,
+    SUMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Over the positions of all samples in a row, factors times g in the type of the sums."""
+    positions = sizes[0]
+    rows = sizes[1]
+    columns = sizes[2]
+    column_tiles = tl.cdiv(columns, COLUMNS)
+    tiles = tl.cdiv(rows, ROWS) * column_tiles
+    split = tl.program_id(0) // (tiles * sizes[3])
+    group = (tl.program_id(0) // tiles % sizes[3]).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    a += group * sizes[4] * a_strides[1]
+    g += group * rows * g_strides[1]
+    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
+    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], SUMS)
+    first = split * per_split
+    end = tl.minimum(first + per_split, last)
+    for begin in range(first, end, DEPTH):
+        place = begin + tl.arange(0, DEPTH)
+        live = place < end
+        sample = (place // positions).to(tl.int64)
+        t = place % positions
+        factor = tl.load(factors + sample, mask=live, other=0.0)
+        live &= factor != 0.0  # what is not read cannot be NaN
+        starts = sample * g_strides[0] + t * g_strides[2]
+        left = outputs(g, i, starts, live, rows, g_strides[1]).to(SUMS) * factor[None, :]
+        starts = sample * a_strides[0]
+        right = inputs(a, j, t, starts, live, columns, a_strides, geometry, DENSE).to(SUMS)
+        total += product(left, right, SUMS)
+    _put(out, total, split, group, i, j, rows, columns, sizes[3], WHOLE)
+
+
+@triton.jit
+def samples_kernel(
+    a, g, factors, out, sizes, a_strides, g_strides, geometry, last, per_split,
+    WHOLE: tl.constexpr,
+    DENSE: tl.constexpr,
+    SUMS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Sample by sample: its tile, then its factor times the tile."""
+    positions = sizes[0]
+    rows = sizes[1]
+    columns = sizes[2]
+    column_tiles = tl.cdiv(columns, COLUMNS)
+    tiles = tl.cdiv(rows, ROWS) * column_tiles
+    split = tl.program_id(0) // (tiles * sizes[3])
+    group = (tl.program_id(0) // tiles % sizes[3]).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    a += group * sizes[4] * a_strides[1]
+    g += group * rows * g_strides[1]
+    i = tile // column_tiles * ROWS + tl.arange(0, ROWS)
+    j = tile % column_tiles * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS], SUMS)
+    first = split * per_split
+    for sample in range(first, tl.minimum(first + per_split, last)):
+        factor = tl.load(factors + sample)
+        if factor != 0.0:
+            x = a + tl.cast(sample, tl.int64) * a_strides[0]
+            y = g + tl.cast(sample, tl.int64) * g_strides[0]
+            own = tl.zeros([ROWS, COLUMNS], SUMS)
+            for begin in range(0, positions, DEPTH):
+                t = begin + tl.arange(0, DEPTH)
+                live = t < positions
+                left = outputs(y, i, t * g_strides[2], live, rows, g_strides[1])
+                right = inputs(x, j, t, t * 0, live, columns, a_strides, geometry, DENSE)
+                own += product(left, right, SUMS)
+            total += factor * own
+    _put(out, total, split, group, i, j, rows, columns, sizes[3], WHOLE)
+
+
+@triton.jit
+def _put(out, total, split, group, i, j, rows, columns, groups, WHOLE: tl.constexpr):
+    """Add a complete sum; store a part of one, in a place of its own."""
+    entry = (group * rows + i)[:, None] * columns + j[None, :]
+    mask = (i < rows)[:, None] & (j < columns)[None, :]
+    if WHOLE:
+        tl.store(out + entry, tl.load(out + entry, mask=mask) + total, mask=mask)
+    else:
+        entry += split.to(tl.int64) * groups * rows * columns
+        tl.store(out + entry, total, mask=mask)
+
+
+@triton.jit
+def combine_kernel(parts, out, splits, entries, BLOCK: tl.constexpr):
+    """``out += sum_s parts[s]``, in the order of the parts."""
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = entry < entries
+    total = tl.load(parts + entry, mask=mask)
+    for _ in range(1, splits):
+        parts += entries
+        total += tl.load(parts + entry, mask=mask)
+    tl.store(out + entry, tl.load(out + entry, mask=mask) + total, mask=mask)
+
+
+def by_samples(operands: Operands) -> bool:
+    """Whether the factors act on whole samples."""
+    return operands.a.dtype in SIXTEEN and operands.positions >= _SHORT
+
+
+def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
+    """Into how many parts the samples (or positions) are split, and how many one takes: from the
+    sizes alone, so that results do not depend on the device."""
+    m, n = tiles(operands, tile)
+    room = max(1, _PROGRAMS // (m * n * operands.groups))
+    if by_samples(operands):
+        count, least = operands.batch, 1
+    else:
+        count, least = operands.batch * operands.positions, _LEAST * tile.depth
+    each = max(least, -(-count // room))
+    return -(-count // each), each
+
+
+def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -> None:
+    """``out += sum_b factors[b] grad_b``."""
+    whole_samples = by_samples(operands)
+    kernel = samples_kernel if whole_samples else positions_kernel
+    dtype = operands.a.dtype if whole_samples else operands.sums
+    tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
+    m, n = tiles(operands, tile)
+    splits, each = shares(operands, tile)
+    parts = out if splits == 1 else out.new_empty(splits, out.numel())
+    last = operands.batch if whole_samples else operands.batch * operands.positions
+    launch(
+        kernel,
+        m * n * operands.groups * splits,
+        out,
+        *(operands.a, operands.g, factors, parts),
+        *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
+        *(last, each),
+        WHOLE=splits == 1,
+        **constants(operands.dense, dtype, tile),
+    )
+    if splits > 1:
+        blocks = -(-out.numel() // BLOCK)
+        launch(combine_kernel, blocks, out, parts, out, splits, out.numel(), BLOCK=BLOCK)

@@ -1,0 +1,245 @@
+"""Ghost ops of 16-bit operands: norms from above whatever a tensor core does, factors unrounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpkern import testing
+from dpkern.errors import BackendError
+from dpkern.ops import ghost
+from tests.every_backend import every_backend
+from tests.test_ghost_conv import Case, square, squares_of
+from tests.test_ghost_linear import _gradients, _operands, _sizes
+
+TYPES = (torch.bfloat16, torch.float16)
+EXCESS = 5e-3
+ROUNDING = 2e-5
+SHAPES = ((3, 1, 17, 30), (3, 7, 64, 100), (2, 40, 130, 20), (4, 130, 33, 16), (40, 33, 5, 3))
+CASES = {
+    "stem": square(2, (3, 16), 16, 3),
+    "stride-2": square(2, (16, 32), 10, 3, stride=2),
+    "shortcut": square(2, (16, 32), 8, 1),
+    "grouped": square(2, (6, 40), 10, 3, groups=2),
+    "line": Case(3, (5, 17), (40,), (3,), (2,), (1,), (1,)),
+}
+
+
+def unless_refused(backend: str, run: Callable[[], Any]) -> None:
+    """Run it; where the compiled kernels have no such operands, see that they say so."""
+    if backend in ("cpu", "numba", "cuda"):
+        with pytest.raises(BackendError, match=r"has float32 and float64 operands|no kernel"):
+            run()
+    else:
+        run()
+
+
+def _from_above(norms: torch.Tensor, true: torch.Tensor, excess: float) -> None:
+    assert norms.dtype is torch.float64
+    assert (norms >= true * (1 - 1e-14)).all(), norms / true - 1
+    assert (norms <= true * (1 + excess)).all(), norms / true - 1
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_linear(shape: tuple[int, int, int, int], dtype: torch.dtype, backend: str) -> None:
+    a, g = (x.to(dtype) for x in _operands(*shape))
+    want, sizes = _gradients(a, g), _sizes(a, g)
+    true = want.square().sum((1, 2))
+
+    def run() -> None:
+        for route in ("auto", "gram", "direct"):
+            _from_above(ghost.linear_norm(a, g, route=route, backend=backend), true, EXCESS)
+        grads, squares = ghost.linear_gradient(a, g, backend=backend)
+        assert grads.dtype is torch.float32
+        assert ((grads - want).abs() <= ROUNDING * sizes).all()
+        _from_above(squares, grads.double().square().sum((1, 2)), 1e-4)
+        factors = torch.linspace(0, 2, shape[0])
+        total = torch.ones(want.shape[1:])
+        ghost.linear_sum(a, g, factors, total, backend=backend)
+        exact = 1 + torch.einsum("b,bpd->pd", factors.double(), want)
+        limit = 1 + torch.einsum("b,bpd->pd", factors.double(), sizes)
+        assert ((total - exact).abs() <= ROUNDING * limit).all()
+
+    unless_refused(backend, run)
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_convolutions(name: str, dtype: torch.dtype, backend: str) -> None:
+    case = CASES[name]
+    x, g = (operand.to(dtype) for operand in case.inputs())
+    want = case.gradients(x, g)
+    call = {**case.arguments, "backend": backend}
+
+    def run() -> None:
+        _from_above(ghost.conv_norm(x, g, **call), squares_of(want), EXCESS)
+        grads, squares = ghost.conv_gradient(x, g, **call)
+        assert grads.dtype is torch.float32
+        testing.assert_close("gradients", grads, want, ROUNDING)
+        _from_above(squares, squares_of(grads), 1e-4)
+        factors = torch.linspace(0, 2, case.batch)
+        total = torch.zeros(case.weight_shape)
+        ghost.conv_sum(x, g, factors, total, **call)
+        weighted = torch.einsum("b,b...->...", factors.double(), want)
+        testing.assert_close("sum", total, weighted, ROUNDING)
+
+    unless_refused(backend, run)
+
+
+@every_backend
+def test_bad_samples_are_dropped(backend: str) -> None:
+    for positions in (3, 40):
+        a, g = (x.bfloat16() for x in _operands(3, positions, 20, 30))
+        a[1, -1, 3], g[1] = torch.nan, 0
+        want = _gradients(a[[0, 2]], g[[0, 2]]).sum(0)
+        factors = torch.tensor([1.0, 0.0, 1.0])
+
+        def run(a: Any = a, g: Any = g, factors: Any = factors, want: Any = want) -> None:
+            finite = torch.isfinite(ghost.linear_norm(a, g, backend=backend))
+            assert finite.tolist() == [True, False, True]
+            total = torch.zeros(30, 20)
+            ghost.linear_sum(a, g, factors, total, backend=backend)
+            testing.assert_close("sum", total, want, ROUNDING)
+
+        unless_refused(backend, run)
+
+
+def _cancelling(noise: int) -> tuple[torch.Tensor, torch.Tensor, list[Fraction]]:
+    """Inputs within ``noise`` units of 1, output gradients that sum to zero; the exact squares."""
+    generator = torch.Generator().manual_seed(5)
+    shape = (6, 64, 32)
+    a_units = 2**7 + torch.randint(0, noise + 1, shape, generator=generator)
+    g_units = torch.randint(-100, 100, shape, generator=generator)
+    half = g_units[:, ::2]
+    g_units = torch.stack((half, -half), 2).flatten(1, 2)
+    grads = torch.einsum("btp,btd->bpd", g_units, a_units)
+    squares = [Fraction(sum(x * x for x in one.flatten().tolist()), 2**34) for one in grads]
+    a, g = (a_units.float() * 2.0**-7).bfloat16(), (g_units.float() * 2.0**-10).bfloat16()
+    assert torch.equal(a.double() * 2**7, a_units.double())
+    assert torch.equal(g.double() * 2**10, g_units.double())
+    return a, g, squares
+
+
+@every_backend
+@pytest.mark.parametrize("noise", [0, 1, 5])
+@pytest.mark.parametrize("route", ["auto", "gram", "direct"])
+def test_cancelling_norms_are_never_below_the_exact_square(
+    noise: int, route: str, backend: str
+) -> None:
+    a, g, squares = _cancelling(noise)
+
+    def run() -> None:
+        norms = ghost.linear_norm(a, g, route=route, backend=backend).tolist()
+        for norm, exact in zip(norms, squares, strict=True):
+            assert Fraction(norm) >= exact
+            assert norm <= float(exact) * (1 + EXCESS) + 1e-20
+
+    unless_refused(backend, run)
+
+
+def _truncated(left: Any, right: Any, start: Any, group: int) -> Any:
+    """A product as a tensor core may compute it: ``group`` exact terms and the running sum are cut
+    off below the 24th bit of the largest, added, and cut off again."""
+    total = start.astype(np.float64)
+    for k in range(0, left.shape[1], group):
+        terms = left[:, k : k + group].T[:, :, None].astype(np.float64) * right[k : k + group, None]
+        addends = np.concatenate((total[None], terms))
+        total = _cut(addends, np.abs(addends).max(0)).sum(0)
+        total = _cut(total, np.abs(total))
+    return total.astype(np.float32)
+
+
+def _cut(x: Any, largest: Any) -> Any:
+    unit = np.exp2(np.frexp(largest)[1] - 24.0)
+    return np.trunc(x / unit) * unit
+
+
+@pytest.fixture(params=[4, 8, 16])
+def truncating(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products of the interpreter truncate."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    plain = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        if d.data.dtype != np.float32:
+            return plain(self, a, b, d, *rest)
+        product = _truncated(a.data, b.data, d.data, request.param)
+        return interpreter.TensorHandle(product, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+    with testing.emulated("triton"):
+        yield
+
+
+def _cut_off(route: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """A large term first, then 63 that lie just below the last bit of the sum: all are lost. The
+    direct route adds over positions, the Gram route over features."""
+    small = 0.98828125 * 2.0**-15
+    if route == "direct":
+        a, g = torch.ones(2, 64, 20), torch.full((2, 64, 16), small)
+        g[:, 0] = 256
+    else:
+        a, g = torch.full((2, 64, 64), small**0.5), torch.ones(2, 64, 16)
+        a[:, :, 0] = 16
+    return a.bfloat16(), g.bfloat16()
+
+
+@pytest.mark.parametrize("route", ["gram", "direct"])
+def test_norms_hold_on_truncating_tensor_cores(truncating: None, route: str) -> None:
+    operands = (
+        _cut_off(route),
+        _cancelling(1)[:2],
+        [x.bfloat16() for x in _operands(4, 64, 33, 20)],
+    )
+    for a, g in operands:
+        true = _gradients(a, g).square().sum((1, 2))
+        norms = ghost.linear_norm(a, g, route=route, backend="triton")
+        _from_above(norms, true, EXCESS)
+
+
+@pytest.mark.parametrize("route", ["gram", "direct"])
+def test_a_bound_for_plain_additions_would_under_report_there(
+    truncating: None, route: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpkern.backends._triton import precision
+
+    monkeypatch.setattr(precision, "_TENSOR_CORES", precision._TENSOR_CORES._replace(per_term=0))
+    a, g = _cut_off(route)
+    true = _gradients(a, g).square().sum((1, 2))
+    norms = ghost.linear_norm(a, g, route=route, backend="triton")
+    assert (norms < true).any()
+
+
+@every_backend
+@pytest.mark.parametrize("positions", [8, 40])
+def test_no_sample_passes_the_clipping_bound(positions: int, backend: str) -> None:
+    a, g = (x.bfloat16() for x in _operands(12, positions, 24, 16))
+
+    def run() -> None:
+        norms = ghost.linear_norm(a, g, backend=backend)
+        factors, _ = ghost.clip_factors([norms], 1e-3, dtype=torch.float32, backend="reference")
+        for b in range(len(a)):
+            part = torch.zeros(16, 24)
+            one = slice(b, b + 1)
+            ghost.linear_sum(a[one], g[one], factors[one], part, backend=backend)
+            assert float(part.double().norm()) <= 1e-3
+
+    unless_refused(backend, run)
+
+
+def test_factors_rounded_with_the_operand_would_pass_it() -> None:
+    # The control: the factor times g, stored in bfloat16, as a prologue would.
+    a = _operands(12, 40, 24, 16)[0].bfloat16()
+    g = torch.ones(12, 40, 16).bfloat16()
+    norms = ghost.linear_norm(a, g, backend="reference")
+    factors, _ = ghost.clip_factors([norms], 1e-3, dtype=torch.float32)
+    parts = _gradients(a, (factors[:, None, None] * g).bfloat16())
+    assert float(parts.flatten(1).norm(dim=1).max()) > 1e-3 * (1 + 1e-3)
