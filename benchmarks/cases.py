@@ -266,7 +266,7 @@ class UpdateCase:
         return stepped
 
     def verify(self, backend: str | None = None) -> None:
-        """Three steps agree with the reference.
+        """Two steps agree with the reference.
 
         Raises:
             AssertionError: they do not.
@@ -276,7 +276,7 @@ class UpdateCase:
             params, sums = self._tensors()
             rule = RULES[self.rule]
             state = rule.init(params)
-            for _ in range(3):
+            for _ in range(2):
                 update.step(
                     params,
                     sums,
@@ -341,7 +341,7 @@ SMALL_CASES: tuple[Case, ...] = (
     ClipCase(batch=37, columns=(9000, 31)),
     ClipCase(batch=37, columns=(9000, 31), arithmetic="exact"),
     *(
-        UpdateCase(sizes=(1000, 1, 513), rule=rule, sums=sums)
+        UpdateCase(sizes=(1025, 1), rule=rule, sums=sums)
         for rule in RULES
         for sums in (_I32, _I64, _F32)
     ),

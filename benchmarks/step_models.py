@@ -94,7 +94,7 @@ class Encoder(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         # A row of positions for each sample, and contiguous: Opacus needs both.
-        places = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+        places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
         return self.head(self.layers(self.token(ids) + self.position(places)))
 
 

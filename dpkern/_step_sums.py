@@ -10,6 +10,7 @@ import torch
 
 from .mechanisms.base import Plan
 from .ops import clip
+from .ops._count import count
 
 Sums = tuple[torch.Tensor, ...]
 
@@ -119,7 +120,7 @@ def _clipped_by_group(
         sums=tuple(total for total in sums if total is not None),
         norm_bound=math.hypot(*(result.norm_bound for result in results)),
         norms=norms,
-        nonfinite=int((~finite).sum()),
+        nonfinite=count(~finite),
         batch_size=int(per_sample[0].shape[0]),
         arithmetic=plan.arithmetic,
         unit=tuple(u for u in plan.units if u is not None) if plan.arithmetic == "exact" else None,

@@ -167,6 +167,29 @@ def tensor_at(
     return got
 
 
+def one_each(name: str, got: Sequence[object], count: int) -> None:
+    """As many entries as there are parameters."""
+    if len(got) != count:
+        raise InvalidInput(
+            name,
+            expected=f"{count} entries, one per parameter",
+            got=str(len(got)),
+            remedy="Give exactly one for each parameter.",
+        )
+
+
+def hold(condition: torch.Tensor, error: Callable[[], InvalidInput]) -> None:
+    """Raise unless the condition (a 0-d bool) holds.
+
+    On a device the host does not wait: the check runs there, and a failure stops the program with
+    CUDA's device-side assertion at its next transfer.
+    """
+    if not condition.is_cpu:
+        torch._assert_async(condition)
+    elif not bool(condition):
+        raise error()
+
+
 def alike(
     tensors: Collection[Any],
     *,

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
@@ -389,10 +388,4 @@ def info(json: Json = False) -> None:
     console = Console()
     settings = [(name.replace("_", " "), value) for name, value in build.items()]
     display.print_table(console, f"dpkern {__version__}", settings)
-    table = Table(title="Ops and backends", title_justify="left")
-    for heading in ("op", "backend", "available", "reason"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        available = "yes" if row["available"] else "no"
-        table.add_row(row["op"], row["backend"], available, row["reason"])
-    console.print(table)
+    display.print_backends(console, rows)

@@ -33,6 +33,7 @@ from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
 from .mechanisms.base import Mechanism
 from .ops import clip, noise, update
+from .ops._count import Count
 from .report import step_report
 from .rng import Key
 
@@ -103,8 +104,7 @@ class DPStep:
         self.ledger.record(self.plan, count=0, **self.sampling)  # checks the sampling arguments
         self.backend = backend
         self.steps = 0
-        self.nonfinite = 0
-        """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
+        self._nonfinite: Count = 0
         self.words = {"produced": 0, "consumed": 0}
         self.shards: summing.Shards | None = None
         """Set where ``params`` only show the shapes and each process updates its part."""
@@ -133,6 +133,11 @@ class DPStep:
             )
         plan = mechanism.plan([block.shape for block in self.plan.blocks])
         self._mechanism, self.plan = mechanism, plan
+
+    @property
+    def nonfinite(self) -> int:
+        """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
+        return int(self._nonfinite)  # on a device the host waits for the count here
 
     @property
     def unfinished(self) -> bool:
@@ -190,7 +195,7 @@ class DPStep:
             check_sum(result, self.params, self.plan)
             self._join(result)
         self._added += result.batch_size
-        self.nonfinite += result.nonfinite
+        self._nonfinite = self._nonfinite + result.nonfinite
 
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
@@ -218,17 +223,9 @@ class DPStep:
             updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
         else:
             updates = check_updates(updates, held, self._optimizer)
-        sums = list(self._accumulators(0))
-        self.steps += 1
-        # Recorded first: a release that fails half-way counts as one that happened.
-        self.ledger.record(self.plan, **self.sampling)
-        self._sums, self._added = None, 0
-        if self._reduce is not None:
-            self._reduce(sums)
+        sums = self._begin()
         offsets = None if self.shards is None else self.shards.offsets
         noise_now = noise_of(self.plan, self.key, self.steps, offsets)
-        for name, words in self.plan.words.items():
-            self.words[name] += words
         left = set(range(len(sums)))
         for indices, rule, state in updates:
             update.step(
@@ -246,6 +243,19 @@ class DPStep:
         return [
             self._gradient(sums[i], i, noise_now) if i in left else None for i in range(len(sums))
         ]
+
+    def _begin(self) -> list[torch.Tensor]:
+        """Record the release of the current step and hand over its sums, those of all processes."""
+        sums = list(self._accumulators(0))
+        self.steps += 1
+        # Recorded first: a release that fails half-way counts as one that happened.
+        self.ledger.record(self.plan, **self.sampling)
+        self._sums, self._added = None, 0
+        if self._reduce is not None:
+            self._reduce(sums)
+        for name, words in self.plan.words.items():
+            self.words[name] += words
+        return sums
 
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""

@@ -1,4 +1,4 @@
-"""Emulated devices for tests that name a backend which has none here."""
+"""Backends of devices, emulated or not, for tests whose tensors are on the CPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 from collections.abc import Generator
 from contextlib import nullcontext
 
-# Read when Triton's kernels are decorated: without a device they run in the interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+import torch
+
+if not torch.cuda.is_available():
+    # Read when Triton's kernels are decorated: without a device they run in the interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 

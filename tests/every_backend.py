@@ -1,8 +1,9 @@
 """Every backend as a test parameter: here, emulated on the CPU, or skipped with the reason.
 
 CUDA kernels run through the emulation header and Triton kernels in its interpreter where there is
-no device, so that the same tests hold everywhere. A test that asks a backend for an op without a
-kernel is skipped as well (``conftest.py``).
+no device, and on a device with the tests' tensors moved there and back, so that the same tests hold
+everywhere. A test that asks a backend for an op without a kernel is skipped as well
+(``conftest.py``).
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 import pytest
 
 from dpkern import _dispatch, testing
+from tests.moved import moved
 
 EMULATED = ("cuda", "triton")
+DEVICES = (*EMULATED, "cupy")
 
 
 def _parameter(name: str) -> Any:
     available, reason = _dispatch.availability(name)
     if available:
-        return pytest.param(name)
+        return pytest.param(name, marks=[pytest.mark.gpu] if name in DEVICES else [])
     if name in EMULATED:
         found = testing.emulation(name)
         if not isinstance(found, str):
@@ -29,10 +32,17 @@ def _parameter(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.skip(reason=f"{name} {reason}"))
 
 
+def examples(count: int, name: str) -> int:
+    """How many examples of hypothesis a backend is worth: the interpreter takes half a second for
+    one operation on noise, whatever its size."""
+    return count if _dispatch.availability(name)[0] or name != "triton" else max(2, count // 25)
+
+
 def running(name: str) -> AbstractContextManager[None]:
-    """The backend made available, emulated where it has no device."""
-    needed = name in EMULATED and not _dispatch.availability(name)[0]
-    return testing.emulated(name) if needed else nullcontext()
+    """The backend made available for tensors on the CPU."""
+    if name not in DEVICES:
+        return nullcontext()
+    return moved(name) if _dispatch.availability(name)[0] else testing.emulated(name)
 
 
 PARAMETERS = [_parameter(name) for name in _dispatch.BACKENDS]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dpkern
-from dpkern import cli, errors
+from dpkern import _dispatch, cli, errors
 from dpkern.train import Session
 from dpkern.train.files import CHECKPOINT, FIGURE, REPORT
 from dpkern.train.options import CLIPPINGS
@@ -399,7 +399,15 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(row["reason"] for row in rows if not row["available"])
     code, out, _ = run(capsys, "info")
     assert code == 0
-    assert "update.step" in out
+    header = next(line for line in out.splitlines() if "reference" in line)
+    columns = [cell.strip() for cell in header.strip("┃").split("┃")]
+    assert columns == ["op", *_dispatch.BACKENDS]
+    shown = next(line for line in out.splitlines() if "update.step" in line)
+    cells = [cell.strip() for cell in shown.strip("│").split("│")]
+    wanted = {row["backend"]: row["available"] for row in rows if row["op"] == "update.step"}
+    assert cells == ["update.step", *("yes" if wanted[name] else "-" for name in columns[1:])]
+    absent = {(row["backend"], row["reason"]) for row in rows if not row["available"]}
+    assert all(f"{backend} {reason}" in out for backend, reason in absent)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dpkern import _C, _dispatch, testing
-from dpkern.backends import _device, _launch, _tables, cpu, cuda
+from dpkern.backends import _device, _launch, _launch_update, _tables, cpu, cuda
 from dpkern.errors import BackendError, PrivacyError
 from dpkern.ops import clip, noise, update
 from dpkern.rng import Purpose
@@ -163,6 +163,35 @@ def test_noise_in_a_captured_graph(emulator: ModuleType, monkeypatch: pytest.Mon
         clip.sample_norm(torch.ones(3, 5), backend="cuda")
 
 
+def test_a_prepared_update_may_be_recorded(
+    emulator: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, params = update.AdamW(lr=0.1), [torch.ones(600)]
+    state = rule.init(params)
+    drawn = update.Noise(
+        distribution="gaussian",
+        scales=(1.0,),
+        stream=STREAM,
+        positions=(0,),
+        clock=update.clock(rule, 0, "cpu"),
+    )
+    arguments: dict[str, Any] = {"rule": rule, "state": state, "noise": drawn}
+    sums = [torch.ones(600, dtype=torch.int64)]
+    launcher = _launch.Launch(emulator, "cuda", "cpu", cpu._on_cpu)
+    _tables._made.clear()
+    launches = emulator.launches()
+    planned = launcher.prepare_update(params, sums, **arguments)
+    assert emulator.launches() == launches  # preparing releases nothing
+    assert bool((params[0] == 1).all())
+    assert state.steps == 0
+    monkeypatch.setattr(_device, "capturing", lambda device: True)
+    update.step(params, sums, backend="cuda", **arguments)
+    assert planned.tasks is next(iter(_tables._made.values()))
+    _tables._made.clear()
+    with pytest.raises(BackendError, match="new addresses"):
+        update.step(params, sums, backend="cuda", **arguments)
+
+
 # what it passes on
 
 
@@ -204,12 +233,12 @@ def test_tasks_begin_where_the_last_one_ended() -> None:
     assert table["first_chunk"].tolist() == [0, 1, 3]
     assert table["first_column"].tolist() == [0, 4096, 8193]
     params = [torch.zeros(n) for n in (512, 0, 2049)]
-    tasks, pieces = _launch._update_tasks(params, params, [], 1.0, None)
+    tasks, pieces = _launch_update.tasks_of(params, params, [], 1.0, None)
     assert (tasks["first_piece"].tolist(), pieces) == ([0, 1], 3)
     drawn = update.Noise(
         distribution="gaussian", scales=(1.0,) * 3, stream=STREAM, positions=(511, 1023, 1024)
     )
-    tasks, pieces = _launch._update_tasks(params, params, [], 1.0, drawn)
+    tasks, pieces = _launch_update.tasks_of(params, params, [], 1.0, drawn)
     assert (tasks["first_piece"].tolist(), pieces) == ([0, 2], 7)
     assert tasks["first_position"].tolist() == [511, 1024]
 

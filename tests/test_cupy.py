@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
@@ -192,6 +193,10 @@ def update_everything() -> None:
             update.step(params, sums, rule=rule, state=state, noise=drawn, backend="cupy")
             if kind is dtype:
                 update.step(params, sums, rule=rule, state=state, backend="cupy")
+            values, bits = torch.zeros(609, dtype=torch.int32), torch.zeros(609, dtype=torch.int16)
+            ahead = replace(drawn, draws=update.Draws(0, values, bits))
+            update.step(params, sums, rule=rule, state=state, noise=ahead, backend="cupy")
+    update.advance(update.clock(rule, 0, "cpu"), rule=rule, backend="cupy")
 
 
 def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:

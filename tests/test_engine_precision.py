@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkern.engine import layers  # noqa: F401  (registers the rules)
+from dpkern.engine import layers, records  # noqa: F401  (layers registers the rules)
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
 from dpkern.mechanisms.base import Plan
@@ -218,3 +218,57 @@ def test_gradients_far_from_one(size: float) -> None:
     expected = squares(gradients).sum(0).sqrt() * size
     torch.testing.assert_close(result.norms, expected, rtol=1e-4, atol=0)
     assert 0 < norm_of(result) <= B * size * 1e-3 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("layer", ["linear", "conv"])
+def test_autocast_keeps_what_the_product_read(layer: str) -> None:
+    x = draw(B, 5, 5).float()
+    module = nn.Sequential(nn.Linear(5, 4) if layer == "linear" else nn.Conv1d(5, 4, 2))
+    capture = Capture(module, loss_reduction="sum")
+    capture.attach()
+    capture.norms_on_arrival = False
+    x.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = loss_of(module(x))
+    loss.backward()
+    assert x.grad is not None
+    assert x.grad.dtype is torch.float32
+    record = capture.slots[0].arrivals[0].record
+    held = record.a if isinstance(record, records.Linear) else record.x  # type: ignore[attr-defined]
+    assert held.dtype is record.g.dtype is torch.bfloat16  # type: ignore[attr-defined]
+    plain = held.detach().flatten().sort().values
+    assert torch.equal(plain, x.detach().bfloat16().flatten().sort().values)
+
+
+def test_operands_stay_in_16_bits_where_products_take_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, g = draw(B, 6, 5).bfloat16(), draw(B, 6, 4).bfloat16()
+    assert [t.dtype for t in records.operands(a, g)] == [torch.float32] * 2
+    monkeypatch.setattr(records, "KEPT_IN_16_BITS", {"cpu"})
+    assert [t.dtype for t in records.operands(a, g)] == [torch.bfloat16] * 2
+    assert [t.dtype for t in records.operands(a, g.half())] == [torch.float32] * 2
+    assert records.operands(a.transpose(1, 2), g)[0].is_contiguous()
+    merged = records.merge([records.Linear(a, g), records.Linear(a.float(), g.float())])
+    assert isinstance(merged, records.Linear)
+    assert merged.a.dtype is merged.g.dtype is torch.float32
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast-bfloat16"])
+@pytest.mark.parametrize("name", ["sequences", "conv", "conv-up", "tied", "attention", "gru"])
+def test_the_bound_holds_with_16_bit_operands(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device, where the operands stay as they are."""
+    seen = []
+    original = records.operands
+
+    def noted(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        pair = original(x, g)
+        seen.append(pair[0].dtype)
+        return pair
+
+    monkeypatch.setattr(records, "KEPT_IN_16_BITS", {"cpu"})
+    monkeypatch.setattr(records, "operands", noted)
+    test_half_precision(MODELS[name], mode)
+    assert torch.bfloat16 in seen

@@ -246,47 +246,50 @@ positions = st.one_of(
 
 
 @every_runner
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(
-    law=st.sampled_from(sorted(LAWS)),
-    rounds=st.sampled_from([20, 12, 8]),
-    position=positions,
-    pieces=st.lists(st.integers(0, 900), min_size=1, max_size=4),
-)
-def test_any_range_in_any_pieces(
-    runner: Runner, law: str, rounds: int, position: int, pieces: list[int]
-) -> None:
-    stream = Stream(key=bytes(range(32)), n0=0, n1=5, rounds=rounds)
-    rounding = Stream(key=bytes(range(32)), n0=ROUNDING_NONCE, n1=5, rounds=rounds)
-    given_noise = {"stream": stream, "distribution": law}
-    total = sum(pieces)
-    kinds = [torch.int32, torch.int64, torch.float32, torch.float64]
-    sums = [torch.linspace(-1e4, 1e4, total).to(kind) for kind in kinds]
-
-    def with_rounding(x: torch.Tensor) -> dict[str, object]:
-        return {"scale": 3.3, "rounding": rounding} if x.is_floating_point() else {}
-
-    with runner.active():
-        at, drawn, released = position, [], [[] for _ in kinds]
-        for piece in pieces:
-            drawn.append(
-                noise.lattice_draws(
-                    stream, position=at, count=piece, distribution=law, backend=runner.backend
-                )
-            )
-            for x, parts in zip(sums, released, strict=True):
-                part = x[at - position :][:piece].clone()
-                noise.add_noise(
-                    part, position=at, backend=runner.backend, **given_noise, **with_rounding(x)
-                )
-                parts.append(part)
-            at += piece
-    expected = noise.lattice_draws(
-        stream, position=position, count=total, distribution=law, backend="reference"
+def test_any_range_in_any_pieces(runner: Runner) -> None:
+    @settings(
+        max_examples=every_backend.examples(12, runner.backend), deadline=None, derandomize=True
     )
-    assert torch.equal(torch.cat(drawn), expected)
-    for x, parts in zip(sums, released, strict=True):
-        whole = noise.add_noise(
-            x.clone(), position=position, backend="reference", **given_noise, **with_rounding(x)
+    @given(
+        law=st.sampled_from(sorted(LAWS)),
+        rounds=st.sampled_from([20, 12, 8]),
+        position=positions,
+        pieces=st.lists(st.integers(0, 900), min_size=1, max_size=4),
+    )
+    def holds(law: str, rounds: int, position: int, pieces: list[int]) -> None:
+        stream = Stream(key=bytes(range(32)), n0=0, n1=5, rounds=rounds)
+        rounding = Stream(key=bytes(range(32)), n0=ROUNDING_NONCE, n1=5, rounds=rounds)
+        given_noise = {"stream": stream, "distribution": law}
+        total = sum(pieces)
+        kinds = [torch.int32, torch.int64, torch.float32, torch.float64]
+        sums = [torch.linspace(-1e4, 1e4, total).to(kind) for kind in kinds]
+
+        def with_rounding(x: torch.Tensor) -> dict[str, object]:
+            return {"scale": 3.3, "rounding": rounding} if x.is_floating_point() else {}
+
+        with runner.active():
+            at, drawn, released = position, [], [[] for _ in kinds]
+            for piece in pieces:
+                drawn.append(
+                    noise.lattice_draws(
+                        stream, position=at, count=piece, distribution=law, backend=runner.backend
+                    )
+                )
+                for x, parts in zip(sums, released, strict=True):
+                    part = x[at - position :][:piece].clone()
+                    noise.add_noise(
+                        part, position=at, backend=runner.backend, **given_noise, **with_rounding(x)
+                    )
+                    parts.append(part)
+                at += piece
+        expected = noise.lattice_draws(
+            stream, position=position, count=total, distribution=law, backend="reference"
         )
-        assert torch.equal(torch.cat(parts), whole), x.dtype
+        assert torch.equal(torch.cat(drawn), expected)
+        for x, parts in zip(sums, released, strict=True):
+            whole = noise.add_noise(
+                x.clone(), position=position, backend="reference", **given_noise, **with_rounding(x)
+            )
+            assert torch.equal(torch.cat(parts), whole), x.dtype
+
+    holds()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dpkern import testing
 from dpkern.ops import noise
 from dpkern.rng import Purpose
-from tests.every_backend import every_backend
+from tests.every_backend import every_backend, examples
 from tests.evidence import bits, precision
 
 RELEASES = 150_000
@@ -27,18 +27,22 @@ def test_every_float_comes_out_on_the_lattice(backend: str) -> None:
 
 
 @every_backend
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(
-    x=st.one_of(st.floats(width=32), st.floats()),
-    wide=st.booleans(),
-    scale=st.floats(2.0**-104, 2.0**116),
-)
-def test_any_float_and_any_scale(x: float, wide: bool, scale: float, backend: str) -> None:
-    kind = torch.float64 if wide else torch.float32
-    value = torch.tensor([x], dtype=torch.float64).to(kind).repeat(3)
-    stream, rounding = (testing.KEY.stream(p, 3) for p in (Purpose.NOISE, Purpose.ROUNDING))
-    out = noise.add_noise(value, stream=stream, rounding=rounding, scale=scale, backend=backend)
-    assert precision.off_lattice(out.numpy(), scale) == 0
+def test_any_float_and_any_scale(backend: str) -> None:
+    @settings(max_examples=examples(100, backend), deadline=None, derandomize=True)
+    @given(
+        x=st.one_of(st.floats(width=32), st.floats()),
+        wide=st.booleans(),
+        scale=st.floats(2.0**-104, 2.0**116),
+    )
+    def holds(x: float, wide: bool, scale: float) -> None:
+        kind = torch.float64 if wide else torch.float32
+        value = torch.tensor([x], dtype=torch.float64).to(kind).repeat(3)
+        stream, rounding = (testing.KEY.stream(p, 3) for p in (Purpose.NOISE, Purpose.ROUNDING))
+        given_noise = {"stream": stream, "rounding": rounding, "scale": scale}
+        out = noise.add_noise(value, backend=backend, **given_noise)
+        assert precision.off_lattice(out.numpy(), scale) == 0
+
+    holds()
 
 
 @pytest.mark.parametrize("name", precision.MECHANISMS)

@@ -22,23 +22,41 @@ from typing import Any
 os.environ["TRITON_INTERPRET"] = "0"
 
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dpkern.backends import triton as backend
+from dpkern.backends._triton import launch, noise
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-INEXACT = re.compile(r"\.approx|\.ftz|\bfma\.rn\.f\d+|\.full\.")
-"""In the intermediate code: arithmetic that another backend would round otherwise."""
+INEXACT = re.compile(r"\.approx|(?<!cvt\.rmi)\.ftz|\bfma\.rn\.f\d+|\.full\.")
+"""In the intermediate code: arithmetic that another backend would round otherwise. Rounding down
+(``cvt.rmi``) may flush: ``release_floats`` in ``_triton/lattice.py`` says why."""
 
 
-def forms(only: list[str]) -> Iterator[tuple[str, Any]]:
-    """Each module's kernels in the forms it lists."""
+def forms(only: list[str], first: bool = False) -> Iterator[tuple[str, Any]]:
+    """Each module's kernels in the forms it lists, or in the first one of each."""
     for module in backend.modules():
         name = module.__name__.rsplit(".", 1)[1]
-        if not only or name in only:
-            for form in module.AOT:
+        seen: set[Any] = set()
+        for form in module.AOT if not only or name in only else ():
+            if not first or form.kernel not in seen:
                 yield name, form
+            seen.add(form.kernel)
+
+
+@triton.jit
+def _inexact_kernel(x):
+    value = tl.load(x)
+    tl.store(x, value / (value * value + value))
+
+
+def controls() -> Iterator[tuple[str, Any]]:
+    """Kernels at fault: the checks must find them."""
+    yield "control", launch.Aot(_inexact_kernel, {"x": "*fp32"}, {}, fused=False)
+    spilling = next(form for form in noise.AOT if form.kernel is noise.draws_kernel)
+    yield "control", spilling._replace(registers=32)
 
 
 def path(names: list[str], name: Any) -> tuple[int, ...]:
@@ -113,11 +131,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capabilities", nargs="+", type=int, help="such as 80 90 100")
     parser.add_argument("--only", nargs="*", default=[], help="modules, such as noise clip")
+    parser.add_argument("--first", action="store_true", help="one form of each kernel")
+    parser.add_argument("--controls", action="store_true", help="kernels at fault instead")
     arguments = parser.parse_args()
+    chosen = [*(controls() if arguments.controls else forms(arguments.only, arguments.first))]
     found = [
         report(name, form, capability)
         for capability in arguments.capabilities
-        for name, form in forms(arguments.only)
+        for name, form in chosen
     ]
     json.dump(found, sys.stdout, indent=1, default=str)
     print()

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _tables
 from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, Compiler
+from ._launch_update import FROM_STREAM
 
 _CIPHER_THREADS = 256
 _TILE_THREADS, _TILES_PER_BLOCK = 128, 8
@@ -160,15 +161,21 @@ class Launchers:
         if fields["pieces"] == 0:
             return 0
         value = FLOATS[fields["wide"]]
-        if fields["noise"]:
-            total = (*INTEGERS, value)[fields["sum_type"]]
+        total = (*INTEGERS, value)[fields["sum_type"]]
+        if fields["noise"] == FROM_STREAM:
             kernel = f"update_tile_kernel<{value}, {total}, {LAWS[fields['law']]}>"
             grid, threads = (_blocks(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
         else:
-            kernel = f"update_flat_kernel<{value}, {value}, false>"
+            types = f"{total}, true" if fields["noise"] else f"{value}, false"
+            kernel = f"update_flat_kernel<{value}, {types}>"
             grid, threads = (_blocks(fields["pieces"]),), _FLAT_THREADS
         what = packed, np.uint64(tasks), np.uint64(nonfinite)
         return self._launch("update", kernel, grid, threads, cuda, *what)
+
+    def advance(self, clock: int, beta1: float, beta2: float, cuda: int) -> int:
+        """``advance``."""
+        what = np.uint64(clock), np.float64(beta1), np.float64(beta2)
+        return self._launch("update", "advance_kernel", (1,), 1, cuda, *what)
 
     # clip
 

@@ -33,7 +33,9 @@ KERNELS: dict[str, list[str]] = {
         *_all("add_noise_float_kernel", FLOATS, LAWS),
     ],
     "update": [
+        "advance_kernel",
         *(f"update_flat_kernel<{t}, {t}, false>" for t in FLOATS),
+        *(f"update_flat_kernel<{t}, {s}, true>" for t in FLOATS for s in _sums(t)),
         *(f"update_tile_kernel<{t}, {s}, {law}>" for t in FLOATS for s in _sums(t) for law in LAWS),
     ],
     "clip": [

@@ -16,21 +16,19 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..errors import BackendError
-from ..laws import LAWS
 from ..ops import clip, update
+from ..ops._count import Count, known
 from ..ops.ghost import explicit
 from ..rng import Stream
 from . import _device, _numbers, _tables
+from ._launch_update import LAW_CODES, SUM_CODES, Planned, refuse
 
 Tensors = Sequence[torch.Tensor]
 Refusal = Callable[..., "str | None"]
 
-_LAW_CODES = {name: code for code, name in enumerate(LAWS)}
 _NOISED_CODES = {torch.int32: 0, torch.int64: 1, torch.float32: 2, torch.float64: 3}
 _GRAD_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _STYLE_CODES = {style: code for code, style in enumerate(clip.STYLES)}
-_SUM_CODES = {torch.int32: 0, torch.int64: 1}
-_NO_NOISE, _FROM_STREAM = 0, 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,8 @@ class Launch:
             ("noise.add_noise", self.add_noise, self._refuse_add_noise),
             ("clip.sample_norm", self.sample_norm, self._refuse_sample_norm),
             ("clip.clip_sum", self.clip_sum, self._refuse_gradients),
-            ("update.step", self.update_step, self._refuse_lists),
+            ("update.step", self.update_step, self._refuse_update),
+            ("update.advance", self.advance, self._refuse_clock),
             ("ghost.explicit_norm", self.explicit_norm, self._refuse_lists),
             ("ghost.clip_factors", self.clip_factors, self._refuse_lists),
             ("ghost.contract", self.contract, self._refuse_lists),
@@ -118,6 +117,12 @@ class Launch:
     def _refuse_lists(self, tensors: Tensors, *_: Any, **__: Any) -> str | None:
         return self.refusal(*tensors)
 
+    def _refuse_update(self, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:
+        return self.refusal(*params) or refuse(sums, kwargs.get("noise"))
+
+    def _refuse_clock(self, clock: torch.Tensor, **_: Any) -> str | None:
+        return self.refusal(clock)
+
     def _refuse_matmul(self, x: torch.Tensor, *_: Any, **__: Any) -> str | None:
         return self.refusal(x)
 
@@ -143,7 +148,7 @@ class Launch:
     ) -> torch.Tensor:
         out = torch.empty(count, dtype=torch.int32, device=self.device)
         with _device.guard(out.device) as cuda:
-            what = _tables.stream(stream).tobytes(), _LAW_CODES[distribution], position, count
+            what = _tables.stream(stream).tobytes(), LAW_CODES[distribution], position, count
             self._check(self.to.lattice_draws(*what, out.data_ptr(), cuda))
         return out.cpu()
 
@@ -167,7 +172,7 @@ class Launch:
             error = self.to.add_noise(
                 _tables.stream(stream).tobytes(),
                 _tables.stream(rounding or stream).tobytes(),
-                _LAW_CODES[distribution],
+                LAW_CODES[distribution],
                 position,
                 x.numel(),
                 _NOISED_CODES[x.dtype],
@@ -249,36 +254,40 @@ class Launch:
         gradient_scale: float = 1.0,
         noise: update.Noise | None = None,
         backend: str | None = None,
-    ) -> int:
+    ) -> Count:
         if not params:
             return 0
-        first = params[0]
-        if noise is not None:
-            _device.refuse_noise_in_graphs(first.device)
-        buffers = [state.buffers[name] for name in rule.buffer_names()]
-        table, pieces = _update_tasks(params, sums, buffers, gradient_scale, noise)
-        plan = _tables.one(
-            _tables.UPDATE_PLAN,
-            rule=_tables.rule_numbers(rule, state.steps + 1),
-            tasks=len(table),
-            pieces=pieces,
-            sum_type=_SUM_CODES.get(sums[0].dtype, 2),
-            wide=first.dtype is torch.float64,
-        )
-        if noise is not None:
-            plan["noise"], plan["law"] = _FROM_STREAM, _LAW_CODES[noise.distribution]
-            plan["stream"] = _tables.stream(noise.stream)
-            plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
-        with _device.guard(first.device) as cuda:
-            nonfinite = torch.zeros(1, dtype=torch.int64, device=first.device)
-            tasks = _tables.device_table(table, first.device)
+        device = params[0].device
+        if noise is not None and noise.clock is None:
+            _device.refuse_noise_in_graphs(device)
+        with _device.guard(device) as cuda:
+            nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
+            planned = Planned.of(
+                params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
+            )
             error = self.to.update_step(
-                plan.tobytes(), tasks.data_ptr(), nonfinite.data_ptr(), cuda
+                planned.plan, planned.tasks.data_ptr(), nonfinite.data_ptr(), cuda
             )
             self._check(error)
         increment_version(params)
         state.steps += 1
-        return 0 if sums[0].dtype in _SUM_CODES else int(nonfinite)
+        return 0 if sums[0].dtype in SUM_CODES else known(nonfinite[0])
+
+    def prepare_update(self, params: list[torch.Tensor], *arguments: Any, **named: Any) -> Planned:
+        """Whatever ``update.step`` with these arguments loads and copies, without launching it, so
+        that a CUDA graph may record the launch; the result must live as long as the graph."""
+        with _device.guard(params[0].device):
+            self._check(self.to.preload())
+            return Planned.of(params, *arguments, **named)
+
+    def advance(
+        self, clock: torch.Tensor, *, rule: update.Rule, backend: str | None = None
+    ) -> torch.Tensor:
+        betas = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
+        with _device.guard(clock.device) as cuda:
+            self._check(self.to.advance(clock.data_ptr(), *betas, cuda))
+        increment_version(clock)
+        return clock
 
     # gradients that exist anyway
 
@@ -356,33 +365,3 @@ class Launch:
 
 def _columns(grads: Tensors) -> list[int]:
     return [part[0].numel() if len(part) else 0 for part in grads]
-
-
-def _update_tasks(
-    params: Tensors,
-    sums: Tensors,
-    buffers: Sequence[Tensors],
-    gradient_scale: float,
-    noise: update.Noise | None,
-) -> tuple[_tables.Table, int]:
-    """One task for every tensor with entries, and the number of pieces of all of them."""
-    used = [i for i, param in enumerate(params) if param.numel()]
-    dtype = params[0].dtype
-    table = np.zeros(len(used), _tables.UPDATE_TASK)
-    table["param"] = [params[i].data_ptr() for i in used]
-    table["sum"] = [sums[i].data_ptr() for i in used]
-    table["size"] = size = np.array([params[i].numel() for i in used], np.int64)
-    for name, group in zip(("state1", "state2"), buffers, strict=False):
-        table[name] = [group[i].data_ptr() for i in used]
-    touched = table["param"] | table["sum"] | table["state1"] | table["state2"]
-    table["aligned16"] = touched % 16 == 0
-    if noise is None:
-        table["step"] = _numbers.rounded(gradient_scale, dtype)
-        pieces = -(-size // _tables.PIECE)
-    else:
-        table["first_position"] = first = np.array([noise.positions[i] for i in used], np.int64)
-        table["per_unit"] = [_numbers.per_unit(noise.scales[i], dtype) for i in used]
-        table["step"] = [_numbers.step(noise.scales[i], gradient_scale, dtype) for i in used]
-        pieces = -(-(first % _tables.TILE + size) // _tables.TILE)
-    table["first_piece"], total = _tables.starts(pieces)
-    return table, total

@@ -31,7 +31,7 @@ def cell(scale: float, dtype: torch.dtype) -> float:
 def step(scale: float, gradient_scale: float, dtype: torch.dtype) -> float:
     """What a released whole number is multiplied by in the update: ``scale / 64 * gradient_scale``,
     in float64, rounded to ``dtype``."""
-    return float(_FLOATS[dtype](scale / SCALE_CELLS * gradient_scale))
+    return rounded(scale / SCALE_CELLS * gradient_scale, dtype)
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:

@@ -236,6 +236,9 @@ def _clip_sum(
 def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     if params and params[0].dtype not in noise.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
+    given: update.Noise | None = kwargs.get("noise")
+    if given is not None and given.draws is not None:
+        return "makes its draws in registers, got draws made ahead"
     return _on_cpu(*params)
 
 
@@ -252,6 +255,7 @@ def _update_step(
     if not params:
         return 0
     dtype = params[0].dtype
+    noise, t, powers = update.at_clock(noise, rule, state.steps)
     buffers = [state.buffers[name] for name in rule.buffer_names()]
     none = [0] * len(params)
     addresses = [[b.data_ptr() for b in group] for group in buffers] + [none, none]
@@ -262,7 +266,7 @@ def _update_step(
         packed = (_LAW_CODES[noise.distribution], noise.stream.packed(), rounding)
         positions, scales = list(noise.positions), list(noise.scales)
     bad: int = _C.update_step(
-        rule.packed(state.steps + 1),
+        rule.packed(t, powers),
         packed,
         _SUM_CODES.get(sums[0].dtype, 2),
         dtype is torch.float64,

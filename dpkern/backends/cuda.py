@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from .. import _dispatch
+from ..errors import BackendError
 from . import _device, cpu
 from ._launch import Launch
 
@@ -32,6 +33,24 @@ def load() -> tuple[bool, str]:
 def kernels(launchers: Any) -> Launch:
     """The ops on these launchers."""
     return Launch(launchers, "cuda", "cuda", _device.refusal)
+
+
+def prepare_update(*arguments: Any, **named: Any) -> Any:
+    """``Launch.prepare_update`` of the compiled kernels.
+
+    Raises:
+        BackendError: they cannot run here.
+    """
+    ok, reason = _dispatch.availability("cuda")
+    if not ok:
+        raise BackendError(
+            "backend 'cuda'",
+            expected="CUDA kernels and a device",
+            got=f"it {reason}",
+            remedy="Use DPStep.finish, which needs no recording.",
+        )
+    extension: Any = cpu._extension()
+    return kernels(extension.cuda).prepare_update(*arguments, **named)
 
 
 def _unavailable(extension: Any) -> str | None:

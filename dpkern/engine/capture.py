@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as compiler_config
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from .buffers import BufferWatch
@@ -126,6 +127,8 @@ class Capture:
             return
         from .layers import packed  # the rules stand on this module
 
+        # The probe reads a graph that the backward pass reads again: compiled parts keep buffers.
+        compiler_config.donated_buffer = False
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
             slot.used._private = slot  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..errors import PrivacyError
 from ..mechanisms.base import Plan
 from ..ops import clip, ghost
+from ..ops._count import count
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
@@ -213,14 +214,12 @@ class GroupSums:
             if group not in self.norms:
                 self.finish(group)
         norms = _combined(list(self.norms.values()))
-        # One look for all: a sum is finite only if every norm is.
-        finite = math.isfinite(float(norms.sum()))
         ordered = tuple(self.bounds[group] for group in sorted(self.bounds))
         return clip.ClipResult(
             sums=tuple(self.sums[slot.index] for slot in self.capture.slots),
             norm_bound=math.hypot(*ordered),
             norms=norms,
-            nonfinite=0 if finite else self.batch - int(torch.isfinite(norms).sum()),
+            nonfinite=count(~torch.isfinite(norms)),
             batch_size=self.batch,
             arithmetic="float",
             unit=None,

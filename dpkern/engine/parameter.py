@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo  # the public one imports the compiler at once
 
 from ..errors import UnsupportedModule
 
@@ -33,6 +34,8 @@ Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 
 RULES: dict[Function, Rule] = {}
 """What to do for an operation with a private argument, by the function that torch dispatches on."""
+
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 plainly = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
@@ -55,6 +58,14 @@ def fresh(result: Tensor) -> Tensor:
         return result
     same: Tensor = torch.ops.aten._unsafe_view(result, result.shape)
     return same
+
+
+def in_product(x: Tensor) -> Tensor:
+    """``x`` as a product reads it: in autocast's dtype, where autocast casts it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype in (torch.float32, *_SIXTEEN_BITS):
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
 
 
 LEAVES: set[Rule] = set()
@@ -81,6 +92,7 @@ class PrivateParameter(nn.Parameter):
     _private: Source
 
     @classmethod
+    @_disable_dynamo  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -114,6 +126,7 @@ class PrivateExpression(Tensor):
     _private: Source
 
     @classmethod
+    @_disable_dynamo  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,

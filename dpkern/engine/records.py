@@ -29,6 +29,18 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
 
 
+SIXTEEN_BITS = {torch.bfloat16, torch.float16}
+KEPT_IN_16_BITS = {"cuda"}
+"""Types of devices whose products take operands of 16 bits as they are; elsewhere they are widened
+for as long as an op runs."""
+
+
+def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's input and output gradient, contiguous and in the dtype in which products read."""
+    kept = x.device.type in KEPT_IN_16_BITS and x.dtype is g.dtype and x.dtype in SIXTEEN_BITS
+    return (x.detach().contiguous(), g.detach().contiguous()) if kept else (wide(x), wide(g))
+
+
 class Record(ABC):
     """One use, or several merged ones, of a parameter of this shape."""
 
@@ -105,17 +117,17 @@ class Linear(Record):
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     def square(self) -> Tensor:
-        return ghost.linear_norm(wide(self.a), wide(self.g))
+        return ghost.linear_norm(*operands(self.a, self.g))
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.linear_sum(wide(self.a), wide(self.g), factors, out)
+        ghost.linear_sum(*operands(self.a, self.g), factors, out)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.linear_gradient(wide(self.a), wide(self.g)))
+        return Explicit(*ghost.linear_gradient(*operands(self.a, self.g)))
 
 
 @dataclass
@@ -152,17 +164,17 @@ class Convolution(Record):
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     def square(self) -> Tensor:
-        return ghost.conv_norm(wide(self.x), wide(self.g), **self._options)
+        return ghost.conv_norm(*operands(self.x, self.g), **self._options)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.conv_sum(wide(self.x), wide(self.g), factors, out, **self._options)
+        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self._options)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.conv_gradient(wide(self.x), wide(self.g), **self._options))
+        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self._options))
 
 
 @dataclass
@@ -252,10 +264,9 @@ def merge(records: Sequence[Record]) -> Record:
 def _merged_linear(records: Sequence[Linear]) -> Linear:
     if len(records) == 1:
         return records[0]
-    return Linear(
-        torch.cat([wide(r.a) for r in records], dim=1),
-        torch.cat([wide(r.g) for r in records], dim=1),
-    )
+    # Where they differ, torch.cat takes both to the wider dtype.
+    inputs, gradients = zip(*(operands(r.a, r.g) for r in records), strict=True)
+    return Linear(torch.cat(inputs, dim=1), torch.cat(gradients, dim=1))
 
 
 def _merged_embedding(records: Sequence[Embedding]) -> Embedding:

@@ -68,10 +68,13 @@ def worth_keeping(record: Linear | Convolution) -> bool:
     a product that is squared and dropped, and one product for the sum.
     """
     width, size = record.shape[0], math.prod(record.shape)
+    if isinstance(record, Linear) and record.a.shape[1] == 1:
+        return False
+    if not record.g.is_cpu:
+        # Nothing has been measured on devices: there, keep what saves memory as well.
+        return record.gradient_bytes <= record.held_bytes
     if isinstance(record, Linear):
         positions = int(record.a.shape[1])
-        if positions == 1:
-            return False
         gram = _LINEAR_GRAM * positions * positions * (width + record.shape[1]) / 2
         kept, summed = _LINEAR_KEPT * positions * size, _LINEAR_SUM * positions * size
     else:

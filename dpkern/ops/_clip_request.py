@@ -9,7 +9,9 @@ from fractions import Fraction
 
 import torch
 
+from .. import _validate as check
 from ..errors import InvalidInput
+from ._count import Count, count
 
 Gradients = torch.Tensor | Sequence[torch.Tensor]
 _INT32_MOST = 2**31 - 1
@@ -23,7 +25,8 @@ class ClipResult:
         sums: one tensor per parameter, of the parameter's shape; float, or counts of ``unit``.
         norm_bound: no sample's own contribution has a larger norm (L2 for p = 2, L1 for p = 1).
         norms: float64 ``[B]`` norms before clipping; not finite for samples that were dropped.
-        nonfinite: how many samples had a NaN or an infinity and contributed zero.
+        nonfinite: how many samples had a NaN or an infinity and contributed zero; for gradients on
+            a device a 0-d tensor there, so that nothing waits.
         batch_size: B.
         arithmetic: ``float`` or ``exact``.
         unit: lattice unit per tensor, exact arithmetic only.
@@ -34,7 +37,7 @@ class ClipResult:
     sums: tuple[torch.Tensor, ...]
     norm_bound: float
     norms: torch.Tensor
-    nonfinite: int
+    nonfinite: Count
     batch_size: int
     arithmetic: str
     unit: tuple[float, ...] | None
@@ -85,8 +88,7 @@ class Request:
         if out is not None:
             for tensor in out:
                 if tensor.dtype is torch.int32 and tensor.numel():
-                    least, largest = (int(x) for x in tensor.aminmax())
-                    _fits_int32(most + max(-least, largest))
+                    _check_room(tensor, most)
             return tuple(out)
         if self.arithmetic == "exact":
             dtype = torch.int32 if most <= _INT32_MOST else torch.int64
@@ -105,7 +107,7 @@ class Request:
             sums=sums,
             norm_bound=sum(bounds) if self.p == 1 else math.hypot(*bounds),
             norms=norms,
-            nonfinite=int((~torch.isfinite(norms)).sum()),
+            nonfinite=count(~torch.isfinite(norms)),
             batch_size=self.batch_size,
             arithmetic=self.arithmetic,
             unit=self.units if exact else None,
@@ -138,11 +140,16 @@ def _one_each(value: float | Sequence[float], count: int) -> tuple[float, ...]:
     return (float(value),) * count if isinstance(value, (int, float)) else tuple(value)
 
 
-def _fits_int32(most: int) -> None:
-    if most > _INT32_MOST:
-        raise InvalidInput(
+def _check_room(total: torch.Tensor, more: int) -> None:
+    """Whether ``more`` can join the largest entry of an int32 sum."""
+    least, largest = total.aminmax()
+    room = _INT32_MOST - more
+    check.hold(
+        (least >= -room) & (largest <= room),
+        lambda: InvalidInput(
             "out",
             expected="int64 accumulators, for sums that may exceed 2^31 - 1",
             got="int32",
             remedy="Convert the accumulators with .to(torch.int64).",
-        )
+        ),
+    )

@@ -21,6 +21,7 @@ from ..laws import (
     gaussian_tail,
 )
 from ..rng import Stream
+from ._count import Count, count
 
 TILE = 512
 LANES = 16
@@ -196,7 +197,7 @@ def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def release_floats(
     v: torch.Tensor, scale: float | torch.Tensor, bits: torch.Tensor, x: torch.Tensor
-) -> tuple[torch.Tensor, int]:
+) -> tuple[torch.Tensor, Count]:
     """Round ``v / u`` stochastically, add noise: ``y`` (whole numbers), non-finite count."""
     units = v * per_unit(scale, v.dtype)
     finite = torch.isfinite(units)
@@ -207,4 +208,4 @@ def release_floats(
     cells = torch.floor(below * 2.0**-FINE_BITS)
     low = (below - cells * 2.0**FINE_BITS).to(torch.int32) + carry
     y = cells + ((low + x) >> FINE_BITS).to(v.dtype)
-    return y, int(v.numel() - finite.sum().item())
+    return y, count(~finite)

@@ -13,6 +13,8 @@ from .. import _validate as validate
 from ..errors import InvalidInput
 
 Buffers = dict[str, list[torch.Tensor]]
+Powers = tuple[float, float]
+"""``beta1^t`` and ``beta2^t`` of the update at hand."""
 
 
 @dataclass
@@ -103,13 +105,24 @@ class SGD:
         """A fresh state."""
         return _fresh_state(self.buffer_names(), params)
 
-    def packed(self, t: int) -> tuple[float, ...]:
+    def powers(self, t: int) -> Powers:
+        """Nothing here depends on a power of t."""
+        return 1.0, 1.0
+
+    def packed(self, t: int, powers: Powers | None = None) -> tuple[float, ...]:
         """The kernels' form, at update number t (from 1)."""
         first = t == 1
         numbers = (self.momentum, self.dampening, self.nesterov, first)
         return (0, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
 
-    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
+    def apply(
+        self,
+        p: torch.Tensor,
+        g: torch.Tensor,
+        buffers: list[torch.Tensor],
+        t: int,
+        powers: Powers | None = None,
+    ) -> None:
         """The reference, in torch."""
         g = g + self.weight_decay * p
         if buffers:
@@ -155,15 +168,28 @@ class Adam:
         """A fresh state."""
         return _fresh_state(self.buffer_names(), params)
 
-    def packed(self, t: int) -> tuple[float, ...]:
-        """The kernels' form, at update number t (from 1)."""
+    def powers(self, t: int) -> Powers:
+        """``beta1^t`` and ``beta2^t``."""
         beta1, beta2 = self.betas
-        moments = (beta1, beta2, self.eps, 1 - beta1**t, 1 - beta2**t)
+        return beta1**t, beta2**t
+
+    def packed(self, t: int, powers: Powers | None = None) -> tuple[float, ...]:
+        """The kernels' form, at update number t (from 1), with the powers if they are at hand."""
+        power1, power2 = self.powers(t) if powers is None else powers
+        moments = (*self.betas, self.eps, 1 - power1, 1 - power2)
         return (1, self.lr, self.weight_decay, self.decoupled, 0.0, 0.0, False, False, *moments)
 
-    def apply(self, p: torch.Tensor, g: torch.Tensor, buffers: list[torch.Tensor], t: int) -> None:
+    def apply(
+        self,
+        p: torch.Tensor,
+        g: torch.Tensor,
+        buffers: list[torch.Tensor],
+        t: int,
+        powers: Powers | None = None,
+    ) -> None:
         """The reference, in torch."""
         mean, square = buffers
+        power1, power2 = self.powers(t) if powers is None else powers
         beta1, beta2 = self.betas
         if self.decoupled:
             p.mul_(1 - self.lr * self.weight_decay)
@@ -171,8 +197,8 @@ class Adam:
             g = g + self.weight_decay * p
         mean.add_((1 - beta1) * (g - mean))
         square.copy_(beta2 * square + (1 - beta2) * g * g)
-        root = square.sqrt() / math.sqrt(1 - beta2**t) + self.eps
-        p.sub_(self.lr / (1 - beta1**t) * (mean / root))
+        root = square.sqrt() / math.sqrt(1 - power2) + self.eps
+        p.sub_(self.lr / (1 - power1) * (mean / root))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,23 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
         )
 
 
+def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) -> None:
+    """Noise that a CUDA graph may record: every replay takes its step from a clock.
+
+    Raises:
+        PrivacyError: a recording that would add the same noise at every replay.
+    """
+    if device.type != "cuda" or clock is not None:
+        return
+    if torch.cuda.is_current_stream_capturing():
+        raise PrivacyError(
+            "CUDA graph",
+            expected="noise with a clock",
+            got="a step number that every replay would use again",
+            remedy="Record the update with dpkern.graphs.UpdateGraph.",
+        )
+
+
 def _stream(**value: object) -> None:
     ((name, got),) = value.items()
     if not isinstance(got, Stream):
@@ -165,6 +182,7 @@ def _validate_add_noise(
     backend: str | None = None,
 ) -> str:
     check.tensor_at("x", x, dtypes=_NOISED, contiguous=True)
+    check_recording(x.device)
     # The common case is decided here: this op is called once per tensor and step.
     if type(stream) is not Stream:
         _stream(stream=stream)

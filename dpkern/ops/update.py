@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from .. import _validate as check
 from .._dispatch import Cost, op
-from ..errors import InvalidInput, PrivacyError
-from ..laws import LAWS, SCALE_CELLS
-from ..rng import Stream
+from ..errors import InvalidInput
+from ..laws import SCALE_CELLS
 from . import _lattice
+from ._clock import SIZE, check_clock, clock
+from ._count import Count, count
 from ._rules import SGD, Adam, AdamW, Rule, State
-from .noise import (
-    FLOATS,
-    INTEGERS,
-    check_rounding,
-    check_scale,
-    noise_words,
-    rounding_words,
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Noise:
-    """The noise of one step.
-
-    Attributes:
-        distribution: ``gaussian`` or ``laplace``.
-        scales: certified standard deviation (or Laplace scale) of each tensor's sum.
-        stream: keystream of the noise, this step's own.
-        positions: where each tensor starts in the stream; ranges must not overlap.
-        rounding: keystream of the stochastic rounding, for float sums.
-    """
-
-    distribution: str
-    scales: tuple[float, ...]
-    stream: Stream
-    positions: tuple[int, ...]
-    rounding: Stream | None = None
+from ._update_noise import Draws, Noise, at_clock, check_noise
+from .noise import FLOATS, INTEGERS, noise_words, rounding_words
 
 
 def _validate_step(
@@ -63,14 +37,8 @@ def _validate_step(
                 got=type(group).__name__,
                 remedy="Wrap a single tensor in a list.",
             )
-    _same_length(len(params), sums=sums)
-    if not isinstance(rule, (SGD, Adam)):
-        raise InvalidInput(
-            "rule",
-            expected="an update.SGD, Adam or AdamW",
-            got=type(rule).__name__,
-            remedy="Use one of dpkern's rules; see dpkern.ops.update.",
-        )
+    check.one_each("sums", sums, len(params))
+    _check_rule(rule)
     check.positive(gradient_scale=gradient_scale)
     names = rule.buffer_names()
     if not isinstance(state, State) or tuple(state.buffers) != names:
@@ -96,23 +64,22 @@ def _validate_step(
             _check_pair(i, p, s, first, (sums[0].dtype,))
     for name in names:
         buffers = state.buffers[name]
-        _same_length(len(params), **{f"state.{name}": buffers})
+        check.one_each(f"state.{name}", buffers, len(params))
         if not check.alike(buffers, shapes=shapes, **like_first):
             for i, (p, b) in enumerate(zip(params, buffers, strict=True)):
                 check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **like_first)
     if noise is not None:
-        _check_noise(noise, params, sums)
+        check_noise(noise, params, sums)
     return first.device.type
 
 
-def _same_length(count: int, **group: Sequence[object]) -> None:
-    ((name, got),) = group.items()
-    if len(got) != count:
+def _check_rule(rule: object) -> None:
+    if not isinstance(rule, (SGD, Adam)):
         raise InvalidInput(
-            name,
-            expected=f"{count} entries, one per parameter",
-            got=str(len(got)),
-            remedy="Give exactly one for each parameter.",
+            "rule",
+            expected="an update.SGD, Adam or AdamW",
+            got=type(rule).__name__,
+            remedy="Use one of dpkern's rules; see dpkern.ops.update.",
         )
 
 
@@ -128,45 +95,6 @@ def _check_pair(
     check.tensor_at(
         names[1], total, shape=param.shape, dtypes=sum_dtypes, device=first.device, contiguous=True
     )
-
-
-def _check_noise(
-    noise: Noise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
-) -> None:
-    if not isinstance(noise, Noise):
-        raise InvalidInput(
-            "noise",
-            expected="an update.Noise",
-            got=type(noise).__name__,
-            remedy="Make one with update.Noise(distribution=..., scales=..., ...).",
-        )
-    check.choice(LAWS, distribution=noise.distribution)
-    if not isinstance(noise.stream, Stream):
-        raise InvalidInput(
-            "noise.stream",
-            expected="a dpkern.rng.Stream",
-            got=type(noise.stream).__name__,
-            remedy="Make one with Key.fresh().stream(Purpose.NOISE, step).",
-        )
-    _same_length(len(params), **{"noise.scales": noise.scales})
-    _same_length(len(params), **{"noise.positions": noise.positions})
-    for scale in noise.scales:
-        check_scale("noise.scales", scale)
-    for position in noise.positions:
-        if type(position) is not int or not 0 <= position <= 2**62:
-            check.integer(0, 2**62, **{"noise.positions": position})
-    taken = sorted(
-        (first, first + p.numel()) for first, p in zip(noise.positions, params, strict=True)
-    )
-    if any(end > following for (_, end), (following, _) in pairwise(taken)):
-        raise PrivacyError(
-            "noise.positions",
-            expected="ranges that do not overlap",
-            got=noise.positions,
-            remedy="Start each tensor after the end of the one before: no word may be used twice.",
-        )
-    if sums[0].dtype not in INTEGERS:
-        check_rounding("noise.rounding", noise.rounding, noise.stream)
 
 
 def _cost_step(
@@ -196,7 +124,7 @@ def step(
     gradient_scale: float = 1.0,
     noise: Noise | None = None,
     backend: str | None = None,
-) -> int:
+) -> Count:
     """Noise the clipped sums and apply the optimizer, reading and writing everything once.
 
     ``y = floor((v + X) / 2^14)``; gradient ``= gradient_scale (scale / 64) y``; then the rule
@@ -213,7 +141,8 @@ def step(
         backend: who runs it.
 
     Returns:
-        How many float sums were not finite (each counts as zero).
+        How many float sums were not finite (each counts as zero): an int, or for parameters on a
+        device a 0-d int64 tensor there, so that nothing waits.
 
     ============== ======================================
     edge case      result
@@ -226,34 +155,74 @@ def step(
     Raises:
         InvalidInput: lists, shapes, dtypes or numbers that do not fit.
     """
-    bad = 0
+    bad: Count = 0
     params = [p.detach() for p in params]
+    noise, t, powers = at_clock(noise, rule, state.steps)
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
         if noise is None:
             finite = torch.isfinite(total)
-            bad += int((~finite).sum())
+            bad = bad + count(~finite)
             gradient = torch.where(finite, total, torch.zeros_like(total)) * gradient_scale
         else:
             y, unusable = _noisy_sum(total, noise, i)
-            bad += unusable
+            bad = bad + unusable
             factor = noise.scales[i] / SCALE_CELLS * gradient_scale
             gradient = y.to(param.dtype) * torch.tensor(factor, dtype=param.dtype)
         buffers = [state.buffers[name][i] for name in rule.buffer_names()]
-        rule.apply(param, gradient, buffers, state.steps + 1)
+        rule.apply(param, gradient, buffers, t, powers)
     state.steps += 1 if params else 0
     return bad
 
 
-def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor, int]:
-    position, count = noise.positions[i], total.numel()
-    draws = _lattice.draws(noise.stream, noise.distribution, position, count)
-    draws = draws.view(total.shape).to(total.device)
+def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor, Count]:
+    draws = noise.draw(i, total.numel()).view(total.shape).to(total.device)
     if total.dtype in INTEGERS:
         return _lattice.release_integers(total, draws), 0
-    assert noise.rounding is not None
-    bits = _lattice.rounding_bits(noise.rounding, position, count)
-    bits = bits.view(total.shape).to(total.device)
+    bits = noise.rounding_bits(i, total.numel()).view(total.shape).to(total.device)
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
 
 
-__all__ = ["SGD", "Adam", "AdamW", "Noise", "Rule", "State", "step"]
+def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> str:
+    _check_rule(rule)
+    return check_clock("clock", clock).device.type
+
+
+def _cost_advance(clock: torch.Tensor, **_: Any) -> Cost:
+    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE)
+
+
+@op(validate=_validate_advance, cost=_cost_advance)
+def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> torch.Tensor:
+    """One more step, in place: ``steps += 1`` and each power times its beta.
+
+    Args:
+        clock: int64 ``[3]``, from ``clock``.
+        rule: the rule that the clock was made for.
+        backend: who runs it.
+
+    Returns:
+        The clock.
+
+    Raises:
+        InvalidInput: no clock, or no rule.
+    """
+    clock[0] += 1
+    powers = clock[1:].view(torch.float64)
+    for i, beta in enumerate(rule.betas if isinstance(rule, Adam) else (1.0, 1.0)):
+        powers[i] *= beta
+    return clock
+
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Draws",
+    "Noise",
+    "Rule",
+    "State",
+    "advance",
+    "at_clock",
+    "clock",
+    "step",
+]

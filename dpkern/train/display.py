@@ -139,3 +139,30 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         nonfinite = summary["diagnostics"]["nonfinite_samples"]
         rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
     print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
+
+
+def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ops by backends, then why the others cannot run: once for all ops, or op by op.
+
+    Args:
+        console: where it goes.
+        rows: ``op, backend, available, reason``.
+    """
+    backends = list(dict.fromkeys(row["backend"] for row in rows))
+    table = Table(title="Ops and backends", title_justify="left")
+    table.add_column("op", overflow="fold")
+    for backend in backends:
+        table.add_column(backend, overflow="fold")
+    for op in dict.fromkeys(row["op"] for row in rows):
+        able = {row["backend"]: row["available"] for row in rows if row["op"] == op}
+        table.add_row(op, *("yes" if able[backend] else "-" for backend in backends))
+    console.print(table)
+    for backend in backends:
+        by_reason: dict[str, list[str]] = {}
+        mine = [row for row in rows if row["backend"] == backend]
+        for row in mine:
+            by_reason.setdefault(row["reason"], []).append(row["op"])
+        by_reason.pop("", None)
+        for reason, ops in by_reason.items():
+            which = "" if len(ops) == len(mine) else f" ({', '.join(ops)})"
+            console.print(Text(f"{backend} {reason}{which}"), soft_wrap=True)

@@ -154,16 +154,16 @@ def _update(
     return nonfinite
 
 
-def _rule(rule: update.Rule, t: int) -> tuple[int, list[float]]:
+def _rule(rule: update.Rule, t: int, powers: tuple[float, float]) -> tuple[int, list[float]]:
     """Which formula, and its numbers in float64."""
     if isinstance(rule, update.SGD):
         kind = NESTEROV if rule.nesterov else MOMENTUM if rule.momentum else PLAIN
         keep, fresh = (0.0, 1.0) if t == 1 else (rule.momentum, 1 - rule.dampening)
         return kind, [rule.lr, rule.weight_decay, rule.momentum, keep, fresh]
-    beta1, beta2 = rule.betas
+    (beta1, beta2), (power1, power2) = rule.betas, powers
     shrink = 1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0
     decay = 0.0 if rule.decoupled else rule.weight_decay
-    root2, step = math.sqrt(1 - beta2**t), rule.lr / (1 - beta1**t)
+    root2, step = math.sqrt(1 - power2), rule.lr / (1 - power1)
     return ADAM, [shrink, decay, 1 - beta1, beta2, 1 - beta2, rule.eps, root2, step]
 
 
@@ -180,7 +180,8 @@ def _update_step(
     if not params:
         return 0
     dtype, count = params[0].dtype, len(params)
-    kind, numbers = _rule(rule, state.steps + 1)
+    noise, t, powers = update.at_clock(noise, rule, state.steps)
+    kind, numbers = _rule(rule, t, powers)
     like_sum, like_param = like(sums[0].dtype), like(dtype)
     streams, law, positions = (_NO_NOISE, _NO_NOISE), law_of("gaussian"), [0] * count
     per_units, steps = [0.0] * count, [_numbers.rounded(gradient_scale, dtype)] * count

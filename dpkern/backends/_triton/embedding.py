@@ -186,7 +186,8 @@ def _embedding_norm(
     # so is the norm of all entries, by Minkowski. The rest is the rounding of these lines.
     square, absolute = parts.sum(2) * (1 + gamma(positions + columns + 8))
     upper = square.sqrt() + gamma(positions + 4) * absolute.sqrt()
-    return upper.square() * (1 + gamma(8))
+    squares: torch.Tensor = upper.square() * (1 + gamma(8))
+    return squares
 
 
 def _embedding_sum(
@@ -202,7 +203,7 @@ def _embedding_sum(
     order = torch.sort(ids.view(-1), stable=True)
     chunks, blocks = -(-count // _CHUNK), -(-columns // _COLUMNS)
     heads, tails = g.new_empty(2, chunks, columns)
-    meta = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
+    meta: dict[str, Any] = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
     launch(
         _sum_kernel,
         chunks * blocks,

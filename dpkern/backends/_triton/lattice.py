@@ -166,7 +166,7 @@ def draws(stream, table, tile, lane, LAW: tl.constexpr):
     negatives = tl.zeros(lane.shape, tl.uint32)
     for k in tl.static_range(32):
         one, escaped, negative = _coordinate(w, k, table, LAW)
-        x += (one,)
+        x += (one,)  # type: ignore[assignment]
         escapes |= escaped
         negatives |= negative
     # One escape per lane at a time: its magnitude is 255, which the tail moves outward.
@@ -178,7 +178,7 @@ def draws(stream, table, tile, lane, LAW: tl.constexpr):
         distance = tl.where((negatives & lowest) != 0, -distance, distance)
         moved = ()
         for j in tl.static_range(32):
-            moved += (x[j] + tl.where(lowest == (1 << j), distance, 0),)
+            moved += (x[j] + tl.where(lowest == (1 << j), distance, 0),)  # type: ignore[assignment]
         x = moved
         escapes ^= lowest
     return x

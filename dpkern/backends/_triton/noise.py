@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
-from ...ops import noise
 from ...rng import Stream
 from .. import _numbers
 from . import chacha, lattice
@@ -75,10 +74,12 @@ def draws_kernel(
 
 
 @triton.jit(do_not_specialize=[
-    "first", "skip", "n", "per_unit", "cell", *chacha.STREAM, *chacha.ROUNDING
+    "first", "skip", "n", "per_unit", "unit", *chacha.STREAM, *chacha.ROUNDING
 ])  # fmt: skip
-def add_noise_kernel(
+def release_kernel(
     values,
+    out,
+    nonfinite,
     table,
     key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
     rounds: tl.int32,
@@ -88,15 +89,19 @@ def add_noise_kernel(
     skip: tl.int32,
     n: tl.int64,
     per_unit: tl.int64,
-    cell: tl.int64,
+    unit: tl.int64,
     LAW: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
+    """``y = floor((v + X) / 2^14)``, as ``unit y`` where ``out`` has floats; the noise stays in
+    registers."""
+    FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
+    OUT: tl.constexpr = out.dtype.element_ty
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
     tile, lane = lattice.lanes_of_program(TILES)
     start = lattice.first_index(tile, lane, skip)
     x = lattice.draws(stream, table, first + tile, lane, LAW)
-    FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
+    unusable = tl.zeros(lane.shape, tl.int32)
     if FLOATS:
         rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
         bits = lattice.rounding_bits(rounding, first + tile, lane)
@@ -106,11 +111,53 @@ def add_noise_kernel(
         v = tl.load(values + index, mask=inside, other=0)
         if FLOATS:
             units = v * number(per_unit, v.dtype)
-            units = tl.where(lattice.finite(units), units, 0.0)
-            y = lattice.release_floats(units, bits[k], x[k]) * number(cell, v.dtype)
+            usable = lattice.finite(units)
+            unusable += tl.where(usable, 0, 1)
+            y = lattice.release_floats(tl.where(usable, units, 0.0), bits[k], x[k])
         else:
             y = lattice.release_integers(v, x[k])
-        tl.store(values + index, y, mask=inside)
+        if OUT.is_floating():
+            y = y.to(OUT) * number(unit, OUT)
+        tl.store(out + index, y, mask=inside)
+    if FLOATS:
+        tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
+
+
+def release(
+    values: torch.Tensor,
+    out: torch.Tensor,
+    nonfinite: torch.Tensor,
+    *,
+    position: int,
+    distribution: str,
+    stream: Stream,
+    rounding: Stream | None,
+    per_unit: float,
+    unit: float,
+) -> None:
+    """Noise ``values`` from ``position`` on; ``out`` may be the same tensor. Floats that are not
+    finite count as zero and are added to ``nonfinite``, int64."""
+    n = values.numel()
+    first, skip, tiles = tiles_of(position, n)
+    launch(
+        release_kernel,
+        programs(tiles) if n else 0,
+        values,
+        values,
+        out,
+        nonfinite,
+        lattice.tables(distribution, values.device),
+        *chacha.arguments(stream),
+        *chacha.arguments(rounding),
+        first,
+        skip,
+        n,
+        _numbers.bits(per_unit),
+        _numbers.bits(unit),
+        LAW=lattice.LAW_CODES[distribution],
+        TILES=tiles_per_program(tiles),
+        maxnreg=REGISTERS,
+    )
 
 
 def _keystream(
@@ -171,29 +218,16 @@ def _add_noise(
     rounding: Stream | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    per_unit = cell = 0
-    if x.dtype in noise.FLOATS:
-        assert scale is not None
-        per_unit = _numbers.bits(_numbers.per_unit(scale, x.dtype))
-        cell = _numbers.bits(_numbers.cell(scale, x.dtype))
-    n = x.numel()
-    first, skip, tiles = tiles_of(position, n)
-    launch(
-        add_noise_kernel,
-        programs(tiles) if n else 0,
+    release(
         x,
         x,
-        lattice.tables(distribution, x.device),
-        *chacha.arguments(stream),
-        *chacha.arguments(rounding),
-        first,
-        skip,
-        n,
-        per_unit,
-        cell,
-        LAW=lattice.LAW_CODES[distribution],
-        TILES=tiles_per_program(tiles),
-        maxnreg=REGISTERS,
+        torch.zeros(1, dtype=torch.int64, device=x.device),
+        position=position,
+        distribution=distribution,
+        stream=stream,
+        rounding=rounding,
+        per_unit=_numbers.per_unit(scale, x.dtype) if scale is not None else 0.0,
+        unit=_numbers.cell(scale, x.dtype) if scale is not None else 0.0,
     )
     increment_version(x)
     return x
@@ -210,41 +244,41 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
 )
 """``(op, run, refuse)``."""
 
-STREAM = {name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM}
-ROUNDING = {f"r_{name}": kind for name, kind in STREAM.items()}
-"""Types of the kernels' arguments."""
-PLACE = {"first": "i64", "skip": "i32", "n": "i64"}
+_STREAM = {name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM}
+_PLACE = {"first": "i64", "skip": "i32", "n": "i64"}
 _META = {"LAW": "constexpr", "TILES": "constexpr"}
 AOT: tuple[Aot, ...] = (
     Aot(
         keystream_kernel,
-        {"out": "*i32", **STREAM, "first": "i64", "n": "i64", "BLOCKS": "constexpr"},
+        {"out": "*i32", **_STREAM, "first": "i64", "n": "i64", "BLOCKS": "constexpr"},
         {"BLOCKS": _BLOCKS},
     ),
     *(
         Aot(
             draws_kernel,
-            {"out": "*i32", "table": "*i32", **STREAM, **PLACE, **_META},
+            {"out": "*i32", "table": "*i32", **_STREAM, **_PLACE, **_META},
             {"LAW": law, "TILES": 8},
         )
         for law in (0, 1)
     ),
     *(
         Aot(
-            add_noise_kernel,
+            release_kernel,
             {
-                "values": f"*{kind}",
+                "values": f"*{values}",
+                "out": f"*{out}",
+                "nonfinite": "*i64",
                 "table": "*i32",
-                **STREAM,
-                **ROUNDING,
-                **PLACE,
+                **_STREAM,
+                **{f"r_{name}": kind for name, kind in _STREAM.items()},
+                **_PLACE,
                 "per_unit": "i64",
-                "cell": "i64",
+                "unit": "i64",
                 **_META,
             },
             {"LAW": 0, "TILES": 8},
             registers=REGISTERS,
         )
-        for kind in ("i32", "i64", "fp32", "fp64")
+        for values, out in (("fp32", "fp32"), ("fp64", "fp64"), ("i64", "fp32"), ("i32", "i32"))
     ),
 )

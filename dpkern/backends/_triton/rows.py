@@ -31,7 +31,7 @@ def _power_kernel(
     program = tl.program_id(0).to(tl.int64)
     chunk, row = program // rows, program % rows
     total = tl.zeros((BLOCK,), tl.float64)
-    for start in tl.static_range(0, CHUNK, BLOCK):
+    for start in range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, BLOCK)
         x = tl.load(matrix + row * columns + column, mask=column < columns, other=0)
         x = x.to(tl.float64)
@@ -93,8 +93,18 @@ def power_sums(matrix: torch.Tensor, rows: int, columns: int, p: int, power: tor
     """``power[row] = sum |x|^p``, float64."""
     chunks = -(-columns // CHUNK)
     partial = torch.empty(chunks, rows, dtype=torch.float64, device=matrix.device)
-    meta = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
-    launch(_power_kernel, chunks * rows, matrix, matrix, partial, rows, columns, **meta)
+    launch(
+        _power_kernel,
+        chunks * rows,
+        matrix,
+        matrix,
+        partial,
+        rows,
+        columns,
+        P=p,
+        CHUNK=CHUNK,
+        BLOCK=_BLOCK,
+    )
     block = 128
     launch(_combine_kernel, -(-rows // block), matrix, partial, power, rows, chunks, BLOCK=block)
 

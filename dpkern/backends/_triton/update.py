@@ -1,4 +1,7 @@
-"""The update: noise, division by the public batch size and the optimizer rule in one pass."""
+"""The update: the noisy gradient of a tensor, then the optimizer's rule.
+
+Both in one kernel would save the gradient's way through memory, but take a minute to compile.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,11 @@ from torch.autograd.graph import increment_version
 
 from ...ops import noise as noise_ops
 from ...ops import update
+from ...ops._count import Count, known
 from .. import _numbers
-from . import chacha, lattice
+from .lattice import finite
 from .launch import INTERPRETED, Aot, launch, number
-from .noise import (
-    PLACE,
-    REGISTERS,
-    ROUNDING,
-    STREAM,
-    programs,
-    refuse_capture,
-    tiles_of,
-    tiles_per_program,
-)
+from .noise import refuse_capture, release
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(i) for i in range(4))
 NUMBERS = tuple(f"a{i}" for i in range(8))
@@ -57,12 +52,36 @@ def _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, dtype: tl.constexpr):
     )  # fmt: skip
 
 
-@triton.jit
-def _apply(param, state1, state2, index, inside, gradient, numbers, RULE: tl.constexpr):
-    """The rule at these entries, with the operations of ``csrc/cpu/update.cpp`` in its order."""
+@triton.jit(do_not_specialize=["n", "step", *NUMBERS])
+def _rule_kernel(
+    param,
+    total,
+    state1,
+    state2,
+    nonfinite,
+    n: tl.int64,
+    step: tl.int64,
+    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
+    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
+    RULE: tl.constexpr,
+    CHECKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient is ``total * step``, 0 and counted where ``total`` is CHECKED and not finite;
+    then the operations of ``csrc/cpu/update.cpp`` in their order."""
+    T: tl.constexpr = param.dtype.element_ty
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < n
+    value = tl.load(total + index, mask=inside, other=0)
+    gradient = value * number(step, T)
+    if CHECKED:
+        usable = finite(value)
+        gradient = tl.where(usable, gradient, 0.0)
+        tl.atomic_add(nonfinite, tl.sum(tl.where(usable, 0, 1)).to(tl.int64))
+    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
     p = tl.load(param + index, mask=inside, other=0)
     if RULE == ADAM:
-        shrink, decay, fresh1, keep2, fresh2, eps, root2, step = numbers
+        shrink, decay, fresh1, keep2, fresh2, eps, root2, ahead = numbers
         mean = tl.load(state1 + index, mask=inside, other=0)
         square = tl.load(state2 + index, mask=inside, other=0)
         g = gradient + decay * p
@@ -70,7 +89,7 @@ def _apply(param, state1, state2, index, inside, gradient, numbers, RULE: tl.con
         v = keep2 * square + fresh2 * g * g
         tl.store(state1 + index, m, mask=inside)
         tl.store(state2 + index, v, mask=inside)
-        p = p * shrink - step * _divide(m, _divide(_root(v), root2) + eps)
+        p = p * shrink - ahead * _divide(m, _divide(_root(v), root2) + eps)
     else:
         lr, decay, momentum, keep, fresh, _a5, _a6, _a7 = numbers
         g = gradient + decay * p
@@ -80,85 +99,6 @@ def _apply(param, state1, state2, index, inside, gradient, numbers, RULE: tl.con
             g = g + momentum * b if RULE == NESTEROV else b
         p = p - lr * g
     tl.store(param + index, p, mask=inside)
-
-
-@triton.jit(do_not_specialize=["n", "step", *NUMBERS])
-def flat_kernel(
-    param,
-    total,
-    state1,
-    state2,
-    nonfinite,
-    n: tl.int64,
-    step: tl.int64,
-    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
-    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
-    RULE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Without noise: the gradient is ``total * step``."""
-    T: tl.constexpr = param.dtype.element_ty
-    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < n
-    value = tl.load(total + index, mask=inside, other=0)
-    usable = lattice.finite(value)
-    gradient = tl.where(usable, value * number(step, T), 0.0)
-    _apply(param, state1, state2, index, inside, gradient, numbers, RULE)
-    tl.atomic_add(nonfinite, tl.sum((usable == 0).to(tl.int64)))
-
-
-@triton.jit(do_not_specialize=[
-    "n", "step", "first", "skip", "per_unit", *NUMBERS, *chacha.STREAM, *chacha.ROUNDING
-])  # fmt: skip
-def noisy_kernel(
-    param,
-    total,
-    state1,
-    state2,
-    nonfinite,
-    table,
-    key0: tl.int64, key1: tl.int64, key2: tl.int64, key3: tl.int64, nonce: tl.int64,
-    rounds: tl.int32,
-    r_key0: tl.int64, r_key1: tl.int64, r_key2: tl.int64, r_key3: tl.int64, r_nonce: tl.int64,
-    r_rounds: tl.int32,
-    first: tl.int64,
-    skip: tl.int32,
-    n: tl.int64,
-    per_unit: tl.int64,
-    step: tl.int64,
-    a0: tl.int64, a1: tl.int64, a2: tl.int64, a3: tl.int64,
-    a4: tl.int64, a5: tl.int64, a6: tl.int64, a7: tl.int64,
-    RULE: tl.constexpr,
-    LAW: tl.constexpr,
-    TILES: tl.constexpr,
-):  # fmt: skip
-    """The gradient is ``floor((total / u + X) / 2^14) * step``."""
-    T: tl.constexpr = param.dtype.element_ty
-    FLOATS: tl.constexpr = total.dtype.element_ty.is_floating()
-    numbers = _numbers_of(a0, a1, a2, a3, a4, a5, a6, a7, T)
-    stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
-    tile, lane = lattice.lanes_of_program(TILES)
-    start = lattice.first_index(tile, lane, skip)
-    x = lattice.draws(stream, table, first + tile, lane, LAW)
-    unusable = tl.zeros(lane.shape, tl.int32)
-    if FLOATS:
-        rounding = chacha.unpack(r_key0, r_key1, r_key2, r_key3, r_nonce, r_rounds)
-        bits = lattice.rounding_bits(rounding, first + tile, lane)
-    for k in tl.static_range(32):
-        index = start + 16 * k
-        inside = (index >= 0) & (index < n)
-        value = tl.load(total + index, mask=inside, other=0)
-        if FLOATS:
-            units = value * number(per_unit, T)
-            usable = lattice.finite(units)
-            unusable += (usable == 0).to(tl.int32)
-            y = lattice.release_floats(tl.where(usable, units, 0.0), bits[k], x[k])
-        else:
-            y = lattice.release_integers(value, x[k]).to(T)
-        _apply(param, state1, state2, index, inside, y * number(step, T), numbers, RULE)
-    if FLOATS:
-        tl.atomic_add(nonfinite, tl.sum(unusable).to(tl.int64))
 
 
 def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
@@ -193,7 +133,13 @@ def _refuse(
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    return refuse_capture(params[0]) if params and noise is not None else None
+    if noise is None:
+        return None
+    if noise.draws is not None:
+        return "makes its draws in registers, got draws made ahead"
+    if noise.clock is not None:
+        return "takes the step as a number, got a clock in device memory"
+    return refuse_capture(params[0]) if params else None
 
 
 def _step(
@@ -205,90 +151,59 @@ def _step(
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
     backend: str | None = None,
-) -> int:
+) -> Count:
     if not params:
         return 0
     dtype = params[0].dtype
     code, numbers = _rule(rule, state.steps + 1, dtype)
     buffers = [state.buffers[name] for name in rule.buffer_names()]
     nonfinite = torch.zeros(1, dtype=torch.int64, device=params[0].device)
+    most = max(param.numel() for param in params) if noise is not None else 0
+    room = torch.empty(most, dtype=dtype, device=params[0].device)
     for i, (param, total) in enumerate(zip(params, sums, strict=True)):
+        n, unit = param.numel(), gradient_scale
+        if noise is not None:
+            release(
+                total,
+                room,
+                nonfinite,
+                position=noise.positions[i],
+                distribution=noise.distribution,
+                stream=noise.stream,
+                rounding=noise.rounding,
+                per_unit=_numbers.per_unit(noise.scales[i], dtype),
+                unit=_numbers.step(noise.scales[i], gradient_scale, dtype),
+            )
+            total, unit = room, 1.0
         # An absent state's pointer is never used.
         states = [group[i] for group in buffers] + [param] * (2 - len(buffers))
-        tensors = param, total, *states, nonfinite
-        n = param.numel()
-        if noise is None:
-            step = _numbers.bits(_numbers.rounded(gradient_scale, dtype))
-            block = min(1 << 16, triton.next_power_of_2(n or 1)) if INTERPRETED else 1024
-            grid = -(-n // block)
-            launch(flat_kernel, grid, param, *tensors, n, step, *numbers, RULE=code, BLOCK=block)
-            continue
-        scale, (first, skip, tiles) = noise.scales[i], tiles_of(noise.positions[i], n)
-        launch(
-            noisy_kernel,
-            programs(tiles) if n else 0,
-            param,
-            *tensors,
-            lattice.tables(noise.distribution, param.device),
-            *chacha.arguments(noise.stream),
-            *chacha.arguments(noise.rounding),
-            first,
-            skip,
-            n,
-            _numbers.bits(_numbers.per_unit(scale, dtype)),
-            _numbers.bits(_numbers.step(scale, gradient_scale, dtype)),
-            *numbers,
-            RULE=code,
-            LAW=lattice.LAW_CODES[noise.distribution],
-            TILES=tiles_per_program(tiles),
-            maxnreg=REGISTERS,
-        )
+        given = param, total, *states, nonfinite, n
+        step = _numbers.bits(_numbers.rounded(unit, dtype))
+        block = min(1 << 16, triton.next_power_of_2(n or 1)) if INTERPRETED else 1024
+        grid = -(-n // block)
+        meta: dict[str, Any] = {"RULE": code, "CHECKED": noise is None, "BLOCK": block}
+        launch(_rule_kernel, grid, param, *given, step, *numbers, **meta)
     increment_version(params)
     state.steps += 1
-    return int(nonfinite)
+    return known(nonfinite[0])
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _step, _refuse),)
 """``(op, run, refuse)``."""
 
 
-def _tensors(kind: str, total: str) -> dict[str, str]:
-    states = {"state1": f"*{kind}", "state2": f"*{kind}", "nonfinite": "*i64"}
-    return {"param": f"*{kind}", "total": f"*{total}", **states}
-
-
-_RULE = {**dict.fromkeys(("step", *NUMBERS), "i64"), "RULE": "constexpr"}
-AOT: tuple[Aot, ...] = (
-    *(
-        Aot(
-            flat_kernel,
-            {**_tensors(kind, kind), "n": "i64", **_RULE, "BLOCK": "constexpr"},
-            {"RULE": rule, "BLOCK": 1024},
-        )
-        for kind, rule in (("fp32", 0), ("fp32", 1), ("fp32", 2), ("fp32", 3), ("fp64", 3))
-    ),
-    *(
-        Aot(
-            noisy_kernel,
-            {
-                **_tensors(kind, total),
-                "table": "*i32",
-                **STREAM,
-                **ROUNDING,
-                **PLACE,
-                "per_unit": "i64",
-                **_RULE,
-                "LAW": "constexpr",
-                "TILES": "constexpr",
-            },
-            {"RULE": rule, "LAW": 0, "TILES": 8},
-            registers=REGISTERS,
-        )
-        for kind, total, rule in (
-            ("fp32", "i32", 1),
-            ("fp32", "i32", 3),
-            ("fp32", "fp32", 3),
-            ("fp64", "i64", 3),
-        )
-    ),
+AOT: tuple[Aot, ...] = tuple(
+    Aot(
+        _rule_kernel,
+        {
+            **dict.fromkeys(("param", "total", "state1", "state2"), f"*{kind}"),
+            "nonfinite": "*i64",
+            **dict.fromkeys(("n", "step", *NUMBERS), "i64"),
+            "RULE": "constexpr",
+            "CHECKED": "constexpr",
+            "BLOCK": "constexpr",
+        },
+        {"RULE": rule, "CHECKED": rule != 3, "BLOCK": 1024},
+    )
+    for kind, rule in (("fp32", 3), ("fp64", 3), ("fp32", 0), ("fp32", 1), ("fp32", 2))
 )

@@ -15,6 +15,7 @@ from ..parameter import (
     applied,
     arguments,
     fresh,
+    in_product,
     is_constant,
     is_private,
     other,
@@ -44,6 +45,7 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
+        ctx.dtype, x = x.dtype, in_product(x)
         ctx.save_for_backward(x, weight)
         # The public functions, which autocast knows.
         dims, geometry = x.dim() - 3, dict(use.saved)
@@ -62,7 +64,7 @@ class _Convolution(torch.autograd.Function):
         gx = None
         if g is not None and ctx.needs_input_grad[2] and use.passes_on:
             few = _probed if use.capture.probe is not None else _input_gradient
-            gx = few(g, x.to(g.dtype), weight.to(g.dtype), use.saved).to(x.dtype)
+            gx = few(g, x.to(g.dtype), weight.to(g.dtype), use.saved).to(ctx.dtype)
         if use.wants(g):
             assert g is not None
             _arrive(use, x, weight, g)

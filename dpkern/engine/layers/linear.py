@@ -16,6 +16,7 @@ from ..parameter import (
     applied,
     arguments,
     fresh,
+    in_product,
     is_constant,
     is_private,
     other,
@@ -40,6 +41,7 @@ class _Linear(torch.autograd.Function):
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
+        ctx.dtype, x = x.dtype, in_product(x)
         ctx.save_for_backward(x, weight)
         return fresh(_product(x, weight.t(), bias))
 
@@ -53,7 +55,7 @@ class _Linear(torch.autograd.Function):
             _arrive(use, x, g)
         gx = None
         if g is not None and ctx.needs_input_grad[2] and use.passes_on:
-            gx = _product(g, weight.to(g.dtype)).to(x.dtype)
+            gx = _product(g, weight.to(g.dtype)).to(ctx.dtype)
         return None, None, gx, None, None
 
 
@@ -67,7 +69,6 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 def _arrive(use: Use, x: Tensor, g: Tensor) -> None:
     weight, bias = use.targets
     with plainly():
-        # Under autocast the product ran in g's precision.
         a = use.per_batch(x).flatten(1, -2) if x.dim() > 1 else x
         out = use.per_batch(g).flatten(1, -2)
         if weight is not None:

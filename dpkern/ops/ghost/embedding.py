@@ -34,14 +34,16 @@ def _check_ids(ids: torch.Tensor, values: torch.Tensor, name: str, padding_idx: 
 def _check_range(ids: torch.Tensor, rows: int) -> None:
     if not ids.numel():
         return
-    least, largest = (int(x) for x in ids.aminmax())
-    if least < 0 or largest >= rows:
-        raise InvalidInput(
+    least, largest = ids.aminmax()
+    check.hold(
+        (least >= 0) & (largest < rows),
+        lambda: InvalidInput(
             "ids",
             expected=f"ids from 0 to {rows - 1}",
-            got=f"{least} to {largest}",
+            got=f"{int(least)} to {int(largest)}",
             remedy="Pass the ids of the layer's forward.",
-        )
+        ),
+    )
 
 
 def _validate_norm(

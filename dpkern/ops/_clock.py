@@ -1,0 +1,41 @@
+"""The step count in device memory: what lets a recorded graph of launches make fresh noise.
+
+A clock is an int64 tensor ``[3]`` beside the parameters: the steps taken so far, and the bits of
+the float64 powers ``beta1^t`` and ``beta2^t`` of the update that comes next, ``t = steps + 1``. The
+steps join the nonce word of the noise's streams; the powers are Adam's bias corrections.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _validate as check
+from ._rules import Powers, Rule
+
+SIZE = 3
+
+
+def clock(rule: Rule, steps: int, device: torch.device | str) -> torch.Tensor:
+    """A clock for the update after ``steps`` others."""
+    powers = torch.tensor(rule.powers(steps + 1), dtype=torch.float64)
+    return torch.cat((torch.tensor([steps]), powers.view(torch.int64))).to(device)
+
+
+def read(clock: torch.Tensor) -> tuple[int, Powers]:
+    """Steps taken and the powers; the host waits for them."""
+    steps, *bits = clock.tolist()
+    beta1, beta2 = torch.tensor(bits).view(torch.float64).tolist()
+    return steps, (beta1, beta2)
+
+
+def check_clock(name: str, clock: object, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor made by ``clock``, on this device.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    kind = {"dtypes": (torch.int64,), "contiguous": True}
+    return check.tensor_at(name, clock, shape=(SIZE,), device=device, **kind)  # type: ignore[arg-type]
+
+
+__all__ = ["SIZE", "check_clock", "clock", "read"]

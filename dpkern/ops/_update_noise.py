@@ -1,0 +1,182 @@
+"""The noise of one update: from which streams, or from draws that somebody made ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from .. import _validate as check
+from ..errors import InvalidInput, PrivacyError
+from ..laws import LAWS
+from ..rng import Stream
+from . import _clock, _lattice
+from ._rules import Powers, Rule
+from .noise import INTEGERS, check_recording, check_rounding, check_scale
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of one step, made ahead; whoever made them hands them to that step alone.
+
+    Attributes:
+        first: position of the first of them.
+        values: X at positions ``first, first + 1, ...``, int32.
+        rounding: the 16 bits of each position's stochastic rounding as int16, for float sums.
+    """
+
+    first: int
+    values: torch.Tensor
+    rounding: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """The noise of one step.
+
+    Attributes:
+        distribution: ``gaussian`` or ``laplace``.
+        scales: certified standard deviation (or Laplace scale) of each tensor's sum.
+        stream: keystream of the noise, this step's own.
+        positions: where each tensor starts in the stream; ranges must not overlap.
+        rounding: keystream of the stochastic rounding, for float sums.
+        draws: what the streams give at these positions, if it was made ahead.
+        clock: the step count in device memory (``update.clock``): it joins ``n1`` of both streams,
+            which are then those of step 0, and takes the place of the rule's own count.
+    """
+
+    distribution: str
+    scales: tuple[float, ...]
+    stream: Stream
+    positions: tuple[int, ...]
+    rounding: Stream | None = None
+    draws: Draws | None = None
+    clock: torch.Tensor | None = None
+
+    def draw(self, i: int, count: int) -> torch.Tensor:
+        """X of tensor i, int32 ``[count]``."""
+        if self.draws is None:
+            return _lattice.draws(self.stream, self.distribution, self.positions[i], count)
+        start = self.positions[i] - self.draws.first
+        return self.draws.values[start : start + count]
+
+    def rounding_bits(self, i: int, count: int) -> torch.Tensor:
+        """The 16 rounding bits of tensor i, int32 ``[count]``."""
+        if self.draws is None or self.draws.rounding is None:
+            assert self.rounding is not None
+            return _lattice.rounding_bits(self.rounding, self.positions[i], count)
+        start = self.positions[i] - self.draws.first
+        return self.draws.rounding[start : start + count].to(torch.int32) & 0xFFFF
+
+
+def at_clock(noise: Noise | None, rule: Rule, steps: int) -> tuple[Noise | None, int, Powers]:
+    """The noise of the update at hand, its number t and its powers; a clock has the last word.
+
+    Args:
+        noise: as given to ``update.step``.
+        rule: the rule.
+        steps: updates that the rule's state knows of.
+    """
+    if noise is None or noise.clock is None:
+        return noise, steps + 1, rule.powers(steps + 1)
+    steps, powers = _clock.read(noise.clock)
+    stream = replace(noise.stream, n1=noise.stream.n1 + steps)
+    rounding = noise.rounding
+    if rounding is not None:
+        rounding = replace(rounding, n1=rounding.n1 + steps)
+    return replace(noise, stream=stream, rounding=rounding, clock=None), steps + 1, powers
+
+
+def check_noise(noise: Noise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> None:
+    """Noise for these parameters.
+
+    Raises:
+        InvalidInput: anything else.
+        PrivacyError: words that would be used twice.
+    """
+    if not isinstance(noise, Noise):
+        raise InvalidInput(
+            "noise",
+            expected="an update.Noise",
+            got=type(noise).__name__,
+            remedy="Make one with update.Noise(distribution=..., scales=..., ...).",
+        )
+    check.choice(LAWS, distribution=noise.distribution)
+    if not isinstance(noise.stream, Stream):
+        raise InvalidInput(
+            "noise.stream",
+            expected="a dpkern.rng.Stream",
+            got=type(noise.stream).__name__,
+            remedy="Make one with Key.fresh().stream(Purpose.NOISE, step).",
+        )
+    for name, numbers in (("noise.scales", noise.scales), ("noise.positions", noise.positions)):
+        check.one_each(name, numbers, len(params))
+    for scale in noise.scales:
+        check_scale("noise.scales", scale)
+    for position in noise.positions:
+        if type(position) is not int or not 0 <= position <= 2**62:
+            check.integer(0, 2**62, **{"noise.positions": position})
+    taken = sorted(
+        (first, first + p.numel()) for first, p in zip(noise.positions, params, strict=True)
+    )
+    if any(end > following for (_, end), (following, _) in pairwise(taken)):
+        raise PrivacyError(
+            "noise.positions",
+            expected="ranges that do not overlap",
+            got=noise.positions,
+            remedy="Start each tensor after the end of the one before: no word may be used twice.",
+        )
+    floats = sums[0].dtype not in INTEGERS
+    made = noise.draws is not None and noise.draws.rounding is not None
+    if floats and not made:
+        check_rounding("noise.rounding", noise.rounding, noise.stream)
+    device = params[0].device
+    if noise.clock is not None:
+        _clock.check_clock("noise.clock", noise.clock, device)
+    if noise.draws is not None:
+        _check_draws(noise, noise.draws, taken, device)
+    check_recording(device, clock=noise.clock)
+
+
+def _check_draws(
+    noise: Noise, draws: Draws, taken: Sequence[tuple[int, int]], device: torch.device
+) -> None:
+    if noise.clock is not None:
+        raise InvalidInput(
+            "noise",
+            expected="draws made ahead, or a clock",
+            got="both",
+            remedy="Draws belong to one step: give noise without a clock.",
+        )
+    check.tensor_at(
+        "noise.draws.values",
+        draws.values,
+        shape=(None,),
+        dtypes=(torch.int32,),
+        device=device,
+        contiguous=True,
+    )
+    if draws.rounding is not None:
+        check.tensor_at(
+            "noise.draws.rounding",
+            draws.rounding,
+            shape=draws.values.shape,
+            dtypes=(torch.int16,),
+            device=device,
+            contiguous=True,
+        )
+    check.integer(0, 2**62, **{"noise.draws.first": draws.first})
+    needed = [(first, end) for first, end in taken if end > first]
+    end_of_draws = draws.first + len(draws.values)
+    if any(first < draws.first or end > end_of_draws for first, end in needed):
+        raise InvalidInput(
+            "noise.draws",
+            expected=f"draws at positions {needed[0][0]} to {needed[-1][1] - 1}",
+            got=f"{draws.first} to {end_of_draws - 1}",
+            remedy="Make draws for every position of the step.",
+        )
+
+
+__all__ = ["Draws", "Noise", "at_clock", "check_noise"]
