@@ -65,9 +65,8 @@ class Ring:
         ends = [first + size for first, size in zip(positions, sizes, strict=True)]
         self._first = min(positions, default=0)
         self._count = max(ends, default=0) - self._first
-        self._rounding, self._device = rounding, torch.device(device)
-        if self._device.type == "cuda" and self._device.index is None:
-            self._device = torch.device("cuda", torch.cuda.current_device())
+        self._rounding = rounding
+        self._device = torch.empty(0, device=device).device  # "cuda" with its number
         self._draws: update.Draws | None = None
         self._filled: int | None = None
         self._taken = -1
