@@ -42,7 +42,7 @@ def _dense(ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None) -> torch
     return torch.bmm(hot.transpose(1, 2), g.double())
 
 
-def _check_all(
+def _check_norms_and_sums(
     ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None, backend: str
 ) -> list[torch.Tensor]:
     dtype, where = g.dtype, f"{list(g.shape)}, padding_idx {padding_idx}"
@@ -58,7 +58,16 @@ def _check_all(
     ghost.embedding_sum(ids, g, factors, out, **given)
     want = 1 + torch.einsum("b,bvd->vd", factors.double(), dense)
     testing.assert_close(where, out, want, ROUNDING[dtype])
+    return [norms, out]
 
+
+def _check_all(
+    ids: torch.Tensor, g: torch.Tensor, padding_idx: int | None, backend: str
+) -> list[torch.Tensor]:
+    results = _check_norms_and_sums(ids, g, padding_idx, backend)
+    dtype, where = g.dtype, f"{list(g.shape)}, padding_idx {padding_idx}"
+    given: dict[str, Any] = {"padding_idx": padding_idx, "backend": backend}
+    dense = _dense(ids, g, padding_idx)
     generator = torch.Generator().manual_seed(2)
     a = torch.randn(ids.shape[0], 5, g.shape[2], generator=generator, dtype=dtype)
     y = torch.randn(ids.shape[0], 5, ROWS, generator=generator, dtype=dtype)
@@ -71,7 +80,7 @@ def _check_all(
     slack = 1e-12 * g.shape[2] * sizes
     assert (products >= wanted - 1e-15 * sizes).all(), where
     assert (products <= wanted + slack).all(), where
-    return [norms, out, products]
+    return [*results, products]
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -96,6 +105,26 @@ def test_reference_agrees_with_float64(dtype: torch.dtype, padding_idx: int | No
 
 
 @every_backend
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_norms_and_sums_agree_with_float64(
+    dtype: torch.dtype, padding_idx: int | None, backend: str
+) -> None:
+    for shape in ((0, 3, 5), (2, 0, 3), (3, 1, 130), (4, 64, 1), (2, 129, 17)):
+        _check_norms_and_sums(*_operands(*shape, dtype), padding_idx, backend)
+
+
+@every_backend
+@pytest.mark.parametrize("lengths", [(300,), (1, 299), (64, 64, 172), (63, 130, 107)])
+def test_runs_of_one_id_of_any_length(lengths: tuple[int, ...], backend: str) -> None:
+    # Sorted ids as they come, so that runs begin and end on, before and behind any multiple of 64.
+    ids = torch.cat([torch.full((n,), i + 2) for i, n in enumerate(lengths)])[None]
+    g = _operands(1, 300, 5, torch.float64)[1]
+    _check_norms_and_sums(ids, g, None, backend)
+    _check_norms_and_sums(ids, g, 3, backend)
+
+
+@every_backend
 def test_repeated_ids_are_summed_before_squaring(backend: str) -> None:
     ids = torch.tensor([[1, 1, 2], [3, 4, 5]])
     g = torch.tensor([[[1.0], [2.0], [4.0]], [[1.0], [2.0], [4.0]]])
@@ -113,6 +142,13 @@ def test_norms_are_never_below_the_exact_square(backend: str) -> None:
     norms = ghost.embedding_norm(ids, units.float() / 2**23, backend=backend)
     for norm, row in zip(norms.tolist(), units.sum(1).tolist(), strict=True):
         assert Fraction(norm) >= Fraction(sum(x * x for x in row), 2**46)
+
+
+@every_backend
+def test_what_rounding_swallows_is_still_reported(backend: str) -> None:
+    g = torch.tensor([2.0**53, 1.0, -(2.0**53)], dtype=torch.float64)[None, :, None]
+    norm = ghost.embedding_norm(torch.zeros(1, 3, dtype=torch.int64), g, backend=backend)
+    assert float(norm) >= 1  # the plain sum is 0
 
 
 @every_backend

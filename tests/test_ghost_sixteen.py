@@ -221,7 +221,8 @@ def test_a_bound_for_plain_additions_would_under_report_there(
 @every_backend
 @pytest.mark.parametrize("positions", [8, 40])
 def test_no_sample_passes_the_clipping_bound(positions: int, backend: str) -> None:
-    a, g = (x.bfloat16() for x in _operands(12, positions, 24, 16))
+    a, g = _even(positions)
+    lengths = _gradients(a, g).flatten(1).norm(dim=1)
 
     def run() -> None:
         norms = ghost.linear_norm(a, g, backend=backend)
@@ -230,15 +231,22 @@ def test_no_sample_passes_the_clipping_bound(positions: int, backend: str) -> No
             part = torch.zeros(16, 24)
             one = slice(b, b + 1)
             ghost.linear_sum(a[one], g[one], factors[one], part, backend=backend)
-            assert float(part.double().norm()) <= 1e-3
+            length = float(part.double().norm())
+            assert length <= 1e-3
+            assert length == pytest.approx(float(factors[b] * lengths[b]), rel=1e-6)
 
     unless_refused(backend, run)
 
 
+def _even(positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output gradients that are all ones: times a factor, they are all rounded alike."""
+    a = _operands(12, positions, 24, 16)[0]
+    return a.bfloat16(), torch.ones(12, positions, 16).bfloat16()
+
+
 def test_factors_rounded_with_the_operand_would_pass_it() -> None:
     # The control: the factor times g, stored in bfloat16, as a prologue would.
-    a = _operands(12, 40, 24, 16)[0].bfloat16()
-    g = torch.ones(12, 40, 16).bfloat16()
+    a, g = _even(40)
     norms = ghost.linear_norm(a, g, backend="reference")
     factors, _ = ghost.clip_factors([norms], 1e-3, dtype=torch.float32)
     parts = _gradients(a, (factors[:, None, None] * g).bfloat16())

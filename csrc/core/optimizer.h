@@ -93,24 +93,28 @@ DPK_HD void apply(const PlainSgd<T>& rule, T gradient, T& param, T&, T&) {
 template <class T>
 DPK_HD void apply(const Momentum<T>& rule, T gradient, T& param, T& buffer, T&) {
   const T g = gradient + rule.decay * param;
-  buffer = rule.keep * buffer + rule.fresh * g;
-  param -= rule.lr * buffer;
+  const T b = rule.keep * buffer + rule.fresh * g;
+  buffer = b;
+  param -= rule.lr * b;
 }
 
 template <class T>
 DPK_HD void apply(const Nesterov<T>& rule, T gradient, T& param, T& buffer, T&) {
   const T g = gradient + rule.decay * param;
-  buffer = rule.keep * buffer + rule.fresh * g;
-  param -= rule.lr * (g + rule.momentum * buffer);
+  const T b = rule.keep * buffer + rule.fresh * g;
+  buffer = b;
+  param -= rule.lr * (g + rule.momentum * b);
 }
 
 template <class T>
 DPK_HD void apply(const Adam<T>& rule, T gradient, T& param, T& mean, T& square) {
   const T p = param * rule.shrink;
   const T g = gradient + rule.decay * param;
-  mean = mean + rule.fresh1 * (g - mean);
-  square = rule.keep2 * square + rule.fresh2 * g * g;
-  param = p - rule.step * (mean / (std::sqrt(square) / rule.root2 + rule.eps));
+  const T m = mean + rule.fresh1 * (g - mean);
+  const T v = rule.keep2 * square + rule.fresh2 * g * g;
+  mean = m;
+  square = v;
+  param = p - rule.step * (m / (std::sqrt(v) / rule.root2 + rule.eps));
 }
 
 }  // namespace dpkern

@@ -51,9 +51,7 @@ def emulate() -> _dispatch.Kernels | str:
 def modules() -> Iterator[Any]:
     """The modules with kernels, imported."""
     for name in MODULES:
-        path = f"{__package__}._triton.{name}"
-        if importlib.util.find_spec(path) is not None:
-            yield importlib.import_module(path)
+        yield importlib.import_module(f"{__package__}._triton.{name}")
 
 
 def _without_triton() -> str | None:

@@ -57,8 +57,10 @@ struct Tensors {
   std::vector<Shifted<T>> param, state1, state2;
   std::vector<Shifted<Sum>> sum;
 
-  // `skip` = 0: every array begins where vectors may.
-  Tensors(const std::vector<std::int64_t>& sizes, std::uint64_t shift, std::size_t skip) {
+  // Float sums lie where the rounding bits decide. `skip` = 0: every array begins where vectors
+  // may.
+  Tensors(const std::vector<std::int64_t>& sizes, std::uint64_t shift, std::size_t skip,
+          const cpu::UpdateNoise& noise) {
     std::mt19937 random(5);
     std::normal_distribution<double> normal(0, 1);
     std::uint64_t position = shift;
@@ -75,10 +77,13 @@ struct Tensors {
       for (T& x : squares) x = std::fabs(x);
       state2.emplace_back(squares, 3 * skip);
       std::vector<Sum> sums;
-      for (const T x : values(std::is_integral_v<Sum> ? 1e6 : 2)) {
-        sums.push_back(static_cast<Sum>(x));
-      }
+      for (const T x : values(1e6)) sums.push_back(static_cast<Sum>(x));
       if constexpr (!std::is_integral_v<Sum>) {
+        std::vector<std::int32_t> draws(sums.size());
+        cpu::lattice_draws(noise.stream, noise.law, position, size, draws.data(), 1);
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+          sums[i] = static_cast<T>(at_cell_edge(draws[i], kScale));
+        }
         if (size > 2) sums[2] = std::numeric_limits<T>::infinity();
       }
       sum.emplace_back(sums, skip);
@@ -181,12 +186,12 @@ std::int64_t compare(const NamedRule& named, NoiseSource source, Distribution la
   for (const auto& sizes : shapes) {
     for (const std::size_t skip : {0, 1}) {
       const std::uint64_t shift = 5 * skip;
-      Tensors<T, Sum> want(sizes, shift, skip);
+      Tensors<T, Sum> want(sizes, shift, skip, noise);
       const std::int64_t bad = run_on_cpu(want, named, noise);
       in_both_orders([&](const std::string& order) {
         const std::string where = std::string("update, ") + named.name + ", source " +
                                   std::to_string(static_cast<int>(source)) + order;
-        Tensors<T, Sum> got(sizes, shift, skip);
+        Tensors<T, Sum> got(sizes, shift, skip, noise);
         UpdatePlan plan{};
         plan.rule = numbers_of(named.rule);
         plan.stream = noise.stream;

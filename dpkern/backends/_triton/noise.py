@@ -204,13 +204,6 @@ def _lattice_draws(
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
-    return refuse_capture(x)
-
-
-def refuse_capture(x: torch.Tensor) -> str | None:
-    """A captured launch would repeat its noise at every replay."""
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
-        return "draws no noise while a CUDA graph is captured: replays would repeat it"
     return None
 
 

@@ -6,6 +6,8 @@ nor their number. A sum takes the rows in order, some at a time.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -31,7 +33,7 @@ def _power_kernel(
     program = tl.program_id(0).to(tl.int64)
     chunk, row = program // rows, program % rows
     total = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, CHUNK, BLOCK):
+    for start in tl.static_range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, BLOCK)
         x = tl.load(matrix + row * columns + column, mask=column < columns, other=0)
         x = x.to(tl.float64)
@@ -93,18 +95,8 @@ def power_sums(matrix: torch.Tensor, rows: int, columns: int, p: int, power: tor
     """``power[row] = sum |x|^p``, float64."""
     chunks = -(-columns // CHUNK)
     partial = torch.empty(chunks, rows, dtype=torch.float64, device=matrix.device)
-    launch(
-        _power_kernel,
-        chunks * rows,
-        matrix,
-        matrix,
-        partial,
-        rows,
-        columns,
-        P=p,
-        CHUNK=CHUNK,
-        BLOCK=_BLOCK,
-    )
+    meta: dict[str, Any] = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
+    launch(_power_kernel, chunks * rows, matrix, matrix, partial, rows, columns, **meta)
     block = 128
     launch(_combine_kernel, -(-rows // block), matrix, partial, power, rows, chunks, BLOCK=block)
 

@@ -20,7 +20,7 @@ from ...ops._count import Count, known
 from .. import _numbers
 from .lattice import finite
 from .launch import INTERPRETED, Aot, launch, number
-from .noise import refuse_capture, release
+from .noise import release
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(i) for i in range(4))
 NUMBERS = tuple(f"a{i}" for i in range(8))
@@ -133,13 +133,11 @@ def _refuse(
 ) -> str | None:
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    if noise is None:
-        return None
-    if noise.draws is not None:
+    if noise is not None and noise.draws is not None:
         return "makes its draws in registers, got draws made ahead"
-    if noise.clock is not None:
+    if noise is not None and noise.clock is not None:
         return "takes the step as a number, got a clock in device memory"
-    return refuse_capture(params[0]) if params else None
+    return None
 
 
 def _step(
