@@ -127,7 +127,7 @@ def update_row(
     )
     private = source != "none"
     if source == "draws":
-        values = noise.lattice_draws(given.stream, position=0, count=n).to(where.device)
+        values = noise.lattice_draws(given.stream, position=0, count=n, device=where.device)
         given = replace(given, draws=update.Draws(0, values))
     sets = []
     for _ in range(copies(4 * n, where)):

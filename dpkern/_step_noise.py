@@ -11,6 +11,11 @@ from .ops import update
 from .rng import Key, Purpose
 
 
+def purpose_of(law: str) -> Purpose:
+    """The nonce domain of a law's noise."""
+    return Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
+
+
 def noise_of(
     plan: Plan, key: Key, step: int, offsets: Sequence[int] | None = None
 ) -> update.Noise | None:
@@ -21,11 +26,10 @@ def noise_of(
     law = plan.distribution
     if law is None:
         return None
-    purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
     return update.Noise(
         distribution=law,
         scales=plan.scales,
-        stream=key.stream(purpose, step),
+        stream=key.stream(purpose_of(law), step),
         positions=plan.positions if offsets is None else tuple(map(add, plan.positions, offsets)),
         rounding=key.stream(Purpose.ROUNDING, step) if plan.arithmetic == "float" else None,
     )

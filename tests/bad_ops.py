@@ -40,6 +40,18 @@ NOISE = [
         lambda w: noise.lattice_draws(w.stream, position=0, count=1, distribution="cauchy"),
         says="'gaussian', 'laplace'",
     ),
+    Bad("bits-stream", "stream", lambda w: noise.rounding_bits(None, position=0, count=1)),
+    Bad("bits-count", "count", lambda w: noise.rounding_bits(w.stream, position=0, count=-1)),
+    *(
+        Bad(
+            f"draws-on-{device}",
+            "device",
+            lambda w, device=device: noise.lattice_draws(
+                w.stream, position=0, count=1, device=device
+            ),
+        )
+        for device in ("meta", "nowhere", "cuda:99", None)
+    ),
     Bad("x-list", "x", lambda w: w.add([1.0])),
     Bad("x-half", "x", lambda w: w.add(w.floats.half()), says="float16"),
     Bad("x-bool", "x", lambda w: w.add(w.floats > 0)),

@@ -208,6 +208,7 @@ def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
     noise.keystream(STREAM, first_block=3, blocks=257, backend="cupy")
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
+    noise.rounding_bits(STREAM, position=7, count=5000, backend="cupy")
     listed = {name for names in _cupy_sources.KERNELS.values() for name in names}
     assert both.kernels == listed
 

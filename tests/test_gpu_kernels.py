@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from dpkern import _dispatch, testing
 from dpkern.errors import BackendError
 from dpkern.ops import clip, noise, update
 from dpkern.ops.ghost import explicit
+from dpkern.ring import Ring
 from dpkern.rng import Purpose
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
@@ -56,7 +58,36 @@ def test_draws_have_the_bits_of_the_cpu(name: str) -> None:
     for law in ("gaussian", "laplace"):
         place: dict[str, Any] = {"position": 77, "count": 1_000_000, "distribution": law}
         want = noise.lattice_draws(STREAM, backend="cpu", **place)
-        assert torch.equal(noise.lattice_draws(STREAM, backend=name, **place), want)
+        got = noise.lattice_draws(STREAM, backend=name, device="cuda", **place)
+        assert got.is_cuda
+        assert torch.equal(got.cpu(), want)
+    place = {"position": 77, "count": 1_000_000}
+    want = noise.rounding_bits(ROUNDING, backend="cpu", **place)
+    assert torch.equal(noise.rounding_bits(ROUNDING, backend=name, **place), want)
+
+
+@on_devices
+def test_a_ring_on_its_own_stream_changes_no_bit(name: str) -> None:
+    rule, sizes, positions = RULES[0], (2_000_003,), (5,)
+    results = []
+    for ahead in (False, True):
+        params, sums = [random(n).cuda() for n in sizes], [random(n).cuda() for n in sizes]
+        state = rule.init(params)
+        with Ring(testing.KEY, "gaussian", positions, sizes, "cuda", True, backend=name) as ring:
+            for step in range(20):
+                drawn = update.Noise(
+                    distribution="gaussian",
+                    scales=(1.0,),
+                    stream=testing.KEY.stream(Purpose.NOISE, step),
+                    positions=positions,
+                    rounding=testing.KEY.stream(Purpose.ROUNDING, step),
+                )
+                if ahead:
+                    ring.fill(step)
+                    drawn = replace(drawn, draws=ring.take(step))
+                update.step(params, sums, rule=rule, state=state, noise=drawn, backend=name)
+        results.append(params[0].cpu())
+    assert torch.equal(*results)
 
 
 @on_devices

@@ -10,6 +10,7 @@ import torch
 
 import dpkern
 from dpkern import BackendError, InvalidInput, PrivacyError, testing
+from dpkern.backends._launch import Launch
 from dpkern.ops import _clock, _lattice, noise, update
 from dpkern.ops._count import count
 from dpkern.rng import Purpose
@@ -116,6 +117,44 @@ def test_draws_made_ahead_are_the_streams_own(floats: bool, ahead: bool, backend
         rule, lambda step: noise_at(step, floats=floats), floats=floats, backend=backend
     )
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@every_backend
+@pytest.mark.parametrize(("position", "count"), [(0, 512), (511, 2), (2**33 - 5, 1100), (7, 0)])
+def test_rounding_bits_are_the_references(position: int, count: int, backend: str) -> None:
+    stream = testing.KEY.stream(Purpose.ROUNDING, 3)
+    got = noise.rounding_bits(stream, position=position, count=count, backend=backend)
+    assert got.dtype is torch.int16
+    assert torch.equal(
+        got.to(torch.int32) & 0xFFFF, _lattice.rounding_bits(stream, position, count)
+    )
+
+
+def test_draws_for_a_device_are_that_devices_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    recording = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    stream = testing.KEY.stream(Purpose.NOISE, 3)
+    calls: list[Any] = [
+        lambda device: noise.keystream.validate(stream, first_block=0, blocks=1, device=device),
+        lambda device: noise.lattice_draws.validate(stream, position=0, count=1, device=device),
+        lambda device: noise.rounding_bits.validate(stream, position=0, count=1, device=device),
+    ]
+    for call in calls:
+        recording[0] = False
+        assert call("cpu") == "cpu"
+        assert call(torch.device("cuda", 1)) == call("cuda") == "cuda"
+        with pytest.raises(InvalidInput, match="device"):
+            call("cuda:2")
+        recording[0] = True
+        with pytest.raises(PrivacyError, match="every replay"):
+            call("cuda")
+
+
+def test_draws_are_made_where_the_kernels_run() -> None:
+    on_devices = Launch(None, "cuda", "cuda", lambda *_: None)
+    assert on_devices._at("cuda:1") == torch.device("cuda", 1)
+    assert on_devices._at("cpu") == torch.device("cuda")
 
 
 def test_an_automatic_choice_finds_who_can_take_draws() -> None:

@@ -120,6 +120,14 @@ class Launchers:
         what = _struct(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
         return self._launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
 
+    def rounding_bits(self, rounding: bytes, first: int, n: int, bits: int, cuda: int) -> int:
+        """``rounding_bits``."""
+        if n == 0:
+            return 0
+        grid = (_tile_blocks(first, n),)
+        what = _struct(rounding, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(bits)
+        return self._launch("noise", "rounding_kernel", grid, _TILE_THREADS, cuda, *what)
+
     def add_noise(
         self,
         stream: bytes,

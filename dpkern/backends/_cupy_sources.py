@@ -29,6 +29,7 @@ KERNELS: dict[str, list[str]] = {
     "noise": [
         "keystream_kernel",
         *_all("draws_kernel", LAWS),
+        "rounding_kernel",
         *_all("add_noise_integer_kernel", INTEGERS, LAWS),
         *_all("add_noise_float_kernel", FLOATS, LAWS),
     ],

@@ -62,7 +62,7 @@ class Launch:
     Attributes:
         to: the launchers.
         name: the backend, for messages.
-        device: where tensors are made that no argument determines.
+        device: the type of device that it runs on.
         refusal: why tensors cannot be taken, or None.
     """
 
@@ -76,6 +76,7 @@ class Launch:
         return (
             ("noise.keystream", self.keystream, self._refuse_nothing),
             ("noise.lattice_draws", self.lattice_draws, self._refuse_nothing),
+            ("noise.rounding_bits", self.rounding_bits, self._refuse_nothing),
             ("noise.add_noise", self.add_noise, self._refuse_add_noise),
             ("clip.sample_norm", self.sample_norm, self._refuse_sample_norm),
             ("clip.clip_sum", self.clip_sum, self._refuse_gradients),
@@ -128,14 +129,25 @@ class Launch:
 
     # noise
 
+    def _at(self, device: torch.device | str) -> torch.device:
+        """Where a result for ``device`` is made: there, if the kernels run there."""
+        wanted = torch.device(device)
+        return wanted if wanted.type == self.device else torch.device(self.device)
+
     def keystream(
-        self, stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+        self,
+        stream: Stream,
+        *,
+        first_block: int,
+        blocks: int,
+        device: torch.device | str = "cpu",
+        backend: str | None = None,
     ) -> torch.Tensor:
-        out = torch.empty(16 * blocks, dtype=torch.int32, device=self.device)
+        out = torch.empty(16 * blocks, dtype=torch.int32, device=self._at(device))
         with _device.guard(out.device) as cuda:
             packed = _tables.stream(stream).tobytes()
             self._check(self.to.keystream(packed, first_block, blocks, out.data_ptr(), cuda))
-        return out.cpu()
+        return out.to(device)
 
     def lattice_draws(
         self,
@@ -144,13 +156,29 @@ class Launch:
         position: int,
         count: int,
         distribution: str = "gaussian",
+        device: torch.device | str = "cpu",
         backend: str | None = None,
     ) -> torch.Tensor:
-        out = torch.empty(count, dtype=torch.int32, device=self.device)
+        out = torch.empty(count, dtype=torch.int32, device=self._at(device))
         with _device.guard(out.device) as cuda:
             what = _tables.stream(stream).tobytes(), LAW_CODES[distribution], position, count
             self._check(self.to.lattice_draws(*what, out.data_ptr(), cuda))
-        return out.cpu()
+        return out.to(device)
+
+    def rounding_bits(
+        self,
+        stream: Stream,
+        *,
+        position: int,
+        count: int,
+        device: torch.device | str = "cpu",
+        backend: str | None = None,
+    ) -> torch.Tensor:
+        out = torch.empty(count, dtype=torch.int16, device=self._at(device))
+        with _device.guard(out.device) as cuda:
+            packed = _tables.stream(stream).tobytes()
+            self._check(self.to.rounding_bits(packed, position, count, out.data_ptr(), cuda))
+        return out.to(device)
 
     def add_noise(
         self,

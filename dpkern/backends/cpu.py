@@ -15,7 +15,7 @@ from ..errors import InvalidInput
 from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..rng import Stream
-from . import _explicit, _ghost_conv, _ghost_dense, _product
+from . import _explicit, _ghost_conv, _ghost_dense, _product, _rounding
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -113,11 +113,16 @@ def _on_cpu(*tensors: torch.Tensor) -> str | None:
 
 
 def _keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32)
     _C.keystream(out.data_ptr(), stream.packed(), first_block, blocks, _threads())
-    return out
+    return out.to(device)
 
 
 def _lattice_draws(
@@ -126,12 +131,13 @@ def _lattice_draws(
     position: int,
     count: int,
     distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(count, dtype=torch.int32)
     law = _LAW_CODES[distribution]
     _C.lattice_draws(out.data_ptr(), stream.packed(), law, position, count, _threads())
-    return out
+    return out.to(device)
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
@@ -293,6 +299,7 @@ def _always(*_: Any, **__: Any) -> None:
 _KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _always),
     ("noise.lattice_draws", _lattice_draws, _always),
+    ("noise.rounding_bits", _rounding.from_keystream(_keystream), _always),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
     ("clip.sample_norm", _sample_norm, _refuse_sample_norm),
     ("clip.clip_sum", _clip_sum, _refuse_clip_sum),

@@ -1,4 +1,7 @@
-"""Noise: keystream, lattice draws, and noise added in place. Laws and layout: ``docs/noise.md``."""
+"""Noise: keystream, lattice draws, rounding bits, and noise added in place.
+
+Laws and layout: ``docs/noise.md``.
+"""
 
 from __future__ import annotations
 
@@ -94,13 +97,47 @@ def _stream(**value: object) -> None:
         )
 
 
+def check_place(device: object) -> str:
+    """The type of a device that results can be on, and where no recording would repeat them.
+
+    Raises:
+        InvalidInput: no such device.
+        PrivacyError: a CUDA graph is recorded there.
+    """
+    found = _device(device)
+    count = torch.cuda.device_count() if found is not None and found.type == "cuda" else 1
+    if found is None or found.type == "meta" or (found.index or 0) >= count:
+        raise InvalidInput(
+            "device",
+            expected="a device of this machine, such as 'cpu'",
+            got=str(device),
+            remedy="Pass the device of the tensor that the draws are for.",
+        )
+    check_recording(found)
+    return found.type
+
+
+def _device(device: object) -> torch.device | None:
+    if not isinstance(device, str):
+        return device if isinstance(device, torch.device) else None
+    try:
+        return torch.device(device)
+    except RuntimeError:
+        return None
+
+
 def _validate_keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
 ) -> str:
     _stream(stream=stream)
     check.integer(0, 2**62, first_block=first_block)
     check.integer(0, 2**40, blocks=blocks)
-    return "cpu"
+    return check_place(device)
 
 
 def _cost_keystream(stream: Stream, *, blocks: int, **_: Any) -> Cost:
@@ -109,7 +146,12 @@ def _cost_keystream(stream: Stream, *, blocks: int, **_: Any) -> Cost:
 
 @op(validate=_validate_keystream, cost=_cost_keystream)
 def keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
 ) -> torch.Tensor:
     """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
 
@@ -117,12 +159,14 @@ def keystream(
         stream: key, nonce and rounds.
         first_block: 64-bit block counter of the first block.
         blocks: how many blocks; 0 gives an empty tensor.
+        device: where the result goes. A backend asked for by name computes where it runs.
         backend: who runs it (see ``dpkern info``).
 
     Raises:
-        InvalidInput: a negative count or something that is no stream.
+        InvalidInput: a negative count, something that is no stream, or no device.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same words.
     """
-    return _lattice.keystream(stream, first_block, blocks)
+    return _lattice.keystream(stream, first_block, blocks).to(device)
 
 
 def _validate_draws(
@@ -131,13 +175,14 @@ def _validate_draws(
     position: int,
     count: int,
     distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> str:
     _stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     check.choice(LAWS, distribution=distribution)
-    return "cpu"
+    return check_place(device)
 
 
 def _cost_draws(stream: Stream, *, count: int, **_: Any) -> Cost:
@@ -151,6 +196,7 @@ def lattice_draws(
     position: int,
     count: int,
     distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> torch.Tensor:
     """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
@@ -163,12 +209,60 @@ def lattice_draws(
         position: index of the first coordinate in the stream.
         count: how many; 0 gives an empty tensor.
         distribution: ``gaussian`` (K48, sd 2^20 u) or ``laplace`` (L40, scale 2^20 u).
+        device: where the result goes. A backend asked for by name computes where it runs.
         backend: who runs it.
 
     Raises:
-        InvalidInput: an unknown law or a negative number.
+        InvalidInput: an unknown law, a negative number, or no device.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same draws.
     """
-    return _lattice.draws(stream, distribution, position, count)
+    return _lattice.draws(stream, distribution, position, count).to(device)
+
+
+def _validate_rounding_bits(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
+) -> str:
+    _stream(stream=stream)
+    check.integer(0, _LAST_POSITION, position=position)
+    check.integer(0, 2**40, count=count)
+    return check_place(device)
+
+
+def _cost_rounding_bits(stream: Stream, *, count: int, **_: Any) -> Cost:
+    words = rounding_words(count)
+    return Cost(bytes_read=0, bytes_written=2 * count, flops=0, random_words=words)
+
+
+@op(validate=_validate_rounding_bits, cost=_cost_rounding_bits)
+def rounding_bits(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
+) -> torch.Tensor:
+    """The 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
+
+    For draws made ahead (``update.Draws``), tests and audits.
+
+    Args:
+        stream: key, nonce and rounds; never the noise's.
+        position: index of the first coordinate in the stream.
+        count: how many; 0 gives an empty tensor.
+        device: where the result goes. A backend asked for by name computes where it runs.
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: something that is no stream, a negative number, or no device.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same bits.
+    """
+    return _lattice.rounding_bits(stream, position, count).to(torch.int16).to(device)
 
 
 def _validate_add_noise(
@@ -287,5 +381,6 @@ __all__ = [
     "keystream",
     "lattice_draws",
     "noise_words",
+    "rounding_bits",
     "rounding_words",
 ]

@@ -10,7 +10,7 @@ from torch.autograd.graph import increment_version
 
 from ...ops import noise
 from ...rng import Stream
-from .. import _numbers, cpu
+from .. import _numbers, _rounding, cpu
 from . import chacha
 from .chacha import words_of
 from .compile import Array, entries, kernel, like
@@ -74,7 +74,12 @@ def _noise_floats(
 
 
 def _keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32)
     words, target = words_of(stream), out.numpy().view(np.uint32)
@@ -83,7 +88,7 @@ def _keystream(
         team_of(blocks, _GRAIN // 16),
         lambda _, begin, end: chacha.keystream(words, first_block, target, begin, end),
     )
-    return out
+    return out.to(device)
 
 
 def _lattice_draws(
@@ -92,6 +97,7 @@ def _lattice_draws(
     position: int,
     count: int,
     distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(count, dtype=torch.int32)
@@ -101,7 +107,7 @@ def _lattice_draws(
         team_of(count, _GRAIN),
         lambda _, begin, end: _draws(words, law, position, target, begin, end),
     )
-    return out
+    return out.to(device)
 
 
 def _add_noise(
@@ -132,6 +138,7 @@ def _add_noise(
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, cpu._always),
     ("noise.lattice_draws", _lattice_draws, cpu._always),
+    ("noise.rounding_bits", _rounding.from_keystream(_keystream), cpu._always),
     ("noise.add_noise", _add_noise, cpu._refuse_add_noise),
 )
 """``(op, run, refuse)``."""

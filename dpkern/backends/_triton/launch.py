@@ -20,7 +20,13 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 by ``TRITON_INTERPRET=1``."""
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-"""Where tensors must live, and where a kernel without tensor arguments runs."""
+"""Where tensors must live."""
+
+
+def at(device: torch.device | str) -> torch.device:
+    """Where a kernel runs whose result goes to ``device``: there, if it can."""
+    wanted = torch.device(device)
+    return wanted if wanted.type == DEVICE else torch.device(DEVICE)
 
 
 class Aot(NamedTuple):

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch.autograd.graph import increment_version
 
 from ...rng import Stream
-from .. import _numbers
+from .. import _numbers, _rounding
 from . import chacha, lattice
-from .launch import DEVICE, INTERPRETED, Aot, launch, number
+from .launch import INTERPRETED, Aot, at, launch, number
 
 _BLOCKS = 128  # of the cipher in a program
 _MOST_TILES = 1024
@@ -161,12 +161,17 @@ def release(
 
 
 def _keystream(
-    stream: Stream, *, first_block: int, blocks: int, backend: str | None = None
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+    backend: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty(16 * blocks, dtype=torch.int32, device=DEVICE)
+    out = torch.empty(16 * blocks, dtype=torch.int32, device=at(device))
     grid, given = -(-blocks // _BLOCKS), chacha.arguments(stream)
     launch(keystream_kernel, grid, out, out, *given, first_block, blocks, BLOCKS=_BLOCKS)
-    return out.cpu()
+    return out.to(device)
 
 
 def _lattice_draws(
@@ -175,9 +180,10 @@ def _lattice_draws(
     position: int,
     count: int,
     distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty(count, dtype=torch.int32, device=DEVICE)
+    out = torch.empty(count, dtype=torch.int32, device=at(device))
     first, skip, tiles = tiles_of(position, count)
     launch(
         draws_kernel,
@@ -192,7 +198,7 @@ def _lattice_draws(
         LAW=lattice.LAW_CODES[distribution],
         TILES=tiles_per_program(tiles),
     )
-    return out.cpu()
+    return out.to(device)
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
@@ -233,6 +239,7 @@ def _never(*_: Any, **__: Any) -> None:
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _never),
     ("noise.lattice_draws", _lattice_draws, _never),
+    ("noise.rounding_bits", _rounding.from_keystream(_keystream), _never),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""
