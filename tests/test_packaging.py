@@ -32,7 +32,7 @@ def files_below(folder: Path, *, but: frozenset[str] = frozenset({".so", ".pyc"}
     return {
         file.relative_to(folder.parent).as_posix()
         for file in folder.rglob("*")
-        if file.is_file() and file.suffix not in but
+        if file.is_file() and file.suffix not in but and "__pycache__" not in file.parts
     }
 
 

@@ -145,7 +145,7 @@ def test_the_trained_model_comes_back_from_the_checkpoint(options: dict[str, Any
 
 def test_a_checkpoint_holds_nothing_that_epsilon_does_not_cover(options: dict[str, Any]) -> None:
     session = interrupted(options | {"diagnostics": True}, 5)
-    session.training.step.nonfinite = 3  # as if gradients had overflowed
+    session.training.step._nonfinite = 3  # as if gradients had overflowed
     session.save()
     saved = read(options["out"] / CHECKPOINT)
     assert "nonfinite" not in saved["step"]
