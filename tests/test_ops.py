@@ -122,6 +122,30 @@ def test_tiny_factors_do_not_lift_a_sample_above_its_bound(backend: str, max_nor
 
 
 @every_backend
+def test_integers_that_exceed_the_bound_are_shrunk(backend: str) -> None:
+    # M = floor(1.9) = 1: the second sample's integers (1, 1) are too many, the first one's fit.
+    grads = torch.tensor([[1.2, 0.0], [1.0001, 1.0001]])
+    result = clip.clip_sum(grads, 1.9, arithmetic="exact", unit=1.0, backend=backend)
+    assert result.sums[0].tolist() == [1, 0]
+
+
+@every_backend
+def test_a_noisy_gradient_that_overflows_is_no_missing_one(backend: str) -> None:
+    params, rule = [torch.ones(3)], update.SGD(lr=0.1)
+    drawn = update.Noise(
+        distribution="gaussian",
+        scales=(2.0**116,),
+        stream=testing.KEY.stream(Purpose.NOISE, 2),
+        positions=(0,),
+        rounding=testing.KEY.stream(Purpose.ROUNDING, 2),
+    )
+    given = {"rule": rule, "state": rule.init(params), "noise": drawn, "gradient_scale": 1e6}
+    bad = update.step(params, [torch.tensor([1e38, 3e38, -3e38])], backend=backend, **given)
+    assert bad == 0
+    assert torch.isinf(params[0]).all()
+
+
+@every_backend
 def test_accumulators_continue_a_sum(backend: str) -> None:
     grads = torch.randn(40, 700)
     whole = clip.clip_sum(grads, 1.0, arithmetic="exact", unit=1e-6, backend=backend)

@@ -33,7 +33,7 @@ def _power_kernel(
     program = tl.program_id(0).to(tl.int64)
     chunk, row = program // rows, program % rows
     total = tl.zeros((BLOCK,), tl.float64)
-    for start in tl.static_range(0, CHUNK, BLOCK):
+    for start in range(0, CHUNK, BLOCK):
         column = chunk * CHUNK + start + tl.arange(0, BLOCK)
         x = tl.load(matrix + row * columns + column, mask=column < columns, other=0)
         x = x.to(tl.float64)

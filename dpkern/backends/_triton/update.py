@@ -20,7 +20,7 @@ from ...ops._count import Count, known
 from .. import _numbers
 from .lattice import finite
 from .launch import INTERPRETED, Aot, launch, number
-from .noise import release
+from .noise import REGISTERS, release
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(i) for i in range(4))
 NUMBERS = tuple(f"a{i}" for i in range(8))
@@ -180,7 +180,7 @@ def _step(
         block = min(1 << 16, triton.next_power_of_2(n or 1)) if INTERPRETED else 1024
         grid = -(-n // block)
         meta: dict[str, Any] = {"RULE": code, "CHECKED": noise is None, "BLOCK": block}
-        launch(_rule_kernel, grid, param, *given, step, *numbers, **meta)
+        launch(_rule_kernel, grid, param, *given, step, *numbers, maxnreg=REGISTERS, **meta)
     increment_version(params)
     state.steps += 1
     return known(nonfinite[0])
@@ -202,6 +202,7 @@ AOT: tuple[Aot, ...] = tuple(
             "BLOCK": "constexpr",
         },
         {"RULE": rule, "CHECKED": rule != 3, "BLOCK": 1024},
+        registers=REGISTERS,
     )
     for kind, rule in (("fp32", 3), ("fp64", 3), ("fp32", 0), ("fp32", 1), ("fp32", 2))
 )
