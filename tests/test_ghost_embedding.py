@@ -115,6 +115,16 @@ def test_norms_and_sums_agree_with_float64(
 
 
 @every_backend
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("padding_idx", [None, 3])
+def test_tied_products_agree_with_float64(
+    dtype: torch.dtype, padding_idx: int | None, backend: str
+) -> None:
+    for shape in ((0, 3, 5), (2, 0, 3), (3, 5, 7), (2, 40, 33)):
+        _check_all(*_operands(*shape, dtype), padding_idx, backend)
+
+
+@every_backend
 @pytest.mark.parametrize("lengths", [(300,), (1, 299), (64, 64, 172), (63, 130, 107)])
 def test_runs_of_one_id_of_any_length(lengths: tuple[int, ...], backend: str) -> None:
     # Sorted ids as they come, so that runs begin and end on, before and behind any multiple of 64.

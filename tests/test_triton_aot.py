@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 CAPABILITY = 90
-MODULES = {"noise", "update", "clip", "explicit", "affine", "embedding", "linear", "conv"}
+MODULES = {
+    *("noise", "update", "clip", "explicit", "affine", "embedding", "tied", "linear", "conv"),
+}
 
 
 def compiled(*arguments: str) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ MODULES = (
     "explicit",
     "affine",
     "embedding",
+    "tied",
     "linear",
     "conv",
     "product",
