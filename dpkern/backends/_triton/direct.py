@@ -205,8 +205,10 @@ def _pass(
     )
 
 
-def constants(dense: bool, dtype: torch.dtype, tile: Tile) -> dict[str, Any]:
-    """What a tile's kernel is compiled for."""
+def constants(
+    dense: bool, dtype: torch.dtype, tile: Tile, *, registers: bool = True
+) -> dict[str, Any]:
+    """What a tile's kernel is compiled for; ``registers``: all that a thread may have."""
     return {
         "DENSE": dense,
         "SUMS": tl.float64 if dtype is torch.float64 else tl.float32,
@@ -216,6 +218,9 @@ def constants(dense: bool, dtype: torch.dtype, tile: Tile) -> dict[str, Any]:
         "warps": tile.warps,
         "stages": tile.stages,
         "fused": True,
+        # Left alone, ptxas aims at fewer and spills a few bytes; and so it does, told this, for
+        # convolutions by positions on sm_80. None leaves it alone.
+        "maxnreg": 255 if registers else None,
     }
 
 

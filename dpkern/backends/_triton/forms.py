@@ -47,8 +47,10 @@ def _tiled(kernel: Any, dense: bool, dtype: torch.dtype, like: Any, **more: Any)
     sums = torch.float32 if like in SIXTEEN else like
     pointers = {"a": like, "g": like, "grads": sums, "factors": sums, "out": sums}
     constants: dict[Any, Any] = {**more}
-    settings = direct.constants(dense, dtype, direct.tile_of(dtype, dense, 1024, 1024))
+    tile, most = direct.tile_of(dtype, dense, 1024, 1024), kernel is not weighted.positions_kernel
+    settings = direct.constants(dense, dtype, tile, registers=dense or most)
     launched = {name: settings.pop(name) for name in ("warps", "stages", "fused")}
+    launched["registers"] = settings.pop("maxnreg")
     signature = _signature(kernel, 0, dense, **pointers)
     if dense:
         constants |= {("a_strides", 1): 1, ("g_strides", 1): 1}

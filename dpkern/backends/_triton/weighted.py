@@ -167,7 +167,7 @@ def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -
         *(operands.sizes, operands.a_strides, operands.g_strides, operands.geometry),
         *(last, each),
         WHOLE=splits == 1,
-        **constants(operands.dense, dtype, tile),
+        **constants(operands.dense, dtype, tile, registers=operands.dense or whole_samples),
     )
     if splits > 1:
         blocks = -(-out.numel() // BLOCK)
