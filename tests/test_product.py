@@ -103,6 +103,18 @@ def test_both_choices_train_alike() -> None:
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-12, atol=1e-14)
 
 
+def test_narrow_instructions_leave_products_to_the_library() -> None:
+    from dpkern.backends import cpu
+
+    for isa in testing.available_isas():
+        with testing.isa(isa):
+            own = cpu._product.own()
+            assert not own or isa.startswith("avx512")
+            with cpu.use_own_products(not own):
+                assert cpu._product.own() is not own
+            assert cpu._product.own() is own
+
+
 X, W = torch.zeros(2, 3), torch.zeros(3, 4)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "integers": (lambda: product.matmul(X.long(), W), "x"),

@@ -21,15 +21,16 @@ _chosen: bool | None = None
 
 
 @cache
-def _faster() -> bool:
-    wide = _cpu.ISAS.index(_cpu.isa()) >= _cpu.ISAS.index("avx512")
+def _library_is_narrow() -> bool:
     mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return wide and mkl and not _cpu._C.is_intel()
+    return mkl and not _cpu._C.is_intel()
 
 
 def own() -> bool:
     """Whether products run in the compiled kernel."""
-    return _faster() if _chosen is None else _chosen
+    if _chosen is not None:
+        return _chosen
+    return _cpu.isa().startswith("avx512") and _library_is_narrow()
 
 
 @contextmanager

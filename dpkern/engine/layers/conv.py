@@ -75,7 +75,7 @@ def _input_gradient(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any
     stride = options["stride"]
     pointwise = all(size == 1 for size in weight.shape[2:]) and not any(options["padding"])
     if pointwise and max(stride) > 1 and options["groups"] == 1 and not options["transposed"]:
-        # Each output position sees one input position: three times as fast as torch's own way.
+        # Each output position sees one input position: two to three times as fast as torch's way.
         gx = torch.zeros_like(x, memory_format=torch.contiguous_format)
         seen = (slice(None), slice(None), *(slice(None, None, step) for step in stride))
         gx[seen] = _DOWNWARDS[x.dim() - 3](g, weight.transpose(0, 1))
