@@ -1,0 +1,25 @@
+"""The sources' formulas as printed, beside the exact ones; nothing here certifies anything."""
+
+from . import (
+    composition,
+    divergence,
+    gaussian,
+    information,
+    markov,
+    pnsgd,
+    rdp,
+    utility_subspace,
+    water_filling,
+)
+
+__all__ = [
+    "composition",
+    "divergence",
+    "gaussian",
+    "information",
+    "markov",
+    "pnsgd",
+    "rdp",
+    "utility_subspace",
+    "water_filling",
+]
