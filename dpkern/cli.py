@@ -1,4 +1,4 @@
-"""The command line: ``dpkern train``, ``dpkern privacy``, ``dpkern check``, ``dpkern info``.
+"""The command line: ``dpkern train``, ``privacy``, ``reproduce``, ``check``, ``info``.
 
 With ``--json`` standard output carries exactly one JSON object; progress and messages go to
 standard error. Exit codes: 0 done, 1 a checked model cannot be trained privately, 2 refused (with
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, accounting
+from . import __version__, _dispatch, accounting, cli_reproduce
 from .backends import cpu
 from .engine import check_model
 from .errors import DPKernError, InvalidInput
@@ -51,6 +51,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command("reproduce")(cli_reproduce.command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

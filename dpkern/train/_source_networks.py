@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +42,12 @@ class Style:
         inner = [self.maps(size) for size in sizes[1:-1]]
         widths = [sizes[0], *inner, sizes[-1]]
         layers: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             layers += [self.dense(before, after), nn.ReLU()]
         return layers[:-1]
 
 
-def images(
-    rows: tuple[int, ...], divisor: int, model: str, *, least: int = 1
-) -> tuple[int, int]:
+def images(rows: tuple[int, ...], divisor: int, model: str, *, least: int = 1) -> tuple[int, int]:
     """``(channels, side)`` of square rows; the side is a multiple of ``divisor`` from ``least`` on.
 
     Raises:

@@ -23,7 +23,7 @@ from .models import evaluate
 from .report import Epoch
 
 EPSILON_POINTS = 15
-"""Epsilon is computed after at most this many epochs of a run."""
+"""Epsilon is computed after at most this many epochs of a run; with 0 points, never."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -54,6 +54,7 @@ class Training:
         steps_per_epoch: int,
         delta: float,
         max_physical_batch_size: int,
+        epsilon_points: int = EPSILON_POINTS,
     ) -> None:
         self.data = data
         self.model = model
@@ -62,6 +63,7 @@ class Training:
         self.steps_per_epoch = steps_per_epoch
         self.delta = delta
         self.max_physical_batch_size = max_physical_batch_size
+        self.epsilon_points = epsilon_points
         self.history: list[Epoch] = []
         self.diagnostics = Diagnostics()
         self.seconds = 0.0
@@ -145,7 +147,8 @@ class Training:
         epoch = self.step.steps // self.steps_per_epoch
         epochs = self.batches.steps // self.steps_per_epoch
         # The accountant may take longer than a small epoch.
-        account = epoch == epochs or epoch % -(-epochs // EPSILON_POINTS) == 0
+        points = self.epsilon_points
+        account = points > 0 and (epoch == epochs or epoch % -(-epochs // points) == 0)
         seeded = self.step.key.seeded
         return Epoch(
             epoch=epoch,

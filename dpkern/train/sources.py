@@ -70,15 +70,11 @@ SOURCES: dict[str, Source] = {
         ),
     ),
     "gredp-model3": Source(
-        make=partial(
-            networks.stacked, stages=((32, 32), (64, 64), (128, 128)), hidden=(120,)
-        ),
+        make=partial(networks.stacked, stages=((32, 32), (64, 64), (128, 128)), hidden=(120,)),
         rows=CIFAR_ROWS,
         readings=("2 convolutions per stage of 32, 64, 128 maps", *_UNSTATED),
     ),
-    "gredp-alexnet": Source(
-        make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)
-    ),
+    "gredp-alexnet": Source(make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)),
     "gredp-resnet18": Source(
         make=partial(networks.resnet18, stem=7),
         rows=CIFAR_ROWS,
@@ -92,9 +88,7 @@ SOURCES: dict[str, Source] = {
         rows=MNIST_ROWS,
         readings=("6 and 16 maps, padding 2: 61706 parameters", *_UNSTATED),
     ),
-    "directional-alexnet": Source(
-        make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)
-    ),
+    "directional-alexnet": Source(make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)),
     "directional-resnet18": Source(
         make=partial(networks.resnet18, stem=3),
         rows=CIFAR_ROWS,
@@ -150,4 +144,5 @@ def _no_norm(maps: int) -> nn.Module:
 
 
 def _circulant(inputs: int, outputs: int) -> nn.Module:
-    return BlockCirculantLinear(inputs, outputs, block=BLOCK)
+    layer: nn.Module = BlockCirculantLinear(inputs, outputs, block=BLOCK)
+    return layer
