@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 from typing import TYPE_CHECKING, Any
 
-from . import accounting, errors, interop, mechanisms, ops, rng
+from . import accounting, errors, interop, mechanisms, nn, ops, rng
 from ._dispatch import use
 from .errors import (
     BackendError,
@@ -37,6 +37,7 @@ __all__ = [
     "fix",
     "interop",
     "mechanisms",
+    "nn",
     "ops",
     "rng",
     "use",

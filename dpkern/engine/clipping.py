@@ -28,8 +28,9 @@ from ..ops._count import count
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
+from .merge import merge
 from .parameter import plainly
-from .records import Explicit, merge, wide_dense
+from .records import Explicit, wide_dense
 from .uses import Arrival, Slot
 
 
