@@ -21,6 +21,7 @@ from .step import DPStep
 if TYPE_CHECKING:
     from .engine import PrivacyEngine
     from .engine.fix import fix
+    from .engine.survey import survey
 
 __all__ = [
     "BackendError",
@@ -40,6 +41,7 @@ __all__ = [
     "nn",
     "ops",
     "rng",
+    "survey",
     "use",
 ]
 
@@ -54,4 +56,8 @@ def __getattr__(name: str) -> Any:
         from .engine.fix import fix
 
         return fix
+    if name == "survey":
+        from .engine.survey import survey
+
+        return survey
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
