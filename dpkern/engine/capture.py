@@ -89,6 +89,8 @@ class Capture:
         self.early: Early | None = None
         self.anywhere: Callable[[bool], bool] | None = None
         """Whether any process says yes, where backward passes need all processes."""
+        self.on_use: Callable[[Use, Tensor], None] | None = None
+        """Who is told of every use and its input."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -236,6 +238,8 @@ class Capture:
                     target.source.uses += 1
         if site not in self._verified:
             self._fresh.append(use)
+        if self.on_use is not None:
+            self.on_use(use, x)
         return use
 
     def given(self, tensor: Tensor) -> bool:

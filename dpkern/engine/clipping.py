@@ -22,14 +22,15 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
-from ..mechanisms.base import Plan
+from ..mechanisms import Plan
 from ..ops import clip, ghost
 from ..ops._count import count
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
+from .merge import merge
 from .parameter import plainly
-from .records import Explicit, merge, wide_dense
+from .records import Explicit, wide_dense
 from .uses import Arrival, Slot
 
 
