@@ -25,7 +25,8 @@ from .engine import check_model
 from .errors import DPKernError, InvalidInput
 from .mechanisms import DPSGD
 from .train import display
-from .train.models import MODELS, build
+from .train.mechanism import NAMES
+from .train.models import ALL_MODELS, build, example_rows
 from .train.options import (
     ARITHMETICS,
     CLIPPINGS,
@@ -41,8 +42,6 @@ from .train.session import DEFAULT_BATCH_SIZE, Session
 CHECK_FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
-
-DIGITS = (64,)  # the rows for which check makes its presets
 
 app = typer.Typer(
     name="dpkern",
@@ -124,7 +123,30 @@ def train(
         _option(PrivacyOptions, "data", "'digits', or a .npz or .csv file, or a folder with one."),
     ] = None,
     model: Annotated[
-        str | None, _option(ModelOptions, "model", f"One of {', '.join(MODELS)}.")
+        str | None, _option(ModelOptions, "model", f"One of {', '.join(ALL_MODELS)}.")
+    ] = None,
+    linear: Annotated[
+        str | None,
+        _option(ModelOptions, "linear", "dense or circulant layers in a source's model."),
+    ] = None,
+    norm: Annotated[
+        str | None, _option(ModelOptions, "norm", "group or none in a source's model.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, _option(PrivacyOptions, "mechanism", f"One of {', '.join(NAMES)}.")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "mode",
+            "corrected, or published: as the source prints it, with the source's claim beside "
+            "what is certified.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: a field of the mechanism; may be repeated."),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -248,6 +270,8 @@ def train(
     # The first statement, while the local variables are the options and nothing else.
     given = {name: value for name, value in locals().items() if value is not None}
     del given["json"], given["no_figure"]
+    if settings is not None:
+        given["settings"] = tuple(settings)
     session = Session(given | {"figure": not no_figure})
     messages = Console(stderr=True)
     try:
@@ -354,7 +378,7 @@ def check(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(MODELS)}, or path/to/file.py:callable, or "
+            help=f"One of {', '.join(ALL_MODELS)}, or path/to/file.py:callable, or "
             "package.module:callable; the callable takes no arguments and returns the model."
         ),
     ],
@@ -364,7 +388,9 @@ def check(
 
     Runs the code that makes the model. Exit code 1 if anything is refused.
     """
-    presets = {name: partial(build, name, row_shape=DIGITS, classes=10) for name in MODELS}
+    presets = {
+        name: partial(build, name, row_shape=example_rows(name), classes=10) for name in ALL_MODELS
+    }
     with redirect_stdout(sys.stderr):  # the user's code may print
         found = check_model.load_model(model, presets)
         findings = check_model.report(found)

@@ -97,13 +97,12 @@ def print_findings(
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """The end of a run; the certified epsilon and the held-out accuracy first."""
+    """The end of a run; claimed and certified epsilon side by side, then the accuracy."""
     public, environment = summary["public"], summary["environment"]
     rows: list[tuple[str, Any]] = [
+        ("epsilon", _epsilons(summary)),
         ("privacy", summary["statement"]),
         ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
-        ("epsilon certified", summary["epsilon_certified"]),
-        ("epsilon claimed", summary["epsilon_claimed"]),
     ]
     if "epsilon_if_seed_secret" in summary:
         rows.append(("epsilon if seed secret", summary["epsilon_if_seed_secret"]))
@@ -132,6 +131,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     ]
     if summary["figure"]:
         rows.append(("figure", summary["figure"]))
+    rows += [("data", warning) for warning in summary["data_warnings"]]
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
         if losses:
@@ -139,6 +139,13 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         nonfinite = summary["diagnostics"]["nonfinite_samples"]
         rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
     print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
+
+
+def _epsilons(summary: Mapping[str, Any]) -> str:
+    """Whose number is which; an infinite one in words."""
+    claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
+    proved = "non-private" if certified == "inf" else f"{number(certified)}"
+    return f"claimed {number(claimed)} | certified {proved}"
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

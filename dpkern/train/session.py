@@ -14,14 +14,14 @@ import torch
 from .. import __version__, _dispatch, accounting
 from .._validate import require
 from ..backends import cpu
-from ..engine import groups
 from ..engine.sampling import make_batches
 from ..errors import BackendError, InvalidInput, PrivacyError
-from ..mechanisms import DPSGD
+from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
 from . import checkpoint, data, files, models, report
 from .loop import Training
+from .mechanism import Run, make
 from .options import Options, RunOptions, only
 from .report import Epoch
 
@@ -72,6 +72,8 @@ class Session:
             row_shape=self.data.row_shape,
             classes=self.data.classes,
             init_seed=self.options.model.init_seed,
+            linear=self.options.model.linear,
+            norm=self.options.model.norm,
         )
         rows = len(self.data.x_train)
         batch_size = _batch_size(privacy.batch_size, rows)
@@ -92,29 +94,21 @@ class Session:
             "sample_rate": batches.sample_rate,
             "dataset_size": rows,
         }
-        parameters = [p.detach() for p in model.parameters()]
-        mechanism = DPSGD(
-            noise_multiplier=1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier,
-            max_grad_norm=privacy.max_grad_norm,
-            clipping=privacy.clipping,
-            arithmetic=privacy.arithmetic,
-            groups=groups.by_owner(model) if privacy.clipping == "group" else None,
+        run_facts = Run(
+            model=model,
+            row_shape=self.data.row_shape,
+            classes=self.data.classes,
+            steps=batches.steps,
+            sample_rate=batches.sample_rate,
+            rows=rows,
+            batch_size=batch_size,
+            delta=privacy.delta,
         )
-        if saved is not None:
-            mechanism = mechanism.with_noise_multiplier(saved["noise_multiplier"])
-        elif privacy.epsilon is not None:
-            mechanism = accounting.calibrate(
-                mechanism,
-                target_epsilon=privacy.epsilon,
-                steps=batches.steps,
-                delta=privacy.delta,
-                dimension=sum(p.numel() for p in parameters),
-                **sampling,
-            )
+        mechanism = self._mechanism(run_facts, saved, sampling)
         self.mechanism = mechanism
         step = DPStep(
             mechanism,
-            parameters,
+            [p.detach() for p in model.parameters()],
             expected_batch_size=batches.expected_batch_size,
             optimizer=self.options.model.rule(),
             unsafe_seed=privacy.unsafe_seed,
@@ -130,6 +124,36 @@ class Session:
             steps_per_epoch=steps_per_epoch,
             delta=privacy.delta,
             max_physical_batch_size=run.max_physical_batch_size,
+        )
+
+    def _mechanism(
+        self, facts: Run, saved: Mapping[str, Any] | None, sampling: Mapping[str, Any]
+    ) -> Mechanism:
+        """The mechanism with its noise: as saved, as given, or calibrated."""
+        privacy = self.options.privacy
+        mechanism, open_noise = make(
+            privacy.mechanism,
+            facts,
+            mode=privacy.mode,
+            settings=privacy.settings,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            max_grad_norm=privacy.max_grad_norm,
+            clipping=privacy.clipping,
+            arithmetic=privacy.arithmetic,
+        )
+        if not open_noise:
+            return mechanism
+        if saved is not None:
+            return mechanism.with_noise_multiplier(saved["noise_multiplier"])
+        assert privacy.epsilon is not None
+        return accounting.calibrate(
+            mechanism,
+            target_epsilon=privacy.epsilon,
+            steps=facts.steps,
+            delta=privacy.delta,
+            dimension=sum(p.numel() for p in facts.model.parameters()),
+            **sampling,
         )
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
@@ -213,6 +237,7 @@ class Session:
             "certified_for": certificate["certified_for"],
             "noise_multiplier": self.mechanism.noise_multiplier,
             "max_grad_norm": privacy.max_grad_norm,
+            "data_warnings": list(self.data.warnings),
             "test_accuracy": accuracy,
             "test_loss": loss,
             "test_note": "held-out rows are not protected by epsilon",
