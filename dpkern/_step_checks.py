@@ -11,7 +11,8 @@ import torch
 
 from . import _validate as check
 from .errors import InvalidInput, PrivacyError
-from .mechanisms.base import Mechanism, Plan
+from .mechanisms.base import Mechanism
+from .mechanisms.plan import Plan
 from .ops import clip, noise, update
 from .rng import Key
 

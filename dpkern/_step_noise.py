@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
 
-from .mechanisms.base import Plan
+from .mechanisms.plan import Plan
 from .ops import update
 from .rng import Key, Purpose
 

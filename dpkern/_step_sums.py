@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .mechanisms.base import Plan
+from .mechanisms.plan import Plan
 from .ops import clip
 from .ops._count import count
 

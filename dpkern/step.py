@@ -338,7 +338,7 @@ class DPStep:
     def _fingerprint(self) -> dict[str, Any]:
         rule = self._optimizer
         return {
-            "mechanism": repr(self._first_mechanism),
+            "mechanism": self._first_mechanism.fingerprint,
             "shapes": [list(p.shape) for p in self.params],
             "dtype": ", ".join(sorted({str(p.dtype) for p in self.params})),
             "expected_batch_size": self.expected_batch_size,

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
-from dpkern.mechanisms import DPSGD
-from dpkern.mechanisms.base import Plan
+from dpkern.mechanisms import DPSGD, Plan
 from dpkern.ops import clip
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpkern.engine import layers, records  # noqa: F401  (layers registers the rules)
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
-from dpkern.mechanisms.base import Plan
+from dpkern.mechanisms import Plan
 from dpkern.ops import clip
 from tests.engine_oracle import Op, draw, make, per_sample_gradients, plan_for, squares, tokens
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
-from ..mechanisms.base import Plan
+from ..mechanisms import Plan
 from ..ops import clip, ghost
 from ..ops._count import count
 from ..step import DPStep

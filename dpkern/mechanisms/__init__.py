@@ -1,6 +1,24 @@
 """Mechanisms: frozen configurations that make a plan and compute their own privacy event."""
 
-from .base import Block, Mechanism, Plan
+from .base import Mechanism
 from .dpsgd import DPSGD
+from .memory import Memory
+from .notes import Note
+from .plan import Block, Importance, Plan
+from .release import Crop, Diagonal, Open, Release
+from .site import Site
 
-__all__ = ["DPSGD", "Block", "Mechanism", "Plan"]
+__all__ = [
+    "DPSGD",
+    "Block",
+    "Crop",
+    "Diagonal",
+    "Importance",
+    "Mechanism",
+    "Memory",
+    "Note",
+    "Open",
+    "Plan",
+    "Release",
+    "Site",
+]

@@ -27,17 +27,10 @@ from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION, NOTHING, REAL_SUMS, RELEASED_BITS
 from ..errors import InvalidInput
-from .base import (
-    Block,
-    Mechanism,
-    Plan,
-    checked_bound,
-    checked_noise_multiplier,
-    checked_shapes,
-    exact_multiplier,
-    first_positions,
-    float_multiplier,
-)
+from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
+from .certify import exact_multiplier, float_multiplier, gaussian_spec, lattice_bound
+from .memory import Memory
+from .plan import Block, Plan, laid_out
 
 CLIPPING = ("flat", "per_layer", "group", "automatic")
 ARITHMETIC = ("exact", "float")
@@ -188,7 +181,7 @@ class DPSGD(Mechanism):
             return events.non_private()
         return events.gaussian(self.noise_multiplier)
 
-    def plan(self, shapes: Sequence[Sequence[int]]) -> Plan:
+    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         """The plan for parameters of these shapes, in this order.
 
         Raises:
@@ -212,33 +205,23 @@ class DPSGD(Mechanism):
                 got=f"{len(groups)} bounds",
                 remedy="Pass one bound for every parameter of the model.",
             )
-        positions = first_positions(sizes)
         blocks = []
-        for index, (shape, position) in enumerate(zip(sizes, positions, strict=True)):
+        for index, shape in enumerate(sizes):
             group = index if per_layer else 0 if self.groups is None else self.groups[index]
             bound, sd = groups[group]
-            blocks.append(
-                Block(
-                    index=index,
-                    shape=shape,
-                    clip_group=group,
-                    bound=bound,
-                    sd=sd,
-                    first_position=position,
-                )
-            )
-        dimension = max(1, sum(block.size for block in blocks))
+            blocks.append(Block(shape=shape, clip_group=group, bound=bound, sd=sd))
+        placed = laid_out(blocks)
         return Plan(
             mechanism=self.name,
             mode=self.mode,
-            blocks=tuple(blocks),
+            blocks=placed,
             clipping=self.clipping,
             # Without noise there is no lattice to sum on.
             arithmetic=self.arithmetic if self.private else "float",
             distribution="gaussian" if self.private else None,
             neighbouring=self.neighbouring,
             certified_for=self.certified_for,
-            spec=self._event(groups, dimension) if self.private else events.non_private(),
+            spec=gaussian_spec(placed, self.arithmetic),
         )
 
     def _groups(self, layers: int) -> list[tuple[float, float]]:
@@ -260,18 +243,4 @@ class DPSGD(Mechanism):
         """The event of clip groups that one sample moves together."""
         if self.arithmetic == "float":
             return events.gaussian(float_multiplier(groups, dimension))
-        integers = [_integer_bound(bound, sd) for bound, sd in groups]
-        return events.gaussian(exact_multiplier(integers))
-
-
-def _integer_bound(bound: float, sd: float) -> int:
-    block = Block(index=0, shape=(), clip_group=0, bound=bound, sd=sd, first_position=0)
-    integers = block.integer_bound
-    if not integers:
-        raise InvalidInput(
-            "max_grad_norm",
-            expected=f"bounds of at least one lattice unit, {block.unit}",
-            got=bound,
-            remedy="Raise this layer's bound or lower the noise multiplier.",
-        )
-    return integers
+        return events.gaussian(exact_multiplier([lattice_bound(*group) for group in groups]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
@@ -32,6 +32,8 @@ class ClipResult:
         unit: lattice unit per tensor, exact arithmetic only.
         p: the norm.
         max_norms: the bound per clip group: one number, or one per tensor (per layer).
+        raw: sums of the same samples without clipping, for a release that bounds them itself; never
+            returned, saved or logged.
     """
 
     sums: tuple[torch.Tensor, ...]
@@ -43,6 +45,7 @@ class ClipResult:
     unit: tuple[float, ...] | None
     p: int
     max_norms: tuple[float, ...]
+    raw: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
