@@ -40,6 +40,7 @@ WITHOUT_KERNEL = {
     "ghost.linear_sum",
     "ghost.tied_cross",
     "product.matmul",
+    "symbols.randomize",
     "update.advance",
 }
 
