@@ -19,11 +19,10 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, accounting, cli_reproduce
+from . import __version__, _dispatch, cli_privacy, cli_reproduce
 from .backends import cpu
 from .engine import check_model
-from .errors import DPKernError, InvalidInput
-from .mechanisms import DPSGD
+from .errors import DPKernError
 from .train import display
 from .train.mechanism import NAMES
 from .train.models import ALL_MODELS, build, example_rows
@@ -51,6 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command("privacy")(cli_privacy.command)
 app.command("reproduce")(cli_reproduce.command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
@@ -302,75 +302,6 @@ def _leave_checkpoint(session: Session, messages: Console, as_json: bool) -> Non
     messages.print(Text(text), soft_wrap=True)
     if as_json:
         _print_json(content)
-
-
-@app.command()
-def privacy(
-    sample_rate: Annotated[float, typer.Option(help="Expected batch size / number of rows.")],
-    steps: Annotated[int, typer.Option(help="Number of steps.")],
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise, in units of the norm bound.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Or a target: print the least noise that meets it.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
-    sampling: Annotated[
-        str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
-    ] = "poisson",
-    dataset_size: Annotated[
-        int | None, typer.Option(help="Number of rows; needed by fixed sampling.")
-    ] = None,
-    clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = "flat",
-    arithmetic: Annotated[str, typer.Option(help=f"One of {', '.join(ARITHMETICS)}.")] = "exact",
-    mode: Annotated[
-        str, typer.Option(help="published claims what the paper of DP-SGD does.")
-    ] = "corrected",
-    json: Json = False,
-) -> None:
-    """Certified epsilon of a planned run, or the noise that it needs."""
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput(
-            "epsilon, noise_multiplier",
-            expected="exactly one of them",
-            got="neither" if epsilon is None else "both",
-            remedy="Pass --noise-multiplier to get an epsilon, or --epsilon to get the noise.",
-        )
-    mechanism = DPSGD(
-        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        max_grad_norm=1.0,
-        # Groups share the bound as layers do: what holds for every number of layers holds for them.
-        clipping="per_layer" if clipping == "group" else clipping,
-        arithmetic=arithmetic,
-        mode=mode,
-    )
-    run: dict[str, Any] = {
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "delta": delta,
-        "sampling": sampling,
-        "dataset_size": dataset_size,
-    }
-    if epsilon is not None:
-        mechanism = accounting.calibrate(mechanism, target_epsilon=epsilon, **run)
-    certificate = accounting.certify(mechanism, **run).to_dict()
-    result: dict[str, Any] = {
-        "mechanism": mechanism.name,
-        "mode": mechanism.mode,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "epsilon_claimed": accounting.claimed_epsilon(mechanism, **run),
-        "epsilon_certified": certificate.pop("epsilon"),
-        **run,
-        **certificate,
-    }
-    if json:
-        _print_json(result)
-        return
-    rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
-    plain = [(name, value) for name, value in rows if name not in ("bounds", "notes", "event")]
-    bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
-    notes = [("note", note) for note in result["notes"]]
-    display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])
 
 
 @app.command()

@@ -31,7 +31,7 @@ class Run:
     """What a mechanism may have to know of its run.
 
     Attributes:
-        model: not private yet.
+        model: not private yet; None where only numbers are asked for.
         row_shape: of one sample.
         classes: number of labels.
         steps: of the whole run.
@@ -41,7 +41,7 @@ class Run:
         delta: of the run.
     """
 
-    model: nn.Module
+    model: nn.Module | None
     row_shape: tuple[int, ...]
     classes: int
     steps: int
@@ -82,13 +82,24 @@ OPTIONS = ("noise_multiplier", "max_grad_norm", "clipping", "arithmetic", "mode"
 """Fields with an option of their own."""
 
 
+def _model(run: Run) -> nn.Module:
+    if run.model is None:
+        raise InvalidInput(
+            "model",
+            expected="a model, because this mechanism depends on its layers",
+            got="none",
+            remedy="Pass --model, and --row-shape if its rows are not the usual ones.",
+        )
+    return run.model
+
+
 def _groups(run: Run, given: Fields) -> Fields:
-    return {"groups": groups.by_owner(run.model)} if given.get("clipping") == "group" else {}
+    return {"groups": groups.by_owner(_model(run))} if given.get("clipping") == "group" else {}
 
 
 def _sites(run: Run, given: Fields) -> Fields:
     del given
-    return {"sites": survey(run.model, torch.zeros(2, *run.row_shape))}
+    return {"sites": survey(_model(run), torch.zeros(2, *run.row_shape))}
 
 
 BUILDERS: dict[str, Builder] = {

@@ -104,7 +104,8 @@ class Session:
             batch_size=batch_size,
             delta=privacy.delta,
         )
-        mechanism = self._mechanism(run_facts, saved, sampling)
+        dimension = sum(p.numel() for p in model.parameters())
+        mechanism = self._mechanism(run_facts, saved, dimension, sampling)
         self.mechanism = mechanism
         step = DPStep(
             mechanism,
@@ -127,7 +128,11 @@ class Session:
         )
 
     def _mechanism(
-        self, facts: Run, saved: Mapping[str, Any] | None, sampling: Mapping[str, Any]
+        self,
+        facts: Run,
+        saved: Mapping[str, Any] | None,
+        dimension: int,
+        sampling: Mapping[str, Any],
     ) -> Mechanism:
         """The mechanism with its noise: as saved, as given, or calibrated."""
         privacy = self.options.privacy
@@ -152,7 +157,7 @@ class Session:
             target_epsilon=privacy.epsilon,
             steps=facts.steps,
             delta=privacy.delta,
-            dimension=sum(p.numel() for p in facts.model.parameters()),
+            dimension=dimension,
             **sampling,
         )
 
