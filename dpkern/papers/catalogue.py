@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, directional, pnsgd
+from . import claims, directional, gredp, pnsgd
 from .result import Result
 from .runner import Request
 
@@ -18,6 +18,17 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig2": directional.fig2,
         "sampling": directional.sampling,
         "kappa": directional.worst_direction,
+    },
+    "gredp": {
+        "table1": gredp.table1,
+        "by-eps": gredp.by_epsilon,
+        "table7": gredp.table7,
+        "table8": gredp.table8,
+        "fig3": gredp.fig3,
+        "fig4": gredp.fig4,
+        "fig5": gredp.fig5,
+        "variance": gredp.variance,
+        "checks": gredp.checks,
     },
     "pnsgd": {"table": pnsgd.table, "rules": pnsgd.rules, "bound": pnsgd.bound},
 }

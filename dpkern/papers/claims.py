@@ -41,6 +41,14 @@ class Released:
     dimension: int | None = 1
 
     @property
+    def unsampled(self) -> EventSpec:
+        return events.no_op()
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def certified_for(self) -> str:
         return NOTHING if self.spec == events.non_private() else RELEASED_BITS
 

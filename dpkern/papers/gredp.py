@@ -117,7 +117,9 @@ CLIP_0_1 = {
 """Table VIII at clipping norm 0.1; its other column is that of ``BY_EPSILON``."""
 
 
-def setting(request: Request, name: str, method: str, *, batch: int = BATCH, lr: float = 0.0) -> Setting:
+def setting(
+    request: Request, name: str, method: str, *, batch: int = BATCH, lr: float = 0.0
+) -> Setting:
     """Data, model and length of one run: 3 epochs of 1000 rows in quick runs, else 30 of all."""
     experiment = EXPERIMENTS[name]
     data = request.dataset(experiment.substitute, rows=1000)
@@ -139,9 +141,7 @@ def setting(request: Request, name: str, method: str, *, batch: int = BATCH, lr:
     )
 
 
-def mechanism(
-    method: str, where: Setting, epsilon: float, *, clip: float = 1.0
-) -> Mechanism:
+def mechanism(method: str, where: Setting, epsilon: float, *, clip: float = 1.0) -> Mechanism:
     """The published mechanism, its claim calibrated to ``epsilon``; ``plain`` neither clips nor
     adds noise."""
     if method == "plain":
@@ -243,9 +243,8 @@ def table8(request: Request) -> Result:
     """GReDP at clipping norms 0.1 and 1."""
     rows = []
     for name in ("LeNet-5",) if request.quick else tuple(EXPERIMENTS):
-        for place, epsilon in enumerate(EPSILONS[1::2] if request.quick else EPSILONS):
+        for epsilon in EPSILONS[1::2] if request.quick else EPSILONS:
             index = EPSILONS.index(epsilon)
-            del place
             for clip, printed in (
                 (0.1, CLIP_0_1[name][index]),
                 (1.0, BY_EPSILON[name, "GReDP"][index]),
@@ -392,9 +391,7 @@ def checks(request: Request) -> Result:
         ):
             multiplier = sigma / math.sqrt(factor)
             claim, _ = certified(events.gaussian(sigma), sample_rate=rate, steps=steps)
-            proved, relation = certified(
-                events.gaussian(multiplier), sample_rate=rate, steps=steps
-            )
+            proved, relation = certified(events.gaussian(multiplier), sample_rate=rate, steps=steps)
             rows.append(
                 Row(
                     item="checks",

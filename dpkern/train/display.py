@@ -101,6 +101,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     public, environment = summary["public"], summary["environment"]
     rows: list[tuple[str, Any]] = [
         ("epsilon", _epsilons(summary)),
+        ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
         ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
     ]
@@ -131,6 +132,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     ]
     if summary["figure"]:
         rows.append(("figure", summary["figure"]))
+    rows += [("note", f"{note['id']}: {note['text']}") for note in summary["notes"]]
     rows += [("data", warning) for warning in summary["data_warnings"]]
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
@@ -144,8 +146,11 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
 def _epsilons(summary: Mapping[str, Any]) -> str:
     """Whose number is which; an infinite one in words."""
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
-    proved = "non-private" if certified == "inf" else f"{number(certified)}"
-    return f"claimed {number(claimed)} | certified {proved}"
+    proved = "non-private" if certified == "inf" else number(certified)
+    target = summary.get("calibrated_to")
+    return f"claimed {number(claimed)} | certified {proved}" + (
+        f" (noise calibrated to the {target} one)" if target else ""
+    )
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -219,5 +219,8 @@ def _value(text: str, kind: Any) -> Any:
     if kind is str:
         return text
     if typing.get_origin(kind) is tuple:
-        return tuple(_value(part, typing.get_args(kind)[0]) for part in text.split(","))
+        parts, inner = text.split(","), typing.get_args(kind)
+        each = [inner[0]] * len(parts) if inner[1:] == (Ellipsis,) else list(inner)
+        if len(each) == len(parts):
+            return tuple(_value(*pair) for pair in zip(parts, each, strict=True))
     raise ValueError(text)

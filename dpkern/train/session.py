@@ -29,6 +29,9 @@ DEFAULT_BATCH_SIZE = 400
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
 
+CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
+"""What ``epsilon`` asks for: published experiments calibrate the source's claim."""
+
 TRAINING_OPS = ("clip.clip_sum", "update.step")
 
 
@@ -117,6 +120,8 @@ class Session:
             backend=run.backend,
             **sampling,
         )
+        if privacy.epsilon is not None:
+            step.calibrated_to = CALIBRATED_TO[privacy.mode]
         return Training(
             data=self.data,
             model=model,
@@ -154,6 +159,7 @@ class Session:
         assert privacy.epsilon is not None
         return accounting.calibrate(
             mechanism,
+            to=CALIBRATED_TO[privacy.mode],
             target_epsilon=privacy.epsilon,
             steps=facts.steps,
             delta=privacy.delta,
@@ -291,7 +297,7 @@ def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: 
         )
     if facts.get("epsilon_if_seed_secret", "inf") != "inf":
         return "not private against anyone who knows the seed of the noise"
-    return "not private: nothing can be certified"
+    return f"not private: {facts['non_private'] or 'nothing can be certified'}"
 
 
 def backend_in_use(wanted: str | None) -> str:
