@@ -3,6 +3,6 @@ published per-sample pipelines in full."""
 
 from . import literal
 from ._band import Band
-from ._basis import Pencil, pencil, whitening
+from ._basis import Pencil, pencil, smoothing, whitening
 
-__all__ = ["Band", "Pencil", "literal", "pencil", "whitening"]
+__all__ = ["Band", "Pencil", "literal", "pencil", "smoothing", "whitening"]
