@@ -128,7 +128,7 @@ def half_gains(band: Band) -> torch.Tensor:
 def powers(spectra: torch.Tensor, groups: int) -> torch.Tensor:
     """Sums of ``|x|^2`` over the channels of each group: float64 ``[B, groups, bins]``."""
     plane = torch.view_as_real(spectra.to(torch.complex128)).square().sum(-1)
-    return plane.flatten(2).unflatten(1, (groups, -1)).sum(2)
+    return torch.stack([part.sum(1) for part in plane.flatten(2).chunk(groups, 1)], 1)
 
 
 def product_squares(
@@ -159,7 +159,8 @@ def product_squares(
     x_most, g_most = (p.flatten(1).amax(1).sqrt() for p in (folded, g_powers))
     share = math.prod(grid.folded) ** 0.5
     slack = eta * (g_most * x_norm + share * g_norm * (x_most + eta * x_norm))
-    return (squares.sqrt() + slack).square() * (1 + 2.0**-42)
+    above: torch.Tensor = squares.sqrt() + slack
+    return above.square() * (1 + 2.0**-42)
 
 
 __all__ = [

@@ -119,7 +119,8 @@ def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch
     part = x[:, :, :height, :width]
     maps[:, :, top : top + part.shape[2], left : left + part.shape[3]] = part
     spectra = torch.fft.rfft2(maps).mul_(gains)
-    return torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
+    out: torch.Tensor = torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
+    return out
 
 
 def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:

@@ -74,7 +74,8 @@ def whitened_norm(
     rows = grads.double().reshape(grads.shape[0], -1, matrix.shape[1])
     norms: torch.Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
     error = gamma(matrix.shape[1] + 8) * matrix.norm() * rows.flatten(1).norm(dim=1)
-    return (norms + error).square() * (1 + 2.0**-42)
+    above: torch.Tensor = norms + error
+    return above.square() * (1 + 2.0**-42)
 
 
 def conv_release(
