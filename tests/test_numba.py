@@ -41,6 +41,14 @@ WITHOUT_KERNEL = {
     "ghost.tied_cross",
     "product.matmul",
     "symbols.randomize",
+    "spectral.bins_sum",
+    "spectral.circulant_gradient",
+    "spectral.circulant_norm",
+    "spectral.circulant_sum",
+    "spectral.conv_bins",
+    "spectral.conv_norm",
+    "spectral.filtered",
+    "spectral.whitened_norm",
     "update.advance",
 }
 

@@ -169,6 +169,7 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
   bindings::add_symbols(m);
+  bindings::add_spectral(m);
 #if DPKERN_CUDA
   py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
   bindings::add_cuda(cuda);
