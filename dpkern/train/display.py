@@ -140,6 +140,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
             rows.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
         nonfinite = summary["diagnostics"]["nonfinite_samples"]
         rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
+    rows = [(name, value) for name, value in rows if value is not None]
     print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
 
 

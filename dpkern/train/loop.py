@@ -28,6 +28,15 @@ EPSILON_POINTS = 15
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of logits and labels, summed over the samples."""
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of every model here."""
+    return nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
 @dataclass
 class Diagnostics:
     """Seen while training and not covered by epsilon: never in a checkpoint."""
@@ -55,6 +64,7 @@ class Training:
         delta: float,
         max_physical_batch_size: int,
         epsilon_points: int = EPSILON_POINTS,
+        loss: Loss = summed_cross_entropy,
     ) -> None:
         self.data = data
         self.model = model
@@ -64,6 +74,7 @@ class Training:
         self.delta = delta
         self.max_physical_batch_size = max_physical_batch_size
         self.epsilon_points = epsilon_points
+        self.loss = loss
         self.history: list[Epoch] = []
         self.diagnostics = Diagnostics()
         self.seconds = 0.0
@@ -132,7 +143,7 @@ class Training:
         for rows in torch.split(batch, self.max_physical_batch_size) if len(batch) else ():
             self._capture.hand_out(len(rows))
             logits = self.model(self.data.x_train[rows])
-            loss = nn.functional.cross_entropy(logits, self.data.y_train[rows], reduction="sum")
+            loss = self.loss(logits, self.data.y_train[rows])
             torch.autograd.backward(loss)
             close_into(self.step, self._capture)
             self._loss_of_epoch += float(loss.detach())

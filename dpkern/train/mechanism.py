@@ -97,13 +97,39 @@ def _groups(run: Run, given: Fields) -> Fields:
     return {"groups": groups.by_owner(_model(run))} if given.get("clipping") == "group" else {}
 
 
-def _sites(run: Run, given: Fields) -> Fields:
+def _layers(run: Run, given: Fields) -> Fields:
+    sites = survey(_model(run), torch.zeros(2, *run.row_shape))
+    return {"sites": sites, **_groups(run, given)}
+
+
+def _expected_batch(run: Run, given: Fields) -> Fields:
     del given
-    return {"sites": survey(_model(run), torch.zeros(2, *run.row_shape))}
+    return {"expected_batch_size": float(run.batch_size)}
+
+
+def _categories(run: Run, given: Fields) -> Fields:
+    if "epsilon" not in given:
+        raise InvalidInput(
+            "epsilon",
+            expected="the epsilon of one response",
+            got="none",
+            remedy="Pass --epsilon; the probability of a lie follows from it.",
+        )
+    return {"categories": run.classes}
 
 
 BUILDERS: dict[str, Builder] = {
+    "adaclip": Builder(kind="AdaClip", more=_expected_batch, derived=("expected_batch_size",)),
     "dpsgd": Builder(kind="DPSGD", more=_groups, derived=("groups",)),
+    "gredp": Builder(kind="GReDP", more=_layers, derived=("groups", "sites")),
+    "laplace_sgd": Builder(kind="LaplaceSGD"),
+    "randomized_response": Builder(
+        kind="RandomizedResponse",
+        more=_categories,
+        derived=("categories", "epsilon"),
+        budget=MODES,
+    ),
+    "spectral_dp": Builder(kind="SpectralDP", more=_layers, derived=("groups", "sites")),
 }
 """By the name that ``--mechanism`` takes."""
 

@@ -97,7 +97,8 @@ def write_figure(path: Path, history: Sequence[Epoch], *, title: str, epsilon_la
         if drawn:
             axes.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
         else:
-            axes.text(0.5, 0.5, "infinite", ha="center", transform=axes.transAxes)
+            text = "infinite" if any(value is not None for value in values) else "spent at once"
+            axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
     figure.suptitle(title)
     canvas = agg.FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file))

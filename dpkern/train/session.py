@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import __version__, _dispatch, accounting
+from .. import __version__, accounting
 from .._validate import require
 from ..backends import cpu
 from ..engine.sampling import make_batches
-from ..errors import BackendError, InvalidInput, PrivacyError
+from ..errors import InvalidInput, PrivacyError
+from ..mechanisms import RandomizedResponse
 from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
-from . import checkpoint, data, files, models, report
-from .loop import Training
+from . import checkpoint, data, files, models, report, responses
+from .loop import EPSILON_POINTS, Training, summed_cross_entropy
+from .machine import backend_in_use, torch_threads
 from .mechanism import Run, make
 from .options import Options, RunOptions, only
 from .report import Epoch
@@ -31,8 +32,6 @@ SMALL_MODEL = 100_000
 
 CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
 """What ``epsilon`` asks for: published experiments calibrate the source's claim."""
-
-TRAINING_OPS = ("clip.clip_sum", "update.step")
 
 
 class Session:
@@ -81,16 +80,17 @@ class Session:
         rows = len(self.data.x_train)
         batch_size = _batch_size(privacy.batch_size, rows)
         steps_per_epoch = rows // batch_size
+        key = (
+            Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
+            if privacy.unsafe_seed is not None
+            else Key.fresh(privacy.rounds)
+        )
         batches = make_batches(
             privacy.sampling,
             dataset_size=rows,
             batch_size=batch_size,
             steps=privacy.epochs * steps_per_epoch,
-            key=(
-                Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
-                if privacy.unsafe_seed is not None
-                else Key.fresh(privacy.rounds)
-            ),
+            key=key,
         )
         sampling: dict[str, Any] = {
             "sampling": privacy.sampling,
@@ -110,8 +110,15 @@ class Session:
         dimension = sum(p.numel() for p in model.parameters())
         mechanism = self._mechanism(run_facts, saved, dimension, sampling)
         self.mechanism = mechanism
+        local = isinstance(mechanism, RandomizedResponse)
+        if isinstance(mechanism, RandomizedResponse):
+            self.data = (
+                responses.released(mechanism, self.data, key)
+                if saved is None
+                else replace(self.data, y_train=saved["responses"])
+            )
         step = DPStep(
-            mechanism,
+            responses.WITHOUT_NOISE if local else mechanism,
             [p.detach() for p in model.parameters()],
             expected_batch_size=batches.expected_batch_size,
             optimizer=self.options.model.rule(),
@@ -120,7 +127,7 @@ class Session:
             backend=run.backend,
             **sampling,
         )
-        if privacy.epsilon is not None:
+        if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
         return Training(
             data=self.data,
@@ -130,6 +137,12 @@ class Session:
             steps_per_epoch=steps_per_epoch,
             delta=privacy.delta,
             max_physical_batch_size=run.max_physical_batch_size,
+            epsilon_points=0 if local else EPSILON_POINTS,
+            loss=(
+                responses.unbiased_loss(mechanism)
+                if isinstance(mechanism, RandomizedResponse)
+                else summed_cross_entropy
+            ),
         )
 
     def _mechanism(
@@ -194,6 +207,16 @@ class Session:
         return 1 if self.training.step.plan.dimension < SMALL_MODEL else torch.get_num_threads()
 
     @property
+    def local(self) -> bool:
+        """Whether the labels were released once and the steps spend nothing."""
+        return isinstance(self.mechanism, RandomizedResponse)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """Of every step; None where the steps add no noise."""
+        return None if self.local else self.mechanism.noise_multiplier
+
+    @property
     def seeded(self) -> bool:
         return self.options.privacy.unsafe_seed is not None
 
@@ -212,7 +235,7 @@ class Session:
         Raises:
             KeyboardInterrupt: see ``Training.run``; nothing has been written yet.
         """
-        with _torch_threads(self.threads):
+        with torch_threads(self.threads):
             self.training.run(on_step=on_step, on_epoch=on_epoch)
         summary = self.summary()
         self.save()
@@ -226,8 +249,9 @@ class Session:
         """Write the checkpoint and return its path."""
         content = {
             "options": self.options.saved(),
-            "noise_multiplier": self.mechanism.noise_multiplier,
+            "noise_multiplier": self.noise_multiplier,
             "public": self.data.public_facts(),
+            "responses": self.data.y_train if self.local else None,
             **self.training.state_dict(),
         }
         checkpoint.write(self.checkpoint_path, content)
@@ -237,6 +261,8 @@ class Session:
         """The run so far in JSON terms; training losses and counts only as diagnostics."""
         training, privacy = self.training, self.options.privacy
         facts = training.step.report(privacy.delta)
+        if isinstance(self.mechanism, RandomizedResponse):
+            facts |= responses.report(self.mechanism, seeded=self.seeded)
         certificate = facts.pop("certificate")
         loss, accuracy = models.evaluate(training.model, self.data.x_test, self.data.y_test)
         summary: dict[str, Any] = {
@@ -246,8 +272,8 @@ class Session:
             "relation": certificate["relation"],
             "accountant": certificate["accountant"],
             "certified_for": certificate["certified_for"],
-            "noise_multiplier": self.mechanism.noise_multiplier,
-            "max_grad_norm": privacy.max_grad_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": None if self.local else privacy.max_grad_norm,
             "data_warnings": list(self.data.warnings),
             "test_accuracy": accuracy,
             "test_loss": loss,
@@ -290,6 +316,11 @@ class Session:
 
 def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: float) -> str:
     """The privacy of the run in one sentence."""
+    if certificate["epsilon"] != "inf" and certificate["delta"] == 0:
+        return (
+            f"{certificate['epsilon']:.4g}-differentially private: {certificate['relation']}, "
+            f"for {certificate['certified_for']}"
+        )
     if certificate["epsilon"] != "inf":
         return (
             f"({certificate['epsilon']:.4g}, {delta:g})-differentially private: "
@@ -298,45 +329,6 @@ def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: 
     if facts.get("epsilon_if_seed_secret", "inf") != "inf":
         return "not private against anyone who knows the seed of the noise"
     return f"not private: {facts['non_private'] or 'nothing can be certified'}"
-
-
-def backend_in_use(wanted: str | None) -> str:
-    """The backend that training steps run on.
-
-    Raises:
-        InvalidInput: an unknown name.
-        BackendError: the one asked for cannot run here.
-    """
-    wanted = wanted or _dispatch.environment_choice()
-    if wanted is None:
-        order = _dispatch.PREFERENCE["cpu"]
-        return next(name for name in order if not _missing(name))
-    with _dispatch.use(wanted):  # refuses unknown names
-        reasons = _missing(wanted)
-    if reasons:
-        raise BackendError(
-            "backend",
-            expected="a backend that can run on this machine",
-            got=f"{wanted}: {reasons[0]}",
-            remedy="See `dpkern info`, or leave --backend out.",
-        )
-    return wanted
-
-
-def _missing(backend: str) -> list[str]:
-    """Why this backend cannot run training steps; empty if it can."""
-    rows = [row for row in _dispatch.table() if row["backend"] == backend]
-    return [row["reason"] for row in rows if row["op"] in TRAINING_OPS and not row["available"]]
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _load(options: Options) -> data.Dataset:
