@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import clip, ghost
+from ..ops import clip, ghost, spectral
 
 _WIDE = (torch.float32, torch.float64)
 _PIECE = 1 << 21
@@ -268,21 +268,22 @@ class Convolution(Record):
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """What ops on the operands take besides them."""
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     def square(self) -> Tensor:
-        return ghost.conv_norm(*operands(self.x, self.g), **self._options)
+        return ghost.conv_norm(*operands(self.x, self.g), **self.options)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self._options)
+        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self.options)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self._options))
+        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self.options))
 
     def part(self, samples: slice) -> Convolution:
         return Convolution(self.x[samples], self.g[samples], self.kernel_size, self.geometry)
@@ -330,21 +331,17 @@ class Circulant(Record):
         return int(self.x.shape[0])
 
     def square(self) -> Tensor:
-        return self.by_pieces(lambda r: ghost.explicit_norm([r.per_sample()]))
+        return spectral.circulant_norm(*operands(self.x, self.g))
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        for samples, piece in self.pieces():
-            Explicit(piece.per_sample()).add_sum(factors[samples], out)
+        spectral.circulant_sum(*operands(self.x, self.g), factors, out)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        x, g = (torch.fft.rfft(wide(t).double()) for t in (self.x, self.g))
-        spectra = torch.einsum("btqk,btpk->bpqk", x, g.conj())
-        grads = torch.fft.irfft(spectra, n=self.shape[2]).to(self.dtype).contiguous()
-        return Explicit(grads, ghost.explicit_norm([grads]))
+        return Explicit(*spectral.circulant_gradient(*operands(self.x, self.g)))
 
     def part(self, samples: slice) -> Circulant:
         return Circulant(self.x[samples], self.g[samples])

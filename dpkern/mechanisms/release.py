@@ -285,7 +285,9 @@ class Open(_Taps):
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A constant in float64 where the other tensor is."""
-    return torch.as_tensor(constant, dtype=torch.float64, device=like.device)
+    if isinstance(constant, np.ndarray):
+        constant = torch.tensor(constant)  # a copy: constants may be read-only
+    return constant.to(dtype=torch.float64, device=like.device)
 
 
 def _same(one: Any, other: Any) -> bool:

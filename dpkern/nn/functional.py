@@ -16,6 +16,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._validate import choice
 from ..errors import InvalidInput
+from ..ops.spectral._sizes import fast
 
 CONVENTIONS = ("row", "column")
 """Whether a block's numbers are its first row, as GReDP (18) says, or its first column."""
@@ -175,7 +176,7 @@ def spectral_conv2d(
             remedy="Check the channels, the groups and the padding.",
         )
     ends = [(n - r - 1) // s * s + 1 for n, r, s in zip(padded, reach, steps, strict=True)]
-    size = [good_size(e + r) for e, r in zip(ends, reach, strict=True)]
+    size = [fast(e + r) for e, r in zip(ends, reach, strict=True)]
     if not len(x):  # transforms know no empty batch
         return F.conv2d(x, weight, bias, steps, pads, spread, groups)
     xs = torch.fft.rfft2(_transformable(F.pad(x, (pads[1], pads[1], pads[0], pads[0]))), s=size)
@@ -193,19 +194,6 @@ def spectral_conv2d(
 def _by_group(tensor: Tensor, dim: int, groups: int) -> Tensor:
     shape = tensor.shape
     return tensor.reshape(*shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :])
-
-
-def good_size(least: int) -> int:
-    """The smallest even number of at least this size with no prime factor above 5."""
-    size = least + least % 2
-    while True:
-        rest = size
-        for factor in (2, 3, 5):
-            while rest % factor == 0:
-                rest //= factor
-        if rest == 1:
-            return size
-        size += 2
 
 
 def _spread_out(kernel: Tensor, dilation: tuple[int, int], reach: Sequence[int]) -> Tensor:
