@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, directional, gredp, pnsgd
+from . import claims, comparison, directional, gredp, pnsgd
 from .result import Result
 from .runner import Request
 
@@ -13,6 +13,7 @@ Item = Callable[[Request], Result]
 
 PAPERS: Mapping[str, Mapping[str, Item]] = {
     "claims": {"": claims.table},
+    "comparison": {"": comparison.table},
     "directional": {
         "fig1": directional.fig1,
         "fig2": directional.fig2,

@@ -23,7 +23,7 @@ from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
 from ..ops import update
 from ..theory import gaussian, rdp
-from ..train import sources
+from ..train import models
 from ..train.mechanism import Run, make
 from . import runner
 from .claims import certified
@@ -127,12 +127,13 @@ def setting(
     linear = "dense" if method in ("plain", "DP-SGD") else "circulant"
     return Setting(
         data=data,
-        model=lambda: sources.build(
+        model=lambda seed: models.build(
             experiment.model,
             row_shape=data.row_shape,
             classes=data.classes,
             linear=linear,
             width=width,
+            init_seed=seed,
         ),
         epochs=3 if request.quick else 30,
         batch_size=min(batch, len(data.x_train)),
@@ -146,7 +147,7 @@ def mechanism(method: str, where: Setting, epsilon: float, *, clip: float = 1.0)
     adds noise."""
     if method == "plain":
         return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
-    model = where.model()
+    model = where.model(0)
     made, _ = make(
         NAMES[method],
         Run(

@@ -40,6 +40,7 @@ class Row:
         data: name of the data, or ``formula``.
         seeds: number of repetitions behind ``ours``; 0: none is random.
         spread: half the range over the seeds.
+        ms_per_step: wall time of a training step, where that was asked for.
         note: what a reader must know about the row.
     """
 
@@ -54,6 +55,7 @@ class Row:
     data: str = FORMULA
     seeds: int = 0
     spread: float | None = None
+    ms_per_step: float | None = None
     note: str = ""
 
 

@@ -7,11 +7,12 @@ mechanism, as if the seed were secret (a run with a known seed is itself certifi
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import nn
 
 from .. import accounting
@@ -69,10 +70,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a run consists of, apart from mechanism and seed."""
+    """What a run consists of, apart from mechanism and seed; ``model`` takes the seed of its
+    initial parameters."""
 
     data: Dataset
-    model: Callable[[], nn.Module]
+    model: Callable[[int], nn.Module]
     epochs: int
     batch_size: int
     rule: update.Rule
@@ -146,9 +148,7 @@ def summarised(runs: Sequence[Outcome]) -> Outcome:
 
 def once(setting: Setting, mechanism: Mechanism, seed: int) -> Outcome:
     """One run; the seed decides the initial parameters, the batches and the noise."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = setting.model()
+    model = setting.model(seed)
     rows = len(setting.data.x_train)
     batches = make_batches(
         setting.sampling,
@@ -177,7 +177,8 @@ def once(setting: Setting, mechanism: Mechanism, seed: int) -> Outcome:
         max_physical_batch_size=PHYSICAL_BATCH,
         epsilon_points=0,
     )
-    training.run()
+    clock = [time.perf_counter()]
+    training.run(on_step=lambda _: clock.append(time.perf_counter()))
     history = tuple(training.history)
     certificate = accounting.certify(step.plan, **setting.accounting())
     claimed = accounting.claimed_epsilon(mechanism, **setting.accounting())
@@ -189,7 +190,14 @@ def once(setting: Setting, mechanism: Mechanism, seed: int) -> Outcome:
         epsilon_claimed=claimed,
         epsilon_certified=certificate.epsilon,
         relation=certificate.relation,
-        ms_per_step=1e3 * training.seconds / setting.steps,
+        ms_per_step=1e3 * _median_step(clock, setting.steps_per_epoch),
         history=history,
         report=step.report(setting.delta),
     )
+
+
+def _median_step(clock: Sequence[float], steps_per_epoch: int) -> float:
+    """Seconds of a step, without those that end with an evaluation if there are others."""
+    times = [after - before for before, after in pairwise(clock)]
+    inside = [t for number, t in enumerate(times, start=1) if number % steps_per_epoch]
+    return statistics.median(inside or times)

@@ -26,6 +26,7 @@ def build(
     init_seed: int = 0,
     linear: str = "dense",
     norm: str = "group",
+    width: float = 1.0,
 ) -> nn.Module:
     """A freshly initialised model that maps ``[B, *row_shape]`` to logits ``[B, classes]``.
 
@@ -35,17 +36,18 @@ def build(
     - ``linear``: multinomial logistic regression.
     - ``mlp``: one hidden layer of 64 tanh units.
     - ``lenet5``, ``resnet``, ``transformer``: see ``networks``.
-    - ``gredp-...``, ``directional-...``: see ``sources``; only these know ``linear`` and ``norm``.
+    - ``gredp-...``, ``directional-...``: see ``sources``; only these know ``linear``, ``norm`` and
+      ``width``.
 
     Raises:
         InvalidInput: an unknown name, or a network for rows that it cannot take.
     """
     choice(ALL_MODELS, model=name)
-    if name in MODELS and (linear, norm) != ("dense", "group"):
+    if name in MODELS and (linear, norm, width) != ("dense", "group", 1.0):
         raise InvalidInput(
-            "linear, norm",
-            expected=f"dense and group with the model {name}",
-            got=f"{linear}, {norm}",
+            "linear, norm, width",
+            expected=f"dense, group and 1 with the model {name}",
+            got=f"{linear}, {norm}, {width}",
             remedy=f"Choose one of {', '.join(SOURCES)}, or leave them out.",
         )
     features = math.prod(row_shape)
@@ -53,7 +55,7 @@ def build(
         torch.manual_seed(init_seed)
         if name in SOURCES:
             return sources.build(
-                name, row_shape=row_shape, classes=classes, linear=linear, norm=norm
+                name, row_shape=row_shape, classes=classes, linear=linear, norm=norm, width=width
             )
         if name == "lenet5":
             return networks.lenet5(row_shape, classes)

@@ -45,7 +45,7 @@ def plain(value: Any) -> Any:
     """In JSON terms: tuples as lists, non-finite numbers as the strings inf, -inf, nan."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)

@@ -268,7 +268,7 @@ class Session:
         summary: dict[str, Any] = {
             "statement": _statement(facts, certificate, privacy.delta),
             **facts,
-            "delta": privacy.delta,
+            "delta": certificate["delta"],
             "relation": certificate["relation"],
             "accountant": certificate["accountant"],
             "certified_for": certificate["certified_for"],
