@@ -208,12 +208,8 @@ class Spectrum(Released):
 
     def filter(self) -> Tensor:
         """float64 ``[d, d]``, for circulant blocks: the circular convolution with the band."""
-        band = self._band
-        if band is None:
-            return torch.eye(self.shape[-1], dtype=torch.float64)
-        place = torch.arange(band.size[0])
-        lags = (place[:, None] - place[None]) % band.size[0]
-        return torch.tensor(band.response)[lags]
+        assert self._band is not None
+        return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
     def coordinates(self, scale: float) -> Tensor:
         return self.release.forward(self.filtered().per_sample().double() * scale)
