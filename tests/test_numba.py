@@ -42,6 +42,7 @@ WITHOUT_KERNEL = {
     "product.matmul",
     "symbols.randomize",
     "update.advance",
+    "update.project",
 }
 
 

@@ -2,11 +2,13 @@
 
 from .adaclip import AdaClip
 from .base import Mechanism
+from .directional import Directional
 from .dpsgd import DPSGD
 from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
 from .plan import Block, Importance, Plan
+from .projected_sgd import ProjectedSGD
 from .randomized_response import RandomizedResponse
 from .release import Crop, Diagonal, Open, Release
 from .site import Site
@@ -17,6 +19,7 @@ __all__ = [
     "Block",
     "Crop",
     "Diagonal",
+    "Directional",
     "Importance",
     "LaplaceSGD",
     "Mechanism",
@@ -24,6 +27,7 @@ __all__ = [
     "Note",
     "Open",
     "Plan",
+    "ProjectedSGD",
     "RandomizedResponse",
     "Release",
     "Site",
