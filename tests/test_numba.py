@@ -50,6 +50,7 @@ WITHOUT_KERNEL = {
     "spectral.filtered",
     "spectral.whitened_norm",
     "update.advance",
+    "update.project",
 }
 
 

@@ -2,12 +2,14 @@
 
 from .adaclip import AdaClip
 from .base import Mechanism
+from .directional import Directional
 from .dpsgd import DPSGD
 from .gredp import GReDP
 from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
 from .plan import Block, Importance, Plan
+from .projected_sgd import ProjectedSGD
 from .randomized_response import RandomizedResponse
 from .release import Crop, Diagonal, Open, Release
 from .site import Site
@@ -20,6 +22,7 @@ __all__ = [
     "Crop",
     "Diagonal",
     "GReDP",
+    "Directional",
     "Importance",
     "LaplaceSGD",
     "Mechanism",
@@ -27,6 +30,7 @@ __all__ = [
     "Note",
     "Open",
     "Plan",
+    "ProjectedSGD",
     "RandomizedResponse",
     "Release",
     "Site",

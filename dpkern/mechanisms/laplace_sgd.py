@@ -103,7 +103,7 @@ class LaplaceSGD(Mechanism):
                 non-private.
         """
         size = MAX_DIMENSION if dimension is None else integer(minimum=1, dimension=dimension)
-        # One block of this size is the worst of all models; layers' bounds add to C but for rounding.
+        # One block of this size is the worst model; layers' bounds add to C but for rounding.
         (whole,) = self._blocks([(size,)])
         if self.clipping == "per_layer":
             whole = replace(whole, bound=whole.bound * (1 + 2.0**-40))

@@ -2,6 +2,7 @@
 
 from . import (
     composition,
+    directional,
     divergence,
     gaussian,
     information,
@@ -14,6 +15,7 @@ from . import (
 
 __all__ = [
     "composition",
+    "directional",
     "divergence",
     "gaussian",
     "information",

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .._validate import choice, integer, open_unit, positive, probability
 from ..errors import InvalidInput
@@ -44,15 +48,18 @@ def sampled_gaussian_rdp(rate: float, multiplier: float, order: int) -> float:
     scale = 2 * positive(multiplier=multiplier) ** 2
     if q == 1:
         return alpha / scale
-    stay, take = math.log1p(-q), math.log(q)
-    whole = math.lgamma(alpha + 1)
-    logs = [
-        whole - math.lgamma(j + 1) - math.lgamma(alpha - j + 1)
-        + (alpha - j) * stay + j * take + (j * j - j) / scale
-        for j in range(alpha + 1)
-    ]  # fmt: skip
-    top = max(logs)
-    return (top + math.log(math.fsum(math.exp(x - top) for x in logs))) / (alpha - 1)
+    j = np.arange(alpha + 1)
+    logs = _log_binomials(alpha) + (alpha - j) * math.log1p(-q) + j * math.log(q)
+    logs += (j * j - j) / scale
+    top = float(logs.max())
+    return (top + math.log(float(np.exp(logs - top).sum()))) / (alpha - 1)
+
+
+@lru_cache(maxsize=512)
+def _log_binomials(n: int) -> NDArray[np.float64]:
+    """log C(n, j) for j = 0 .. n."""
+    whole = math.lgamma(n + 1)
+    return np.array([whole - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in range(n + 1)])
 
 
 def rdp_epsilon(
@@ -72,6 +79,30 @@ def rdp_epsilon(
         Renyi(convert(steps * sampled_gaussian_rdp(rate, multiplier, a), a, delta), a)
         for a in orders
     )
+
+
+def rdp_multiplier(rate: float, steps: int, epsilon: float, delta: float) -> float:
+    """The smallest multiplier, rounded up by at most 1e-6 of it, whose epsilon is not above.
+
+    Raises:
+        InvalidInput: a number out of its range, or an epsilon that no multiplier below 2^20 meets.
+    """
+    target = positive(epsilon=epsilon)
+    low, high = 2.0**-6, 2.0**-5
+    while rdp_epsilon(rate, high, steps, delta).epsilon > target:
+        low, high = high, 2 * high
+        if high > 2.0**20:
+            raise InvalidInput(
+                "epsilon",
+                expected="an epsilon that integer orders up to 2000 can show",
+                got=epsilon,
+                remedy="Raise epsilon or delta.",
+            )
+    while high > low * (1 + 1e-6):
+        middle = math.sqrt(low * high)
+        meets = rdp_epsilon(rate, middle, steps, delta).epsilon <= target
+        low, high = (low, middle) if meets else (middle, high)
+    return high
 
 
 def convert(rdp: float, order: float, delta: float) -> float:
