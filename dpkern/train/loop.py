@@ -37,6 +37,10 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
+OnStep = Callable[[DPStep], None]
+"""What a mechanism does before a step is finished, or to the parameters after it."""
+
+
 @dataclass
 class Diagnostics:
     """Seen while training and not covered by epsilon: never in a checkpoint."""
@@ -65,6 +69,8 @@ class Training:
         max_physical_batch_size: int,
         epsilon_points: int = EPSILON_POINTS,
         loss: Loss = summed_cross_entropy,
+        before: OnStep | None = None,
+        after: OnStep | None = None,
     ) -> None:
         self.data = data
         self.model = model
@@ -75,6 +81,7 @@ class Training:
         self.max_physical_batch_size = max_physical_batch_size
         self.epsilon_points = epsilon_points
         self.loss = loss
+        self._before, self._after = before, after
         self.history: list[Epoch] = []
         self.diagnostics = Diagnostics()
         self.seconds = 0.0
@@ -148,7 +155,11 @@ class Training:
             close_into(self.step, self._capture)
             self._loss_of_epoch += float(loss.detach())
             self._samples_of_epoch += len(rows)
+        if self._before is not None:
+            self._before(self.step)
         self.step.finish()
+        if self._after is not None:
+            self._after(self.step)
 
     def _record(self) -> Epoch:
         mean = self._loss_of_epoch / max(self._samples_of_epoch, 1)

@@ -39,6 +39,7 @@ class Run:
         rows: number of training rows.
         batch_size: expected.
         delta: of the run.
+        lr: learning rate, for the gradient of the mean loss.
     """
 
     model: nn.Module | None
@@ -49,6 +50,7 @@ class Run:
     rows: int
     batch_size: int
     delta: float
+    lr: float = 0.1
 
 
 Fields = dict[str, Any]
@@ -118,11 +120,33 @@ def _categories(run: Run, given: Fields) -> Fields:
     return {"categories": run.classes}
 
 
+def _budget(run: Run, given: Fields) -> Fields:
+    """What the printed noise follows from, where the budget is given and not the noise."""
+    if "epsilon" not in given:
+        return {"lot": run.batch_size}
+    steps, rate = run.steps, run.sample_rate
+    return {"lot": run.batch_size, "delta": run.delta, "steps": steps, "sample_rate": rate}
+
+
+def _objective(run: Run, given: Fields) -> Fields:
+    """The notes minimise the sum of the losses: their step is the run's over n."""
+    constant = given.get("steps", "constant") == "constant"
+    chosen = {"steps": "constant", "learning_rate": run.lr / run.rows} if constant else {}
+    return {"n": run.rows, **chosen}
+
+
 BUILDERS: dict[str, Builder] = {
     "adaclip": Builder(kind="AdaClip", more=_expected_batch, derived=("expected_batch_size",)),
+    "directional": Builder(
+        kind="Directional",
+        more=_budget,
+        derived=("delta", "epsilon", "lot", "sample_rate", "steps"),
+        budget=("published",),
+    ),
     "dpsgd": Builder(kind="DPSGD", more=_groups, derived=("groups",)),
     "gredp": Builder(kind="GReDP", more=_layers, derived=("groups", "sites")),
     "laplace_sgd": Builder(kind="LaplaceSGD"),
+    "projected_sgd": Builder(kind="ProjectedSGD", more=_objective, derived=("learning_rate", "n")),
     "randomized_response": Builder(
         kind="RandomizedResponse",
         more=_categories,
@@ -218,13 +242,13 @@ def _read(key: str, text: str, kind: Any) -> Any:
     for one in sorted(kinds, key=_order):
         try:
             return _value(text, one)
-        except ValueError:
+        except (TypeError, ValueError):
             continue
     raise InvalidInput(
         "set",
         expected=f"{key} as {' or '.join(getattr(k, '__name__', str(k)) for k in kinds)}",
         got=text,
-        remedy="Write numbers plainly, true or false, none, and tuples with commas.",
+        remedy="Write numbers plainly, true or false, none, tuples with commas, ball:1.",
     )
 
 
@@ -249,4 +273,7 @@ def _value(text: str, kind: Any) -> Any:
         each = [inner[0]] * len(parts) if inner[1:] == (Ellipsis,) else list(inner)
         if len(each) == len(parts):
             return tuple(_value(*pair) for pair in zip(parts, each, strict=True))
+    name, *numbers = text.split(":")
+    if dataclasses.is_dataclass(kind) and name == getattr(kind, "__name__", "").lower():
+        return kind(*map(float, numbers))  # type: ignore[operator]  # a class, as it has a name
     raise ValueError(text)

@@ -15,11 +15,11 @@ from .._validate import require
 from ..backends import cpu
 from ..engine.sampling import make_batches
 from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import RandomizedResponse
+from ..mechanisms import ProjectedSGD, RandomizedResponse
 from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
-from . import checkpoint, data, files, models, report, responses
+from . import checkpoint, data, files, models, projected, report, responses
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .machine import backend_in_use, torch_threads
 from .mechanism import Run, make
@@ -106,6 +106,7 @@ class Session:
             rows=rows,
             batch_size=batch_size,
             delta=privacy.delta,
+            lr=self.options.model.lr,
         )
         dimension = sum(p.numel() for p in model.parameters())
         mechanism = self._mechanism(run_facts, saved, dimension, sampling)
@@ -127,6 +128,11 @@ class Session:
             backend=run.backend,
             **sampling,
         )
+        before, after = None, None
+        if isinstance(mechanism, ProjectedSGD):
+            projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
+            before, after = projected.hooks(mechanism)
+            after(step)  # the start lies in the set too
         if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
         return Training(
@@ -143,6 +149,8 @@ class Session:
                 if isinstance(mechanism, RandomizedResponse)
                 else summed_cross_entropy
             ),
+            before=before,
+            after=after,
         )
 
     def _mechanism(
