@@ -10,7 +10,7 @@ from .circulant import circulant_gradient, circulant_norm, circulant_sum
 from .conv_norm import conv_norm
 from .conv_sum import conv_sum
 from .filter import filtered
-from .whiten import conv_release, whitened_norm
+from .whiten import conv_release, whitened_conv_norm, whitened_norm
 
 __all__ = [
     "Band",
@@ -26,6 +26,7 @@ __all__ = [
     "filtered",
     "literal",
     "pencil",
+    "whitened_conv_norm",
     "whitened_norm",
     "whitening",
 ]
