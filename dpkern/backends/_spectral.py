@@ -31,7 +31,7 @@ def _chunks(operand: torch.Tensor, grid: Grid, which: str) -> Iterator[tuple[sli
     place = grid.place_input if which == "x" else grid.place_gradient
     channels, points = operand.shape[1], size[0] * (size[1] // 2 + 1)
     samples = max(1, _CHUNK // max(1, channels * points * 2 * operand.element_size()))
-    samples = min(samples, len(operand))
+    samples = max(1, min(samples, len(operand)))
     maps = operand.new_zeros(samples, channels, *size)
     for begin in range(0, len(operand), samples):
         part = operand[begin : begin + samples]
