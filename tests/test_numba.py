@@ -40,6 +40,14 @@ WITHOUT_KERNEL = {
     "ghost.linear_sum",
     "ghost.tied_cross",
     "product.matmul",
+    "spectral.bins_sum",
+    "spectral.circulant_gradient",
+    "spectral.circulant_norm",
+    "spectral.circulant_sum",
+    "spectral.conv_bins",
+    "spectral.conv_norm",
+    "spectral.filtered",
+    "spectral.whitened_norm",
     "update.advance",
 }
 

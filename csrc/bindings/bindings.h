@@ -14,6 +14,7 @@ T* pointer(std::uintptr_t address) {
 
 void add_ghost_dense(pybind11::module_& m);
 void add_ghost_conv(pybind11::module_& m);
+void add_spectral(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator
 
 }  // namespace dpkern::bindings

@@ -168,6 +168,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("update_step", &update_step);
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
+  bindings::add_spectral(m);
 #if DPKERN_CUDA
   py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
   bindings::add_cuda(cuda);

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..accounting import events
 from ..accounting.events import EventSpec
+from ..errors import InvalidInput
 from ..laws import SCALE_UNITS
 from ..ops import noise
 from .notes import Note
@@ -142,6 +143,15 @@ class Plan:
     unsampled: EventSpec = field(default_factory=events.no_op)
     notes: tuple[Note, ...] = ()
     importance: Importance | None = None
+
+    def __post_init__(self) -> None:
+        if self.arithmetic == "exact" and (not self.private or self.noise_by_samples):
+            raise InvalidInput(
+                "arithmetic",
+                expected="'float' in a plan that is not private",
+                got="'exact'",
+                remedy="Without a certified scale there is no lattice to sum on.",
+            )
 
     @property
     def dimension(self) -> int:

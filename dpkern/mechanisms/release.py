@@ -284,10 +284,10 @@ class Open(_Taps):
 
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A constant in float64 where the other tensor is; matrices are shared and read-only."""
-    if isinstance(constant, torch.Tensor):
-        return constant.to(dtype=torch.float64, device=like.device)
-    return torch.tensor(constant, dtype=torch.float64, device=like.device)
+    """A constant in float64 where the other tensor is."""
+    if isinstance(constant, np.ndarray):
+        constant = torch.tensor(constant)  # a copy: constants may be read-only
+    return constant.to(dtype=torch.float64, device=like.device)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,0 +1,172 @@
+"""Spectral ops on the CPU: torch's transforms, a few samples at a time, and the compiled kernels
+that take their spectra while they are in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from ..ops.ghost import explicit
+from ..ops.spectral import bins
+from ..ops.spectral._band import Band
+from ..ops.spectral._sizes import Layer
+from ..ops.spectral._spectra import Grid, parseval, transform_error
+from ..ops.spectral.filter import filtered
+from . import _ghost_dense
+from . import cpu as _cpu  # used when called: cpu imports this module to register it
+
+_CHUNK = 1 << 20
+"""Bytes of a chunk's spectra, which stay in the second cache."""
+
+
+def _refuse(x: torch.Tensor, *_: Any, **__: Any) -> str | None:
+    return _cpu._on_cpu(x) or _ghost_dense.not_wide(x)
+
+
+def _chunks(operand: torch.Tensor, grid: Grid, which: str) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Half spectra ``[b, channels, bins]`` of a few samples at a time."""
+    size = grid.size if which == "x" else grid.folded
+    place = grid.place_input if which == "x" else grid.place_gradient
+    channels, points = operand.shape[1], size[0] * (size[1] // 2 + 1)
+    samples = max(1, _CHUNK // (channels * points * 2 * operand.element_size()))
+    samples = min(samples, len(operand))
+    maps = operand.new_zeros(samples, channels, *size)
+    for begin in range(0, len(operand), samples):
+        part = operand[begin : begin + samples]
+        spectra = torch.fft.rfft2(place(part, maps[: len(part)]))
+        yield slice(begin, begin + len(part)), spectra.view(len(part), channels, points)
+
+
+def _powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
+    batch, channels, points = spectra.shape
+    kind = spectra.real.dtype
+    sizes = batch, groups, channels // groups, points
+    _ghost_dense._call("spectral_powers", kind, spectra, *sizes, out)
+
+
+def _squares(grid: Grid, powers: list[torch.Tensor], eta: float) -> torch.Tensor:
+    x_powers, g_powers = powers
+    batch, groups = x_powers.shape[:2]
+    squares = torch.empty(batch, dtype=torch.float64)
+    index = grid.index
+    _cpu._C.spectral_squares(
+        x_powers.data_ptr(),
+        g_powers.data_ptr(),
+        batch,
+        groups,
+        x_powers.shape[2],
+        g_powers.shape[2],
+        0 if index is None else index.data_ptr(),
+        grid.factors.data_ptr(),
+        parseval(grid.size).data_ptr(),
+        parseval(grid.folded).data_ptr(),
+        eta,
+        (grid.folded[0] * grid.folded[1]) ** 0.5,
+        squares.data_ptr(),
+        _cpu._threads(),
+    )
+    return squares
+
+
+def _both(x: torch.Tensor, g: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
+    """Room for the powers of both operands, float64 ``[B, groups, bins]``."""
+    return [
+        torch.empty(len(x), groups, height * (width // 2 + 1), dtype=torch.float64)
+        for height, width in (grid.size, grid.folded)
+    ]
+
+
+@torch.no_grad()
+def _conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    grid = Grid.of(layer, band)
+    powers = _both(x, g, groups, grid)
+    for which, operand, power in zip("xg", (x, g), powers, strict=True):
+        for part, spectra in _chunks(operand, grid, which) if len(x) else ():
+            _powers(spectra, groups, power[part])
+    return _squares(grid, powers, transform_error(x.dtype, grid.size))
+
+
+@torch.no_grad()
+def _conv_bins(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    band: Band,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
+    grid = Grid(layer, layer.size, None)
+    powers = _both(x, g, groups, grid)
+    kept = bins.kept_bins(band)
+    index = kept if grid.index is None else grid.index[kept]
+    found = []
+    for which, operand, power, at in zip("xg", (x, g), powers, (kept, index), strict=True):
+        out = operand.new_empty(len(kept), len(x), 2, operand.shape[1])
+        for part, spectra in _chunks(operand, grid, which) if len(x) else ():
+            _powers(spectra, groups, power[part])
+            sizes = len(spectra), operand.shape[1], spectra.shape[2]
+            rows = at, len(at), len(x), part.start
+            _ghost_dense._call("spectral_gather", x.dtype, spectra, *sizes, *rows, out)
+        found.append(out)
+    squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
+    return found[0], bins.unfold(found[1], grid, band), squares
+
+
+def _whitened_norm(
+    grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
+) -> torch.Tensor:
+    batch, taps = len(grads), matrix.shape[1]
+    squares = torch.empty(batch, dtype=torch.float64)
+    order = explicit.memory_order(grads)
+    shape = [grads.shape[i] for i in order]
+    first = min(place for place, i in enumerate(order) if i > 2)
+    outer, inner = (
+        int(torch.Size(s).numel()) for s in (shape[:first], shape[first + _axes(grads) :])
+    )
+    sizes = batch, outer, taps, inner, matrix, len(matrix)
+    _ghost_dense._call("whitened_norm", grads.dtype, grads, *sizes, squares)
+    return squares
+
+
+def _axes(grads: torch.Tensor) -> int:
+    return grads.dim() - 3
+
+
+def _refuse_whitened(grads: torch.Tensor, *_: Any, **__: Any) -> str | None:
+    order = explicit.memory_order(grads)
+    taps = [place for place, i in enumerate(order) if i > 2]
+    if [order[place] for place in taps] != list(range(3, grads.dim())) or taps != list(
+        range(taps[0], taps[0] + len(taps))
+    ):
+        return "reads taps that stand together in memory, in order"
+    return _cpu._on_cpu(grads)
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("spectral.conv_norm", _conv_norm, _refuse),
+    ("spectral.conv_bins", _conv_bins, _refuse),
+    ("spectral.bins_sum", bins.bins_sum.reference, _refuse),
+    ("spectral.filtered", filtered.reference, _refuse),
+    ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
+)
+"""``(op, run, refuse)``."""

@@ -1,0 +1,173 @@
+"""Transforms of a layer's operands, their powers, and the product that is the squared norm.
+
+With unnormalised transforms, gains Gamma of the band (1 without one) and weights w(kx) = 1 where
+kx is 0 or Q/2, else 2,
+
+    || h * R ||^2 = 1/(PQ) sum_groups sum_ky sum_{kx <= Q/2} w Gamma^2 (sum_o |D^|^2)(sum_c |X^|^2)
+
+Where the stride s divides P, D^ has period P/s: D is transformed without its gaps on P/s, and the
+other factor is folded, sum_j X^2(k + j P/s).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+
+from ._band import Band, half_weights
+from ._sizes import Layer, Pair, planes
+
+_ERROR = 8
+"""Higham 2002, Theorem 24.2: a transform of n values is off by at most log2(n) (4 sqrt(2) + 1) u of
+its norm (to first order, exact twiddles rounded to u), which we take for radices 3 and 5 too."""
+
+
+def transform_error(dtype: torch.dtype, size: Pair) -> float:
+    """eta: ``|| computed - exact || <= eta || exact ||`` of one map's transform."""
+    unit = torch.finfo(dtype).eps / 2
+    return _ERROR * unit * math.log2(max(2, math.prod(size)))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the norm of a layer is computed: the grid of X, and the folded one of D."""
+
+    layer: Layer
+    size: Pair
+    band: Band | None
+
+    @staticmethod
+    def of(layer: Layer, band: Band | None) -> Grid:
+        """The declared grid under a band, else a fast one of the same norm."""
+        return Grid(layer, layer.norm_size if band is None else layer.size, band)
+
+    @cached_property
+    def folds(self) -> Pair:
+        """How often the spectrum of D repeats per axis: the stride if it divides the grid."""
+        y, x = (s if n % s == 0 else 1 for n, s in zip(self.size, self.layer.stride, strict=True))
+        return y, x
+
+    @cached_property
+    def folded(self) -> Pair:
+        """The grid of D."""
+        return self.size[0] // self.folds[0], self.size[1] // self.folds[1]
+
+    @cached_property
+    def rows(self) -> Pair:
+        """Rows and columns of the unpadded input that outputs use."""
+        y, x = (
+            max(0, min(n, least - p))
+            for n, least, p in zip(
+                self.layer.input, self.layer.least, self.layer.padding, strict=True
+            )
+        )
+        return y, x
+
+    def place_input(self, x: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+        """The padded input on the grid; ``to`` holds zeros elsewhere."""
+        (top, left), (height, width) = self.layer.padding, self.rows
+        to[:, :, top : top + height, left : left + width] = planes(x)[:, :, :height, :width]
+        return to
+
+    def place_gradient(self, g: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+        """The output gradient on the folded grid; ``to`` holds zeros elsewhere."""
+        steps = [s // f for s, f in zip(self.layer.stride, self.folds, strict=True)]
+        spans = [(n - 1) * s + 1 for n, s in zip(self.layer.output, steps, strict=True)]
+        to[:, :, : spans[0] : steps[0], : spans[1] : steps[1]] = planes(g)
+        return to
+
+    @cached_property
+    def index(self) -> torch.Tensor | None:
+        """``[bins of X]``: which bin of D has the same value or its conjugate; None: its own."""
+        return None if self.folds == (1, 1) else _index(self)[0]
+
+    @cached_property
+    def conjugate(self) -> torch.Tensor | None:
+        """``[bins of X]``, bool: where it is the conjugate."""
+        return None if self.folds == (1, 1) else _index(self)[1]
+
+    @cached_property
+    def factors(self) -> torch.Tensor:
+        """``[bins of X]``: ``w Gamma^2 / PQ``."""
+        return _factors(self)
+
+
+@lru_cache(maxsize=256)
+def parseval(size: Pair) -> torch.Tensor:
+    """``[P (Q/2 + 1)]``: what each bin of a half plane adds to the squared norm of the map."""
+    weights = torch.from_numpy(half_weights(size[1])) / math.prod(size)
+    return weights.repeat(size[0])
+
+
+@lru_cache(maxsize=256)
+def _factors(grid: Grid) -> torch.Tensor:
+    factors = parseval(grid.size)
+    return factors if grid.band is None else factors * half_gains(grid.band).square().flatten()
+
+
+@lru_cache(maxsize=256)
+def _index(grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    (p, q), (height, width) = grid.folded, grid.size
+    ky = torch.arange(height)[:, None] % p
+    kx = torch.arange(width // 2 + 1)[None] % q
+    beyond = kx > q // 2
+    ky, kx = torch.where(beyond, (p - ky) % p, ky), torch.where(beyond, q - kx, kx)
+    return (ky * (q // 2 + 1) + kx).flatten(), beyond.expand(height, -1).flatten()
+
+
+def half_gains(band: Band) -> torch.Tensor:
+    """``[P, Q/2 + 1]``; a band of one axis is a plane of height 1."""
+    gains = torch.tensor(band.gains)
+    gains = gains if gains.dim() == 2 else gains[None]
+    return gains[:, : gains.shape[1] // 2 + 1]
+
+
+def powers(spectra: torch.Tensor, groups: int) -> torch.Tensor:
+    """Sums of ``|x|^2`` over the channels of each group: float64 ``[B, groups, bins]``."""
+    plane = torch.view_as_real(spectra.to(torch.complex128)).square().sum(-1)
+    return torch.stack([part.sum(1) for part in plane.flatten(2).chunk(groups, 1)], 1)
+
+
+def product_squares(
+    grid: Grid, x_powers: torch.Tensor, g_powers: torch.Tensor, eta: float
+) -> torch.Tensor:
+    """Squared norms ``[B]`` from above, of spectra that are off by at most ``eta`` of their norms.
+
+    With A = |D^| and B = |X^| over channels, ||(A + e)(B + f)|| <= ||A B|| + max A ||f|| +
+    max B ||e|| + ||e|| ||f||, where ||e|| <= eta ||A|| and ||f|| <= eta ||B||.
+
+    Args:
+        grid: both grids.
+        x_powers, g_powers: ``[B, groups, bins]``.
+        eta: of ``transform_error``.
+    """
+    device = x_powers.device
+    folded = grid.factors.to(device) * x_powers
+    if grid.index is not None:
+        empty = folded.new_zeros(g_powers.shape)
+        folded = empty.index_add_(2, grid.index.to(device), folded)
+    squares = (folded * g_powers).flatten(1).sum(1)
+    # The operands' norms come from computed spectra.
+    x_norm, g_norm = (
+        (p * parseval(size).to(device)).flatten(1).sum(1).sqrt() * (1 + 2.0**-10)
+        for p, size in ((x_powers, grid.size), (g_powers, grid.folded))
+    )
+    # A folded bin counts with its mirror: at least the largest value.
+    x_most, g_most = (p.flatten(1).amax(1).sqrt() for p in (folded, g_powers))
+    share = math.prod(grid.folded) ** 0.5
+    slack = eta * (g_most * x_norm + share * g_norm * (x_most + eta * x_norm))
+    above: torch.Tensor = squares.sqrt() + slack
+    return above.square() * (1 + 2.0**-42)
+
+
+__all__ = [
+    "Grid",
+    "half_gains",
+    "parseval",
+    "powers",
+    "product_squares",
+    "transform_error",
+]

@@ -1,0 +1,235 @@
+"""Weighted sums over the retained bins: no inverse transform, one matrix product per bin.
+
+    S[o, c](k) = sum_b factors_b conj(D^[o](k)) X^[c](k)            at retained k of the half plane
+    crop[o, c](u) = Re sum_k w_k Gamma_k / (PQ) S[o, c](k) exp(2 pi i k.u / (P, Q))
+
+A band that keeps a share ``s`` of the plane keeps ``s P Q`` numbers per channel and sample.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ..ghost._bounds import FLOATS, of_sums
+from ..ghost._conv_geometry import Size
+from ._band import Band, half_weights
+from ._basis import lags
+from ._sizes import Layer, check_layer
+from ._spectra import Grid, half_gains, powers, product_squares, transform_error
+from .conv_norm import check_band, transform_flops
+
+
+@lru_cache(maxsize=256)
+def kept_bins(band: Band) -> torch.Tensor:
+    """``[K]``: flat indices of the retained bins in the half plane."""
+    return half_gains(band).flatten().nonzero().flatten()
+
+
+@lru_cache(maxsize=256)
+def crop_matrix(
+    band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[taps, K]`` twice, float64: what Re S and Im S of a bin add to the taps."""
+    gains = half_gains(band)
+    width = (1, *band.size)[-1]
+    rows, columns = gains.nonzero(as_tuple=True)
+    weights = (
+        torch.from_numpy(half_weights(width))[columns] * gains[rows, columns] / math.prod(band.size)
+    )
+    taps = torch.from_numpy(lags(kernel, dilation)).double()
+    turns = taps[:, :1] * rows / gains.shape[0] + taps[:, 1:] * columns / width
+    angles = 2 * math.pi * turns
+    return weights * angles.cos(), -weights * angles.sin()
+
+
+def _validate_bins(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+    backend: str | None = None,
+) -> str:
+    size = band.size if isinstance(band, Band) else ()
+    check_band(band, check_layer(x, g, kernel_size, stride, padding, dilation, groups, size))
+    return x.device.type
+
+
+def _cost_bins(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+    **_: Any,
+) -> Cost:
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
+    kept = len(kept_bins(band)) * 2 * len(x) * (x.shape[1] + g.shape[1])
+    return Cost(
+        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_written=kept * of_sums(x.dtype).itemsize + 8 * len(x),
+        flops=transform_flops(layer, Grid.of(layer, band)),
+    )
+
+
+@op(validate=_validate_bins, cost=_cost_bins)
+@torch.no_grad()
+def conv_bins(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The retained bins of both operands, and the squared norm of the *whole* map, in one pass.
+
+    Args: as ``conv_norm``, on the grid ``band.size``.
+
+    Returns:
+        ``[K, B, 2, ci]`` and ``[K, B, 2, co]``, real and imaginary parts of the unnormalised
+        transforms at the ``K`` retained bins of the half plane, of the operands' dtype (16 bits:
+        float32); and float64 ``[B]`` as ``conv_norm`` without the band.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or band.
+    """
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
+    grid = Grid(layer, layer.size, None)
+    kept = kept_bins(band).to(x.device)
+    xs, gs = x.double(), g.double()
+    x_map = grid.place_input(xs, xs.new_zeros(*xs.shape[:2], *grid.size))
+    g_map = grid.place_gradient(gs, gs.new_zeros(*gs.shape[:2], *grid.folded))
+    x_spectra, g_spectra = (torch.fft.rfft2(m).flatten(2) for m in (x_map, g_map))
+    squares = product_squares(
+        grid,
+        powers(x_spectra, groups),
+        powers(g_spectra, groups),
+        transform_error(torch.float64, grid.size),
+    )
+    index = kept if grid.index is None else grid.index.to(x.device)[kept]
+    x_bins, g_bins = (
+        torch.view_as_real(spectra[:, :, bins]).permute(2, 0, 3, 1).to(of_sums(x.dtype))
+        for spectra, bins in ((x_spectra, kept), (g_spectra, index))
+    )
+    return x_bins.contiguous(), unfold(g_bins.contiguous(), grid, band), squares
+
+
+def unfold(g_bins: torch.Tensor, grid: Grid, band: Band) -> torch.Tensor:
+    """Bins of D that were read at their mirror, conjugated in place."""
+    if grid.conjugate is not None:
+        turned = grid.conjugate[kept_bins(band)].to(g_bins.device)
+        g_bins[turned, :, 1] *= -1
+    return g_bins
+
+
+def _validate_sum(
+    x_bins: torch.Tensor,
+    g_bins: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+    backend: str | None = None,
+) -> str:
+    check.tensor(x_bins=x_bins, shape=(None, None, 2, None), dtypes=FLOATS, contiguous=True)
+    same: dict[str, Any] = {"dtypes": (x_bins.dtype,), "device": x_bins.device, "contiguous": True}
+    check.tensor(g_bins=g_bins, shape=(*x_bins.shape[:3], None), **same)
+    check.tensor(factors=factors, shape=x_bins.shape[1:2], **same)
+    groups = check.integer(1, groups=groups)
+    kernel = (None,) * len(band.size)
+    weight = (g_bins.shape[3], x_bins.shape[3] // groups, *kernel)
+    check.tensor(out=out, shape=weight, **same)
+    return x_bins.device.type
+
+
+def _cost_sum(
+    x_bins: torch.Tensor,
+    g_bins: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    groups: int = 1,
+    **_: Any,
+) -> Cost:
+    products = x_bins.shape[0] * out.shape[0] * out.shape[1]
+    taps = out[0, 0].numel()
+    return Cost(
+        bytes_read=(x_bins.numel() + g_bins.numel()) * out.element_size(),
+        bytes_written=out.numel() * out.element_size(),
+        flops=products * (8 * x_bins.shape[1] + 4 * taps),
+    )
+
+
+@op(validate=_validate_sum, cost=_cost_sum)
+@torch.no_grad()
+def bins_sum(
+    x_bins: torch.Tensor,
+    g_bins: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    dilation: Size = 1,
+    groups: int = 1,
+    band: Band,
+    backend: str | None = None,
+) -> None:
+    """``out += `` the taps of ``sum_b factors_b h * R_b``, from what ``conv_bins`` kept.
+
+    Args:
+        x_bins, g_bins: ``[K, B, 2, channels]``.
+        factors: ``[B]``, same dtype. Factor 0 contributes nothing, whatever the sample holds.
+        out: ``[co, ci / groups, *kernel]``, same dtype, contiguous, added to.
+        dilation, groups: of the convolution.
+        band: the filter on its grid.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    used = factors != 0
+    if not bool(used.all()):
+        x_bins, g_bins, factors = x_bins[:, used], g_bins[:, used], factors[used]
+    scaled = g_bins * factors[:, None, None]
+    parts = zip(*(t.chunk(groups, d) for t, d in ((scaled, 3), (x_bins, 3), (out, 0))), strict=True)
+    for gs, xs, total in parts:
+        # Rows are real and imaginary parts of D^, columns those of X^.
+        products = gs.flatten(2).mT @ xs.flatten(2)
+        blocks = products.view(len(products), 2, gs.shape[3], 2, xs.shape[3])
+        re = blocks[:, 0, :, 0] + blocks[:, 1, :, 1]
+        im = blocks[:, 0, :, 1] - blocks[:, 1, :, 0]
+        add_crop(re, im, total, dilation, band)
+
+
+def add_crop(
+    re: torch.Tensor, im: torch.Tensor, out: torch.Tensor, dilation: Size, band: Band
+) -> None:
+    """``out [O, C, *kernel] +=`` the taps of the spectrum ``re + i im``, ``[K, O, C]`` each."""
+    axes = len(band.size)
+    steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
+    kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
+    cosines, sines = (m.to(re) for m in crop_matrix(band, kernel, between))
+    taps = cosines @ re.flatten(1) + sines @ im.flatten(1)
+    out.add_(taps.view(-1, *re.shape[1:]).permute(1, 2, 0).reshape(out.shape))
+
+
+__all__ = ["add_crop", "bins_sum", "conv_bins", "crop_matrix", "kept_bins", "unfold"]

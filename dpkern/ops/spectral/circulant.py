@@ -1,0 +1,211 @@
+"""Block-circulant layers: norms, per-sample gradients and weighted sums.
+
+Blocks of size d in the row convention, ``W[r, s] = w[(s - r) mod d]``. For one sample with input
+blocks ``x [T, q, d]`` and output gradients ``g [T, p, d]`` at T positions
+
+    grad[i, j, u] = sum_t sum_a g[t, i, a] x[t, j, a + u mod d]
+
+with the transform ``sum_t conj(g^[t, i]) x^[t, j]``. The column convention ``w[(r - s) mod d]`` has
+the same gradients with u reversed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ..ghost._bounds import FLOATS
+from ._band import Band, half_weights
+from ._spectra import half_gains, transform_error
+
+
+def _check(x: torch.Tensor, g: torch.Tensor, band: Band | None = None) -> None:
+    check.tensor(x=x, shape=(None, None, None, None), dtypes=FLOATS, contiguous=True)
+    batch, positions, _, block = x.shape
+    kind: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
+    check.tensor(g=g, shape=(batch, positions, None, block), **kind)
+    if band is not None and (not isinstance(band, Band) or band.size != (block,)):
+        raise InvalidInput(
+            "band",
+            expected=f"a Band of size ({block},), or None",
+            got=band,
+            remedy="Make the band on the block size of this layer.",
+        )
+
+
+def _validate_norm(
+    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
+) -> str:
+    _check(x, g, band)
+    return x.device.type
+
+
+def _cost_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
+    batch, positions, ins, block = x.shape
+    outs = g.shape[2]
+    pairs = positions * positions * (ins + outs) if _by_positions(x, g) else positions * ins * outs
+    return Cost(
+        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_written=8 * batch,
+        flops=batch * (block // 2 + 1) * 8 * (ins + outs if positions == 1 else pairs),
+    )
+
+
+def _by_positions(x: torch.Tensor, g: torch.Tensor) -> bool:
+    """Whether Gram matrices over positions are cheaper than the gradient's spectrum."""
+    positions, ins, outs = x.shape[1], x.shape[2], g.shape[2]
+    return positions * (ins + outs) < ins * outs
+
+
+@op(validate=_validate_norm, cost=_cost_norm)
+@torch.no_grad()
+def circulant_norm(
+    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
+) -> torch.Tensor:
+    """Squared norm of each sample's gradient, or of its filtered part, from above.
+
+    ``1/d sum_k w_k Gamma_k^2 sum_{i,j} |sum_t conj(g^[t, i]) x^[t, j]|^2``: one position is a
+    product of two sums of squares per frequency; more are a Gram matrix over positions or the
+    spectrum itself, whichever is smaller.
+
+    Args:
+        x: input blocks ``[B, T, q, d]``, float32 or float64, contiguous.
+        g: output gradient blocks ``[B, T, p, d]``, same dtype, contiguous.
+        band: the filter, of size ``(d,)``, or None.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``; not finite for a sample with NaN or inf.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or band.
+    """
+    block = x.shape[-1]
+    xs, gs = (torch.fft.rfft(t.double()).movedim(-1, 1) for t in (x, g))  # [B, K, T, q or p]
+    if x.shape[1] == 1:
+        pairs = _power(xs) * _power(gs)
+    elif _by_positions(x, g):
+        grams = ((gs.conj() @ gs.mT) * (xs @ xs.mH)).real
+        pairs = grams.sum((-2, -1)).clamp(min=0)
+    else:
+        pairs = _power(gs.mH @ xs)
+    weights = torch.from_numpy(half_weights(block)).to(x.device) / block
+    if band is not None:
+        weights = weights * half_gains(band).flatten().to(x.device).square()
+    squares = (pairs * weights).sum(1)
+    # Every term is at most the product of the operands' norms.
+    sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
+    error = 3 * transform_error(torch.float64, (1, block)) + (x[:1].numel() + g[:1].numel()) * _UNIT
+    if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
+        above: torch.Tensor = squares + 2 * error * block * sizes.square()
+    else:
+        above = (squares.sqrt() + error * math.sqrt(block) * sizes).square()
+    return above * (1 + 2.0**-42)
+
+
+_UNIT = 2.0**-53
+
+
+def _power(spectra: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(spectra).square().sum((-3, -2, -1))
+
+
+def _validate_gradient(x: torch.Tensor, g: torch.Tensor, *, backend: str | None = None) -> str:
+    _check(x, g)
+    return x.device.type
+
+
+def _cost_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
+    batch, positions, ins, block = x.shape
+    outs = g.shape[2]
+    return Cost(
+        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_written=batch * outs * ins * block * x.element_size() + 8 * batch,
+        flops=batch * (block // 2 + 1) * 8 * positions * ins * outs,
+    )
+
+
+@op(validate=_validate_gradient, cost=_cost_gradient)
+@torch.no_grad()
+def circulant_gradient(
+    x: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per-sample gradients, kept, and the squared norm of what is kept.
+
+    Args: as ``circulant_norm``.
+
+    Returns:
+        ``[B, p, q, d]`` of the dtype of x, contiguous; and float64 ``[B]``, their sums of squares.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    xs, gs = (torch.fft.rfft(t).movedim(-1, 1) for t in (x, g))
+    spectra = (gs.mH @ xs).movedim(1, -1)
+    grads = torch.fft.irfft(spectra, n=x.shape[-1]).contiguous()
+    return grads, grads.double().square().flatten(1).sum(1)
+
+
+def _validate_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    band: Band | None = None,
+    backend: str | None = None,
+) -> str:
+    _check(x, g, band)
+    kind: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
+    check.tensor(factors=factors, shape=x.shape[:1], **kind)
+    check.tensor(out=out, shape=(g.shape[2], x.shape[2], x.shape[3]), **kind)
+    return x.device.type
+
+
+def _cost_sum(
+    x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any
+) -> Cost:
+    spent = _cost_gradient(x, g)
+    written = out.numel() * out.element_size()
+    return Cost(bytes_read=spent.bytes_read, bytes_written=written, flops=spent.flops)
+
+
+@op(validate=_validate_sum, cost=_cost_sum)
+@torch.no_grad()
+def circulant_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    band: Band | None = None,
+    backend: str | None = None,
+) -> None:
+    """``out += sum_b factors_b h * grad_b``: one product over samples and positions per frequency.
+
+    Args:
+        x, g, band: as ``circulant_norm``.
+        factors: ``[B]``, same dtype. Factor 0 contributes nothing, whatever the sample holds.
+        out: ``[p, q, d]``, same dtype, contiguous, added to.
+        backend: who runs it.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or band.
+    """
+    used = factors != 0
+    if not bool(used.all()):
+        x, g, factors = x[used], g[used], factors[used]
+    g = g * factors[:, None, None, None]
+    xs, gs = (torch.fft.rfft(t).flatten(0, 1).movedim(-1, 0) for t in (x, g))  # [K, B T, .]
+    spectra = (gs.mH @ xs).movedim(0, -1)
+    if band is not None:
+        spectra = spectra * half_gains(band).flatten().to(x)
+    out.add_(torch.fft.irfft(spectra, n=x.shape[-1]))
+
+
+__all__ = ["circulant_gradient", "circulant_norm", "circulant_sum"]

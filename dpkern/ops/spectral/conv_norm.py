@@ -1,0 +1,146 @@
+"""Spectral ghost norm: what a mechanism in the frequency domain clips, without any per-sample map.
+
+``|| R ||``, the norm of the whole correlation map (or of its kept part), is a product over
+frequencies of two sums over channels: no spectrum of a channel pair is ever made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ..ghost._conv_geometry import Size
+from ._band import Band
+from ._sizes import Layer, check_layer
+from ._spectra import Grid, powers, product_squares, transform_error
+
+_CHUNK = 1 << 20
+
+
+def check_band(band: object, layer: Layer) -> None:
+    """A band of the layer's grid, or None."""
+    if band is None:
+        return
+    sizes = band.size if isinstance(band, Band) else None
+    if sizes is None or (1, *sizes)[-2:] != layer.size:
+        raise InvalidInput(
+            "band",
+            expected=f"a Band of size {layer.size}, or None",
+            got=band,
+            remedy="Make the band on the grid of this layer.",
+        )
+
+
+def _validate(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+    backend: str | None = None,
+) -> str:
+    check_band(band, check_layer(x, g, kernel_size, stride, padding, dilation, groups, size))
+    return x.device.type
+
+
+def transform_flops(layer: Layer, grid: Grid) -> int:
+    """Of the transforms of all channels of all samples: ``2.5 N log2 N`` for N real values."""
+    counts = layer.geometry.in_channels, layer.geometry.out_channels
+    total = 0.0
+    for channels, (height, width) in zip(counts, (grid.size, grid.folded), strict=True):
+        points = height * width
+        total += 2.5 * layer.geometry.batch * channels * points * max(1, points.bit_length())
+    return int(total)
+
+
+def _cost(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+    **_: Any,
+) -> Cost:
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    return Cost(
+        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_written=8 * x.shape[0],
+        flops=transform_flops(layer, Grid.of(layer, band)),
+    )
+
+
+@op(validate=_validate, cost=_cost)
+@torch.no_grad()
+def conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Squared norm of each sample's correlation map, or of its filtered part, from above.
+
+    ``||h * R_b||^2`` with ``h = IDFT(gains)``; ``||R_b||^2`` without a band. Dilation does not
+    enter: all lags are counted.
+
+    Args:
+        x: inputs ``[B, ci, *S]``, one or two spatial dimensions, float32, float64 or 16 bits,
+            contiguous.
+        g: output gradients ``[B, co, *O]`` of the same dtype, contiguous.
+        kernel_size, stride, padding, dilation: an int, or one per spatial dimension.
+        groups: a divisor of ci and co.
+        size: ``(P, Q)``, the grid of the mechanism: at least ``s (Ho - 1) + t (d - 1) + 1``.
+        band: the filter on this grid, or None.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: at least the exact value of these inputs if the transforms keep Higham's
+        bound, and above it by about 1e-5 (float32) or 1e-14 (float64) of it unless the spectra of
+        x and g hardly meet.
+
+    =========================== ===========================================
+    edge case                   result
+    =========================== ===========================================
+    empty batch                 ``[0]``
+    NaN or inf in a sample      NaN or infinite for this sample
+    grid below the least        InvalidInput
+    =========================== ===========================================
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or band.
+    """
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    grid = Grid.of(layer, band)
+    eta = transform_error(torch.float64, grid.size)
+    parts = [x.new_zeros(0, dtype=torch.float64)]
+    samples = max(1, _CHUNK // (x[:1].numel() + g[:1].numel() + 1))
+    for begin in range(0, len(x), samples):
+        xs, gs = x[begin : begin + samples].double(), g[begin : begin + samples].double()
+        x_map = grid.place_input(xs, xs.new_zeros(*xs.shape[:2], *grid.size))
+        g_map = grid.place_gradient(gs, gs.new_zeros(*gs.shape[:2], *grid.folded))
+        x_power, g_power = (powers(torch.fft.rfft2(m).flatten(2), groups) for m in (x_map, g_map))
+        parts.append(product_squares(grid, x_power, g_power, eta))
+    return torch.cat(parts)
+
+
+__all__ = ["check_band", "conv_norm", "transform_flops"]

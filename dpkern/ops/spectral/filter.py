@@ -1,0 +1,149 @@
+"""Filtered activations: with them a filtered kernel gradient is an ordinary one.
+
+    (h * R)(u) = sum_a D(a) (h * Xp)(u + a)
+
+so the *padded* input is filtered circularly on the mechanism's grid, its first rows and columns are
+kept, and the layer's own weight gradient is taken with padding 0. Filtering the unpadded input and
+padding afterwards is another, wrong map: rows of the padding are not zero after the filter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from ..ghost._bounds import OPERANDS, of_sums
+from ._band import Band
+from ._sizes import Pair, planes
+from ._spectra import half_gains
+
+_CHUNK = 1 << 19
+"""Numbers of a chunk's maps: its spectra stay in the cache."""
+
+
+def _validate(
+    x: torch.Tensor,
+    *,
+    padding: Sequence[int],
+    rows: Sequence[int],
+    band: Band,
+    backend: str | None = None,
+) -> str:
+    check.tensor(x=x, dtypes=OPERANDS, contiguous=True)
+    if x.dim() not in (3, 4):
+        raise InvalidInput(
+            "x",
+            expected="shape [B, channels, *positions] with one or two spatial dimensions",
+            got=str(list(x.shape)),
+            remedy="Give the batch and channel dimensions first.",
+        )
+    grid = (1, *band.size)[-2:] if isinstance(band, Band) else ()
+    (height, width), (top, left) = (1, *rows)[-2:], (0, *padding)[-2:]
+    if len(grid) != 2 or min(height, width) < 1 or height > grid[0] or width > grid[1]:
+        raise InvalidInput(
+            "band",
+            expected=f"a Band on a grid of at least {(height, width)}",
+            got=band,
+            remedy="Make the band on the grid of this layer.",
+        )
+    if min(top, left) < 0:
+        raise InvalidInput(
+            "padding", expected="ints >= 0", got=padding, remedy="Pass the layer's padding."
+        )
+    return x.device.type
+
+
+def _cost(x: torch.Tensor, *, rows: Sequence[int], band: Band, **_: Any) -> Cost:
+    maps, kind = x.shape[0] * x.shape[1], of_sums(x.dtype)
+    (height, width), (p, q) = (1, *rows)[-2:], (1, *band.size)[-2:]
+    return Cost(
+        bytes_read=x.numel() * x.element_size(),
+        bytes_written=maps * height * width * kind.itemsize,
+        flops=maps * 5 * p * q * max(1, (p * q).bit_length()),
+    )
+
+
+@op(validate=_validate, cost=_cost)
+@torch.no_grad()
+def filtered(
+    x: torch.Tensor,
+    *,
+    padding: Sequence[int],
+    rows: Sequence[int],
+    band: Band,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """The filter of the band on the zero-padded input, its first rows and columns.
+
+    Args:
+        x: ``[B, C, *S]``, one or two spatial dimensions, float32, float64 or 16 bits, contiguous.
+        padding: of the layer, one per spatial dimension.
+        rows: rows and columns of the padded input that outputs use, ``s (Ho - 1) + t (d - 1) + 1``
+            per spatial dimension; others are dropped before the filter.
+        band: the filter on its grid, which holds these rows.
+        backend: who runs it.
+
+    Returns:
+        ``[B, C, *rows]`` of the dtype of x (16 bits: float32), for ``ghost.conv_*`` with
+        ``padding=0``. NaN and inf stay in their sample.
+
+    Raises:
+        InvalidInput: wrong type, shape, layout or sizes.
+    """
+    used: Pair = (1, *rows)[-2:]  # type: ignore[assignment]
+    before: Pair = (0, *padding)[-2:]  # type: ignore[assignment]
+    maps = planes(x).to(of_sums(x.dtype))
+    run = _separable if band.kind == "rectangle" else _transformed
+    out = maps.new_empty(*maps.shape[:2], *used)
+    samples = max(1, _CHUNK // max(1, maps.shape[1] * used[0] * used[1]))
+    for begin in range(0, len(maps), samples):
+        out[begin : begin + samples] = run(maps[begin : begin + samples], before, used, band)
+    result: torch.Tensor = out.view(*x.shape[:2], *rows)
+    return result
+
+
+def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
+    gains = half_gains(band).to(x)
+    size: Pair = (1, *band.size)[-2:]  # type: ignore[assignment]
+    (top, left), (height, width) = (
+        before,
+        (max(0, n - p) for n, p in zip(used, before, strict=True)),
+    )
+    maps = x.new_zeros(*x.shape[:2], *size)
+    part = x[:, :, :height, :width]
+    maps[:, :, top : top + part.shape[2], left : left + part.shape[3]] = part
+    spectra = torch.fft.rfft2(maps).mul_(gains)
+    out: torch.Tensor = torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
+    return out
+
+
+def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
+    """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
+    down, across = (m.to(x) for m in _toeplitz(band, before, used, (x.shape[2], x.shape[3])))
+    rows, columns = down.shape[1], across.shape[1]
+    return down @ (x[:, :, :rows, :columns] @ across.T)
+
+
+@lru_cache(maxsize=256)
+def _toeplitz(
+    band: Band, before: Pair, used: Pair, given: Pair
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
+    gains = torch.tensor(band.gains)
+    gains = gains if gains.dim() == 2 else gains[None]
+    made = []
+    for axis, line in enumerate((gains[:, 0], gains[0])):
+        response = torch.fft.ifft(line).real
+        count = min(given[axis], max(0, used[axis] - before[axis]))
+        lag = torch.arange(used[axis])[:, None] - torch.arange(count)[None] - before[axis]
+        made.append(response[lag % len(line)])
+    return made[0], made[1]
+
+
+__all__ = ["filtered"]

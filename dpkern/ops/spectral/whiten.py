@@ -1,0 +1,127 @@
+"""Norms and coordinates of gradients behind a matrix per channel pair: a whitened clip's view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from .. import ghost
+from ..ghost._bounds import FLOATS, gamma
+from ..ghost._conv_geometry import Size
+from ..ghost.explicit import memory_order
+from ._band import Band
+from ._sizes import check_layer
+from .conv_norm import check_band
+from .conv_sum import conv_filtered
+
+
+def _validate(grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None) -> str:
+    check.tensor(grads=grads, dtypes=FLOATS)
+    dense = grads.dim() > 3 and grads.permute(0, *memory_order(grads)).is_contiguous()
+    if not dense:
+        raise InvalidInput(
+            "grads",
+            expected="[B, co, ci / groups, *kernel] without gaps, the samples outermost",
+            got=f"shape {list(grads.shape)} with strides {grads.stride()}",
+            remedy="Call .contiguous() first.",
+        )
+    taps = grads[:1, :1, :1].numel() if grads.shape[0] else _taps(grads)
+    kind: dict[str, Any] = {"dtypes": (torch.float64,), "device": grads.device, "contiguous": True}
+    check.tensor(matrix=matrix, shape=(None, taps), **kind)
+    return grads.device.type
+
+
+def _taps(grads: torch.Tensor) -> int:
+    taps = 1
+    for size in grads.shape[3:]:
+        taps *= size
+    return taps
+
+
+def _cost(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Cost:
+    return Cost(
+        bytes_read=grads.numel() * grads.element_size() + matrix.numel() * 8,
+        bytes_written=8 * grads.shape[0],
+        flops=2 * grads.numel() * (matrix.shape[0] + 1),
+    )
+
+
+@op(validate=_validate, cost=_cost)
+@torch.no_grad()
+def whitened_norm(
+    grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
+) -> torch.Tensor:
+    """Squared norm of each sample's coordinates, ``sum over channel pairs || M F ||^2``.
+
+    Args:
+        grads: per-sample kernel gradients F ``[B, co, ci / groups, *kernel]``, float32 or float64,
+            without gaps in memory and the samples outermost; the other dimensions in any order.
+        matrix: M, float64 ``[r, taps]``.
+        backend: who runs it.
+
+    Returns:
+        float64 ``[B]``: of exactly these numbers, never less than exact, and above it by at most
+        ``1e-14 ||M|| ||F||``; not finite for a sample with NaN or inf.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    rows = grads.double().reshape(grads.shape[0], -1, matrix.shape[1])
+    norms: torch.Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
+    error = gamma(matrix.shape[1] + 8) * matrix.norm() * rows.flatten(1).norm(dim=1)
+    above: torch.Tensor = norms + error
+    return above.square() * (1 + 2.0**-42)
+
+
+def conv_release(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    matrix: torch.Tensor,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per-sample coordinates of the filtered kernel gradients, and their squared norms.
+
+    ``y[b, o, c] = M F[b, o, c]`` with F the taps of ``h * R``: what is clipped and noised by a
+    mechanism that releases a whitened crop.
+
+    Args:
+        x, g, kernel_size, stride, padding, dilation, groups, size, band: as ``conv_norm``.
+        matrix: M, float64 ``[r, taps]`` (``Pencil.signal``).
+        backend: who runs it.
+
+    Returns:
+        ``[B, co, ci / groups, r]`` of the dtype of x (16 bits: float32), and float64 ``[B]``.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or band.
+    """
+    layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, size)
+    check_band(band, layer)
+    sizes: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+    sizes |= {"groups": groups, "backend": backend}
+    if band is None:
+        grads, _ = ghost.conv_gradient(x, g, padding=padding, **sizes)
+    else:
+        inputs = conv_filtered(x, layer, band, backend=backend)
+        grads, _ = ghost.conv_gradient(inputs, g.to(inputs.dtype), **sizes)
+    taps = layer.geometry.taps
+    check.tensor(matrix=matrix, shape=(None, taps), dtypes=(torch.float64,), device=x.device)
+    rows = grads.reshape(*grads.shape[:3], taps).double()
+    coordinates = (rows @ matrix.T).to(grads.dtype).contiguous()
+    return coordinates, ghost.explicit_norm([coordinates], backend=backend)
+
+
+__all__ = ["conv_release", "whitened_norm"]
