@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,7 +95,7 @@ class Case:
         kernel = (self.kernel, self.kernel)
         return spectral.pencil(self.band, kernel, (1, 1), *literal.CIRCULAR)
 
-    def pipeline(self, band: Band | None, noise_point: str) -> literal.Pipeline:
+    def pipeline(self, band: Band | None, noise_point: str, sigma: float) -> literal.Pipeline:
         """Of the literal forms."""
         return literal.Pipeline(
             kernel=(self.kernel, self.kernel),
@@ -103,7 +103,7 @@ class Case:
             padding=(self.padding, self.padding),
             size=self.size,
             bound=BOUND,
-            noise_multiplier=1.0,
+            noise_multiplier=sigma,
             band=band,
             noise_point=noise_point,
         )
@@ -132,8 +132,9 @@ BY_NAME = {case.name: case for case in CASES}
 class Work:
     """The operands of a case and every column as a function of nothing."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, sigma: float = 1.0) -> None:
         self.case = case
+        self.sigma = sigma
         generator = torch.Generator().manual_seed(0)
         shape = (case.batch, case.ins, case.side, case.side)
         self.x = torch.randn(shape, generator=generator)
@@ -152,9 +153,10 @@ class Work:
 
     def columns(self) -> dict[str, list[Callable[[], Tensor]]]:
         """Per column its ways, of which the fastest counts."""
+        few = self.case.output <= 8  # Gram matrices of more positions are no competitor
         return {
             "N": [self.non_private],
-            "T": [self.shifted, self.unfolded, *([self.gram] if self.case.output <= 8 else [])],
+            "T": [self.shifted, self.unfolded, *([self.gram] if few else [])],
             "ours": [self.ours],
             "G": [self.gredp],
             "S": [self.spectral_bins, self.spectral_filter],
@@ -174,12 +176,17 @@ class Work:
 
     def _noisy(self, total: Tensor, scale: float = 1.0) -> Tensor:
         self.step += 1
+        if not self.sigma:
+            return total
         return noise.add_noise(
             total,
             stream=KEY.stream(Purpose.NOISE, step=self.step),
             rounding=KEY.stream(Purpose.ROUNDING, step=self.step),
-            scale=scale * BOUND,
+            scale=scale * self.sigma * BOUND,
         )
+
+    def _white(self, total: Tensor) -> Tensor:
+        return total.add(torch.randn_like(total), alpha=self.sigma * BOUND)
 
     def _factors(self, squares: Tensor) -> Tensor:
         return ghost.clip_factors([squares], BOUND, dtype=torch.float32)[0]
@@ -198,7 +205,7 @@ class Work:
         norms = torch.linalg.vector_norm(flat, dim=(0, 2))
         factors = (BOUND / norms).clamp(max=1)
         total = (factors @ flat).view(case.kernel, case.kernel, case.outs, case.ins)
-        return torch.randn_like(total).add_(total).permute(2, 3, 0, 1)
+        return self._white(total).permute(2, 3, 0, 1)
 
     def unfolded(self) -> Tensor:
         """Per-sample gradients by one batched product over unfolded windows."""
@@ -209,7 +216,7 @@ class Work:
         grads = torch.bmm(self.g.flatten(2), windows.mT).flatten(1)
         factors = (BOUND / torch.linalg.vector_norm(grads, dim=1)).clamp(max=1)
         total = (factors @ grads).view_as(self.out)
-        return torch.randn_like(total).add_(total)
+        return self._white(total)
 
     def gram(self) -> Tensor:
         """Norms by Gram matrices over positions, then torch's weight gradient."""
@@ -225,7 +232,7 @@ class Work:
             weighted, self.x, self.out, None, [case.stride] * 2, [case.padding] * 2, [1, 1], False,
             [0, 0], 1, [False, True, False],
         )  # fmt: skip
-        return torch.randn_like(total).add_(total)
+        return self._white(total)
 
     def ours(self) -> Tensor:
         """DP-SGD by dpkern's kernels."""
@@ -286,14 +293,43 @@ class Work:
 
     def batched(self) -> Tensor:
         """Spectral-DP, literal and batched."""
-        pipeline = self.case.pipeline(self.case.band, "per_batch")
+        pipeline = self.case.pipeline(self.case.band, "per_batch", self.sigma)
         return literal.batched(self.x, self.g, pipeline, self.generator)
 
     def published(self) -> Tensor:
         """Spectral-DP as published, of a few samples."""
-        pipeline = self.case.pipeline(self.case.band, "per_sample")
+        pipeline = self.case.pipeline(self.case.band, "per_sample", self.sigma)
         few = slice(LITERAL_SAMPLES)
         return literal.spectral_dp(self.x[few], self.g[few], pipeline, self.generator)
 
 
-__all__ = ["BY_NAME", "CASES", "LITERAL_SAMPLES", "Case", "Work"]
+def verify(case: Case, samples: int = 4, tolerance: float = 1e-3) -> None:
+    """Every way on a few samples without noise, against the literal pipelines in float64.
+
+    Raises:
+        AssertionError: one of them is another map.
+    """
+    work = Work(replace(case, batch=min(case.batch, samples)), sigma=0.0)
+    x, g = work.x.double(), work.g.double()
+    pipelines = [case.pipeline(band, "per_batch", 0.0) for band in (None, case.band)]
+    whole, filtered = (
+        run(x, g, pipeline, work.generator)
+        for run, pipeline in zip((literal.gredp, literal.spectral_dp), pipelines, strict=True)
+    )
+    grads, squares = ghost.conv_gradient(x, g, **case.geometry)
+    plain = torch.einsum("b,b...->...", (BOUND / squares.sqrt()).clamp(max=1), grads)
+    rows, squares = spectral.conv_release(
+        x, g, matrix=work.signal, size=case.size, band=case.band, **case.geometry
+    )
+    whitened = torch.einsum("b,b...->...", (BOUND / squares.sqrt()).clamp(max=1), rows)
+    wants = {"T": plain, "ours": plain, "G": whole, "S": filtered, "L2": filtered, "L1": filtered}
+    wants["W"] = (whitened @ work.post.T).view_as(plain)
+    for column, ways in work.columns().items():
+        for way in ways if column in wants else ():
+            got, want = way().double(), wants[column]
+            error = float((got - want).norm() / want.norm())
+            if not error <= tolerance:
+                raise AssertionError(f"{case.name}, {column} ({way.__name__}): off by {error:.2g}")
+
+
+__all__ = ["BY_NAME", "CASES", "LITERAL_SAMPLES", "Case", "Work", "verify"]

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 from typing import TYPE_CHECKING, Any
 
-from . import accounting, errors, interop, mechanisms, ops, rng
+from . import accounting, errors, interop, mechanisms, nn, ops, rng
 from ._dispatch import use
 from .errors import (
     BackendError,
@@ -21,6 +21,7 @@ from .step import DPStep
 if TYPE_CHECKING:
     from .engine import PrivacyEngine
     from .engine.fix import fix
+    from .engine.survey import survey
 
 __all__ = [
     "BackendError",
@@ -37,8 +38,10 @@ __all__ = [
     "fix",
     "interop",
     "mechanisms",
+    "nn",
     "ops",
     "rng",
+    "survey",
     "use",
 ]
 
@@ -53,4 +56,8 @@ def __getattr__(name: str) -> Any:
         from .engine.fix import fix
 
         return fix
+    if name == "survey":
+        from .engine.survey import survey
+
+        return survey
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

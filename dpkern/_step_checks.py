@@ -178,8 +178,30 @@ def check_optimizer(optimizer: object) -> None:
         )
 
 
-def check_per_sample(per_sample: object, params: list[torch.Tensor], plan: Plan) -> None:
-    """Gradients ``[B, *shape]``, one tensor per parameter."""
+def check_per_sample(
+    per_sample: object, params: list[torch.Tensor], plan: Plan, *, released: bool
+) -> None:
+    """Gradients ``[B, *shape]``, one tensor per parameter; or release coordinates."""
+    for block in plan.blocks:
+        release = block.release
+        if release is None:
+            continue
+        if released and release.norm != "release":
+            raise InvalidInput(
+                "released",
+                expected="coordinates that the clip bound speaks of",
+                got=f"parameter {block.index}, clipped by the norm of its {release.norm}",
+                remedy="Let the engine clip, which has the layer's input and output gradient.",
+            )
+        if not released and release.operands:
+            raise InvalidInput(
+                "per_sample",
+                expected="what a gradient alone can tell",
+                got=f"parameter {block.index}, whose {release.norm} norm or filter needs the "
+                "layer's input and output gradient",
+                remedy="Pass released=True with coordinates from ops.spectral.conv_release, or "
+                "use the engine.",
+            )
     if not isinstance(per_sample, (list, tuple)) or len(per_sample) != len(params):
         length = f" of {len(per_sample)}" if isinstance(per_sample, (list, tuple)) else ""
         raise InvalidInput(
@@ -191,7 +213,8 @@ def check_per_sample(per_sample: object, params: list[torch.Tensor], plan: Plan)
     exact = plan.arithmetic == "exact"
     batch: int | None = None
     for i, (param, gradient) in enumerate(zip(params, per_sample, strict=True)):
-        name, shape = f"per_sample[{i}]", (batch, *param.shape)
+        shape = (batch, *(plan.blocks[i].signal_shape if released else param.shape))
+        name = f"per_sample[{i}]"
         wide = clip.sum_dtype(param.dtype)
         dtypes = [d for d in clip.GRAD_DTYPES if exact or clip.sum_dtype(d) is wide]
         dtypes += [torch.float16] if param.dtype is torch.float16 else []
@@ -213,7 +236,7 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
     units = tuple(unit for unit in plan.units if unit is not None) if exact else None
     fits = (
         result.arithmetic == plan.arithmetic
-        and result.p == 2
+        and result.p == plan.p
         and result.unit == units
         and len(result.max_norms) == len(group_bounds)
         and all(a <= b for a, b in zip(result.max_norms, group_bounds, strict=True))
@@ -221,8 +244,8 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
     if not fits:
         raise PrivacyError(
             "sum",
-            expected=f"{plan.arithmetic} sums clipped to at most {group_bounds}",
-            got=f"{result.arithmetic} sums clipped to {result.max_norms}",
+            expected=f"{plan.arithmetic} sums clipped to at most {group_bounds} in norm {plan.p}",
+            got=f"{result.arithmetic} sums clipped to {result.max_norms} in norm {result.p}",
             remedy="Clip with the plan's bounds, units and arithmetic (see DPStep.plan).",
         )
     if len(result.sums) != len(params):
@@ -232,14 +255,81 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
             got=str(len(result.sums)),
             remedy="Clip the gradients of all parameters together, in the order of params.",
         )
-    _check_sums(result.sums, params, exact)
+    shapes = [block.signal_shape if exact else block.shape for block in plan.blocks]
+    _check_sums(result.sums, params, shapes, exact)
     if not exact:
         _check_finite(result.sums)
+    if plan.needs_raw:
+        _check_raw(result.raw, params)
 
 
-def _check_sums(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], exact: bool) -> None:
-    """A sum of each parameter's shape, in the dtype of sums, on its device."""
-    shapes, kinds = [p.shape for p in params], {(clip.sum_dtype(p.dtype), p.device) for p in params}
+def _check_raw(raw: object, params: list[torch.Tensor]) -> None:
+    """Sums without clipping, for a release that bounds them itself."""
+    given = raw if isinstance(raw, tuple) else ()
+    if len(given) != len(params):
+        raise InvalidInput(
+            "sum.raw",
+            expected=f"{len(params)} sums without clipping: the mechanism releases their mean",
+            got="none" if raw is None else str(len(given)),
+            remedy="Pass per_sample= gradients, or let the engine sum.",
+        )
+    for i, (param, total) in enumerate(zip(params, given, strict=True)):
+        check.tensor_at(f"sum.raw[{i}]", total, shape=param.shape, device=param.device)
+
+
+def check_importance(means: object, params: list[torch.Tensor], plan: Plan) -> None:
+    """Mean gradients, for a plan that asks the caller for them."""
+    if plan.importance is None or plan.importance.source != "full":
+        raise InvalidInput(
+            "set_importance",
+            expected="a mechanism whose importance comes from the caller",
+            got=plan.mechanism,
+            remedy="Leave the call out, or choose w_source='full'.",
+        )
+    given = means if isinstance(means, (list, tuple)) else ()
+    check.one_each("means", given, len(params))
+    for i, (param, mean) in enumerate(zip(params, given, strict=True)):
+        check.tensor_at(f"means[{i}]", mean, shape=param.shape, device=param.device)
+
+
+def check_ready(plan: Plan, *, shards: bool, importance: object) -> None:
+    """Whether ``finish`` can do what the plan says; asked before anything is recorded."""
+    if shards and (plan.mapped or plan.importance is not None or plan.noise_point != "per_batch"):
+        raise InvalidInput(
+            "fully_shard",
+            expected="a mechanism that noises the sum of gradients as it is",
+            got=f"{plan.mechanism} with release coordinates or per-sample noise",
+            remedy="Use DistributedDataParallel or one process.",
+        )
+    if plan.importance is not None and plan.importance.source == "full" and importance is None:
+        raise InvalidInput(
+            "set_importance",
+            expected="the mean gradient of all records, before finish()",
+            got="none",
+            remedy="Call step.set_importance(means) in every step.",
+        )
+
+
+def check_samples(samples: int, wanted: int | None) -> None:
+    """As many samples as the certificate of per-sample noise is for."""
+    if wanted is not None and samples != wanted:
+        raise PrivacyError(
+            "batch_size",
+            expected=f"{wanted} samples in every step, for which the noise was certified",
+            got=str(samples),
+            remedy="Draw batches of that size (sampling='fixed' or 'shuffled'), or noise once "
+            "per batch.",
+        )
+
+
+def _check_sums(
+    sums: Sequence[torch.Tensor],
+    params: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    exact: bool,
+) -> None:
+    """Sums of these shapes, in the dtype of sums, each on its parameter's device."""
+    kinds = {(clip.sum_dtype(p.dtype), p.device) for p in params}
     if len(kinds) == 1:
         ((dtype, device),) = kinds
         dtypes = noise.INTEGERS if exact else (dtype,)
@@ -249,7 +339,7 @@ def _check_sums(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], ex
         check.tensor_at(
             f"sum.sums[{i}]",
             total,
-            shape=param.shape,
+            shape=shapes[i],
             dtypes=noise.INTEGERS if exact else (clip.sum_dtype(param.dtype),),
             device=param.device,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
@@ -17,18 +18,27 @@ def purpose_of(law: str) -> Purpose:
 
 
 def noise_of(
-    plan: Plan, key: Key, step: int, offsets: Sequence[int] | None = None
+    plan: Plan,
+    key: Key,
+    step: int,
+    offsets: Sequence[int] | None = None,
+    *,
+    samples: int | None = None,
 ) -> update.Noise | None:
     """The noise of step number ``step`` by this plan; None if there is none.
 
-    ``offsets`` say where in each parameter the part begins that is noised here.
+    ``offsets`` say where in each parameter the part begins that is noised here, ``samples`` how
+    many noises of one sample each the sum gets: n independent ones of scale s are one of s sqrt(n).
     """
     law = plan.distribution
-    if law is None:
+    if law is None or samples == 0:
         return None
+    scales = plan.scales
+    if samples is not None:
+        scales = tuple(scale * math.sqrt(samples) for scale in scales)
     return update.Noise(
         distribution=law,
-        scales=plan.scales,
+        scales=scales,
         stream=key.stream(purpose_of(law), step),
         positions=plan.positions if offsets is None else tuple(map(add, plan.positions, offsets)),
         rounding=key.stream(Purpose.ROUNDING, step) if plan.arithmetic == "float" else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .mechanisms.plan import Plan
+from .mechanisms.plan import Block, Plan
 from .ops import clip
 from .ops._count import count
 
@@ -46,18 +46,24 @@ def accumulators(
         wide: int64 whatever the number of samples, for sums that other processes add to.
     """
     if plan.arithmetic != "exact":
-        return sums or tuple(_zeros(p, clip.sum_dtype(p.dtype)) for p in params)
+        if sums is not None:
+            return sums
+        return tuple(
+            _zeros(p, block, clip.sum_dtype(p.dtype))
+            for p, block in zip(params, plan.blocks, strict=True)
+        )
     most = max(block.integer_bound or 0 for block in plan.blocks)
     dtype = torch.int64 if wide or samples * most > _INT32_MOST else torch.int32
     if sums is None:
-        return tuple(_zeros(p, dtype) for p in params)
+        return tuple(_zeros(p, b, dtype) for p, b in zip(params, plan.blocks, strict=True))
     if dtype is torch.int64:
         return tuple(total.to(torch.int64) for total in sums)
     return sums
 
 
-def _zeros(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(param.shape, dtype=dtype, device=param.device)
+def _zeros(param: torch.Tensor, block: Block, dtype: torch.dtype) -> torch.Tensor:
+    shape = param.shape if block.release is None else block.signal_shape
+    return torch.zeros(shape, dtype=dtype, device=param.device)
 
 
 def adopted(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], plan: Plan) -> Sums:
@@ -80,6 +86,7 @@ def clipped(
     return clip.clip_sum(
         per_sample,
         bounds if per_layer else bounds[0],
+        p=plan.p,
         style=plan.clipping,
         arithmetic=plan.arithmetic,
         unit=_units(plan, range(len(bounds)), each=per_layer),
@@ -99,7 +106,7 @@ def _clipped_by_group(
     per_sample: Sequence[torch.Tensor], plan: Plan, out: Sums | None, backend: str | None
 ) -> clip.ClipResult:
     """One flat clip per group; a sample that is not finite in one group is dropped from all."""
-    norms = clip.sample_norm(per_sample, backend=backend)
+    norms = clip.sample_norm(per_sample, p=plan.p, backend=backend)
     finite = torch.isfinite(norms)
     kept = per_sample if bool(finite.all()) else [g[finite] for g in per_sample]
     sums: list[torch.Tensor | None] = [None] * len(per_sample)
@@ -108,6 +115,7 @@ def _clipped_by_group(
         result = clip.clip_sum(
             [kept[i] for i in group],
             min(bound, _NO_CLIPPING),
+            p=plan.p,
             arithmetic=plan.arithmetic,
             unit=_units(plan, group, each=False),
             out=None if out is None else [out[i] for i in group],
@@ -116,15 +124,16 @@ def _clipped_by_group(
         results.append(result)
         for i, total in zip(group, result.sums, strict=True):
             sums[i] = total
+    bounds = [result.norm_bound for result in results]
     return clip.ClipResult(
         sums=tuple(total for total in sums if total is not None),
-        norm_bound=math.hypot(*(result.norm_bound for result in results)),
+        norm_bound=sum(bounds) if plan.p == 1 else math.hypot(*bounds),
         norms=norms,
         nonfinite=count(~finite),
         batch_size=int(per_sample[0].shape[0]),
         arithmetic=plan.arithmetic,
         unit=tuple(u for u in plan.units if u is not None) if plan.arithmetic == "exact" else None,
-        p=2,
+        p=plan.p,
         max_norms=tuple(result.max_norms[0] for result in results),
     )
 

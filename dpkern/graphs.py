@@ -194,6 +194,8 @@ def _recordable(step: DPStep) -> tuple[update.Rule, update.State]:
         "no optimizer": rule is None,
         "no noise": step.plan.distribution is None,
         "shards": step.shards is not None,
+        "release coordinates or a memory": not step.plan.direct or step.memory is not None,
+        "noise once per sample": step.plan.noise_point != "per_batch",
         "parameters on the CPU": any(not _on_device(p) for p in step.params),
     }
     found = [name for name, holds in problems.items() if holds]

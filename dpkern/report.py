@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import accounting
+from .mechanisms.certify import why_not
+from .mechanisms.plan import Plan
 
 if TYPE_CHECKING:
     from .step import DPStep
@@ -32,42 +34,100 @@ def _float_sensitivity(step: DPStep) -> float:
     return 1 + 2 * batch * roundoff / (1 - roundoff) if roundoff < 1 else math.inf
 
 
+def non_private_reason(plan: Plan) -> str:
+    """Why no release of this plan is private, in words; empty if every one is."""
+    if plan.private:
+        return ""
+    if plan.noise_by_samples and plan.distribution is not None:
+        return "the variance of the noise depends on the number of samples"
+    found = why_not(plan.blocks)
+    return found or "a noise multiplier below 2^-4, or a release that no event describes"
+
+
+def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
+    """Why epsilon is infinite, in words; None where it is not."""
+    if not math.isinf(certificate.epsilon):
+        return None
+    if step.key.seeded:
+        return "the noise comes from a known seed"
+    return non_private_reason(step.plan) or certificate.notes[-1]
+
+
+def _blocks(plan: Plan) -> list[dict[str, Any]]:
+    """Every block's numbers; ``multiplier`` is what it would certify alone."""
+    rows = []
+    for block in plan.blocks:
+        release = block.release
+        alone = block.sd / (block.bound * block.stretch)
+        protected = release is None or release.protects
+        rows.append(
+            {
+                "parameter": block.index,
+                "shape": list(block.shape),
+                "release": "identity" if release is None else type(release).__name__.lower(),
+                "coordinates": block.size,
+                "norm": "gradient" if release is None else release.norm,
+                "clip_group": block.clip_group,
+                "bound": json_number(block.bound),
+                "sd": block.sd,
+                "stretch": json_number(block.stretch),
+                "multiplier": alone if protected else 0.0,
+            }
+        )
+    return rows
+
+
 def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     """The privacy report of a ``DPStep`` as JSON values.
 
-    ``epsilon_claimed`` is the source's number, ``epsilon_certified`` the proved bound. Nothing in
-    the report depends on the data: diagnostics that do are the caller's to label. Float sums carry
-    ``worst_case_float_sensitivity`` beside their certificate, which does not cover it.
+    ``epsilon_claimed`` is the source's number and ``claim`` says whose, ``epsilon_certified`` the
+    proved bound, with ``non_private`` in words where there is none. Nothing in the report depends
+    on the data except through what was released: ``realised`` holds numbers of the last step's
+    released values and certifies nothing; other diagnostics are the caller's to label. Float sums
+    carry ``worst_case_float_sensitivity`` beside their certificate, which does not cover it.
     """
+    plan = step.plan
     certificate = step.certify(delta)
-    if step.plan.mode == "published":
+    if plan.mode == "published":
         claimed = accounting.claimed_epsilon(
-            step.mechanism, steps=step.steps, delta=delta, **step.sampling
+            step.mechanism,
+            steps=step.steps,
+            delta=delta,
+            dimension=plan.dimension,
+            **step.sampling,
         )
     else:  # claims what is certified, schedules included
         claimed = step.epsilon_if_seed_secret(delta)
     report: dict[str, Any] = {
-        "mechanism": step.plan.mechanism,
-        "mode": step.plan.mode,
-        "clipping": step.plan.clipping,
-        "arithmetic": step.plan.arithmetic,
+        "mechanism": plan.mechanism,
+        "mode": plan.mode,
+        "clipping": plan.clipping,
+        "arithmetic": plan.arithmetic,
         "epsilon_claimed": json_number(claimed),
+        "claim": step.mechanism.claim_text,
         "epsilon_certified": json_number(certificate.epsilon),
+        "non_private": _reason(step, certificate),
+        "epsilon_audited": None,
+        "calibrated_to": step.calibrated_to,
         "certificate": certificate.to_dict(),
+        "notes": [{"id": note.id, "text": note.text} for note in plan.notes],
         "steps": step.steps,
-        "dimension": step.plan.dimension,
+        "dimension": plan.dimension,
         "expected_batch_size": step.expected_batch_size,
         "noise": {
-            "distribution": step.plan.distribution,
+            "distribution": plan.distribution,
+            "point": plan.noise_point,
             "noise_multiplier": step.mechanism.noise_multiplier,
-            "certified_noise_multiplier": step.plan.noise_multiplier,
+            "certified_noise_multiplier": plan.noise_multiplier,
             "cipher": f"ChaCha{step.key.rounds}",
             "key": "seed" if step.key.seeded else "operating system",
             "words": dict(step.words),
         },
+        "blocks": _blocks(plan),
+        "realised": step.mechanism.realised(step.memory),
         **step.sampling,
     }
-    if step.plan.arithmetic == "float" and step.plan.private:
+    if plan.arithmetic == "float" and plan.private:
         report["worst_case_float_sensitivity"] = json_number(_float_sensitivity(step))
     if step.key.seeded:
         report["epsilon_if_seed_secret"] = json_number(step.epsilon_if_seed_secret(delta))

@@ -12,32 +12,33 @@ from typing import Any
 
 import torch
 
+from . import _step_release as releasing
 from . import _step_sums as summing
 from . import _validate as check
 from ._dispatch import BACKENDS
 from ._step_checks import (
+    check_importance,
     check_optimizer,
     check_per_sample,
-    check_saved,
+    check_ready,
+    check_samples,
     check_schedule,
     check_sum,
     check_updates,
     checked_key,
     checked_mechanism,
     checked_params,
-    scheduled_values,
 )
-from ._step_noise import noise_of, part
+from ._step_noise import noise_of
+from ._step_state import load, state_of
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
-from .laws import SCALE_CELLS
 from .mechanisms.base import Mechanism
-from .ops import clip, noise, update
+from .mechanisms.plan import Plan
+from .ops import clip, update
 from .ops._count import Count
 from .report import step_report
 from .rng import Key
-
-STATE_VERSION = 1
 
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """Which parameters a rule updates, and what it remembers of them."""
@@ -91,7 +92,9 @@ class DPStep:
         check_optimizer(optimizer)
         self.params = checked_params(params, fused=optimizer is not None)
         check.choice((None, *BACKENDS), backend=backend)
-        self.plan = mechanism.plan([tuple(p.shape) for p in self.params])
+        self.memory = mechanism.memory(self.params)
+        """What the mechanism has learnt from its noisy outputs; None: it does not adapt."""
+        self.plan = self._planned(mechanism)
         self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
         self.gradient_scale = 1 / self.expected_batch_size if average else 1.0
         self.sampling: dict[str, Any] = {
@@ -112,7 +115,11 @@ class DPStep:
         self._optimizer = optimizer
         self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
         self._sums: tuple[torch.Tensor, ...] | None = None
+        self._raw: list[torch.Tensor] | None = None
+        self._importance: list[torch.Tensor] | None = None
         self._added = 0
+        self.calibrated_to: str | None = None
+        """For the report: which epsilon the noise was calibrated to, if it was."""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -131,8 +138,7 @@ class DPStep:
                 got="sums that were clipped by the old configuration",
                 remedy="Call finish() first.",
             )
-        plan = mechanism.plan([block.shape for block in self.plan.blocks])
-        self._mechanism, self.plan = mechanism, plan
+        self._mechanism, self.plan = mechanism, self._planned(mechanism)
 
     @property
     def nonfinite(self) -> int:
@@ -168,13 +174,16 @@ class DPStep:
         per_sample: Sequence[torch.Tensor] | None = None,
         *,
         sum: clip.ClipResult | None = None,
+        released: bool = False,
     ) -> None:
         """Add the samples of one physical batch to the current step.
 
         Args:
             per_sample: gradients ``[B, *shape]``, one tensor per parameter; clipped here.
             sum: a clipped sum with its proved bound, made by ``ops.clip.clip_sum``; the first one
-                of a step is taken over, not copied.
+                of a step is taken over, not copied. Float sums have the parameters' shapes, exact
+                ones those of the plan's release coordinates.
+            released: ``per_sample`` holds release coordinates ``[B, *block.release_shape]``.
 
         Raises:
             InvalidInput: both or neither given, or tensors that do not fit the parameters.
@@ -188,18 +197,32 @@ class DPStep:
                 remedy="Pass per-sample gradients, or a ClipResult.",
             )
         if per_sample is not None:
-            result = self._clipped(per_sample)
+            result = self._clipped(per_sample, released)
         else:
             assert sum is not None
             result = sum
             check_sum(result, self.params, self.plan)
+            if self.plan.mapped and self.plan.arithmetic == "float":
+                result = replace(sum, sums=tuple(releasing.signals(sum.sums, self.plan)))
             self._join(result)
+        self._raw = releasing.joined(self._raw, result.raw)
         self._added += result.batch_size
         self._nonfinite = self._nonfinite + result.nonfinite
 
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
-        self._sums, self._added = None, 0
+        self._sums, self._raw, self._importance, self._added = None, None, None, 0
+
+    def set_importance(self, means: Sequence[torch.Tensor]) -> None:
+        """The mean gradient that the step's noise is shaped by (``Importance.source`` "full").
+
+        It is clipped and noised in ``finish``; nothing of it is kept or saved.
+
+        Raises:
+            InvalidInput: a mechanism that takes none, or tensors that do not fit the parameters.
+        """
+        check_importance(means, self.params, self.plan)
+        self._importance = [mean.detach() for mean in means]
 
     def finish(self, updates: Updates | None = None) -> list[torch.Tensor | None] | None:
         """Draw the step's noise, record the release, and update the parameters.
@@ -223,39 +246,82 @@ class DPStep:
             updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
         else:
             updates = check_updates(updates, held, self._optimizer)
+        check_ready(self.plan, shards=self.shards is not None, importance=self._importance)
+        samples = self._samples()
         sums = self._begin()
         offsets = None if self.shards is None else self.shards.offsets
-        noise_now = noise_of(self.plan, self.key, self.steps, offsets)
-        left = set(range(len(sums)))
-        for indices, rule, state in updates:
-            update.step(
-                [held[i] for i in indices],
-                [sums[i] for i in indices],
-                rule=rule,
-                state=state,
-                gradient_scale=self.gradient_scale,
-                noise=part(noise_now, indices),
-                backend=self.backend,
-            )
-            left.difference_update(indices)
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples)
+        left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
+        ready = self._gradients(sums, noise_now, left)
+        numbers: dict[str, Any] = {"scale": self.gradient_scale, "backend": self.backend}
+        for group in updates:
+            releasing.step_group(group, held, sums, ready, noise_now, **numbers)
         if self._optimizer is not None:
             return None
-        return [
-            self._gradient(sums[i], i, noise_now) if i in left else None for i in range(len(sums))
-        ]
+        return [ready[i].to(p.dtype) if i in left else None for i, p in enumerate(self.params)]
+
+    def _samples(self) -> int | None:
+        """Samples of this step, where the noise depends on them.
+
+        Raises:
+            PrivacyError: another number than the plan was certified for; nothing is released.
+        """
+        if self.plan.noise_point == "per_batch":
+            return None
+        total = [torch.tensor([self._added], dtype=torch.int64, device=self.params[0].device)]
+        if self._reduce is not None:
+            self._reduce(total)
+        samples = int(total[0])
+        check_samples(samples, self.plan.samples)
+        return samples if self.plan.noise_by_samples else None
 
     def _begin(self) -> list[torch.Tensor]:
         """Record the release of the current step and hand over its sums, those of all processes."""
         sums = list(self._accumulators(0))
+        raw, means = self._raw, self._importance
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.
         self.ledger.record(self.plan, **self.sampling)
-        self._sums, self._added = None, 0
+        self.drop()
         if self._reduce is not None:
             self._reduce(sums)
         for name, words in self.plan.words.items():
             self.words[name] += words
+        if self.plan.importance is not None:
+            releasing.weigh(self, self.plan.importance, raw, means)
         return sums
+
+    def _gradients(
+        self, sums: Sequence[torch.Tensor], drawn: update.Noise | None, left: set[int]
+    ) -> dict[int, torch.Tensor]:
+        """The noisy gradients to hand out, and those that the fused update cannot make."""
+        learns, direct = self.memory is not None, self.plan.direct
+        ready = {
+            block.index: releasing.gradient(
+                sums[block.index],
+                block,
+                drawn,
+                dtype=clip.sum_dtype(self.params[block.index].dtype),
+                exact=self.plan.arithmetic == "exact",
+                scale=self.gradient_scale,
+                backend=self.backend,
+            )
+            for block in self.plan.blocks
+            if learns or block.index in left or not (direct or block.fused)
+        }
+        if self.memory is not None:
+            self.memory.to(self.params[0].device)
+            self._mechanism.learn(self.memory, list(ready.values()))
+            self._replan()
+        return ready
+
+    def _planned(self, mechanism: Mechanism) -> Plan:
+        return mechanism.plan([tuple(p.shape) for p in self.params], self.memory)
+
+    def _replan(self) -> None:
+        plan = self._planned(self.mechanism)
+        releasing.check_same_event(self.plan, plan)
+        self.plan = plan
 
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
@@ -274,29 +340,13 @@ class DPStep:
         return step_report(self, delta)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: step counter, history, optimizer state; no key, no counts.
+        """What a resumed run needs: counter, history, optimizer, memory; no key, no counts.
 
         Raises:
             PrivacyError: between ``add`` and ``finish``, where the state would hold sums without
                 noise.
         """
-        if self._sums is not None:
-            raise PrivacyError(
-                "state_dict",
-                expected="a finished step",
-                got="sums of samples without noise",
-                remedy="Call finish() before saving.",
-            )
-        state = self.optimizer_state
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self._fingerprint(),
-            "steps": self.steps,
-            "words": dict(self.words),
-            "ledger": self.ledger.state_dict(),
-            "mechanism": scheduled_values(self._mechanism),
-            "optimizer": None if state is None else state.state_dict(),
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run: its history stays, an unseeded run goes on with its fresh key.
@@ -305,49 +355,7 @@ class DPStep:
             InvalidInput: a state of other parameters, another mechanism or another seed.
             PrivacyError: this DPStep has steps of its own, which the loaded history would forget.
         """
-        if self.steps or self._sums is not None:
-            raise PrivacyError(
-                "load_state_dict",
-                expected="a DPStep without steps",
-                got=f"one with {self.steps} steps" + (" and open sums" if self._added else ""),
-                remedy="Make a new DPStep and load into that: releases cannot be taken back.",
-            )
-        check_saved(state, self.state_dict())
-        # Everything is checked before anything changes.
-        steps = check.integer(**{"state.steps": state["steps"]})
-        saved = state["words"]
-        words = {k: check.integer(**{f"state.words.{k}": saved.get(k)}) for k in self.words}
-        if self.optimizer_state is not None:
-            self.optimizer_state.check(state["optimizer"])
-        mechanism = replace(self._first_mechanism, **state["mechanism"])  # type: ignore[type-var]
-        plan = mechanism.plan([block.shape for block in self.plan.blocks])
-        ledger = Ledger(seeded=self.key.seeded)
-        ledger.load_state_dict(state["ledger"])
-        if ledger.steps != steps:
-            raise InvalidInput(
-                "state.ledger",
-                expected=f"a history of {steps} steps",
-                got=f"one of {ledger.steps}",
-                remedy="Pass what DPStep.state_dict() returned.",
-            )
-        if self.optimizer_state is not None:
-            self.optimizer_state.load_state_dict(state["optimizer"])
-        self.ledger, self.steps, self.words = ledger, steps, words
-        self._mechanism, self.plan = mechanism, plan
-
-    def _fingerprint(self) -> dict[str, Any]:
-        rule = self._optimizer
-        return {
-            "mechanism": self._first_mechanism.fingerprint,
-            "shapes": [list(p.shape) for p in self.params],
-            "dtype": ", ".join(sorted({str(p.dtype) for p in self.params})),
-            "expected_batch_size": self.expected_batch_size,
-            "gradient_scale": self.gradient_scale,
-            "optimizer": None if rule is None else type(rule).__name__,
-            "unsafe_seed": self.key.unsafe_seed,
-            "rounds": self.key.rounds,
-            **self.sampling,
-        }
+        load(self, state)
 
     def _accumulators(self, more: int) -> summing.Sums:
         """The sums so far, or zeros, wide enough for ``more`` samples."""
@@ -363,32 +371,19 @@ class DPStep:
             mine.add_(theirs)
         self._sums = sums
 
-    def _clipped(self, per_sample: Sequence[torch.Tensor]) -> clip.ClipResult:
-        check_per_sample(per_sample, self.params, self.plan)
+    def _clipped(self, per_sample: Sequence[torch.Tensor], released: bool) -> clip.ClipResult:
+        plan = self.plan
+        check_per_sample(per_sample, self.params, plan, released=released)
+        if not released and (plan.mapped or plan.needs_raw):
+            result = releasing.clipped(per_sample, plan, self.backend)
+            self._join(result)
+            return result
         if len({p.dtype for p in self.params}) > 1 or per_sample[0].dtype is torch.float16:
             alike = summing.common_dtype(per_sample)
-            result = summing.clipped(alike, self.plan, None, self.backend)
-            self._join(replace(result, sums=summing.adopted(result.sums, self.params, self.plan)))
+            result = summing.clipped(alike, plan, None, self.backend)
+            self._join(replace(result, sums=summing.adopted(result.sums, self.params, plan)))
             return result
         out = self._accumulators(int(per_sample[0].shape[0]))
-        result = summing.clipped(per_sample, self.plan, out, self.backend)
+        result = summing.clipped(per_sample, plan, out, self.backend)
         self._sums = out
         return result
-
-    def _gradient(self, total: torch.Tensor, i: int, drawn: update.Noise | None) -> torch.Tensor:
-        """The noisy gradient of parameter i, in its dtype."""
-        dtype = self.params[i].dtype
-        if drawn is None:
-            return (total * self.gradient_scale).to(dtype)
-        exact = self.plan.arithmetic == "exact"
-        noisy = noise.add_noise(
-            total,
-            stream=drawn.stream,
-            position=drawn.positions[i],
-            distribution=drawn.distribution,
-            scale=None if exact else drawn.scales[i],
-            rounding=drawn.rounding,
-            backend=self.backend,
-        )
-        factor = (drawn.scales[i] / SCALE_CELLS if exact else 1.0) * self.gradient_scale
-        return (noisy.to(clip.sum_dtype(dtype)) * factor).to(dtype)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpkern import accounting
+from dpkern.accounting import events
 from dpkern.accounting.events import EventSpec
 from dpkern.mechanisms import DPSGD
 
@@ -24,6 +25,8 @@ class Event:
     neighbouring: str = "add_remove"
     certified_for: str = "released bits"
     dimension: int | None = 1000
+    unsampled: EventSpec = field(default_factory=events.no_op)
+    remarks: tuple[str, ...] = ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
         return self.spec

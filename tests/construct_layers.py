@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from dpkern.nn import BlockCirculantLinear, SpectralConv2d
 from tests.construct_kit import (
     HEADS,
     IMAGE,
@@ -120,6 +121,27 @@ CONVOLUTION = [
         "channels-last",
         lambda: image(nn.Conv2d(6, 3, 3)).to(memory_format=torch.channels_last),
         (IMAGE[0].to(memory_format=torch.channels_last),),
+    ),
+]
+
+SPECTRAL = [
+    Construct("block-circulant", lambda: BlockCirculantLinear(E, 6, 4), ROWS),
+    Construct(
+        "block-circulant-padded", lambda: BlockCirculantLinear(E, 5, 3, convention="column"), ROWS
+    ),
+    Construct("block-circulant-sequence", lambda: BlockCirculantLinear(E, E, 4), SEQUENCE),
+    Construct(
+        "block-circulant-twice",
+        lambda: Model(
+            lambda m, x: m.layer(torch.tanh(m.layer(x))), layer=BlockCirculantLinear(E, E, 4)
+        ),
+        ROWS,
+    ),
+    Construct("spectral-conv2d", lambda: SpectralConv2d(E, 4, 3, stride=2, padding=(2, 1)), IMAGE),
+    Construct(
+        "spectral-conv2d-grouped",
+        lambda: SpectralConv2d(E, 6, (2, 3), dilation=(2, 1), groups=2, bias=False),
+        IMAGE,
     ),
 ]
 
@@ -274,4 +296,4 @@ RECURRENT = [
     ),
 ]
 
-LAYERS = [*LINEAR, *CONVOLUTION, *NORMALISATION, *EMBEDDING, *ATTENTION, *RECURRENT]
+LAYERS = [*LINEAR, *CONVOLUTION, *SPECTRAL, *NORMALISATION, *EMBEDDING, *ATTENTION, *RECURRENT]

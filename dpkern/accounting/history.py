@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
@@ -27,11 +27,16 @@ RELEASED_BITS = "released bits"
 REAL_SUMS = "real-number sums"
 NOTHING = "nothing"
 
-LEDGER_VERSION = 1
+LEDGER_VERSION = 2
+"""Version 1 had no releases without sampling and no remarks."""
 
 
 class Accountable(Protocol):
-    """A mechanism or a plan: anything that knows the event of one release."""
+    """A mechanism or a plan: anything that knows the event of one release.
+
+    ``event_spec`` is what a sampled record takes part in; ``unsampled`` what every step releases of
+    all records besides; ``remarks`` what a certificate's reader must know.
+    """
 
     @property
     def neighbouring(self) -> str: ...
@@ -41,6 +46,12 @@ class Accountable(Protocol):
 
     @property
     def dimension(self) -> int | None: ...
+
+    @property
+    def unsampled(self) -> EventSpec: ...
+
+    @property
+    def remarks(self) -> tuple[str, ...]: ...
 
     def event_spec(self, dimension: int | None = None) -> EventSpec: ...
 
@@ -92,7 +103,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Use:
-    """``count`` steps of one mechanism under one way of sampling."""
+    """``count`` steps of one mechanism under one way of sampling.
+
+    Each step is ``event`` on the sampled records and ``unsampled`` on all of them.
+    """
 
     event: EventSpec
     neighbouring: str
@@ -103,6 +117,8 @@ class Use:
     dimension: int
     count: int
     phase: int | None = 0
+    unsampled: EventSpec = field(default_factory=events.no_op)
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -136,6 +152,8 @@ class Use:
                 else integer(minimum=1, maximum=MAX_DIMENSION, dimension=size)
             ),
             count=integer(steps=count),
+            unsampled=mechanism.unsampled,
+            remarks=tuple(mechanism.remarks),
         )
         if sampling in ("fixed", "with_replacement"):
             use.subset()
@@ -176,6 +194,13 @@ class Use:
 
     def total(self) -> EventSpec:
         """The event of all steps together."""
+        sampled = self._sampled()
+        if self.unsampled == events.no_op():
+            return sampled
+        return events.composed([sampled, events.repeated(self.unsampled, self.count)])
+
+    def _sampled(self) -> EventSpec:
+        """What all steps release of the sampled records."""
         if self.sampling == "poisson":
             step = events.poisson_sampled(self.sample_rate, self.event)
         elif self.sampling == "shuffled":
@@ -199,21 +224,28 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
     """
     bad = InvalidInput(
         "state",
-        expected=f"a ledger state_dict of version {LEDGER_VERSION}",
+        expected=f"a ledger state_dict of version {LEDGER_VERSION} or 1",
         got=repr(state)[:80],
         remedy="Pass what Ledger.state_dict() returned.",
     )
-    if not isinstance(state, Mapping) or state.get("version") != LEDGER_VERSION:
+    if not isinstance(state, Mapping) or state.get("version") not in (1, LEDGER_VERSION):
         raise bad
     entries, seeded = state.get("entries"), state.get("seeded")
     if not isinstance(entries, Sequence) or not isinstance(seeded, bool):
         raise bad
-    names = {field.name for field in fields(Use)}
+    later = set() if state["version"] == LEDGER_VERSION else {"unsampled", "remarks"}
+    names = {each.name for each in fields(Use)} - later
     uses: list[Use] = []
     for entry in entries:
         if not isinstance(entry, Mapping) or set(entry) != names:
             raise bad
         use = Use(**entry)
+        if not isinstance(use.remarks, Sequence) or not all(
+            isinstance(remark, str) for remark in use.remarks
+        ):
+            raise bad
+        use = replace(use, remarks=tuple(use.remarks))
+        events.leaves(use.unsampled)
         choice(RELATIONS, neighbouring=use.neighbouring)
         choice(SAMPLING, sampling=use.sampling)
         probability(sample_rate=use.sample_rate)
@@ -254,7 +286,8 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
     spec = events.composed([use.total() for use in uses])
     leaves = events.leaves(spec)
     dimension = max((use.dimension for use in uses), default=1)
-    notes = [*_notes(uses, delta)]
+    notes = [*dict.fromkeys(remark for use in uses for remark in use.remarks)]
+    notes += _notes(uses, delta)
     bounds: dict[str, float] = {}
     if not leaves:
         epsilon, accountant = 0.0, "none"

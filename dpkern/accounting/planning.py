@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
-from .._validate import integer, positive
+from .._validate import choice, integer, open_unit, positive
 from ..errors import PrivacyError
-from .events import EventSpec
+from .events import EventSpec, no_op
 from .history import (
     MAX_NOISE_MULTIPLIER,
     MIN_NOISE_MULTIPLIER,
@@ -22,10 +22,7 @@ from .history import (
 _CALIBRATION_STEP = 2e-4
 
 
-class Calibratable(Accountable, Protocol):
-    """A mechanism whose noise can be set by its multiplier."""
-
-    def with_noise_multiplier(self, noise_multiplier: float) -> Self: ...
+TARGETS = ("certified", "claimed")
 
 
 class Claimant(Accountable, Protocol):
@@ -35,6 +32,16 @@ class Claimant(Accountable, Protocol):
     def mode(self) -> str: ...
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec: ...
+
+    def claim(
+        self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
+    ) -> float | None: ...
+
+
+class Calibratable(Claimant, Protocol):
+    """A mechanism whose noise can be set by its multiplier."""
+
+    def with_noise_multiplier(self, noise_multiplier: float) -> Self: ...
 
 
 M = TypeVar("M", bound=Calibratable)
@@ -110,8 +117,9 @@ def claimed_epsilon(
 ) -> float:
     """The epsilon that the mechanism's source would claim; an upper bound on nothing.
 
-    In ``corrected`` mode that is the certified one. In ``published`` mode it is the event that the
-    source names, amplified as by Poisson sampling whatever the batches are, as is customary.
+    In ``corrected`` mode that is the certified one. In ``published`` mode it is what ``claim`` of
+    the mechanism answers; where that is None, the event that the source names, amplified as by
+    Poisson sampling whatever the batches are, as is customary, and nothing besides.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -126,8 +134,14 @@ def claimed_epsilon(
         dimension=dimension,
     )
     if mechanism.mode == "published":
+        open_unit(delta=delta)
+        claimed = mechanism.claim(
+            steps=use.count, sample_rate=use.sample_rate, delta=delta, dataset_size=use.dataset_size
+        )
+        if claimed is not None:
+            return claimed if use.count else 0.0
         claim = mechanism.claimed_event_spec(use.dimension)
-        use = replace(use, event=claim, sampling="poisson")
+        use = replace(use, event=claim, unsampled=no_op(), sampling="poisson")
     return certify_uses([use], delta).epsilon
 
 
@@ -142,12 +156,15 @@ def calibrate(
     dataset_size: int | None = None,
     dimension: int | None = None,
     accountant: str | None = None,
+    to: str = "certified",
 ) -> M:
     """The mechanism with the least noise whose epsilon does not exceed the target.
 
     The multiplier is within 1e-3 (relative) of the smallest one that meets the target, and the
     epsilon of the returned mechanism has been computed and is at most ``target_epsilon``. With
-    ``accountant`` (``RDP`` or ``PLD``) that accountant's bound has to meet it, not the smallest.
+    ``accountant`` (``RDP`` or ``PLD``) that accountant's bound has to meet it, not the smallest; a
+    claim has none. With ``to="claimed"`` it is ``claimed_epsilon`` that meets the target, as in the
+    sources' experiments: in ``published`` mode that bounds nothing.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -156,17 +173,21 @@ def calibrate(
     """
     target = positive(target_epsilon=target_epsilon)
     integer(minimum=1, steps=steps)
+    choice(TARGETS, to=to)
+    run: dict[str, Any] = {
+        "sample_rate": sample_rate,
+        "steps": steps,
+        "delta": delta,
+        "sampling": sampling,
+        "dataset_size": dataset_size,
+        "dimension": dimension,
+    }
 
     def spent(noise_multiplier: float) -> float:
-        return certify(
-            mechanism.with_noise_multiplier(noise_multiplier),
-            sample_rate=sample_rate,
-            steps=steps,
-            delta=delta,
-            sampling=sampling,
-            dataset_size=dataset_size,
-            dimension=dimension,
-        ).epsilon_by(accountant)
+        changed = mechanism.with_noise_multiplier(noise_multiplier)
+        if to == "claimed":
+            return claimed_epsilon(changed, **run)
+        return certify(changed, **run).epsilon_by(accountant)
 
     best = _least_noise(spent, target)
     if best is None:
@@ -174,7 +195,8 @@ def calibrate(
             "target_epsilon",
             expected="a target that a noise multiplier in [2^-4, 2^10] can meet",
             got=target,
-            remedy="Raise epsilon or delta, or take fewer steps or a smaller sample_rate.",
+            remedy="Raise epsilon or delta, or take fewer steps or a smaller sample_rate; a "
+            "mechanism that is not private can be calibrated to its claim only (to='claimed').",
         )
     return mechanism.with_noise_multiplier(best)
 

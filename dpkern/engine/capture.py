@@ -22,6 +22,7 @@ from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
 from .probe import INPUT, Probe, Watched
 from .records import Explicit
+from .released import in_front
 from .routes import KeepBudget
 from .sum_store import SumStore
 from .uses import Arrival, Early, Slot, Source, Target, Use
@@ -87,8 +88,14 @@ class Capture:
         self.start_early: Callable[[], Early] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: Early | None = None
+        self.before_arrivals: Callable[[], None] | None = None
+        """Called before the first gradient of new samples is taken in."""
+        self.p = 2
+        """The norm that gradients are clipped by."""
         self.anywhere: Callable[[bool], bool] | None = None
         """Whether any process says yes, where backward passes need all processes."""
+        self.on_use: Callable[[Use, Tensor], None] | None = None
+        """Who is told of every use and its input."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -236,6 +243,8 @@ class Capture:
                     target.source.uses += 1
         if site not in self._verified:
             self._fresh.append(use)
+        if self.on_use is not None:
+            self.on_use(use, x)
         return use
 
     def given(self, tensor: Tensor) -> bool:
@@ -269,6 +278,8 @@ class Capture:
                 remedy="Call optimizer.step() first. Passes that touch no private data belong in "
                 "engine.public(); samples without the engine's loader in engine.new_samples().",
             )
+        if self._admitted is None and self.before_arrivals is not None:
+            self.before_arrivals()
         self._admitted = use.ticket
         self.arrived_batch = use.batch
         # Behind zero weights there is nothing to verify, and nothing to protect.
@@ -283,8 +294,11 @@ class Capture:
         if self.early is None and self.start_early is not None:
             self.early = self.start_early()
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
-        if alone and arrival.rows is None and self.norms_on_arrival:
-            arrival.record = record = self.budget.kept(record)
+        release = source.release
+        # A centre is one of each sample's own loss, whose scale may become known later.
+        whole = arrival.rows is None and (release is None or release.centre is None)
+        if alone and whole and self.norms_on_arrival:
+            arrival.record = record = in_front(source, record, self)
             if not isinstance(record, Explicit) or record.squares is not None:
                 arrival.square = record.square()
         if self.early is not None:

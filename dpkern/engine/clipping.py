@@ -28,8 +28,10 @@ from ..ops._count import count
 from ..step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
+from .merge import merge
 from .parameter import plainly
-from .records import Explicit, merge, wide_dense
+from .records import Explicit, wide_dense
+from .released import Released, in_front, take_over
 from .uses import Arrival, Slot
 
 
@@ -43,6 +45,8 @@ def close_into(step: DPStep, capture: Capture) -> None:
     result = clipped_sums(capture, step.plan)
     if isinstance(result, clip.ClipResult):
         step.add(sum=result)
+    elif result is not None and step.plan.mapped:
+        step.add(per_sample=result, released=True)
     elif result is not None:
         step.add(per_sample=result)
 
@@ -58,6 +62,9 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
         plan: the plan in force; its bounds may change between steps.
     """
     now = plan()
+    take_over(capture, now)
+    special = now.p != 2 or any(block.release is not None for block in now.blocks)
+    capture.before_arrivals = (lambda: take_over(capture, plan())) if special else None
     capture.norms_on_arrival = now.arithmetic == "float"
     if len({block.clip_group for block in now.blocks}) > 1 and now.arithmetic == "float":
         capture.start_early = lambda: GroupSums(capture, plan())
@@ -67,8 +74,9 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
     """Close the current samples.
 
     Returns:
-        The clipped sums with their bound; the per-sample gradients themselves for exact
-        arithmetic, which ``DPStep.add(per_sample=...)`` clips in integers; None if nothing arrived.
+        The clipped sums with their bound; for exact arithmetic, in which
+        ``DPStep.add(per_sample=...)`` clips in integers, the per-sample gradients themselves, or
+        their release coordinates if the plan maps any parameter; None if nothing arrived.
 
     Raises:
         PrivacyError: a guard failed (``Capture.check_closed``); nothing was changed.
@@ -83,7 +91,7 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
             assert isinstance(source, Expression)
             source.lead_back()
         if plan.arithmetic == "exact":
-            result: clip.ClipResult | list[Tensor] = _gradients(capture)
+            result: clip.ClipResult | list[Tensor] = _gradients(capture, plan)
         else:
             sums = capture.early if isinstance(capture.early, GroupSums) else None
             result = (sums or GroupSums(capture, plan)).result()
@@ -101,7 +109,11 @@ class GroupSums:
 
     def __init__(self, capture: Capture, plan: Plan) -> None:
         self.capture = capture
-        self.style = plan.clipping
+        take_over(capture, plan)
+        self.p, self.style = plan.p, plan.clipping
+        lot = plan.importance is not None and plan.importance.source == "lot"
+        self.raw = dict(enumerate(_zeros(capture.slots))) if lot else None
+        """Sums without clipping, where a release of their own bounds them."""
         self.groups: dict[int, list[Slot]] = {}
         self.bounds: dict[int, float] = {}
         for slot, block in zip(capture.slots, plan.blocks, strict=True):
@@ -153,7 +165,7 @@ class GroupSums:
     def finish(self, group: int) -> None:
         """Norms, factors and sums of one group; its records are dropped."""
         slots = self.groups[group]
-        parts = [(slot, arrival) for slot in slots for arrival in _parts(slot)]
+        parts = [(slot, arrival) for slot in slots for arrival in self._parts_of(slot)]
         batches = [_Explicit(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
         squares = [
             arrival.record.square() if arrival.square is None else arrival.square
@@ -164,6 +176,9 @@ class GroupSums:
         if not squares:
             device = slots[0].parameter.device
             squares = [torch.zeros(self.batch, dtype=torch.float64, device=device)]
+        if self.p == 1:  # L1 norms add up, not their squares
+            total = torch.stack([square.sqrt() for square in squares]).sum(0)
+            squares = [total.square() * (1 + 2.0**-40)]
         factors = {}
         for batch in batches:
             factors[batch.dtype], self.norms[group] = ghost.clip_factors(
@@ -177,26 +192,46 @@ class GroupSums:
             self.sums[slot.index] = out
         for slot, arrival in parts:
             if not isinstance(arrival.record, Explicit):
-                arrival.record.add_sum(factors[sum_dtype_of(slot)], self._place(slot, arrival))
+                place = _place(self.sums, slot, arrival)
+                arrival.record.add_sum(factors[sum_dtype_of(slot)], place)
         for batch in batches:
-            batch.add_sums(factors[batch.dtype], self._place)
+            batch.add_sums(factors[batch.dtype], self.sums)
+        if self.raw is not None:
+            self._add_raw(parts, torch.isfinite(self.norms[group]))
         for slot in slots:
             slot.arrivals.clear()
 
-    def _place(self, slot: Slot, arrival: Arrival) -> Tensor:
-        """Where the sum of this record goes."""
-        out = self.sums[slot.index]
-        out = out if arrival.rows is None else out[slice(*arrival.rows)]
-        return out.view(arrival.record.shape)
+    def _parts_of(self, slot: Slot) -> list[Arrival]:
+        """What arrived for a parameter, in front of its release."""
+        parts = _parts(slot)
+        if slot.release is None and self.p == 2:
+            return parts
+        if len(parts) == 1 and isinstance(parts[0].record, Released):
+            return parts
+        if slot.release is not None:
+            if not parts and slot.release.centre is not None:
+                nothing = torch.zeros((), dtype=sum_dtype_of(slot), device=slot.parameter.device)
+                parts = [Arrival(Explicit(nothing.expand(self.batch, *slot.shape)))]
+            elif len(parts) > 1 or any(part.rows for part in parts):
+                parts = [Arrival(_written_out(slot))]
+        scale = self.scale or 1.0  # of an empty batch, where nothing is scaled
+        return [Arrival(in_front(slot, a.record, self.capture, scale), a.rows) for a in parts]
+
+    def _add_raw(self, parts: Sequence[tuple[Slot, Arrival]], finite: Tensor) -> None:
+        """Sum what is finite without clipping."""
+        assert self.raw is not None
+        for slot, arrival in parts:
+            record = arrival.record
+            record = record.record if isinstance(record, Released) else record
+            factors = finite.to(sum_dtype_of(slot)) * self.scale
+            record.add_sum(factors, _place(self.raw, slot, arrival))
 
     def _outs(self, slots: Sequence[Slot]) -> list[Tensor]:
         """Zeros for the sums of these parameters."""
         kinds = {(sum_dtype_of(s), s.parameter.device) for s in slots}
         if len(kinds) == 1 and len(self.groups) == 1:
             return self.capture.sum_store.zeros([slot.shape for slot in slots], *kinds.pop())
-        return [
-            torch.zeros(s.shape, dtype=sum_dtype_of(s), device=s.parameter.device) for s in slots
-        ]
+        return _zeros(slots)
 
     def result(self) -> clip.ClipResult:
         """Finish what is left and hand everything over."""
@@ -213,18 +248,19 @@ class GroupSums:
         for group in self.groups:
             if group not in self.norms:
                 self.finish(group)
-        norms = _combined(list(self.norms.values()))
+        norms = _combined(list(self.norms.values()), self.p)
         ordered = tuple(self.bounds[group] for group in sorted(self.bounds))
         return clip.ClipResult(
             sums=tuple(self.sums[slot.index] for slot in self.capture.slots),
-            norm_bound=math.hypot(*ordered),
+            norm_bound=math.hypot(*ordered) if self.p == 2 else math.fsum(ordered),
             norms=norms,
             nonfinite=count(~torch.isfinite(norms)),
             batch_size=self.batch,
             arithmetic="float",
             unit=None,
-            p=2,
+            p=self.p,
             max_norms=ordered,
+            raw=None if self.raw is None else tuple(self.raw[i] for i in range(len(self.sums))),
         )
 
 
@@ -244,9 +280,9 @@ class _Explicit:
     def square(self) -> Tensor:
         return ghost.explicit_norm(self.fresh)
 
-    def add_sums(self, factors: Tensor, place: Callable[[Slot, Arrival], Tensor]) -> None:
+    def add_sums(self, factors: Tensor, sums: dict[int, Tensor]) -> None:
         if self.parts:
-            outs = [place(slot, arrival) for slot, arrival, _ in self.parts]
+            outs = [_place(sums, slot, arrival) for slot, arrival, _ in self.parts]
             ghost.contract([grads for _, _, grads in self.parts], factors, outs)
 
 
@@ -255,9 +291,23 @@ def sum_dtype_of(slot: Slot) -> torch.dtype:
     return clip.sum_dtype(slot.parameter.dtype)
 
 
-def _combined(norms: list[Tensor]) -> Tensor:
+def _combined(norms: list[Tensor], p: int) -> Tensor:
     """The norm of several groups together."""
-    return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(0).sqrt()
+    if len(norms) == 1:
+        return norms[0]
+    each = torch.stack(norms)
+    return each.sum(0) if p == 1 else each.square().sum(0).sqrt()
+
+
+def _zeros(slots: Sequence[Slot]) -> list[Tensor]:
+    return [torch.zeros(s.shape, dtype=sum_dtype_of(s), device=s.parameter.device) for s in slots]
+
+
+def _place(sums: dict[int, Tensor], slot: Slot, arrival: Arrival) -> Tensor:
+    """Where the sum of this record goes."""
+    out = sums[slot.index]
+    out = out if arrival.rows is None else out[slice(*arrival.rows)]
+    return out.view(arrival.record.shape)
 
 
 def _parts(slot: Slot) -> list[Arrival]:
@@ -280,14 +330,17 @@ def _disjoint(ranges: Sequence[tuple[int, int] | None]) -> bool:
     return all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
-def _gradients(capture: Capture) -> list[Tensor]:
-    """Every per-sample gradient ``[B, *shape]``, for integer clipping."""
+def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
+    """Every per-sample gradient ``[B, *shape]``, or where it is mapped its release coordinates."""
+    take_over(capture, plan)
     batch = capture.arrived_batch
     scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
     gradients = []
     for slot in capture.slots:
         dtype = sum_dtype_of(slot)
-        if slot.arrivals:
+        if plan.mapped and slot.release is not None:
+            total = _coordinates(slot, capture, scale, batch).to(dtype)
+        elif slot.arrivals:
             total = _written_out(slot).per_sample().to(dtype)
             if scale != 1:
                 total = total * scale
@@ -295,6 +348,23 @@ def _gradients(capture: Capture) -> list[Tensor]:
             total = torch.zeros((batch, *slot.shape), dtype=dtype, device=slot.parameter.device)
         gradients.append(total.contiguous())
     return gradients
+
+
+def _coordinates(slot: Slot, capture: Capture, scale: float, batch: int) -> Tensor:
+    """Each sample's release coordinates of a parameter, float64."""
+    assert slot.release is not None
+    parts = _parts(slot)
+    record = parts[0].record if len(parts) == 1 and parts[0].rows is None else None
+    if record is None and parts:
+        record = _written_out(slot)
+    if record is None:
+        zero = torch.zeros((), dtype=torch.float64, device=slot.parameter.device)
+        record = Explicit(zero.expand(batch, *slot.shape))
+    front = in_front(slot, record, capture, scale or 1.0)
+    if isinstance(front, Released):
+        return front.coordinates(scale)
+    rows = front.per_sample().double() * scale
+    return slot.release.forward(rows.reshape(batch, *slot.shape))
 
 
 def _written_out(slot: Slot) -> Explicit:

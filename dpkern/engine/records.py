@@ -3,23 +3,27 @@
 A record belongs to B samples and one gradient shape. ``square()`` gives upper bounds of the squared
 norms, float64 ``[B]``; ``add_sum(factors, out)`` adds ``sum_b factors_b grad_b``; ``per_sample()``
 writes the gradients ``[B, *shape]`` out. Several records of one parameter are merged before any
-norm is taken, so that cross terms are exact.
+norm is taken (``engine.merge``), so that cross terms are exact.
+
+Besides: ``absolute()``, upper bounds of the L1 norms, and ``inner(t)``, which is ``<grad_b, t>``.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..ops import clip, ghost
+from ..ops import clip, ghost, spectral
 
 _WIDE = (torch.float32, torch.float64)
+_PIECE = 1 << 21
+"""Numbers that are written out at a time where nothing cheaper leads to a norm."""
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -39,6 +43,34 @@ def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """A layer's input and output gradient, contiguous and in the dtype in which products read."""
     kept = x.device.type in KEPT_IN_16_BITS and x.dtype is g.dtype and x.dtype in SIXTEEN_BITS
     return (x.detach().contiguous(), g.detach().contiguous()) if kept else (wide(x), wide(g))
+
+
+def wide_dense(grads: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As ``wide``, but any dense order behind the batch dimension may stay."""
+    grads = grads.detach().to(dtype or clip.sum_dtype(grads.dtype))
+    return grads if grads.is_contiguous() or _is_dense(grads) else grads.contiguous()
+
+
+def _is_dense(grads: Tensor) -> bool:
+    """Whether samples follow each other without gaps, each in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (s, n) for s, n in zip(grads.stride()[1:], grads.shape[1:], strict=True) if n != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return len(grads) > 0 and grads.stride(0) == expected
+
+
+def _gamma(terms: int) -> float:
+    """Relative rounding error of a float64 sum of so many terms."""
+    return (terms + 4) * 2.0**-52
+
+
+def rows_l1(tensor: Tensor) -> Tensor:
+    """L1 norms over the last dimension, float64."""
+    return tensor.double().abs().sum(-1)
 
 
 class Record(ABC):
@@ -62,6 +94,46 @@ class Record(ABC):
     @abstractmethod
     def batch(self) -> int:
         """B."""
+
+    @abstractmethod
+    def part(self, samples: slice) -> Record:
+        """The record of these samples alone."""
+
+    @abstractmethod
+    def products(self) -> tuple[int, Tensor]:
+        """How many products each entry is a sum of, and float64 ``[B]``: the sum over all entries
+        of the products' absolute values, which rounding errors are a small multiple of."""
+
+    def pieces(self, size: int | None = None) -> Iterator[tuple[slice, Record]]:
+        """The record, some samples at a time: so many that ``size`` numbers each stay few."""
+        size = math.prod(self.shape) if size is None else size
+        each = max(1, _PIECE // max(1, size))
+        for first in range(0, self.batch, each):
+            samples = slice(first, first + each)
+            yield samples, self.part(samples)
+
+    def by_pieces(self, of: Callable[[Record], Tensor], size: int | None = None) -> Tensor:
+        """``of`` a record, float64 ``[b]``, for all samples."""
+        found = [of(piece) for _, piece in self.pieces(size)]
+        return torch.cat(found) if found else self.products()[1]
+
+    def absolute(self) -> Tensor:
+        """Upper bounds of the L1 norms ``sum |grad_b|``, float64 ``[B]``."""
+        computed = self.by_pieces(lambda r: r.per_sample().double().abs().flatten(1).sum(1))
+        terms, products = self.products()
+        # What is written out is rounded like any sum of products in its dtype.
+        unit = torch.finfo(self.dtype).eps if terms > 1 else 0.0
+        return (computed + (terms + 2) * unit * products) * (1 + _gamma(math.prod(self.shape)))
+
+    def inner(self, t: Tensor) -> Tensor:
+        """``<grad_b, t>`` in float64, ``[B]``, for a tensor of the gradient's shape."""
+        t = t.double().flatten()
+        return self.by_pieces(lambda r: r.per_sample().double().flatten(1) @ t)
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """In which gradients are written out."""
 
 
 @dataclass
@@ -89,6 +161,16 @@ class Explicit(Record):
 
     def per_sample(self) -> Tensor:
         return self.grads
+
+    def part(self, samples: slice) -> Explicit:
+        return Explicit(self.grads[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def products(self) -> tuple[int, Tensor]:
+        return 1, rows_l1(self.grads.flatten(1))
 
 
 @dataclass
@@ -129,6 +211,32 @@ class Linear(Record):
         """The gradients written out, with their squared norms."""
         return Explicit(*ghost.linear_gradient(*operands(self.a, self.g)))
 
+    def part(self, samples: slice) -> Linear:
+        return Linear(self.a[samples], self.g[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
+
+    def products(self) -> tuple[int, Tensor]:
+        return int(self.a.shape[1]), (rows_l1(self.a) * rows_l1(self.g)).sum(1)
+
+    def absolute(self) -> Tensor:
+        if self.a.shape[1] != 1:
+            return super().absolute()
+        _, products = self.products()  # ||g a^T||_1 = ||g||_1 ||a||_1
+        return products * (1 + _gamma(sum(self.shape)))
+
+    def inner(self, t: Tensor) -> Tensor:
+        t = t.double()
+        size = self.a[:1].numel() + self.g[:1].numel()
+
+        def one(piece: Record) -> Tensor:
+            assert isinstance(piece, Linear)
+            return (piece.g.double() @ t * piece.a.double()).flatten(1).sum(1)
+
+        return self.by_pieces(one, size)
+
 
 @dataclass
 class Convolution(Record):
@@ -160,139 +268,93 @@ class Convolution(Record):
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
 
     @property
-    def _options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
+        """What ops on the operands take besides them."""
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     def square(self) -> Tensor:
-        return ghost.conv_norm(*operands(self.x, self.g), **self._options)
+        return ghost.conv_norm(*operands(self.x, self.g), **self.options)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self._options)
+        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self.options)
 
     def per_sample(self) -> Tensor:
         return self.kept().grads
 
     def kept(self) -> Explicit:
         """The gradients written out, with their squared norms."""
-        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self._options))
+        return Explicit(*ghost.conv_gradient(*operands(self.x, self.g), **self.options))
+
+    def part(self, samples: slice) -> Convolution:
+        return Convolution(self.x[samples], self.g[samples], self.kernel_size, self.geometry)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
+
+    def products(self) -> tuple[int, Tensor]:
+        positions, groups = math.prod(self.g.shape[2:]), int(self.geometry["groups"])
+        x, g = (_by_group(t.double().abs(), groups).sum(2) for t in (self.x, self.g))
+        windows = self._convolved(x, x.new_ones(groups, 1, *self.kernel_size))
+        return positions, (windows * g).flatten(1).sum(1)
+
+    def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
+        geometry = (self.geometry[n] for n in ("stride", "padding", "dilation", "groups"))
+        convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[x.dim() - 3]
+        return convolve(x, weight, None, *geometry)
+
+    def inner(self, t: Tensor) -> Tensor:
+        t = t.double()
+        size = self.x[:1].numel() + self.g[:1].numel()
+
+        def one(piece: Record) -> Tensor:
+            assert isinstance(piece, Convolution)
+            return (self._convolved(piece.x.double(), t) * piece.g.double()).flatten(1).sum(1)
+
+        return self.by_pieces(one, size)
 
 
 @dataclass
-class Embedding(Record):
-    """``grad_b[v] = sum over t with ids[b, t] = v of g[b, t]``; ``padding_idx`` gets nothing."""
+class Circulant(Record):
+    """Circulant blocks given by their first rows: ``grad_b[i, j, u] = sum_{t, r} g[b, t, i, r]
+    x[b, t, j, r + u mod d]`` with ``x [B, T, q, d]``, ``g [B, T, p, d]``."""
 
-    ids: Tensor
+    x: Tensor
     g: Tensor
-    rows: int
-    padding_idx: int | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.rows, int(self.g.shape[2])
+        return int(self.g.shape[2]), int(self.x.shape[2]), int(self.g.shape[3])
 
     @property
     def batch(self) -> int:
-        return int(self.ids.shape[0])
+        return int(self.x.shape[0])
 
     def square(self) -> Tensor:
-        return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
+        return spectral.circulant_norm(*operands(self.x, self.g))
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        ghost.embedding_sum(self.ids, wide(self.g), factors, out, padding_idx=self.padding_idx)
+        spectral.circulant_sum(*operands(self.x, self.g), factors, out)
 
     def per_sample(self) -> Tensor:
-        g = wide(self.g)
-        if self.padding_idx is not None:
-            g = g.masked_fill((self.ids == self.padding_idx)[:, :, None], 0)
-        grads = g.new_zeros((self.batch, *self.shape))
-        index = self.ids[:, :, None].expand(-1, -1, g.shape[2])
-        return grads.scatter_add_(1, index, g)
+        return self.kept().grads
 
+    def kept(self) -> Explicit:
+        """The gradients written out, with their squared norms."""
+        return Explicit(*spectral.circulant_gradient(*operands(self.x, self.g)))
 
-@dataclass
-class Tied(Record):
-    """One weight that is both an embedding table and a linear layer, as in language models."""
-
-    table: Embedding
-    head: Linear
+    def part(self, samples: slice) -> Circulant:
+        return Circulant(self.x[samples], self.g[samples])
 
     @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.table.shape
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
 
-    @property
-    def batch(self) -> int:
-        return self.table.batch
-
-    def square(self) -> Tensor:
-        """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no part is ever under-reported."""
-        ids, table, head = self.table.ids, self.table, self.head
-        cross = ghost.tied_cross(
-            ids, wide(table.g), wide(head.a), wide(head.g), padding_idx=table.padding_idx
-        )
-        return (table.square() + head.square() + 2 * cross).clamp(min=0)
-
-    def add_sum(self, factors: Tensor, out: Tensor) -> None:
-        self.table.add_sum(factors, out)
-        self.head.add_sum(factors, out)
-
-    def per_sample(self) -> Tensor:
-        return self.table.per_sample() + self.head.per_sample()
+    def products(self) -> tuple[int, Tensor]:
+        positions, d = int(self.x.shape[1]), int(self.x.shape[3])
+        return positions * d, (rows_l1(self.x.flatten(2)) * rows_l1(self.g.flatten(2))).sum(1)
 
 
-def merge(records: Sequence[Record]) -> Record:
-    """One record for all uses of a parameter."""
-    if len(records) == 1:
-        return records[0]
-    kinds = {type(record) for record in records}
-    same_shape = len({record.shape for record in records}) == 1
-    if kinds == {Linear} and same_shape:
-        return _merged_linear([r for r in records if isinstance(r, Linear)])
-    tables = [record for record in records if isinstance(record, Embedding)]
-    if same_shape and len({table.padding_idx for table in tables}) == 1:
-        table = _merged_embedding(tables)
-        if kinds == {Embedding}:
-            return table
-        if kinds == {Linear, Embedding}:
-            return Tied(table, _merged_linear([r for r in records if isinstance(r, Linear)]))
-    total = records[0].per_sample().clone()
-    for record in records[1:]:
-        total += record.per_sample().reshape(total.shape)
-    return Explicit(total)
-
-
-def _merged_linear(records: Sequence[Linear]) -> Linear:
-    if len(records) == 1:
-        return records[0]
-    # Where they differ, torch.cat takes both to the wider dtype.
-    inputs, gradients = zip(*(operands(r.a, r.g) for r in records), strict=True)
-    return Linear(torch.cat(inputs, dim=1), torch.cat(gradients, dim=1))
-
-
-def _merged_embedding(records: Sequence[Embedding]) -> Embedding:
-    if len(records) == 1:
-        return records[0]
-    return Embedding(
-        torch.cat([r.ids for r in records], dim=1),
-        torch.cat([wide(r.g) for r in records], dim=1),
-        records[0].rows,
-        records[0].padding_idx,
-    )
-
-
-def wide_dense(grads: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """As ``wide``, but any dense order behind the batch dimension may stay."""
-    grads = grads.detach().to(dtype or clip.sum_dtype(grads.dtype))
-    return grads if grads.is_contiguous() or _is_dense(grads) else grads.contiguous()
-
-
-def _is_dense(grads: Tensor) -> bool:
-    """Whether samples follow each other without gaps, each in any order of its dimensions."""
-    expected = 1
-    for stride, size in sorted(
-        (s, n) for s, n in zip(grads.stride()[1:], grads.shape[1:], strict=True) if n != 1
-    ):
-        if stride != expected:
-            return False
-        expected *= size
-    return len(grads) > 0 and grads.stride(0) == expected
+def _by_group(channels: Tensor, groups: int) -> Tensor:
+    """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
+    return channels.reshape(len(channels), groups, -1, *channels.shape[2:])

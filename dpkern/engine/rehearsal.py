@@ -48,7 +48,7 @@ def rehearse(
             remedy="Call validate before training, or after optimizer.step().",
         )
     run = capture.module if function is None else function
-    with _as_before(capture), torch.enable_grad():
+    with as_before(capture), torch.enable_grad():
         capture.attach()
         capture.hand_out(rows)
         collected: list[UnsupportedModule] = []
@@ -64,7 +64,7 @@ def rehearse(
 
 
 @contextmanager
-def _as_before(capture: Capture) -> Iterator[None]:
+def as_before(capture: Capture) -> Iterator[None]:
     """Put back what a forward and a probing backward pass change."""
     attached, batch, handed_out = capture.attached, capture.batch, capture.handed_out
     buffers = [(b, b.detach().clone()) for b in capture.module.buffers()]

@@ -38,12 +38,18 @@ class KeepBudget:
             return self.limit
         return int(self.limit * self.activations)
 
-    def kept(self, record: Record) -> Record:
-        """The record, or its per-sample gradients written out where that is better."""
+    def kept(self, record: Record, *, written: bool = False) -> Record:
+        """The record, or its per-sample gradients written out where that is better.
+
+        Args:
+            record: of one use.
+            written: whether the norm needs the gradients written out anyway.
+        """
         if not isinstance(record, (Linear, Convolution)):
             return record
         extra = max(0, record.gradient_bytes - record.held_bytes)
-        if self.used + extra > self.bytes or not worth_keeping(record):
+        worth = worth_writing(record) if written else worth_keeping(record)
+        if self.used + extra > self.bytes or not worth:
             return record
         self.used += extra
         self.peak = max(self.peak, self.used)
@@ -85,3 +91,14 @@ def worth_keeping(record: Linear | Convolution) -> bool:
             gram = math.inf
         kept, summed = _CONV_KEPT * positions * size, _CONV_SUM * positions * size
     return kept + _STORED * size <= min(gram, kept) + summed
+
+
+def worth_writing(record: Linear | Convolution) -> bool:
+    """Whether gradients that are made for the norm are worth their memory until the sum."""
+    if isinstance(record, Linear):
+        positions, each = int(record.a.shape[1]), _LINEAR_SUM
+        if positions == 1:
+            return False
+    else:
+        positions, each = math.prod(record.g.shape[2:]), _CONV_SUM
+    return _STORED <= each * positions

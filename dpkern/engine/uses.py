@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..mechanisms.release import Release
 from .records import Record
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Slot(Source):
         """What operations see of it: itself, or the full-size one that shards are gathered in."""
         self.target = Target(self)
         """Where a record of the whole of it goes."""
+        self.release: Release | None = None
+        """What its sum is mapped by before noise is added; None: nothing."""
 
     @property
     def watched(self) -> bool:

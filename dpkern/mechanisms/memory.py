@@ -26,6 +26,11 @@ class Memory:
     def __getitem__(self, name: str) -> list[torch.Tensor]:
         return self.tensors[name]
 
+    def to(self, device: torch.device) -> None:
+        """Follow the parameters to their device."""
+        for tensors in self.tensors.values():
+            tensors[:] = [tensor.to(device) for tensor in tensors]
+
     def state_dict(self) -> dict[str, list[torch.Tensor]]:
         """Copies of everything that may be saved."""
         return {

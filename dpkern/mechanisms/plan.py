@@ -11,6 +11,7 @@ from typing import Any
 
 from ..accounting import events
 from ..accounting.events import EventSpec
+from ..errors import InvalidInput
 from ..laws import SCALE_UNITS
 from ..ops import noise
 from .notes import Note
@@ -52,9 +53,19 @@ class Block:
         return self.release is not None and not self.release.plain
 
     @property
+    def fused(self) -> bool:
+        """Whether the sum can be noised as it is, inside the update."""
+        return not self.mapped and self.sd > 0
+
+    @property
     def release_shape(self) -> tuple[int, ...]:
         """The coordinates that noise is added to."""
         return self.shape if self.release is None else self.release.shape(self.shape)
+
+    @property
+    def signal_shape(self) -> tuple[int, ...]:
+        """The coordinates of the sum; those that noise is added to, if any protects."""
+        return self.shape if self.release is None else self.release.signal_shape(self.shape)
 
     @property
     def size(self) -> int:
@@ -133,10 +144,24 @@ class Plan:
     notes: tuple[Note, ...] = ()
     importance: Importance | None = None
 
+    def __post_init__(self) -> None:
+        if self.arithmetic == "exact" and (not self.private or self.noise_by_samples):
+            raise InvalidInput(
+                "arithmetic",
+                expected="'float' in a plan that is not private",
+                got="'exact'",
+                remedy="Without a certified scale there is no lattice to sum on.",
+            )
+
     @property
     def dimension(self) -> int:
         """Number of coordinates that are released."""
-        return sum(block.size for block in self.blocks)
+        return sum(block.size for block in self.blocks) + sum(self._importance_sizes)
+
+    @property
+    def _importance_sizes(self) -> list[int]:
+        shapes = [block.shape for block in self.blocks] if self.importance is not None else []
+        return [math.prod(shape) for shape in shapes]
 
     @property
     def private(self) -> bool:
@@ -147,6 +172,18 @@ class Plan:
     def mapped(self) -> bool:
         """Whether any block is mapped before noise is added."""
         return any(block.mapped for block in self.blocks)
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether every sum can be noised as it is, inside the update."""
+        if self.distribution is None:
+            return not self.mapped
+        return all(block.fused for block in self.blocks)
+
+    @property
+    def needs_raw(self) -> bool:
+        """Whether sums without clipping are needed beside the clipped ones."""
+        return self.importance is not None and self.importance.source == "lot"
 
     @property
     def noise_by_samples(self) -> bool:
@@ -193,13 +230,17 @@ class Plan:
 
     @cached_property
     def words(self) -> dict[str, int]:
-        """Keystream words that one release consumes, and those that whole tiles produce."""
+        """Keystream words that one release consumes, and those that whole tiles produce.
+
+        Noise once per sample is counted as drawn, also in a step without samples.
+        """
         words = {"produced": 0, "consumed": 0}
         if self.distribution is None:
             return words
-        for block in self.blocks:
-            tiles = -(-block.size // TILE)
-            for name, draws, times in (("produced", TILE, tiles), ("consumed", block.size, 1)):
+        noised = [block.size for block in self.blocks if block.sd > 0]
+        for size in (*noised, *self._importance_sizes):
+            tiles = -(-size // TILE)
+            for name, draws, times in (("produced", TILE, tiles), ("consumed", size, 1)):
                 each = noise.noise_words(draws)
                 each += noise.rounding_words(draws) if self.arithmetic == "float" else 0
                 words[name] += each * times

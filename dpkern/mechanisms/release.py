@@ -92,9 +92,13 @@ class Release(ABC):
     def back(self, noisy: torch.Tensor) -> torch.Tensor:
         """``[*release] -> [*parameter]``, float64, linear."""
 
-    def noised(self, total: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        """The sum ``[*parameter]`` mapped, noised and mapped back, float64."""
-        return self.back(add_noise(self.forward(total).contiguous()))
+    def signal_shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
+        """What ``forward`` returns for one gradient."""
+        return self.shape(parameter)
+
+    def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
+        """What ``forward`` returned, noised and mapped back: float64 ``[*parameter]``."""
+        return self.back(add_noise(signal))
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -271,14 +275,19 @@ class Open(_Taps):
         spread = noisy.double() @ _on(self.noise, noisy).T
         return spread.reshape(*noisy.shape[:-1], *self.site.kernel)
 
-    def noised(self, total: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        zeros = total.new_zeros(self.shape(tuple(total.shape)), dtype=torch.float64)
-        return self.forward(total) + self.back(add_noise(zeros))
+    def signal_shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
+        return parameter
+
+    def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
+        zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
+        return signal.double() + self.back(add_noise(zeros))
 
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A constant in float64 where the other tensor is."""
-    return torch.as_tensor(constant, dtype=torch.float64, device=like.device)
+    if isinstance(constant, np.ndarray):
+        constant = torch.tensor(constant)  # a copy: constants may be read-only
+    return constant.to(dtype=torch.float64, device=like.device)
 
 
 def _same(one: Any, other: Any) -> bool:

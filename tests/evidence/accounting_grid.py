@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import laplace, norm
 
 from dpkern import accounting
+from dpkern.accounting import events
 from dpkern.accounting.events import EventSpec
 
 DATASET_SIZE = 100_000
@@ -37,6 +38,8 @@ class Release:
     neighbouring: str = "add_remove"
     certified_for: str = "released bits"
     dimension: int | None = 1_000_000
+    unsampled: EventSpec = field(default_factory=events.no_op)
+    remarks: tuple[str, ...] = ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
         name = "GaussianDpEvent" if self.family == "gaussian" else "LaplaceDpEvent"

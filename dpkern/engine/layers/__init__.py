@@ -1,8 +1,20 @@
 """One rule per operation: how its per-sample gradient follows from inputs and output gradients."""
 
-from . import composite, conv, elementwise, embedding, expression, generic, linear, norm
+from . import (
+    circulant,
+    composite,
+    conv,
+    elementwise,
+    embedding,
+    expression,
+    generic,
+    linear,
+    norm,
+    spectral_conv,
+)
 
 __all__ = [
+    "circulant",
     "composite",
     "conv",
     "elementwise",
@@ -11,4 +23,5 @@ __all__ = [
     "generic",
     "linear",
     "norm",
+    "spectral_conv",
 ]

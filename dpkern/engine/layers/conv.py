@@ -36,7 +36,7 @@ _DOWNWARDS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _UPWARDS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-class _Convolution(torch.autograd.Function):
+class Convolve(torch.autograd.Function):
     """``aten::convolution``; ``use.saved`` holds its geometry."""
 
     @staticmethod
@@ -132,9 +132,15 @@ def _reached(x: Tensor, out: Sequence[int], kernel_size: Ints, geometry: dict[st
     return x
 
 
-def _convolution(
-    operation: str, x: Tensor, weight: Tensor, bias: Tensor | None, options: dict[str, Any]
+def convolve(
+    operation: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    options: dict[str, Any],
+    function: type[Convolve] = Convolve,
 ) -> Tensor:
+    """Register a convolution with private weight or bias (or both), and run it."""
     targets: list[Target | None] = [None, None]
     capture = None
     for i, tensor in enumerate((weight, bias)):
@@ -142,7 +148,7 @@ def _convolution(
             targets[i], capture = whole_target_of(tensor), source_of(tensor).capture
     assert capture is not None
     use = capture.use(operation, targets, x, **options)
-    result: Tensor = applied(_Convolution, capture.anchor, use, x, plain(weight), plain(bias))
+    result: Tensor = applied(function, capture.anchor, use, x, plain(weight), plain(bias))
     return result
 
 
@@ -155,18 +161,10 @@ def _conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return other(func, args, kwargs)
     if x.dim() != dims + 2:
         x = _unbatched(x, dims)
-    stride, dilation = _spread(stride, 1, dims), _spread(dilation, 1, dims)
     if isinstance(padding, str):
-        x, padding = _named_padding(x, weight, padding, dilation)
-    options = {
-        "stride": stride,
-        "padding": _spread(padding, 0, dims),
-        "dilation": dilation,
-        "transposed": False,
-        "output_padding": (0,) * dims,
-        "groups": groups or 1,
-    }
-    return _convolution(f"conv{dims}d", x, weight, bias, options)
+        x, padding = _named_padding(x, weight, padding, _spread(dilation, 1, dims))
+    options = geometry_of(dims, stride, padding, dilation, groups)
+    return convolve(f"conv{dims}d", x, weight, bias, options)
 
 
 @rule(*_UPWARDS, leaf=True)
@@ -186,7 +184,21 @@ def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any])
         "output_padding": _spread(more, 0, dims),
         "groups": groups or 1,
     }
-    return _convolution(f"conv_transpose{dims}d", x, weight, bias, options)
+    return convolve(f"conv_transpose{dims}d", x, weight, bias, options)
+
+
+def geometry_of(
+    dims: int, stride: Any, padding: Any, dilation: Any, groups: int | None
+) -> dict[str, Any]:
+    """The options of a convolution that is not transposed, None where left out."""
+    return {
+        "stride": _spread(stride, 1, dims),
+        "padding": _spread(padding, 0, dims),
+        "dilation": _spread(dilation, 1, dims),
+        "transposed": False,
+        "output_padding": (0,) * dims,
+        "groups": groups or 1,
+    }
 
 
 def _unbatched(x: Tensor, dims: int) -> Tensor:

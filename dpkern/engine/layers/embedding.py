@@ -22,7 +22,7 @@ from ..parameter import (
     rule,
     source_of,
 )
-from ..records import Embedding
+from ..tables import Embedding
 from ..uses import Use
 from . import expression
 

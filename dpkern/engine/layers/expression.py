@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UnsupportedModule
+from ..merge import merge
 from ..parameter import (
     PrivateExpression,
     is_private,
@@ -25,7 +26,8 @@ from ..parameter import (
     source_of,
     tensors_in,
 )
-from ..records import Embedding, Explicit, Record, merge
+from ..records import Explicit, Record
+from ..tables import Embedding
 from ..uses import Arrival, Slot, Source, Target
 
 LARGEST = 1 << 28

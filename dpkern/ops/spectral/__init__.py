@@ -4,7 +4,7 @@ in full."""
 
 from . import literal
 from ._band import Band
-from ._basis import Pencil, pencil, whitening
+from ._basis import Pencil, pencil, smoothing, whitening
 from .bins import bins_sum, conv_bins
 from .circulant import circulant_gradient, circulant_norm, circulant_sum
 from .conv_norm import conv_norm
@@ -26,6 +26,7 @@ __all__ = [
     "filtered",
     "literal",
     "pencil",
+    "smoothing",
     "whitened_conv_norm",
     "whitened_norm",
     "whitening",

@@ -90,6 +90,13 @@ def covariance(
     return sigma
 
 
+def smoothing(band: Band, kernel: Sequence[int], dilation: Sequence[int]) -> Array:
+    """h(u - v), ``[taps, taps]``: what the filter makes, at the taps, of a map that is zero at all
+    other lags; of everything if the taps are the whole grid."""
+    taps = lags(kernel, dilation)
+    return _table(band.response, taps[:, None] - taps[None])
+
+
 def _table(values: Array, index: np.ndarray[tuple[int, ...]]) -> Array:
     """``values`` at lags ``[.., axes]``, which wrap around."""
     wrapped = index % np.array(values.shape)

@@ -99,13 +99,15 @@ def circulant_norm(
     weights = torch.from_numpy(half_weights(block)).to(x.device) / block
     if band is not None:
         weights = weights * half_gains(band).flatten().to(x.device).square()
-    norms = (pairs * weights).sum(1).sqrt()
+    squares = (pairs * weights).sum(1)
     # Every term is at most the product of the operands' norms.
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
     error = 3 * transform_error(torch.float64, (1, block)) + (x[:1].numel() + g[:1].numel()) * _UNIT
-    slack = math.sqrt(error) if x.shape[1] > 1 and _by_positions(x, g) else error
-    above: torch.Tensor = norms + slack * math.sqrt(block) * sizes
-    return above.square() * (1 + 2.0**-42)
+    if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
+        above: torch.Tensor = squares + 2 * error * block * sizes.square()
+    else:
+        above = (squares.sqrt() + error * math.sqrt(block) * sizes).square()
+    return above * (1 + 2.0**-42)
 
 
 _UNIT = 2.0**-53

@@ -1,0 +1,41 @@
+"""Convolutions in the frequency domain: ``nn.functional.spectral_conv2d`` with private parameters.
+
+What they leave behind is a convolution's record, and their input's gradient a convolution's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...nn.functional import spectral_conv2d
+from ..parameter import arguments, fresh, is_constant, is_private, other, rule
+from ..uses import Use
+from .conv import Convolve, convolve, geometry_of
+
+Function = Callable[..., Any]
+
+
+class _SpectralConvolve(Convolve):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.use = use
+        ctx.set_materialize_grads(False)
+        ctx.dtype = x.dtype
+        ctx.save_for_backward(x, weight)
+        options = (use.saved[name] for name in ("stride", "padding", "dilation", "groups"))
+        return fresh(spectral_conv2d(x, weight, bias, *options))
+
+
+@rule(spectral_conv2d, leaf=True)
+def _spectral_conv(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    names = ("x", "weight", "bias", "stride", "padding", "dilation", "groups")
+    x, weight, bias, *geometry = arguments(names, args, kwargs)
+    if is_private(x) or not is_constant(weight, bias) or x.dim() != 4:
+        return other(func, args, kwargs)
+    options = geometry_of(2, *geometry)
+    return convolve("spectral_conv2d", x, weight, bias, options, _SpectralConvolve)

@@ -1,0 +1,346 @@
+"""Records in front of a release: normed as the clip bound means it, summed as the release takes it.
+
+A plan's release maps a parameter's sum to the coordinates that noise is added to. What it clips may
+be more than the gradient: the whole spectrum of a layer's correlation, or the release coordinates
+themselves. Sums stay in the parameter's shape; the maps are the step's.
+
+    Spectrum   ||R_b||, of the whole or the kept spectrum         sum of (filtered) gradients
+    Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
+    Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
+    Summed     the L1 norm of grad_b                              sum of grad_b
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError, UnsupportedModule
+from ..mechanisms import Plan
+from ..mechanisms.release import Crop, Diagonal, Open
+from ..ops import spectral
+from ..ops.spectral import Band
+from .records import (
+    Circulant,
+    Convolution,
+    Explicit,
+    Linear,
+    Record,
+    operands,
+    wide_dense,
+)
+from .uses import Slot
+
+if TYPE_CHECKING:
+    from .capture import Capture
+
+Taps = Crop | Open
+
+
+@dataclass
+class Released(Record):
+    """A record and what stands behind it."""
+
+    record: Record
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.record.shape
+
+    @property
+    def batch(self) -> int:
+        return self.record.batch
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.record.dtype
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        self.record.add_sum(factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.record.per_sample()
+
+    def part(self, samples: slice) -> Released:
+        return replace(self, record=self.record.part(samples))
+
+    def products(self) -> tuple[int, Tensor]:
+        return self.record.products()
+
+    def coordinates(self, scale: float) -> Tensor:
+        """Each sample's release coordinates, float64; ``scale`` takes captured gradients to those
+        of the sample's own loss."""
+        return self.record.per_sample().double() * scale
+
+
+@dataclass
+class Summed(Released):
+    """Clipped by its L1 norm."""
+
+    def square(self) -> Tensor:
+        return self.record.absolute().square()
+
+
+@dataclass
+class Scaled(Released):
+    """In front of ``Diagonal``: ``(grad - centre) / scale``, one coordinate for one."""
+
+    release: Diagonal
+    scale: float = 1.0
+    """What takes captured gradients to those of the sample's own loss, which the centre is of."""
+
+    @property
+    def _centre(self) -> Tensor | None:
+        """In the units of captured gradients."""
+        centre = self.release.centre
+        return None if centre is None else self._on(centre) / self.scale
+
+    @property
+    def _weights(self) -> Tensor | None:
+        """What squares are multiplied by."""
+        scale = self.release.scale
+        return None if scale is None or self.release.norm == "gradient" else self._on(scale) ** -2
+
+    def _on(self, constant: Tensor) -> Tensor:
+        device = self.products()[1].device
+        return constant.to(device=device, dtype=torch.float64).reshape(self.shape)
+
+    def square(self) -> Tensor:
+        """``sum w grad^2 - 2 <grad, w m> + sum w m^2``, with the rounding of each on top."""
+        centre, weights = self._centre, self._weights
+        if weights is None:
+            squares = self.record.square()
+        elif isinstance(self.record, Linear) and self.record.a.shape[1] == 1:
+            a, g = (t[:, 0].double().square() for t in (self.record.a, self.record.g))
+            squares = (g @ weights * a).sum(1)
+        else:
+            return self._written_out(centre, weights)
+        squares = squares * (1 + 2.0**-40)
+        if centre is None:
+            return squares
+        pulled = centre if weights is None else centre * weights
+        product, constant = self.record.inner(pulled), (pulled * centre).sum()
+        terms, products = self.record.products()
+        slack = (terms + pulled.numel()) * 2.0**-52 * pulled.abs().max() * products
+        rounding = 2.0**-40 * (product.abs() + constant)
+        return (squares - 2 * product + constant + 2 * slack + rounding).clamp(min=0)
+
+    def _written_out(self, centre: Tensor | None, weights: Tensor) -> Tensor:
+        def one(piece: Record) -> Tensor:
+            grads = piece.per_sample().double().reshape(-1, *self.shape)
+            grads = grads if centre is None else grads - centre
+            return (grads.square() * weights).flatten(1).sum(1)
+
+        return self.record.by_pieces(one) * (1 + 2.0**-40)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        self.record.add_sum(factors, out)
+        centre = self._centre
+        if centre is not None:
+            out.sub_((factors.double().sum() * centre).to(out.dtype))
+
+    def coordinates(self, scale: float) -> Tensor:
+        grads = super().coordinates(scale)
+        centre = self.release.centre
+        return self.release.forward(grads if centre is None else grads - self._on(centre))
+
+
+@dataclass
+class Spectrum(Released):
+    """Clipped by the spectrum of its correlation, or by its plain gradient, and filtered."""
+
+    record: Convolution | Circulant
+    release: Taps
+
+    @property
+    def _band(self) -> Band | None:
+        band = self.release.band
+        assert band is None or isinstance(band, Band)
+        return band
+
+    def square(self) -> Tensor:
+        if self.release.norm == "gradient":
+            squares = self.record.square()
+        else:
+            squares = self._of_spectrum(self._band if self.release.norm == "kept" else None)
+        return squares * (self.release.gain**2 * (1 + 2.0**-50))
+
+    def _of_spectrum(self, band: Band | None) -> Tensor:
+        x, g = operands(self.record.x, self.record.g)
+        if isinstance(self.record, Circulant):
+            return spectral.circulant_norm(x, g, band=band)
+        return spectral.conv_norm(x, g, band=band, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        assert isinstance(self.record, Convolution)
+        return {**self.record.options, "size": grid_of(self.release)}
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        band = self._band
+        if band is None:
+            self.record.add_sum(factors, out)
+            return
+        x, g = operands(self.record.x, self.record.g)
+        if isinstance(self.record, Circulant):
+            spectral.circulant_sum(x, g, factors, out, band=band)
+        else:
+            spectral.conv_sum(x, g, factors, out, band=band, **self._options)
+
+    def filtered(self) -> Record:
+        """Whose gradients are the filtered ones."""
+        band = self._band
+        if band is None:
+            return self.record
+        if isinstance(self.record, Circulant):
+            grads = self.record.per_sample()
+            return Explicit(grads @ self.filter().to(grads).mT)
+        x, g = operands(self.record.x, self.record.g)
+        geometry = self.record.geometry
+        rows = self.release.site.least
+        x = spectral.filtered(x, padding=geometry["padding"], rows=rows, band=band)
+        # The padding is filtered too, and stays.
+        none = {"padding": (0,) * len(rows)}
+        return Convolution(x, g.to(x.dtype), self.record.kernel_size, {**geometry, **none})
+
+    def filter(self) -> Tensor:
+        """float64 ``[d, d]``, for circulant blocks: the circular convolution with the band."""
+        assert self._band is not None
+        return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
+
+    def coordinates(self, scale: float) -> Tensor:
+        return self.release.forward(self.filtered().per_sample().double() * scale)
+
+
+@dataclass
+class Whitened(Released):
+    """Clipped by ``||gain matrix F_b||``; without a matrix by ``||gain F_b||``.
+
+    ``record`` has the gradients that the matrix is for; ``behind`` gives the sum if they do not.
+    """
+
+    release: Taps
+    matrix: Tensor | None = None
+    behind: Spectrum | None = None
+
+    def square(self) -> Tensor:
+        gain = self.release.gain
+        if self.matrix is None:
+            return self.record.square() * (gain**2 * (1 + 2.0**-50))
+        matrix = self.matrix * gain
+
+        def one(piece: Record) -> Tensor:
+            grads = wide_dense(piece.per_sample())
+            grads = grads if grads.shape[1:] == self.shape else grads.reshape(-1, *self.shape)
+            return spectral.whitened_norm(grads, matrix.to(grads.device))
+
+        return self.record.by_pieces(one)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        (self.record if self.behind is None else self.behind).add_sum(factors, out)
+
+    def coordinates(self, scale: float) -> Tensor:
+        if self.behind is not None:
+            return self.behind.coordinates(scale)
+        return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
+
+
+def grid_of(release: Taps) -> tuple[int, ...]:
+    """The transform size that a release's norms refer to."""
+    if release.size is not None:
+        return release.size
+    assert isinstance(release.band, Band)
+    return release.band.size
+
+
+def take_over(capture: Capture, plan: Plan) -> None:
+    """Have the capture's parameters know their releases by this plan.
+
+    Raises:
+        PrivacyError: gradients have been normed for another release.
+    """
+    capture.p = plan.p
+    for slot, block in zip(capture.slots, plan.blocks, strict=True):
+        if slot.release is block.release or slot.release == block.release:
+            continue
+        if any(isinstance(arrival.record, Released) for arrival in slot.arrivals):
+            raise PrivacyError(
+                slot.name,
+                expected="the plan that was in force in the backward pass",
+                got="another release of this parameter",
+                remedy="Change the mechanism between steps, before the forward pass.",
+            )
+        slot.release = block.release
+
+
+def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -> Record:
+    """All that arrived for a parameter, in front of its release.
+
+    Args:
+        slot: the parameter.
+        record: of the whole of it, not in front of anything yet.
+        capture: where it arrived.
+        scale: what takes captured gradients to those of each sample's own loss.
+
+    Raises:
+        UnsupportedModule: a release that needs another use of the parameter.
+    """
+    release, budget = slot.release, capture.budget
+    if release is None:
+        if capture.p == 1:
+            return Summed(budget.kept(record, written=True))
+        return budget.kept(record)
+    if isinstance(release, Diagonal):
+        written = release.scale is not None and release.norm == "release"
+        return Scaled(budget.kept(record, written=written), release, scale)
+    assert isinstance(release, (Crop, Open))
+    signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None
+    matrix = None if signal is None else torch.tensor(signal)
+    if not release.operands:
+        record = budget.kept(record, written=matrix is not None)
+        return record if matrix is None and release.gain == 1 else Whitened(record, release, matrix)
+    check_use(slot, record, release)
+    assert isinstance(record, (Convolution, Circulant))
+    whole = Spectrum(record, release)
+    if matrix is None:
+        return whole
+    if isinstance(record, Circulant):
+        return Whitened(record, release, matrix @ whole.filter(), behind=whole)
+    filtered = whole.filtered()
+    kept = budget.kept(filtered, written=True)
+    return Whitened(kept, release, matrix, behind=whole if kept is filtered else None)
+
+
+def check_use(slot: Slot, record: Record, release: Taps) -> None:
+    """Refuse a use that is not the one that the release was made for.
+
+    Raises:
+        UnsupportedModule: it is not.
+    """
+    site, got = release.site, f"a use as {type(record).__name__.lower()}"
+    if isinstance(record, Convolution) and site.kind == "conv":
+        names = ("stride", "padding", "dilation", "groups")
+        mine = (
+            record.shape,
+            tuple(record.x.shape[2:]),
+            tuple(record.g.shape[2:]),
+            *(record.geometry[name] for name in names),
+        )
+        wanted = (site.shape, site.input, site.output, *(getattr(site, name) for name in names))
+        if mine == wanted:
+            return
+        got = f"a convolution {mine}"
+    elif isinstance(record, Circulant) and site.kind == "circulant":
+        if record.shape == site.shape:
+            return
+        got = f"circulant blocks {record.shape}"
+    raise UnsupportedModule(
+        slot.name,
+        expected=f"one use of the whole parameter, as at {site}",
+        got=got,
+        remedy="Make the sites anew, sites=dpkern.survey(model, example), with inputs of the size "
+        "that is trained on; a layer that is used twice cannot have a spectrum's bound.",
+    )
