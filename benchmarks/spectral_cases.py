@@ -157,7 +157,7 @@ class Work:
         return {
             "N": [self.non_private],
             "T": [self.shifted, self.unfolded, *([self.gram] if few else [])],
-            "ours": [self.ours],
+            "ours": [self.kept, self.ghost],
             "G": [self.gredp],
             "S": [self.spectral_bins, self.spectral_filter],
             "W": [self.whitened],
@@ -234,8 +234,15 @@ class Work:
         )  # fmt: skip
         return self._white(total)
 
-    def ours(self) -> Tensor:
-        """DP-SGD by dpkern's kernels."""
+    def ghost(self) -> Tensor:
+        """DP-SGD by dpkern's kernels, per-sample gradients made twice."""
+        squares = ghost.conv_norm(self.x, self.g, **self.case.geometry)
+        total = torch.zeros_like(self.out)
+        ghost.conv_sum(self.x, self.g, self._factors(squares), total, **self.case.geometry)
+        return self._noisy(total)
+
+    def kept(self) -> Tensor:
+        """DP-SGD by dpkern's kernels, per-sample gradients kept."""
         grads, squares = ghost.conv_gradient(self.x, self.g, **self.case.geometry)
         total = torch.zeros_like(self.out)
         ghost.contract([grads], self._factors(squares), [total])
