@@ -21,6 +21,8 @@ from dpkern.ops.spectral import Band, literal
 from dpkern.step import DPStep
 from tests.spectral_sites import circulant, conv
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DRAWS = 2000
 AB = ("ab", 0.9, math.sqrt(0.19))
 CONV, BLOCKS = conv(2, 1, 3, 6), circulant(1, 2, 8)

@@ -19,6 +19,8 @@ from dpkern.ops.spectral._basis import covariance
 from dpkern.step import DPStep
 from tests.spectral_sites import NETWORK, circulant, conv, shapes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 S = math.sqrt(0.5)
 AB = ("ab", 0.9, math.sqrt(0.19))
 LAYER = (
