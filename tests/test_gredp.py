@@ -17,6 +17,8 @@ from dpkern.mechanisms import DPSGD, Crop, GReDP, Open
 from dpkern.ops.spectral import literal
 from tests.spectral_sites import NETWORK, circulant, conv, other, shapes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 S = math.sqrt(0.5)
 AB = ("ab", 0.9, math.sqrt(0.19))
 NOISES = {"real": (1.0, 0.0), "circular": (S, S), "ab": AB[1:], "circular_full": (1.0, 1.0)}
