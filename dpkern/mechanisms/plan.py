@@ -213,6 +213,11 @@ class Plan:
         """Norm bound per clip group."""
         return tuple(self.blocks[group[0]].bound for group in self.groups)
 
+    @cached_property
+    def most_units(self) -> int:
+        """The largest M of all blocks: what one sample can add to one entry of an integer sum."""
+        return max((block.integer_bound or 0 for block in self.blocks), default=0)
+
     @property
     def scales(self) -> tuple[float, ...]:
         """Certified noise scale per block."""
