@@ -145,7 +145,7 @@ def step_group(
     It is one step of the rule, whichever way the members take.
     """
     indices, rule, state = group
-    finished = [k for k, i in enumerate(indices) if i in ready]
+    finished = [k for k, i in enumerate(indices) if i in ready] if ready else []
     if not finished:
         _step(indices, held, sums, rule, state, scale, part(noise_now, indices), backend)
         return

@@ -296,6 +296,8 @@ class DPStep:
     ) -> dict[int, torch.Tensor]:
         """The noisy gradients to hand out, and those that the fused update cannot make."""
         learns, direct = self.memory is not None, self.plan.direct
+        if direct and not (learns or left):
+            return {}
         ready = {
             block.index: releasing.gradient(
                 sums[block.index],

@@ -256,7 +256,7 @@ class Plan:
         del dimension
         return self.spec
 
-    @property
+    @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes as text."""
         return tuple(str(note) for note in self.notes)
