@@ -124,7 +124,7 @@ def gradient(
     release = block.release
     if release is None or release.plain:
         return add_noise(signal).to(dtype) * (unit * scale)
-    released = release.noised(signal, add_noise) * (unit * scale)
+    released = release.noised(signal, add_noise).mul_(unit * scale)
     if release.restore and release.centre is not None:
         released += release.centre.to(released.device)
     return released

@@ -17,11 +17,8 @@ from . import _step_sums as summing
 from . import _validate as check
 from ._dispatch import BACKENDS
 from ._step_checks import (
-    check_importance,
     check_optimizer,
     check_per_sample,
-    check_ready,
-    check_samples,
     check_schedule,
     check_sum,
     check_updates,
@@ -30,6 +27,7 @@ from ._step_checks import (
     checked_params,
 )
 from ._step_noise import noise_of
+from ._step_release_checks import check_importance, check_ready, check_samples
 from ._step_state import load, state_of
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError

@@ -132,12 +132,13 @@ def test_releases_are_compared_by_value() -> None:
     [
         lambda: Crop(site=CONV, signal=np.ones((3, 5))),
         lambda: Crop(site=CONV, signal=np.ones((3, 4)), post=np.ones((3, 4))),
+        lambda: Crop(site=CONV, signal=np.ones((4, 4))),
         lambda: Open(site=CONV, noise=np.ones((5, 4))),
         lambda: Crop(site=Site(kind="other", shape=(3,))),
         lambda: Crop(site=CONV, norm="whole"),
         lambda: Diagonal(norm="spectrum"),
     ],
-    ids=["signal", "post", "noise", "site", "norm", "diagonal norm"],
+    ids=["signal", "post", "no way back", "noise", "site", "norm", "diagonal norm"],
 )
 def test_bad_releases_are_refused(make: object) -> None:
     with pytest.raises(InvalidInput):

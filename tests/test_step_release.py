@@ -14,6 +14,7 @@ import torch
 
 import dpkern
 from dpkern import DPStep, testing
+from dpkern.graphs import UpdateGraph
 from dpkern.mechanisms import (
     DPSGD,
     Crop,
@@ -355,6 +356,36 @@ def test_a_certified_number_of_samples_is_kept(releases: Any) -> None:
     assert step.steps == 1
 
 
+@pytest.mark.parametrize("kind", ["per sample", "importance"])
+def test_processes_count_samples_and_raw_sums_together(kind: str) -> None:
+    """What one process hands to ``reduce`` is replayed to the other, call by call."""
+    mechanism = Made(noise_point="per_sample") if kind == "per sample" else weighing("lot")
+    grads, key = gradients(6), Key.from_unsafe_seed(7)
+    sent: list[list[torch.Tensor]] = []
+    calls = iter(range(9))
+
+    def give(sums: list[torch.Tensor]) -> None:
+        sent.append([s.clone() for s in sums])
+
+    def take(sums: list[torch.Tensor]) -> None:
+        for mine, theirs in zip(sums, sent[next(calls)], strict=True):
+            mine.add_(theirs)
+
+    whole = make(mechanism, seed=None, key=key)
+    first = make(mechanism, seed=None, key=key, reduce=give)
+    second = make(mechanism, seed=None, key=key, reduce=take)
+    whole.add(grads)
+    first.add([g[:1] for g in grads])
+    second.add([g[1:] for g in grads])
+    first.finish()
+    for a, b in zip(whole.finish() or [], second.finish() or [], strict=True):
+        testing.assert_close("processes", a, b, 1e-4)
+    assert len(sent) == next(calls) == 2
+    if whole.memory is not None and second.memory is not None:
+        for a, b in zip(whole.memory["seen"], second.memory["seen"], strict=True):
+            testing.assert_close("importance", a, b, 1e-6)
+
+
 # Mechanisms that learn.
 
 
@@ -525,6 +556,8 @@ def test_the_importance_is_clipped_as_a_whole() -> None:
         make(weighing("lot")).set_importance(means)
     with pytest.raises(dpkern.InvalidInput, match="raw"):
         make(weighing("lot")).add(sum=clip.clip_sum(gradients(2), 1.0))
+    with pytest.raises(dpkern.InvalidInput, match="mean"):
+        make(weighing("lot")).add(gradients(2), released=True)
 
 
 # Who refuses released coordinates.
@@ -541,6 +574,13 @@ def test_shards_are_refused_before_anything_is_recorded(mechanism: Mechanism) ->
     with pytest.raises(dpkern.InvalidInput, match="DistributedDataParallel"):
         step.finish()
     assert step.ledger.steps == 0
+
+
+def test_recorded_updates_are_refused() -> None:
+    for mechanism in (CROPPED, Learner()):
+        step = make(mechanism, optimizer=update.SGD(lr=1.0))
+        with pytest.raises(dpkern.InvalidInput, match="release coordinates or a memory"):
+            UpdateGraph(step)
 
 
 def test_schedules_change_noise_in_released_coordinates() -> None:
