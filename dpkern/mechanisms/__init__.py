@@ -9,6 +9,7 @@ from .memory import Memory
 from .notes import Note
 from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
+from .pruning import Pruned
 from .randomized_response import RandomizedResponse
 from .release import Crop, Diagonal, Open, Release
 from .site import Site
@@ -28,6 +29,7 @@ __all__ = [
     "Open",
     "Plan",
     "ProjectedSGD",
+    "Pruned",
     "RandomizedResponse",
     "Release",
     "Site",
