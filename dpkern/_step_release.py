@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +21,10 @@ from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
 from .mechanisms.plan import Block, Importance, Plan, first_positions
 from .ops import clip, noise, update
-from .rng import Key, Purpose
+from .rng import Purpose
+
+if TYPE_CHECKING:
+    from .step import DPStep
 
 IMPORTANCE_STREAM = 1
 """The importance has streams of its own, so that no word of the gradients' noise is used again."""
@@ -179,36 +183,51 @@ def _step(
     )
 
 
-def release_importance(
-    means: Sequence[torch.Tensor],
+def weigh(
+    step: DPStep,
     importance: Importance,
-    key: Key,
-    step: int,
-    backend: str | None,
-) -> list[torch.Tensor]:
-    """``clip_2(means, bound) + N(0, sd^2)``: all tensors clipped together.
+    raw: Sequence[torch.Tensor] | None,
+    means: Sequence[torch.Tensor] | None,
+) -> None:
+    """Release how much each parameter matters, and shape the step's noise by it.
 
-    Two data sets can move the clipped mean by twice the bound, whatever their relation.
+    ``w = clip_2(means, bound) + N(0, sd^2)``, all tensors clipped together: two data sets can move
+    the clipped mean by twice the bound, whatever their relation.
+
+    Args:
+        step: the private step; its release is recorded already.
+        importance: bound and noise.
+        raw: sums without clipping of the step's own samples, for ``source`` "lot"; None: none.
+        means: what the caller set, for ``source`` "full".
     """
+    if importance.source == "lot":
+        sums = list(raw or [torch.zeros_like(p, dtype=torch.float64) for p in step.params])
+        if step._reduce is not None:
+            step._reduce(sums)
+        means = [total / step.expected_batch_size for total in sums]
+    assert means is not None
+    assert step.memory is not None
     wide = [mean.double() for mean in means]
     norm = math.sqrt(math.fsum(float(mean.square().sum()) for mean in wide))
-    factor = min(1.0, importance.bound * clip.SLACK / norm) if norm > 0 else 1.0
-    if not math.isfinite(norm):
-        factor, wide = 0.0, [torch.zeros_like(mean) for mean in wide]
-    stream = key.stream(Purpose.NOISE, step, IMPORTANCE_STREAM)
-    rounding = key.stream(Purpose.ROUNDING, step, IMPORTANCE_STREAM)
+    if math.isfinite(norm):
+        factor = min(1.0, importance.bound * clip.SLACK / norm) if norm > 0 else 1.0
+        wide = [mean * factor for mean in wide]
+    else:
+        wide = [torch.zeros_like(mean) for mean in wide]
+    stream = step.key.stream(Purpose.NOISE, step.steps, IMPORTANCE_STREAM)
+    rounding = step.key.stream(Purpose.ROUNDING, step.steps, IMPORTANCE_STREAM)
     positions = first_positions([tuple(mean.shape) for mean in wide])
-    return [
+    for mean, position in zip(wide, positions, strict=True):
         noise.add_noise(
-            (mean * factor).contiguous(),
+            mean,
             stream=stream,
             position=position,
             scale=importance.sd,
             rounding=rounding,
-            backend=backend,
+            backend=step.backend,
         )
-        for mean, position in zip(wide, positions, strict=True)
-    ]
+    step.mechanism.weigh(step.memory, wide)
+    step._replan()
 
 
 def check_same_event(before: Plan, after: Plan) -> None:

@@ -287,33 +287,15 @@ class DPStep:
             self._reduce(sums)
         for name, words in self.plan.words.items():
             self.words[name] += words
-        importance = self.plan.importance
-        if importance is not None:
-            if importance.source == "lot":
-                means = self._means(raw)
-            assert means is not None
-            assert self.memory is not None
-            noisy = releasing.release_importance(
-                means, importance, self.key, self.steps, self.backend
-            )
-            self.mechanism.weigh(self.memory, noisy)
-            self._replan()
+        if self.plan.importance is not None:
+            releasing.weigh(self, self.plan.importance, raw, means)
         return sums
-
-    def _means(self, raw: list[torch.Tensor] | None) -> list[torch.Tensor]:
-        """Raw sums of all processes / the public batch size."""
-        sums = raw or [torch.zeros_like(p, dtype=torch.float64) for p in self.params]
-        if self._reduce is not None:
-            self._reduce(sums)
-        return [total / self.expected_batch_size for total in sums]
 
     def _gradients(
         self, sums: Sequence[torch.Tensor], drawn: update.Noise | None, left: set[int]
     ) -> dict[int, torch.Tensor]:
         """The noisy gradients to hand out, and those that the fused update cannot make."""
-        alone = self.memory is None
-        if alone and self.plan.direct and not left:
-            return {}
+        learns, direct = self.memory is not None, self.plan.direct
         ready = {
             block.index: releasing.gradient(
                 sums[block.index],
@@ -325,7 +307,7 @@ class DPStep:
                 backend=self.backend,
             )
             for block in self.plan.blocks
-            if block.index in left or not (alone and block.fused)
+            if learns or block.index in left or not (direct or block.fused)
         }
         if self.memory is not None:
             self.memory.to(self.params[0].device)

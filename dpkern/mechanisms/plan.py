@@ -11,6 +11,7 @@ from typing import Any
 
 from ..accounting import events
 from ..accounting.events import EventSpec
+from ..errors import InvalidInput
 from ..laws import SCALE_UNITS
 from ..ops import noise
 from .notes import Note
@@ -143,6 +144,15 @@ class Plan:
     notes: tuple[Note, ...] = ()
     importance: Importance | None = None
 
+    def __post_init__(self) -> None:
+        if self.arithmetic == "exact" and (not self.private or self.noise_by_samples):
+            raise InvalidInput(
+                "arithmetic",
+                expected="'float' in a plan that is not private",
+                got="'exact'",
+                remedy="Without a certified scale there is no lattice to sum on.",
+            )
+
     @property
     def dimension(self) -> int:
         """Number of coordinates that are released."""
@@ -202,6 +212,11 @@ class Plan:
     def group_bounds(self) -> tuple[float, ...]:
         """Norm bound per clip group."""
         return tuple(self.blocks[group[0]].bound for group in self.groups)
+
+    @cached_property
+    def most_units(self) -> int:
+        """The largest M of all blocks: what one sample can add to one entry of an integer sum."""
+        return max((block.integer_bound or 0 for block in self.blocks), default=0)
 
     @property
     def scales(self) -> tuple[float, ...]:
