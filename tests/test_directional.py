@@ -198,10 +198,8 @@ def test_the_importance_shapes_the_noise_of_its_step() -> None:
     assert realised["kappa"] == near(1 / scales.min().item())
     assert realised["tau_effective"] == near((realised["kappa"] / mechanism.noise_multiplier) ** 2)
     # Large and small scales show in the noise: the first parameter's signal is taken off.
-    signal = step._means and torch.tensor([0.5 / math.sqrt(size), 0.0])
     noisy = torch.cat([g for g in released if g is not None]).double()
-    assert signal is not None
-    noisy[:size] -= signal[0]
+    noisy[:size] -= 0.5 / math.sqrt(size)
     white = noisy * 2 / (0.5 * mechanism.noise_multiplier * scales)
     assert white.std().item() == pytest.approx(1, rel=0.1)
     few, many = scales.argsort()[:400], scales.argsort()[-400:]
