@@ -28,6 +28,8 @@ from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING
 from ..errors import InvalidInput
+from ..ops import noise
+from ..rng import Key, Purpose
 from .base import Mechanism
 from .memory import Memory
 from .notes import Note, notes
@@ -278,9 +280,10 @@ class Pruned(Mechanism):
             )
         mask = memory["mask"][block.index].flatten()
         if self.mask == "random":
-            step = int(memory["step"][0])
-            number = (self.seed << 40) + (step << 16) + block.index
-            coins = torch.Generator().manual_seed(number % 2**63)
-            places = torch.randperm(mask.numel(), generator=coins)[:count].sort().values
+            coins = Key.from_unsafe_seed(self.seed).stream(
+                Purpose.SYMBOLS, int(memory["step"][0]), block.index
+            )
+            words = noise.keystream(coins, first_block=0, blocks=-(-mask.numel() // 16))
+            places = words[: mask.numel()].topk(count).indices.sort().values
             return Kept(places=places, parameter=block.shape)
         return Kept(places=mask.nonzero().flatten(), parameter=block.shape)
