@@ -286,7 +286,9 @@ class DPStep:
         for name, words in self.plan.words.items():
             self.words[name] += words
         if self.plan.importance is not None:
+            before = self.plan
             releasing.weigh(self, self.plan.importance, raw, means)
+            sums = releasing.moved(sums, before, self.plan)
         return sums
 
     def _gradients(

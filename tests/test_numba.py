@@ -40,7 +40,9 @@ WITHOUT_KERNEL = {
     "ghost.linear_sum",
     "ghost.tied_cross",
     "product.matmul",
+    "symbols.randomize",
     "update.advance",
+    "update.project",
 }
 
 

@@ -1,5 +1,5 @@
 """The ops: contract, reference and cost; backends register their kernels for them."""
 
-from . import clip, ghost, noise, product, update
+from . import clip, ghost, noise, product, symbols, update
 
-__all__ = ["clip", "ghost", "noise", "product", "update"]
+__all__ = ["clip", "ghost", "noise", "product", "symbols", "update"]

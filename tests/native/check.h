@@ -18,6 +18,7 @@ std::int64_t test_noise();
 std::int64_t test_clip();
 std::int64_t test_ghost_dense();
 std::int64_t test_update();
+std::int64_t test_symbols();
 std::int64_t test_ghost_conv();
 
 inline void check(bool holds, const std::string& what) {
