@@ -40,15 +40,6 @@ def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     ]
 
 
-def moved(sums: Sequence[torch.Tensor], before: Plan, after: Plan) -> list[torch.Tensor]:
-    """Float sums in the coordinates of another plan, whose maps can be undone."""
-    original = [
-        total if block.release is None else block.release.back(total).to(total.dtype)
-        for total, block in zip(sums, before.blocks, strict=True)
-    ]
-    return signals(original, after)
-
-
 def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None) -> clip.ClipResult:
     """Clip gradients ``[B, *parameter]`` by each block's norm and sum them in its coordinates.
 
@@ -66,7 +57,8 @@ def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None)
         )
     if kinds == {"gradient"}:
         result = summing.clipped(summing.common_dtype(moved), plan, None, backend)
-        result = replace(result, sums=tuple(signals(result.sums, plan)))
+        if not plan.maps_late:
+            result = replace(result, sums=tuple(signals(result.sums, plan)))
     else:
         coordinates = summing.common_dtype(signals(moved, plan))
         result = summing.clipped(coordinates, plan, None, backend)

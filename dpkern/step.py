@@ -200,8 +200,9 @@ class DPStep:
             assert sum is not None
             result = sum
             check_sum(result, self.params, self.plan)
-            if self.plan.mapped and self.plan.arithmetic == "float":
-                result = replace(sum, sums=tuple(releasing.signals(sum.sums, self.plan)))
+            plan = self.plan
+            if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
+                result = replace(sum, sums=tuple(releasing.signals(sum.sums, plan)))
             self._join(result)
         self._raw = releasing.joined(self._raw, result.raw)
         self._added += result.batch_size
@@ -286,9 +287,8 @@ class DPStep:
         for name, words in self.plan.words.items():
             self.words[name] += words
         if self.plan.importance is not None:
-            before = self.plan
             releasing.weigh(self, self.plan.importance, raw, means)
-            sums = releasing.moved(sums, before, self.plan)
+            sums = releasing.signals(sums, self.plan)
         return sums
 
     def _gradients(

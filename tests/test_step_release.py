@@ -407,7 +407,8 @@ class Learner(Made):
     def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         if memory is None:
             return super().plan(shapes)
-        scales = tuple(Diagonal(scale=scale.clone()) for scale in memory["scale"])
+        norm = "release" if self.importance is None else "gradient"
+        scales = tuple(Diagonal(scale=scale.clone(), norm=norm) for scale in memory["scale"])
         plan = replace(self, releases=scales)._made(shapes)
         if self.drifting and memory["seen"][0].any():
             plan = replace(plan, spec={**plan.spec, "noise_multiplier": 5.0})
@@ -417,8 +418,9 @@ class Learner(Made):
         return Made.plan(self, shapes)
 
     def weigh(self, memory: Memory, importance: Sequence[torch.Tensor]) -> None:
-        for seen, w in zip(memory["seen"], importance, strict=True):
+        for seen, scale, w in zip(memory["seen"], memory["scale"], importance, strict=True):
             seen.copy_(w)
+            scale.copy_(2.0 + w.abs())
 
     def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
         for scale, secret, g in zip(memory["scale"], memory["secret"], gradients, strict=True):
@@ -558,6 +560,22 @@ def test_the_importance_is_clipped_as_a_whole() -> None:
         make(weighing("lot")).add(sum=clip.clip_sum(gradients(2), 1.0))
     with pytest.raises(dpkern.InvalidInput, match="mean"):
         make(weighing("lot")).add(gradients(2), released=True)
+
+
+def test_maps_follow_the_importance_of_their_own_step() -> None:
+    """Many equal samples drown the noise: their sum comes back whole, whatever the scales were."""
+    step = make(replace(weighing("lot"), noise_multiplier=2.0**-4))
+    grads = [g.expand(400, *g.shape[1:]) for g in gradients(1)]
+    step.add(grads)
+    summed = make(step.mechanism)
+    clean = clip.clip_sum(grads, 1.0)
+    summed.add(sum=replace(clean, raw=tuple(g.sum(0) for g in grads)))
+    for a, b, c in zip(*(s.finish() or [] for s in (step, summed)), clean.sums, strict=True):
+        testing.assert_close("sums", a, b, 1e-4)
+        assert float(c.abs().max()) > 10
+        # Scales grow to 2 + 400 / 8 |g|, and the noise with them.
+        assert float((a * 8 - c).abs().median()) < 40 / 16
+        assert float((a * 8 / c)[c.abs() > 10].median()) == pytest.approx(1, rel=0.2)
 
 
 # Who refuses released coordinates.

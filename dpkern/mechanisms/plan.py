@@ -152,6 +152,14 @@ class Plan:
                 got="'exact'",
                 remedy="Without a certified scale there is no lattice to sum on.",
             )
+        norms = {block.release.norm for block in self.blocks if block.release is not None}
+        if self.importance is not None and (self.arithmetic == "exact" or norms - {"gradient"}):
+            raise InvalidInput(
+                "importance",
+                expected="float sums of gradients that are clipped as they are",
+                got=f"{self.arithmetic} sums, clipped by the norm of {', '.join(sorted(norms))}",
+                remedy="The importance changes the maps after the samples were clipped.",
+            )
 
     @property
     def dimension(self) -> int:
@@ -179,6 +187,11 @@ class Plan:
         if self.distribution is None:
             return not self.mapped
         return all(block.fused for block in self.blocks)
+
+    @property
+    def maps_late(self) -> bool:
+        """Whether sums are mapped when their step ends: its importance shapes the maps first."""
+        return self.importance is not None
 
     @property
     def needs_raw(self) -> bool:
