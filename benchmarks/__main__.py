@@ -149,6 +149,7 @@ def spectral(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 9,
     memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
+    step: Annotated[bool, typer.Option("--step", help="whole training steps too")] = False,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
     """Releases of single convolutions in the frequency domain, beside DP-SGD and literal forms."""
@@ -161,8 +162,9 @@ def spectral(
         print("\n".join(spectral_report.memory_table([row])[2:-1]), flush=True)
         memories.append(row)
     machine = this_machine()
-    content = {"machine": machine, "layers": speeds, "memory": memories}
-    table = spectral_report.markdown(machine, speeds, memories, [])
+    whole = list(spectral_report.steps((threads or [2])[0], rounds, memory)) if step else []
+    content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
+    table = spectral_report.markdown(machine, speeds, memories, whole)
     write(path or RESULTS / "spectral.json", content, table)
 
 

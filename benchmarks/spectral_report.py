@@ -75,6 +75,38 @@ def memory(rows: Rows) -> Iterator[dict[str, Any]]:
         yield {"case": case, "growth": growth}
 
 
+STEPS = ("lenet", "resnet")
+
+
+def steps(threads: int, rounds: int, with_memory: bool) -> Iterator[dict[str, Any]]:
+    """Whole steps: times in one process, memory of each variant in one of its own."""
+    from .spectral_step import VARIANTS
+
+    for task in STEPS:
+        request = {"task": task, "threads": threads, "rounds": rounds}
+        row = worker("spectral_step", request, "retained")
+        if with_memory:
+            row["growth"] = {
+                name: worker("spectral_step", request | {"variant": name})["growth"]
+                for name in VARIANTS
+            }
+        yield row
+
+
+def step_table(rows: Rows) -> list[str]:
+    """Milliseconds of a step, over non-private, and the literal forms over it; peak memory."""
+    lines = []
+    for row in rows:
+        ms, growth = row["ms"], row.get("growth", {})
+        for name, taken in ms.items():
+            cells = [row["task"], name, _number(taken), _number(taken / ms["non-private"])]
+            cells += [_number(ms[other] / taken) for other in ("literal batched", "literal")]
+            cells.append(_number(growth[name] / 1e6) if growth else "-")
+            lines.append(cells)
+    head = ["model", "variant", "ms", "/ non-private", "literal batched / it", "literal / it", "MB"]
+    return _table(head, lines)
+
+
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
@@ -112,7 +144,7 @@ def memory_table(rows: Rows) -> list[str]:
     return _table(["layer", *MEMORY, "L2/S"], lines)
 
 
-def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows, steps: list[str]) -> str:
+def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows, whole: Rows) -> str:
     """What is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
@@ -131,4 +163,14 @@ def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows, steps: list[
     ]
     if memories:
         lines += ["## Peak memory over the operands, MB", "", *memory_table(memories)]
-    return "\n".join([*lines, *steps])
+    if whole:
+        lines += [
+            "## Whole steps",
+            "",
+            "Least of the repeats, variants in turns in one process, the allocator keeps freed "
+            "pages; flat clipping. The literal forms release convolutions only; their other "
+            "parameters take ordinary gradients.",
+            "",
+            *step_table(whole),
+        ]
+    return "\n".join(lines)
