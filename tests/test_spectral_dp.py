@@ -248,6 +248,8 @@ def test_cropped_is_dominated() -> None:
     assert forward is not None
     assert back @ forward == pytest.approx(M, abs=1e-12)
     assert back @ back.T == pytest.approx(M, abs=1e-12)
+    assert block.stretch == pytest.approx(np.linalg.norm(forward, 2), rel=1e-8)
+    assert block.stretch >= np.linalg.norm(forward, 2)
     assert np.trace(M) == pytest.approx(4.62, abs=0.05)
     assert np.linalg.eigvalsh(M - M @ M)[0] > -1e-12
 

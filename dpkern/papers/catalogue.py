@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, comparison, directional, gredp, pnsgd
+from . import claims, comparison, directional, gredp, pnsgd, spectral
 from .result import Result
 from .runner import Request
 
@@ -32,6 +32,11 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "checks": gredp.checks,
     },
     "pnsgd": {"table": pnsgd.table, "rules": pnsgd.rules, "bound": pnsgd.bound},
+    "spectral": {
+        "keep": spectral.keep,
+        "quirks": spectral.quirks,
+        "whitened": spectral.whitened,
+    },
 }
 """Items by name; a paper whose only item is "" is one table."""
 
