@@ -264,9 +264,10 @@ def take_over(capture: Capture, plan: Plan) -> None:
     """
     capture.p = plan.p
     for slot, block in zip(capture.slots, plan.blocks, strict=True):
-        if slot.release is block.release or slot.release == block.release:
+        if slot.release is block.release:
             continue
-        if any(isinstance(arrival.record, Released) for arrival in slot.arrivals):
+        normed = any(isinstance(arrival.record, Released) for arrival in slot.arrivals)
+        if normed and slot.release != block.release:
             raise PrivacyError(
                 slot.name,
                 expected="the plan that was in force in the backward pass",
