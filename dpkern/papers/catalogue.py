@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, comparison, directional, gredp, pnsgd, spectral
+from . import claims, comparison, directional, gredp, ldp, pnsgd, spectral
 from .result import Result
 from .runner import Request
 
@@ -31,7 +31,18 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "variance": gredp.variance,
         "checks": gredp.checks,
     },
-    "pnsgd": {"table": pnsgd.table, "rules": pnsgd.rules, "bound": pnsgd.bound},
+    "ldp": {
+        "channels": ldp.channels,
+        "estimator": ldp.estimator,
+        "survey": ldp.survey,
+        "labels": ldp.labels,
+    },
+    "pnsgd": {
+        "table": pnsgd.table,
+        "rules": pnsgd.rules,
+        "bound": pnsgd.bound,
+        "experiment": pnsgd.experiment,
+    },
     "spectral": {
         "keep": spectral.keep,
         "quirks": spectral.quirks,

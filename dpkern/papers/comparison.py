@@ -61,12 +61,24 @@ CORRECTED = (
         label="Spectral-DP, spectrum clip", name="spectral_dp", settings=("clip_domain=spectrum",)
     ),
     Entry(label="GReDP", name="gredp"),
+    Entry(label="Directional, isotropic", name="directional"),
+    Entry(
+        label="Directional, elliptic",
+        name="directional",
+        settings=("shape=elliptic",),
+        grid=(0.03, 0.1, 0.3),
+    ),
     Entry(label="AdaClip", name="adaclip", grid=(0.01, 0.03, 0.1)),
 )
 PUBLISHED = (
     Entry(label="Laplace SGD, published", name="laplace_sgd"),
     Entry(label="Spectral-DP, published", name="spectral_dp"),
     Entry(label="GReDP, published", name="gredp"),
+    Entry(
+        label="Directional (Ours, w of the lot), published",
+        name="directional",
+        settings=("importance_multiplier=8",),
+    ),
     Entry(label="AdaClip, published", name="adaclip"),
 )
 QUICK = ("DP-SGD, flat", "Spectral-DP, whitened clip", "GReDP", "GReDP, published")

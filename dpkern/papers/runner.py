@@ -23,7 +23,7 @@ from ..rng import Key
 from ..step import DPStep
 from ..train import data as datasets
 from ..train.data import Dataset
-from ..train.loop import Training
+from ..train.loop import Loss, Training, summed_cross_entropy
 from ..train.report import Epoch
 
 SEEDED = (
@@ -146,7 +146,13 @@ def summarised(runs: Sequence[Outcome]) -> Outcome:
     )
 
 
-def once(setting: Setting, mechanism: Mechanism, seed: int) -> Outcome:
+def once(
+    setting: Setting,
+    mechanism: Mechanism,
+    seed: int,
+    *,
+    loss: Loss = summed_cross_entropy,
+) -> Outcome:
     """One run; the seed decides the initial parameters, the batches and the noise."""
     model = setting.model(seed)
     rows = len(setting.data.x_train)
@@ -176,6 +182,7 @@ def once(setting: Setting, mechanism: Mechanism, seed: int) -> Outcome:
         delta=setting.delta,
         max_physical_batch_size=PHYSICAL_BATCH,
         epsilon_points=0,
+        loss=loss,
     )
     clock = [time.perf_counter()]
     training.run(on_step=lambda _: clock.append(time.perf_counter()))
