@@ -129,6 +129,7 @@ def test_theorem_3_holds_by_slack_for_small_epsilon(delta: float, last: float) -
         )
         claim = mechanism.claim(steps=1, sample_rate=1.0, delta=delta, dataset_size=None)
         assert claim == pytest.approx(eps)
+        assert "theorem 3" in mechanism.claim_text
         assert mechanism.claim(steps=2, sample_rate=1.0, delta=delta, dataset_size=9) is None
         mu = 1 / mechanism.event_spec()["noise_multiplier"]
         assert (_delta(eps, mu) <= delta) == holds
