@@ -1,4 +1,4 @@
-"""The command line: ``dpkern train``, ``dpkern privacy``, ``dpkern check``, ``dpkern info``.
+"""The command line: ``dpkern train``, ``privacy``, ``reproduce``, ``check``, ``info``.
 
 With ``--json`` standard output carries exactly one JSON object; progress and messages go to
 standard error. Exit codes: 0 done, 1 a checked model cannot be trained privately, 2 refused (with
@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, accounting
+from . import __version__, _dispatch, cli_privacy, cli_reproduce
 from .backends import cpu
 from .engine import check_model
-from .errors import DPKernError, InvalidInput
-from .mechanisms import DPSGD
+from .errors import DPKernError
 from .train import display
-from .train.models import MODELS, build
+from .train.mechanism import NAMES
+from .train.models import ALL_MODELS, build, example_rows
 from .train.options import (
     ARITHMETICS,
     CLIPPINGS,
@@ -42,8 +42,6 @@ CHECK_FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
 
-DIGITS = (64,)  # the rows for which check makes its presets
-
 app = typer.Typer(
     name="dpkern",
     help="Certified differentially private training in compiled kernels.",
@@ -51,6 +49,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.command("privacy")(cli_privacy.command)
+app.command("reproduce")(cli_reproduce.command)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -122,7 +123,30 @@ def train(
         _option(PrivacyOptions, "data", "'digits', or a .npz or .csv file, or a folder with one."),
     ] = None,
     model: Annotated[
-        str | None, _option(ModelOptions, "model", f"One of {', '.join(MODELS)}.")
+        str | None, _option(ModelOptions, "model", f"One of {', '.join(ALL_MODELS)}.")
+    ] = None,
+    linear: Annotated[
+        str | None,
+        _option(ModelOptions, "linear", "dense or circulant layers in a source's model."),
+    ] = None,
+    norm: Annotated[
+        str | None, _option(ModelOptions, "norm", "group or none in a source's model.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, _option(PrivacyOptions, "mechanism", f"One of {', '.join(NAMES)}.")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "mode",
+            "corrected, or published: as the source prints it, with the source's claim beside "
+            "what is certified.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: a field of the mechanism; may be repeated."),
     ] = None,
     epsilon: Annotated[
         float | None,
@@ -246,6 +270,8 @@ def train(
     # The first statement, while the local variables are the options and nothing else.
     given = {name: value for name, value in locals().items() if value is not None}
     del given["json"], given["no_figure"]
+    if settings is not None:
+        given["settings"] = tuple(settings)
     session = Session(given | {"figure": not no_figure})
     messages = Console(stderr=True)
     try:
@@ -279,80 +305,11 @@ def _leave_checkpoint(session: Session, messages: Console, as_json: bool) -> Non
 
 
 @app.command()
-def privacy(
-    sample_rate: Annotated[float, typer.Option(help="Expected batch size / number of rows.")],
-    steps: Annotated[int, typer.Option(help="Number of steps.")],
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise, in units of the norm bound.")
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Or a target: print the least noise that meets it.")
-    ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
-    sampling: Annotated[
-        str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
-    ] = "poisson",
-    dataset_size: Annotated[
-        int | None, typer.Option(help="Number of rows; needed by fixed sampling.")
-    ] = None,
-    clipping: Annotated[str, typer.Option(help=f"One of {', '.join(CLIPPINGS)}.")] = "flat",
-    arithmetic: Annotated[str, typer.Option(help=f"One of {', '.join(ARITHMETICS)}.")] = "exact",
-    mode: Annotated[
-        str, typer.Option(help="published claims what the paper of DP-SGD does.")
-    ] = "corrected",
-    json: Json = False,
-) -> None:
-    """Certified epsilon of a planned run, or the noise that it needs."""
-    if (epsilon is None) == (noise_multiplier is None):
-        raise InvalidInput(
-            "epsilon, noise_multiplier",
-            expected="exactly one of them",
-            got="neither" if epsilon is None else "both",
-            remedy="Pass --noise-multiplier to get an epsilon, or --epsilon to get the noise.",
-        )
-    mechanism = DPSGD(
-        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        max_grad_norm=1.0,
-        # Groups share the bound as layers do: what holds for every number of layers holds for them.
-        clipping="per_layer" if clipping == "group" else clipping,
-        arithmetic=arithmetic,
-        mode=mode,
-    )
-    run: dict[str, Any] = {
-        "sample_rate": sample_rate,
-        "steps": steps,
-        "delta": delta,
-        "sampling": sampling,
-        "dataset_size": dataset_size,
-    }
-    if epsilon is not None:
-        mechanism = accounting.calibrate(mechanism, target_epsilon=epsilon, **run)
-    certificate = accounting.certify(mechanism, **run).to_dict()
-    result: dict[str, Any] = {
-        "mechanism": mechanism.name,
-        "mode": mechanism.mode,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "epsilon_claimed": accounting.claimed_epsilon(mechanism, **run),
-        "epsilon_certified": certificate.pop("epsilon"),
-        **run,
-        **certificate,
-    }
-    if json:
-        _print_json(result)
-        return
-    rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
-    plain = [(name, value) for name, value in rows if name not in ("bounds", "notes", "event")]
-    bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
-    notes = [("note", note) for note in result["notes"]]
-    display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])
-
-
-@app.command()
 def check(
     model: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(MODELS)}, or path/to/file.py:callable, or "
+            help=f"One of {', '.join(ALL_MODELS)}, or path/to/file.py:callable, or "
             "package.module:callable; the callable takes no arguments and returns the model."
         ),
     ],
@@ -362,7 +319,9 @@ def check(
 
     Runs the code that makes the model. Exit code 1 if anything is refused.
     """
-    presets = {name: partial(build, name, row_shape=DIGITS, classes=10) for name in MODELS}
+    presets = {
+        name: partial(build, name, row_shape=example_rows(name), classes=10) for name in ALL_MODELS
+    }
     with redirect_stdout(sys.stderr):  # the user's code may print
         found = check_model.load_model(model, presets)
         findings = check_model.report(found)

@@ -40,6 +40,7 @@ WITHOUT_KERNEL = {
     "ghost.linear_sum",
     "ghost.tied_cross",
     "product.matmul",
+    "symbols.randomize",
     "spectral.bins_sum",
     "spectral.circulant_gradient",
     "spectral.circulant_norm",
@@ -49,6 +50,7 @@ WITHOUT_KERNEL = {
     "spectral.filtered",
     "spectral.whitened_norm",
     "update.advance",
+    "update.project",
 }
 
 

@@ -16,11 +16,9 @@
 namespace py = pybind11;
 using namespace dpkern;
 using bindings::pointer;
+using bindings::stream_of;
 
-namespace {
-
-// A stream travels as (32 key bytes, n0, n1, rounds).
-Stream stream_of(const py::tuple& packed) {
+Stream bindings::stream_of(const py::tuple& packed) {
   Stream stream{};
   const std::string key = packed[0].cast<std::string>();
   if (key.size() != sizeof(stream.key)) throw py::value_error("a key has 32 bytes");
@@ -30,6 +28,8 @@ Stream stream_of(const py::tuple& packed) {
   stream.rounds = packed[3].cast<int>();
   return stream;
 }
+
+namespace {
 
 py::dict build_config() {
   py::dict config;
@@ -168,6 +168,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("update_step", &update_step);
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
+  bindings::add_symbols(m);
   bindings::add_spectral(m);
 #if DPKERN_CUDA
   py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");

@@ -17,7 +17,7 @@ namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 16 * kTile;  // coordinates worth a thread
-constexpr int kBlocks = 48;                  // cipher blocks of a tile
+constexpr int kBlocks = kRowBlocks;          // cipher blocks of a tile
 
 template <int N>
 using Words = Vector<std::uint32_t, N>;
@@ -206,15 +206,15 @@ void draw_tile_of(const Stream& stream, std::uint64_t tile, std::int32_t* x) {
   tile_body<Law, 4, 4, CacheLookup<Law, 4>>(stream, tile, x);
 }
 
-void rows_of(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
+}  // namespace
+
+void keystream_rows(const Stream& stream, std::uint64_t first, std::uint32_t* rows) {
 #if DPK_X86
   if (isa() >= Isa::kAvx512) return rows_avx512(stream, first, rows);
   if (isa() == Isa::kAvx2) return rows_avx2(stream, first, rows);
 #endif
   block_rows<4, 4>(stream, first, rows);
 }
-
-}  // namespace
 
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t* x) {
   if (law == Distribution::kGaussian) {
@@ -227,7 +227,7 @@ void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::
 void RoundingTiles::bits(std::uint64_t tile, std::uint32_t* out) {
   if (tile / 3 != made_) {
     made_ = tile / 3;
-    rows_of(stream_, kBlocks * made_, rows_);
+    keystream_rows(stream_, kBlocks * made_, rows_);
   }
   const std::uint32_t* rows = rows_ + (tile % 3) * 16 * kLanes;
   versioned([&]() DPK_INLINE {

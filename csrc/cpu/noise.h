@@ -10,6 +10,14 @@ namespace dpkern::cpu {
 // x[j] = draw at position 512 tile + j.
 void draw_tile(const Stream& stream, Distribution law, std::uint64_t tile, std::int32_t x[kTile]);
 
+// Cipher blocks that are made at a time: three groups of 16 lanes.
+constexpr int kRowBlocks = 48;
+
+// The blocks first .. first + 47 word by word: rows[kLanes (16 group + word) + lane] is a word of
+// block first + 16 group + lane.
+void keystream_rows(const Stream& stream, std::uint64_t first,
+                    std::uint32_t rows[kRowBlocks * kLanes]);
+
 // 16 rounding bits for each coordinate of a tile, see core/lattice.h `rounding_bits`. A tile takes
 // 16 blocks; they are made for three neighbouring tiles at a time, which hides the cipher's
 // latency.

@@ -1,27 +1,39 @@
 """Mechanisms: frozen configurations that make a plan and compute their own privacy event."""
 
+from .adaclip import AdaClip
 from .base import Mechanism
+from .directional import Directional
 from .dpsgd import DPSGD
 from .gredp import GReDP
+from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
 from .plan import Block, Importance, Plan
+from .projected_sgd import ProjectedSGD
+from .pruning import Pruned
+from .randomized_response import RandomizedResponse
 from .release import Crop, Diagonal, Open, Release
 from .site import Site
 from .spectral_dp import SpectralDP
 
 __all__ = [
     "DPSGD",
+    "AdaClip",
     "Block",
     "Crop",
     "Diagonal",
+    "Directional",
     "GReDP",
     "Importance",
+    "LaplaceSGD",
     "Mechanism",
     "Memory",
     "Note",
     "Open",
     "Plan",
+    "ProjectedSGD",
+    "Pruned",
+    "RandomizedResponse",
     "Release",
     "Site",
     "SpectralDP",

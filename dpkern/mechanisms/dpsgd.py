@@ -11,30 +11,38 @@ With mu = (L2 norm of one contribution) / sd, one release is the Gaussian mechan
 multiplier 1 / mu: mu = C / sd for the first two, mu^2 = sum (C_l / sd)^2 for the others, where a
 sample moves every layer or group at once.
 
+``noise_point="per_sample"`` is a printed variant, one draw for every sample of the batch B_t:
+
+    y = sum_i ( clip(g_i) + N(0, sigma^2 C^2 I) ),    noise sigma C sqrt(|B_t|) on the sum
+
+Its variance tells how many samples there were, so it certifies nothing unless that number is fixed.
+
 Source: Abadi et al., Deep Learning with Differential Privacy, 2016; for ``automatic`` Bu et al.,
-Automatic Clipping, 2023.
+Automatic Clipping, 2023; for ``per_sample`` the adaptive Laplace mechanism's baseline, equations
+(2)-(3), and GReDP, algorithm 2, line 9.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from .._validate import choice, integer
 from ..accounting import events
 from ..accounting.events import EventSpec
-from ..accounting.history import MAX_DIMENSION, NOTHING, REAL_SUMS, RELEASED_BITS
+from ..accounting.history import MAX_DIMENSION
 from ..errors import InvalidInput
-from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
+from ._statement import ARITHMETIC, MODES, statement
+from .base import LATER, Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import exact_multiplier, float_multiplier, gaussian_spec, lattice_bound
 from .memory import Memory
+from .notes import Note, notes
 from .plan import Block, Plan, laid_out
 
 CLIPPING = ("flat", "per_layer", "group", "automatic")
-ARITHMETIC = ("exact", "float")
-MODES = ("corrected", "published")
+NOISE_POINTS = ("per_batch", "per_sample")
 
 _ROUNDED = 1 - 2.0**-40
 """Covers the rounding of C / sqrt(L) and of the sum of squares for fewer than 2^10 roundings."""
@@ -51,11 +59,15 @@ class DPSGD(Mechanism):
             shared as C / sqrt(L) by L parameters, or one bound per parameter; ``group`` likewise
             with its groups.
         clipping: ``flat``, ``per_layer``, ``group`` or ``automatic``.
-        groups: for ``group`` only: the clip group of each parameter, numbered from 0 without gaps.
         arithmetic: ``exact`` sums integers on the noise lattice and is certified for the released
             bits; ``float`` sums floating-point numbers and is certified for real-number sums only.
-        mode: ``published`` is the printed algorithm (flat clip, noise once per batch), whose
-            claim is the Gaussian mechanism of multiplier sigma; ``corrected`` allows everything.
+        mode: ``published`` is the printed algorithm (flat clip), whose claim is the Gaussian
+            mechanism of multiplier sigma; ``corrected`` allows every clipping.
+        groups: for ``group`` only: the clip group of each parameter, numbered from 0 without gaps.
+        noise_point: ``per_batch``, or ``per_sample`` with ``mode="published"``.
+        batch_size: for ``per_sample`` only: how many samples every step has, with sampling
+            ``fixed`` or ``shuffled``; one release is then the Gaussian mechanism of multiplier
+            ``sigma sqrt(batch_size)``. None: any number, and nothing is certified.
 
     Raises:
         InvalidInput: a field out of its range.
@@ -70,6 +82,8 @@ class DPSGD(Mechanism):
     arithmetic: str = "exact"
     mode: str = "corrected"
     groups: tuple[int, ...] | None = None
+    noise_point: str = field(default="per_batch", metadata=LATER)
+    batch_size: int | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         choice(CLIPPING, clipping=self.clipping)
@@ -86,6 +100,31 @@ class DPSGD(Mechanism):
         sigma = checked_noise_multiplier(self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
         object.__setattr__(self, "max_grad_norm", self._checked_bounds())
+        self._check_noise_point()
+
+    def _check_noise_point(self) -> None:
+        each = choice(NOISE_POINTS, noise_point=self.noise_point) == "per_sample"
+        if each and self.mode != "published":
+            raise InvalidInput(
+                "noise_point",
+                expected="'per_batch' with mode='corrected'",
+                got=self.noise_point,
+                remedy="Noise for each sample is a printed variant; use mode='published'.",
+            )
+        if self.batch_size is None:
+            return
+        if not each:
+            raise InvalidInput(
+                "batch_size",
+                expected="None with noise_point='per_batch'",
+                got=self.batch_size,
+                remedy="Only noise for each sample depends on the number of samples.",
+            )
+        checked_noise_multiplier(self._multiplier(integer(1, batch_size=self.batch_size)))
+
+    def _multiplier(self, samples: int) -> float:
+        """Noise on the sum of so many samples / bound of one contribution."""
+        return self.noise_multiplier * math.sqrt(samples)
 
     def _checked_bounds(self) -> float | tuple[float, ...]:
         given = self.max_grad_norm
@@ -144,18 +183,26 @@ class DPSGD(Mechanism):
         return numbers
 
     @property
-    def private(self) -> bool:
+    def noised(self) -> bool:
         """Whether every contribution is bounded and noised."""
         given = self.max_grad_norm
         bounds = given if isinstance(given, tuple) else (given,)
         return self.noise_multiplier > 0 and math.inf not in bounds
 
     @property
+    def private(self) -> bool:
+        """Whether the noise protects: its variance must not tell how many samples there were."""
+        return self.noised and (self.noise_point == "per_batch" or self.batch_size is not None)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """G4 where noise is drawn for each sample."""
+        return notes("G4") if self.noise_point == "per_sample" else ()
+
+    @property
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
-        if not self.private:
-            return NOTHING
-        return RELEASED_BITS if self.arithmetic == "exact" else REAL_SUMS
+        return statement(self.private, self.arithmetic)
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
         """The Gaussian event of one release, valid for every model of at most ``dimension``.
@@ -177,9 +224,7 @@ class DPSGD(Mechanism):
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
         """The Gaussian mechanism of multiplier sigma, as printed."""
         del dimension
-        if not self.private:
-            return events.non_private()
-        return events.gaussian(self.noise_multiplier)
+        return events.gaussian(self.noise_multiplier) if self.noised else events.non_private()
 
     def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         """The plan for parameters of these shapes, in this order.
@@ -218,10 +263,13 @@ class DPSGD(Mechanism):
             clipping=self.clipping,
             # Without noise there is no lattice to sum on.
             arithmetic=self.arithmetic if self.private else "float",
-            distribution="gaussian" if self.private else None,
+            distribution="gaussian" if self.noised else None,
             neighbouring=self.neighbouring,
             certified_for=self.certified_for,
-            spec=gaussian_spec(placed, self.arithmetic),
+            spec=gaussian_spec(placed, self.arithmetic) if self.private else events.non_private(),
+            noise_point=self.noise_point,
+            samples=self.batch_size,
+            notes=self.notes,
         )
 
     def _groups(self, layers: int) -> list[tuple[float, float]]:
@@ -234,10 +282,12 @@ class DPSGD(Mechanism):
             bounds = [given / math.sqrt(count)] * count
         else:
             bounds = [given]
-        if not self.private:
+        if not self.noised:
             return [(bound, 0.0) for bound in bounds]
         norm = bounds[0] if len(bounds) == 1 else math.hypot(*bounds)
-        return [(bound, self.noise_multiplier * norm) for bound in bounds]
+        # An unknown number of samples: what each of them is noised with.
+        sigma = self._multiplier(self.batch_size or 1)
+        return [(bound, sigma * norm) for bound in bounds]
 
     def _event(self, groups: Sequence[tuple[float, float]], dimension: int) -> EventSpec:
         """The event of clip groups that one sample moves together."""

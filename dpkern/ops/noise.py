@@ -58,7 +58,7 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
         InvalidInput: no stream.
         PrivacyError: the same key and nonce as the noise.
     """
-    _stream(**{name: rounding})
+    check_stream(**{name: rounding})
     assert isinstance(rounding, Stream)
     if rounding.packed()[:3] == stream.packed()[:3]:
         raise PrivacyError(
@@ -86,7 +86,12 @@ def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) 
         )
 
 
-def _stream(**value: object) -> None:
+def check_stream(**value: object) -> None:
+    """A keystream.
+
+    Raises:
+        InvalidInput: anything else.
+    """
     ((name, got),) = value.items()
     if not isinstance(got, Stream):
         raise InvalidInput(
@@ -134,7 +139,7 @@ def _validate_keystream(
     device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> str:
-    _stream(stream=stream)
+    check_stream(stream=stream)
     check.integer(0, 2**62, first_block=first_block)
     check.integer(0, 2**40, blocks=blocks)
     return check_place(device)
@@ -178,7 +183,7 @@ def _validate_draws(
     device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> str:
-    _stream(stream=stream)
+    check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     check.choice(LAWS, distribution=distribution)
@@ -227,7 +232,7 @@ def _validate_rounding_bits(
     device: torch.device | str = "cpu",
     backend: str | None = None,
 ) -> str:
-    _stream(stream=stream)
+    check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     return check_place(device)
@@ -279,7 +284,7 @@ def _validate_add_noise(
     check_recording(x.device)
     # The common case is decided here: this op is called once per tensor and step.
     if type(stream) is not Stream:
-        _stream(stream=stream)
+        check_stream(stream=stream)
     if type(position) is not int or not 0 <= position <= _LAST_POSITION:
         check.integer(0, _LAST_POSITION, position=position)
     if type(distribution) is not str or distribution not in LAWS:

@@ -11,9 +11,10 @@ from .. import _validate as check
 from .._dispatch import Cost, op
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
-from . import _lattice
+from . import _lattice, _project
 from ._clock import SIZE, check_clock, clock
 from ._count import Count, count
+from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Draws, Noise, at_clock, check_noise
 from .noise import FLOATS, INTEGERS, noise_words, rounding_words
@@ -213,16 +214,57 @@ def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> t
     return clock
 
 
+@op(validate=_project.validate, cost=_project.cost)
+def project(
+    params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
+) -> None:
+    """Move the parameters, read as one vector x, to the nearest point of a convex set, in place.
+
+        Ball       x min(1, radius / ||x||_2)
+        Box        min(max(x_i, low), high)
+        Simplex    max(x_i - t, 0) with the t for which they add to ``total``
+
+    A function of parameters that were released already: it costs no privacy.
+
+    Args:
+        params: float32 or float64 tensors on one device.
+        onto: the set.
+        backend: who runs it.
+
+    Guarantee: norm and threshold are computed in float64; the result is in the set up to the
+    rounding of the parameters' dtype.
+
+    =========== ==================================================
+    edge case   result
+    =========== ==================================================
+    empty       unchanged
+    inside      unchanged, bit for bit (Ball and Box)
+    NaN         stays NaN and, but for Box, spreads to all entries
+    =========== ==================================================
+
+    Raises:
+        InvalidInput: wrong types, dtypes or devices.
+
+    Source: Duchi et al., Efficient Projections onto the l1-Ball, 2008, for the simplex.
+    """
+    _project.move(params, onto)
+
+
 __all__ = [
     "SGD",
     "Adam",
     "AdamW",
+    "Ball",
+    "Box",
     "Draws",
     "Noise",
+    "Projection",
     "Rule",
+    "Simplex",
     "State",
     "advance",
     "at_clock",
     "clock",
+    "project",
     "step",
 ]

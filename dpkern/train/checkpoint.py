@@ -16,7 +16,7 @@ from ..errors import InvalidInput
 from .files import write_atomically
 
 FORMAT = "dpkern training checkpoint"
-VERSION = 1
+VERSION = 2
 _KEYS = frozenset(
     {
         "format",
@@ -24,6 +24,7 @@ _KEYS = frozenset(
         "options",
         "noise_multiplier",
         "public",
+        "responses",
         "model",
         "step",
         "batches",

@@ -1,4 +1,4 @@
-"""Training data: scikit-learn's digits, or the user's own .npz and .csv files.
+"""Training data: scikit-learn's digits, the sources' image sets, or the user's own files.
 
 Everything that is decided here is decided by public constants: the feature scale, the split (a
 seeded permutation of row indices) and the number of rows are not private, and nothing is
@@ -9,6 +9,7 @@ held-out rows are used for the accuracy that is printed.
 from __future__ import annotations
 
 import csv
+import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -22,6 +23,9 @@ import torch
 
 from .._validate import require
 from ..errors import InvalidInput
+from . import formats
+from .formats import Images
+from .substitutes import SUBSTITUTES
 
 DIGITS = "digits"
 DIGITS_SCALE = 16.0  # pixels of scikit-learn's digits are integers 0..16, by construction
@@ -45,6 +49,7 @@ class Dataset:
     y_test: torch.Tensor
     classes: int
     source: str
+    warnings: tuple[str, ...] = ()
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -75,9 +80,11 @@ def load(
     """Read, check and split.
 
     Args:
-        source: ``"digits"``, a ``.npz`` or ``.csv`` file, or a folder with one of them, or with
-            ``train.*`` and optionally ``test.*``.
-        feature_scale: public constant that features are divided by (digits: 16, else 1).
+        source: ``"digits"``, one of ``SUBSTITUTES``, a ``.npz`` or ``.csv`` file, or a folder with
+            one of them, with ``train.*`` and optionally ``test.*``, or with the files of MNIST,
+            CIFAR-10 or SVHN (see ``formats``).
+        feature_scale: public constant that features are divided by (digits: 16, images: 255,
+            else 1).
         classes: public number of classes; ``None`` takes the largest label + 1, which then
             counts as public.
         test_fraction: share of rows held out where the source has no test rows of its own.
@@ -87,13 +94,18 @@ def load(
         InvalidInput: whatever is wrong with the file, its arrays or the split.
         MissingDependency: digits without scikit-learn.
     """
+    images = _known_images(source)
     if source == DIGITS:
         bunch = require("sklearn.datasets", extra="demo").load_digits()
         raw: tuple[Array, ...] = (bunch.images, bunch.target)
-        scale = DIGITS_SCALE if feature_scale is None else feature_scale
+        usual = DIGITS_SCALE
+    elif images is not None:
+        raw = (images.x_train, images.y_train, images.x_test, images.y_test)
+        usual = formats.PIXEL_SCALE
     else:
         raw = _read(Path(source))
-        scale = 1.0 if feature_scale is None else feature_scale
+        usual = 1.0
+    scale = usual if feature_scale is None else feature_scale
     parts = [
         _check_rows(x, y, scale, names)
         for x, y, names in zip(
@@ -116,17 +128,29 @@ def load(
         x_test=x_test,
         y_test=y_test,
         classes=_count_classes(y_train, y_test, classes),
-        source=source if source == DIGITS else str(Path(source)),
+        source=source if source == DIGITS or source in SUBSTITUTES else str(Path(source)),
+        warnings=() if images is None else images.warnings,
     )
+
+
+def _known_images(source: str) -> Images | None:
+    """The image set of this name or in this folder, if there is one."""
+    if source in SUBSTITUTES:
+        return SUBSTITUTES[source]()
+    if source == DIGITS or not os.path.isdir(source):
+        return None
+    read = formats.recognise(Path(source))
+    return None if read is None else read()
 
 
 def _read(path: Path) -> tuple[Array, ...]:
     """``(x, y)`` or ``(x, y, x_test, y_test)`` as they stand in the file or folder."""
     try:
         if not path.exists():
+            named = ", ".join((DIGITS, *SUBSTITUTES))
             raise InvalidInput(
                 "data",
-                expected=f"{DIGITS!r} or an existing .npz or .csv file or folder",
+                expected=f"one of {named}, or an existing .npz or .csv file or folder",
                 got=str(path),
                 remedy="Check the path.",
             )
@@ -161,7 +185,8 @@ def _read_folder(folder: Path) -> tuple[Array, ...]:
         return _read_file(files[0])
     raise InvalidInput(
         "data",
-        expected="a folder with one .npz or .csv file, or with one train.* and at most one test.*",
+        expected="a folder with one .npz or .csv file, with one train.* and at most one test.*, "
+        "or with the files of MNIST, CIFAR-10 or SVHN",
         got=f"{folder} with {', '.join(p.name for p in files) or 'no such file'}",
         remedy="Name the file itself, or tidy the folder.",
     )

@@ -97,13 +97,13 @@ def print_findings(
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """The end of a run; the certified epsilon and the held-out accuracy first."""
+    """The end of a run; claimed and certified epsilon side by side, then the accuracy."""
     public, environment = summary["public"], summary["environment"]
     rows: list[tuple[str, Any]] = [
+        ("epsilon", _epsilons(summary)),
+        ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
         ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
-        ("epsilon certified", summary["epsilon_certified"]),
-        ("epsilon claimed", summary["epsilon_claimed"]),
     ]
     if "epsilon_if_seed_secret" in summary:
         rows.append(("epsilon if seed secret", summary["epsilon_if_seed_secret"]))
@@ -132,13 +132,26 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     ]
     if summary["figure"]:
         rows.append(("figure", summary["figure"]))
+    rows += [("note", f"{note['id']}: {note['text']}") for note in summary["notes"]]
+    rows += [("data", warning) for warning in summary["data_warnings"]]
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
         if losses:
             rows.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
         nonfinite = summary["diagnostics"]["nonfinite_samples"]
         rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
+    rows = [(name, value) for name, value in rows if value is not None]
     print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
+
+
+def _epsilons(summary: Mapping[str, Any]) -> str:
+    """Whose number is which; an infinite one in words."""
+    claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
+    proved = "non-private" if certified == "inf" else number(certified)
+    target = summary.get("calibrated_to")
+    return f"claimed {number(claimed)} | certified {proved}" + (
+        f" (noise calibrated to the {target} one)" if target else ""
+    )
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -23,9 +23,22 @@ from .models import evaluate
 from .report import Epoch
 
 EPSILON_POINTS = 15
-"""Epsilon is computed after at most this many epochs of a run."""
+"""Epsilon is computed after at most this many epochs of a run; with 0 points, never."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of logits and labels, summed over the samples."""
+
+
+def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of every model here."""
+    return nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+OnStep = Callable[[DPStep], None]
+"""What a mechanism does before a step is finished, or to the parameters after it."""
 
 
 @dataclass
@@ -54,6 +67,10 @@ class Training:
         steps_per_epoch: int,
         delta: float,
         max_physical_batch_size: int,
+        epsilon_points: int = EPSILON_POINTS,
+        loss: Loss = summed_cross_entropy,
+        before: OnStep | None = None,
+        after: OnStep | None = None,
     ) -> None:
         self.data = data
         self.model = model
@@ -62,6 +79,9 @@ class Training:
         self.steps_per_epoch = steps_per_epoch
         self.delta = delta
         self.max_physical_batch_size = max_physical_batch_size
+        self.epsilon_points = epsilon_points
+        self.loss = loss
+        self._before, self._after = before, after
         self.history: list[Epoch] = []
         self.diagnostics = Diagnostics()
         self.seconds = 0.0
@@ -130,12 +150,16 @@ class Training:
         for rows in torch.split(batch, self.max_physical_batch_size) if len(batch) else ():
             self._capture.hand_out(len(rows))
             logits = self.model(self.data.x_train[rows])
-            loss = nn.functional.cross_entropy(logits, self.data.y_train[rows], reduction="sum")
+            loss = self.loss(logits, self.data.y_train[rows])
             torch.autograd.backward(loss)
             close_into(self.step, self._capture)
             self._loss_of_epoch += float(loss.detach())
             self._samples_of_epoch += len(rows)
+        if self._before is not None:
+            self._before(self.step)
         self.step.finish()
+        if self._after is not None:
+            self._after(self.step)
 
     def _record(self) -> Epoch:
         mean = self._loss_of_epoch / max(self._samples_of_epoch, 1)
@@ -145,7 +169,8 @@ class Training:
         epoch = self.step.steps // self.steps_per_epoch
         epochs = self.batches.steps // self.steps_per_epoch
         # The accountant may take longer than a small epoch.
-        account = epoch == epochs or epoch % -(-epochs // EPSILON_POINTS) == 0
+        points = self.epsilon_points
+        account = points > 0 and (epoch == epochs or epoch % -(-epochs // points) == 0)
         seeded = self.step.key.seeded
         return Epoch(
             epoch=epoch,

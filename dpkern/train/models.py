@@ -1,4 +1,4 @@
-"""The demonstration models by name, and their evaluation."""
+"""The demonstration models and those of the sources by name, and their evaluation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,26 @@ import torch
 from torch import Tensor, nn
 
 from .._validate import choice
-from . import networks
+from ..errors import InvalidInput
+from . import networks, sources
+from .sources import SOURCES
 
 MODELS = ("linear", "mlp", "lenet5", "resnet", "transformer")
+ALL_MODELS = (*MODELS, *SOURCES)
 MLP_WIDTH = 64
+DIGITS_ROWS = (64,)
 
 
-def build(name: str, *, row_shape: tuple[int, ...], classes: int, init_seed: int = 0) -> nn.Module:
+def build(
+    name: str,
+    *,
+    row_shape: tuple[int, ...],
+    classes: int,
+    init_seed: int = 0,
+    linear: str = "dense",
+    norm: str = "group",
+    width: float = 1.0,
+) -> nn.Module:
     """A freshly initialised model that maps ``[B, *row_shape]`` to logits ``[B, classes]``.
 
     The initial parameters come from a public seed and leave the caller's generator as it was.
@@ -23,14 +36,27 @@ def build(name: str, *, row_shape: tuple[int, ...], classes: int, init_seed: int
     - ``linear``: multinomial logistic regression.
     - ``mlp``: one hidden layer of 64 tanh units.
     - ``lenet5``, ``resnet``, ``transformer``: see ``networks``.
+    - ``gredp-...``, ``directional-...``: see ``sources``; only these know ``linear``, ``norm`` and
+      ``width``.
 
     Raises:
         InvalidInput: an unknown name, or a network for rows that it cannot take.
     """
-    choice(MODELS, model=name)
+    choice(ALL_MODELS, model=name)
+    if name in MODELS and (linear, norm, width) != ("dense", "group", 1.0):
+        raise InvalidInput(
+            "linear, norm, width",
+            expected=f"dense, group and 1 with the model {name}",
+            got=f"{linear}, {norm}, {width}",
+            remedy=f"Choose one of {', '.join(SOURCES)}, or leave them out.",
+        )
     features = math.prod(row_shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(init_seed)
+        if name in SOURCES:
+            return sources.build(
+                name, row_shape=row_shape, classes=classes, linear=linear, norm=norm, width=width
+            )
         if name == "lenet5":
             return networks.lenet5(row_shape, classes)
         if name == "resnet":
@@ -45,6 +71,11 @@ def build(name: str, *, row_shape: tuple[int, ...], classes: int, init_seed: int
                 nn.Linear(MLP_WIDTH, classes),
             )
         return nn.Sequential(nn.Flatten(), nn.Linear(features, classes))
+
+
+def example_rows(name: str) -> tuple[int, ...]:
+    """Rows that the model takes: those of its source, else the digits'."""
+    return SOURCES[name].rows if name in SOURCES else DIGITS_ROWS
 
 
 @torch.no_grad()

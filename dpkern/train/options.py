@@ -16,7 +16,9 @@ from .. import _validate
 from ..errors import DPKernError, InvalidInput, PrivacyError
 from ..ops.update import SGD, Adam, AdamW
 from .data import DIGITS
-from .models import MODELS
+from .mechanism import MODES, NAMES, parsed
+from .models import ALL_MODELS
+from .sources import LINEAR, NORMS
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")
@@ -40,7 +42,8 @@ class PrivacyOptions:
 
     ``batch_size`` is the expected one (default: 400, or all training rows where they are fewer);
     an epoch is ``rows // batch_size`` steps. Exactly one of ``epsilon`` (the noise is
-    calibrated to it) and ``noise_multiplier`` is given.
+    calibrated to it) and ``noise_multiplier`` is given. ``settings`` are fields of the mechanism
+    as ``KEY=VALUE``; ``clipping`` and ``arithmetic`` None are the mechanism's own defaults.
     """
 
     data: str = DIGITS
@@ -51,9 +54,12 @@ class PrivacyOptions:
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
+    mechanism: str = "dpsgd"
+    mode: str = "corrected"
+    settings: tuple[str, ...] = ()
     max_grad_norm: float = 1.0
-    clipping: str = "flat"
-    arithmetic: str = "exact"
+    clipping: str | None = None
+    arithmetic: str | None = None
     sampling: str = "poisson"
     batch_size: int | None = None
     epochs: int = 30
@@ -84,8 +90,12 @@ class PrivacyOptions:
         _validate.integer(0, 2**63 - 1, split_seed=self.split_seed)
         _validate.open_unit(delta=self.delta)
         _validate.positive(max_grad_norm=self.max_grad_norm)
-        _validate.choice(CLIPPINGS, clipping=self.clipping)
-        _validate.choice(ARITHMETICS, arithmetic=self.arithmetic)
+        _validate.choice((None, *CLIPPINGS), clipping=self.clipping)
+        _validate.choice((None, *ARITHMETICS), arithmetic=self.arithmetic)
+        _validate.choice(NAMES, mechanism=self.mechanism)
+        _validate.choice(MODES, mode=self.mode)
+        object.__setattr__(self, "settings", tuple(self.settings))
+        parsed(self.mechanism, self.settings)
         _validate.choice(SAMPLINGS, sampling=self.sampling)
         _validate.integer(1, epochs=self.epochs)
         _validate.choice(ROUNDS, rounds=self.rounds)
@@ -96,12 +106,16 @@ class ModelOptions:
     """Model and optimizer. The defaults of all three types were tuned on the public digits."""
 
     model: str = "mlp"
+    linear: str = "dense"
+    norm: str = "group"
     init_seed: int = 0
     optimizer: str = "momentum"
     lr: float = 0.3
 
     def __post_init__(self) -> None:
-        _validate.choice(MODELS, model=self.model)
+        _validate.choice(ALL_MODELS, model=self.model)
+        _validate.choice(LINEAR, linear=self.linear)
+        _validate.choice(NORMS, norm=self.norm)
         _validate.integer(0, 2**63 - 1, init_seed=self.init_seed)
         _validate.choice(tuple(OPTIMIZERS), optimizer=self.optimizer)
         _validate.positive(lr=self.lr)

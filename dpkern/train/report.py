@@ -45,7 +45,7 @@ def plain(value: Any) -> Any:
     """In JSON terms: tuples as lists, non-finite numbers as the strings inf, -inf, nan."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, range)):
         return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
@@ -97,7 +97,8 @@ def write_figure(path: Path, history: Sequence[Epoch], *, title: str, epsilon_la
         if drawn:
             axes.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
         else:
-            axes.text(0.5, 0.5, "infinite", ha="center", transform=axes.transAxes)
+            text = "infinite" if any(value is not None for value in values) else "spent at once"
+            axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
     figure.suptitle(title)
     canvas = agg.FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file))

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import __version__, _dispatch, accounting
+from .. import __version__, accounting
 from .._validate import require
 from ..backends import cpu
-from ..engine import groups
 from ..engine.sampling import make_batches
-from ..errors import BackendError, InvalidInput, PrivacyError
-from ..mechanisms import DPSGD
+from ..errors import InvalidInput, PrivacyError
+from ..mechanisms import ProjectedSGD, RandomizedResponse
+from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
-from . import checkpoint, data, files, models, report
-from .loop import Training
+from . import checkpoint, data, files, models, projected, report, responses
+from .loop import EPSILON_POINTS, Training, summed_cross_entropy
+from .machine import backend_in_use, torch_threads
+from .mechanism import Run, make
 from .options import Options, RunOptions, only
 from .report import Epoch
 
@@ -29,7 +30,8 @@ DEFAULT_BATCH_SIZE = 400
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
 
-TRAINING_OPS = ("clip.clip_sum", "update.step")
+CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
+"""What ``epsilon`` asks for: published experiments calibrate the source's claim."""
 
 
 class Session:
@@ -72,49 +74,53 @@ class Session:
             row_shape=self.data.row_shape,
             classes=self.data.classes,
             init_seed=self.options.model.init_seed,
+            linear=self.options.model.linear,
+            norm=self.options.model.norm,
         )
         rows = len(self.data.x_train)
         batch_size = _batch_size(privacy.batch_size, rows)
         steps_per_epoch = rows // batch_size
+        key = (
+            Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
+            if privacy.unsafe_seed is not None
+            else Key.fresh(privacy.rounds)
+        )
         batches = make_batches(
             privacy.sampling,
             dataset_size=rows,
             batch_size=batch_size,
             steps=privacy.epochs * steps_per_epoch,
-            key=(
-                Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
-                if privacy.unsafe_seed is not None
-                else Key.fresh(privacy.rounds)
-            ),
+            key=key,
         )
         sampling: dict[str, Any] = {
             "sampling": privacy.sampling,
             "sample_rate": batches.sample_rate,
             "dataset_size": rows,
         }
-        parameters = [p.detach() for p in model.parameters()]
-        mechanism = DPSGD(
-            noise_multiplier=1.0 if privacy.noise_multiplier is None else privacy.noise_multiplier,
-            max_grad_norm=privacy.max_grad_norm,
-            clipping=privacy.clipping,
-            arithmetic=privacy.arithmetic,
-            groups=groups.by_owner(model) if privacy.clipping == "group" else None,
+        run_facts = Run(
+            model=model,
+            row_shape=self.data.row_shape,
+            classes=self.data.classes,
+            steps=batches.steps,
+            sample_rate=batches.sample_rate,
+            rows=rows,
+            batch_size=batch_size,
+            delta=privacy.delta,
+            lr=self.options.model.lr,
         )
-        if saved is not None:
-            mechanism = mechanism.with_noise_multiplier(saved["noise_multiplier"])
-        elif privacy.epsilon is not None:
-            mechanism = accounting.calibrate(
-                mechanism,
-                target_epsilon=privacy.epsilon,
-                steps=batches.steps,
-                delta=privacy.delta,
-                dimension=sum(p.numel() for p in parameters),
-                **sampling,
-            )
+        dimension = sum(p.numel() for p in model.parameters())
+        mechanism = self._mechanism(run_facts, saved, dimension, sampling)
         self.mechanism = mechanism
+        local = isinstance(mechanism, RandomizedResponse)
+        if isinstance(mechanism, RandomizedResponse):
+            self.data = (
+                responses.released(mechanism, self.data, key)
+                if saved is None
+                else replace(self.data, y_train=saved["responses"])
+            )
         step = DPStep(
-            mechanism,
-            parameters,
+            responses.WITHOUT_NOISE if local else mechanism,
+            [p.detach() for p in model.parameters()],
             expected_batch_size=batches.expected_batch_size,
             optimizer=self.options.model.rule(),
             unsafe_seed=privacy.unsafe_seed,
@@ -122,6 +128,13 @@ class Session:
             backend=run.backend,
             **sampling,
         )
+        before, after = None, None
+        if isinstance(mechanism, ProjectedSGD):
+            projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
+            before, after = projected.hooks(mechanism)
+            after(step)  # the start lies in the set too
+        if privacy.epsilon is not None and not local:
+            step.calibrated_to = CALIBRATED_TO[privacy.mode]
         return Training(
             data=self.data,
             model=model,
@@ -130,6 +143,49 @@ class Session:
             steps_per_epoch=steps_per_epoch,
             delta=privacy.delta,
             max_physical_batch_size=run.max_physical_batch_size,
+            epsilon_points=0 if local else EPSILON_POINTS,
+            loss=(
+                responses.unbiased_loss(mechanism)
+                if isinstance(mechanism, RandomizedResponse)
+                else summed_cross_entropy
+            ),
+            before=before,
+            after=after,
+        )
+
+    def _mechanism(
+        self,
+        facts: Run,
+        saved: Mapping[str, Any] | None,
+        dimension: int,
+        sampling: Mapping[str, Any],
+    ) -> Mechanism:
+        """The mechanism with its noise: as saved, as given, or calibrated."""
+        privacy = self.options.privacy
+        mechanism, open_noise = make(
+            privacy.mechanism,
+            facts,
+            mode=privacy.mode,
+            settings=privacy.settings,
+            epsilon=privacy.epsilon,
+            noise_multiplier=privacy.noise_multiplier,
+            max_grad_norm=privacy.max_grad_norm,
+            clipping=privacy.clipping,
+            arithmetic=privacy.arithmetic,
+        )
+        if not open_noise:
+            return mechanism
+        if saved is not None:
+            return mechanism.with_noise_multiplier(saved["noise_multiplier"])
+        assert privacy.epsilon is not None
+        return accounting.calibrate(
+            mechanism,
+            to=CALIBRATED_TO[privacy.mode],
+            target_epsilon=privacy.epsilon,
+            steps=facts.steps,
+            delta=privacy.delta,
+            dimension=dimension,
+            **sampling,
         )
 
     def _resume(self, saved: Mapping[str, Any]) -> None:
@@ -159,6 +215,16 @@ class Session:
         return 1 if self.training.step.plan.dimension < SMALL_MODEL else torch.get_num_threads()
 
     @property
+    def local(self) -> bool:
+        """Whether the labels were released once and the steps spend nothing."""
+        return isinstance(self.mechanism, RandomizedResponse)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """Of every step; None where the steps add no noise."""
+        return None if self.local else self.mechanism.noise_multiplier
+
+    @property
     def seeded(self) -> bool:
         return self.options.privacy.unsafe_seed is not None
 
@@ -177,7 +243,7 @@ class Session:
         Raises:
             KeyboardInterrupt: see ``Training.run``; nothing has been written yet.
         """
-        with _torch_threads(self.threads):
+        with torch_threads(self.threads):
             self.training.run(on_step=on_step, on_epoch=on_epoch)
         summary = self.summary()
         self.save()
@@ -191,8 +257,9 @@ class Session:
         """Write the checkpoint and return its path."""
         content = {
             "options": self.options.saved(),
-            "noise_multiplier": self.mechanism.noise_multiplier,
+            "noise_multiplier": self.noise_multiplier,
             "public": self.data.public_facts(),
+            "responses": self.data.y_train if self.local else None,
             **self.training.state_dict(),
         }
         checkpoint.write(self.checkpoint_path, content)
@@ -202,17 +269,20 @@ class Session:
         """The run so far in JSON terms; training losses and counts only as diagnostics."""
         training, privacy = self.training, self.options.privacy
         facts = training.step.report(privacy.delta)
+        if isinstance(self.mechanism, RandomizedResponse):
+            facts |= responses.report(self.mechanism, seeded=self.seeded)
         certificate = facts.pop("certificate")
         loss, accuracy = models.evaluate(training.model, self.data.x_test, self.data.y_test)
         summary: dict[str, Any] = {
             "statement": _statement(facts, certificate, privacy.delta),
             **facts,
-            "delta": privacy.delta,
+            "delta": certificate["delta"],
             "relation": certificate["relation"],
             "accountant": certificate["accountant"],
             "certified_for": certificate["certified_for"],
-            "noise_multiplier": self.mechanism.noise_multiplier,
-            "max_grad_norm": privacy.max_grad_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "max_grad_norm": None if self.local else privacy.max_grad_norm,
+            "data_warnings": list(self.data.warnings),
             "test_accuracy": accuracy,
             "test_loss": loss,
             "test_note": "held-out rows are not protected by epsilon",
@@ -254,6 +324,11 @@ class Session:
 
 def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: float) -> str:
     """The privacy of the run in one sentence."""
+    if certificate["epsilon"] != "inf" and certificate["delta"] == 0:
+        return (
+            f"{certificate['epsilon']:.4g}-differentially private: {certificate['relation']}, "
+            f"for {certificate['certified_for']}"
+        )
     if certificate["epsilon"] != "inf":
         return (
             f"({certificate['epsilon']:.4g}, {delta:g})-differentially private: "
@@ -261,46 +336,7 @@ def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: 
         )
     if facts.get("epsilon_if_seed_secret", "inf") != "inf":
         return "not private against anyone who knows the seed of the noise"
-    return "not private: nothing can be certified"
-
-
-def backend_in_use(wanted: str | None) -> str:
-    """The backend that training steps run on.
-
-    Raises:
-        InvalidInput: an unknown name.
-        BackendError: the one asked for cannot run here.
-    """
-    wanted = wanted or _dispatch.environment_choice()
-    if wanted is None:
-        order = _dispatch.PREFERENCE["cpu"]
-        return next(name for name in order if not _missing(name))
-    with _dispatch.use(wanted):  # refuses unknown names
-        reasons = _missing(wanted)
-    if reasons:
-        raise BackendError(
-            "backend",
-            expected="a backend that can run on this machine",
-            got=f"{wanted}: {reasons[0]}",
-            remedy="See `dpkern info`, or leave --backend out.",
-        )
-    return wanted
-
-
-def _missing(backend: str) -> list[str]:
-    """Why this backend cannot run training steps; empty if it can."""
-    rows = [row for row in _dispatch.table() if row["backend"] == backend]
-    return [row["reason"] for row in rows if row["op"] in TRAINING_OPS and not row["available"]]
-
-
-@contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return f"not private: {facts['non_private'] or 'nothing can be certified'}"
 
 
 def _load(options: Options) -> data.Dataset:

@@ -16,9 +16,11 @@ int main() {
   std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
+  std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",
               static_cast<long long>(test::test_ghost_conv()));
+  std::printf("spectral %lld cases\n", static_cast<long long>(test::test_spectral()));
   std::printf("emulated CUDA %lld cases (the emulator)\n",
               static_cast<long long>(test::test_emulator()));
   std::printf("emulated CUDA %lld cases (noise)\n",

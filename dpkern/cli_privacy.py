@@ -1,0 +1,151 @@
+"""``dpkern privacy``: the epsilon of a planned run, claimed and certified, without training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from torch import nn
+
+from . import accounting
+from .errors import InvalidInput
+from .mechanisms.base import Mechanism
+from .train import display
+from .train.mechanism import MODES, NAMES, Run, make
+from .train.models import ALL_MODELS, build, example_rows
+from .train.options import ARITHMETICS, CLIPPINGS
+from .train.report import dumps
+
+CLASSES = 10
+
+
+def command(
+    sample_rate: Annotated[float, typer.Option(help="Expected batch size / number of rows.")],
+    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise, in units of the norm bound.")
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Or a target: print the least noise that meets it.")
+    ] = None,
+    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
+    sampling: Annotated[
+        str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
+    ] = "poisson",
+    dataset_size: Annotated[
+        int | None, typer.Option(help="Number of rows; needed by fixed sampling.")
+    ] = None,
+    mechanism: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "dpsgd",
+    mode: Annotated[
+        str, typer.Option(help=f"One of {', '.join(MODES)}; published has the source's claim.")
+    ] = "corrected",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: a field of the mechanism; may be repeated."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}."),
+    ] = None,
+    row_shape: Annotated[
+        str | None, typer.Option(help="Shape of one row of that model, such as 1,28,28.")
+    ] = None,
+    linear: Annotated[str, typer.Option(help="dense or circulant, in a source's model.")] = "dense",
+    clipping: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(CLIPPINGS)}.", show_default="the mechanism's"),
+    ] = None,
+    arithmetic: Annotated[
+        str | None,
+        typer.Option(help=f"One of {', '.join(ARITHMETICS)}.", show_default="the mechanism's"),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Claimed and certified epsilon of a planned run, or the noise that it needs."""
+    if (epsilon is None) == (noise_multiplier is None):
+        raise InvalidInput(
+            "epsilon, noise_multiplier",
+            expected="exactly one of them",
+            got="neither" if epsilon is None else "both",
+            remedy="Pass --noise-multiplier to get an epsilon, or --epsilon to get the noise.",
+        )
+    network: nn.Module | None = None
+    rows: tuple[int, ...] = ()
+    if model is not None:
+        rows = _shape(row_shape) if row_shape is not None else example_rows(model)
+        network = build(model, row_shape=rows, classes=CLASSES, linear=linear)
+    size = round(1 / sample_rate) if dataset_size is None else dataset_size
+    made, open_noise = make(
+        mechanism,
+        Run(
+            model=network,
+            row_shape=rows,
+            classes=CLASSES,
+            steps=steps,
+            sample_rate=sample_rate,
+            rows=size,
+            batch_size=max(1, round(sample_rate * size)),
+            delta=delta,
+        ),
+        mode=mode,
+        settings=tuple(settings or ()),
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        # Groups share the bound as layers do: what holds for every number of layers holds for them.
+        clipping="per_layer" if clipping == "group" and model is None else clipping,
+        arithmetic=arithmetic,
+    )
+    run: dict[str, Any] = {
+        "sample_rate": sample_rate,
+        "steps": steps,
+        "delta": delta,
+        "sampling": sampling,
+        "dataset_size": dataset_size,
+    }
+    if open_noise:
+        assert epsilon is not None
+        made = accounting.calibrate(made, target_epsilon=epsilon, **run)
+    _print(
+        made, run, None if network is None else [tuple(p.shape) for p in network.parameters()], json
+    )
+
+
+def _print(
+    mechanism: Mechanism, run: dict[str, Any], shapes: list[tuple[int, ...]] | None, as_json: bool
+) -> None:
+    released = mechanism if shapes is None else mechanism.plan(shapes)
+    certificate = accounting.certify(released, **run).to_dict()
+    result: dict[str, Any] = {
+        "mechanism": mechanism.name,
+        "mode": mechanism.mode,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "epsilon_claimed": accounting.claimed_epsilon(mechanism, **run),
+        "claim": mechanism.claim_text,
+        "epsilon_certified": certificate.pop("epsilon"),
+        **run,
+        **certificate,
+    }
+    if as_json:
+        print(dumps(result), flush=True)
+        return
+    rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
+    plain = [(name, value) for name, value in rows if name not in ("bounds", "notes", "event")]
+    bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
+    notes = [("note", note) for note in result["notes"]]
+    display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """``1,28,28`` as numbers."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InvalidInput(
+            "row_shape",
+            expected="positive numbers with commas, such as 1,28,28",
+            got=text,
+            remedy="Give the shape of one row.",
+        )
+    return tuple(int(part) for part in parts)

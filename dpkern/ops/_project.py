@@ -1,0 +1,121 @@
+"""Projections onto convex sets: ball, box and simplex, over all parameters together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _validate as check
+from .._dispatch import Cost
+from ..errors import InvalidInput
+
+FLOATS = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Ball:
+    """``||x||_2 <= radius`` around the origin."""
+
+    radius: float
+
+    def __post_init__(self) -> None:
+        check.positive(radius=self.radius)
+
+    def diameter(self, dimension: int) -> float:
+        """Largest distance of two points."""
+        del dimension
+        return 2 * self.radius
+
+
+@dataclass(frozen=True)
+class Box:
+    """``low <= x_i <= high``."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise InvalidInput(
+                "low", expected=f"a number below {self.high}", got=self.low, remedy="Swap the two."
+            )
+
+    def diameter(self, dimension: int) -> float:
+        """Largest distance of two points."""
+        return math.sqrt(dimension) * (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Simplex:
+    """``x_i >= 0`` and ``sum x_i = total``."""
+
+    total: float = 1.0
+
+    def __post_init__(self) -> None:
+        check.positive(total=self.total)
+
+    def diameter(self, dimension: int) -> float:
+        """Largest distance of two points."""
+        return math.sqrt(2) * self.total if dimension > 1 else 0.0
+
+
+Projection = Ball | Box | Simplex
+
+
+def validate(
+    params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
+) -> str:
+    if not isinstance(params, Sequence) or not params:
+        raise InvalidInput(
+            "params",
+            expected="a non-empty list of tensors",
+            got=type(params).__name__,
+            remedy="Pass list(model.parameters()).",
+        )
+    for i, param in enumerate(params):
+        device = params[0].device if isinstance(params[0], torch.Tensor) else None
+        check.tensor_at(f"params[{i}]", param, dtypes=FLOATS, device=device)
+    if not isinstance(onto, (Ball, Box, Simplex)):
+        raise InvalidInput(
+            "onto",
+            expected="a Ball, a Box or a Simplex",
+            got=type(onto).__name__,
+            remedy="Take one from dpkern.ops.update.",
+        )
+    return params[0].device.type
+
+
+def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:
+    size = sum(p.numel() * p.element_size() for p in params)
+    entries = sum(p.numel() for p in params)
+    passes = 2 if isinstance(onto, Ball) else 1
+    return Cost(bytes_read=passes * size, bytes_written=size, flops=3 * entries)
+
+
+@torch.no_grad()
+def move(params: Sequence[torch.Tensor], onto: Projection) -> None:
+    """The reference of ``update.project``."""
+    if isinstance(onto, Box):
+        for param in params:
+            param.clamp_(onto.low, onto.high)
+        return
+    whole = torch.cat([param.detach().double().flatten() for param in params])
+    if not whole.numel():
+        return
+    if isinstance(onto, Ball):
+        norm = torch.linalg.vector_norm(whole)
+        if bool(norm > onto.radius) or bool(norm.isnan()):
+            for param in params:
+                param.copy_(param.double() * (onto.radius / norm))
+        return
+    falling = whole.sort(descending=True).values
+    count = torch.arange(1, whole.numel() + 1, dtype=torch.float64, device=whole.device)
+    thresholds = (falling.cumsum(0) - onto.total) / count
+    last = (falling > thresholds).sum() - 1
+    threshold = thresholds[last.clamp_(min=0)]
+    for param in params:
+        param.copy_((param.double() - threshold).clamp_(min=0))

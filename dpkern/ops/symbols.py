@@ -1,0 +1,120 @@
+"""Randomized response: symbols that lie with a probability known to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import torch
+
+from .. import _validate as check
+from .._dispatch import Cost, op
+from ..errors import InvalidInput
+from ..rng import Stream
+from . import _lattice
+from .noise import check_recording, check_stream
+
+DTYPES = (torch.uint8, torch.int32, torch.int64)
+MAX_CATEGORIES = 1 << 30
+PER_BLOCK = 8
+"""A cipher block serves this many symbols, two words each."""
+
+_LAST_POSITION = 2**62
+
+
+def lie_width(keep: int, categories: int) -> int:
+    """How many of the 2^64 words tell each lie but the last, which also takes what is left."""
+    return ((1 << 64) - keep) // (categories - 1)
+
+
+def _validate(
+    symbols: torch.Tensor,
+    *,
+    stream: Stream,
+    keep: int,
+    categories: int = 2,
+    position: int = 0,
+    backend: str | None = None,
+) -> str:
+    check.tensor(symbols=symbols, dtypes=DTYPES, contiguous=True)
+    check_recording(symbols.device)
+    check_stream(stream=stream)
+    check.integer(2, MAX_CATEGORIES, categories=categories)
+    # Every lie needs a word, and the truth as many as a lie.
+    check.integer(-(-(1 << 64) // categories), (1 << 64) - categories + 1, keep=keep)
+    check.integer(0, _LAST_POSITION, position=position)
+    if symbols.numel():
+        # Wider first: 256 is no uint8.
+        low, high = (bound.long() for bound in torch.aminmax(symbols))
+        check.hold((low >= 0) & (high < categories), lambda: _outside(low, high, categories))
+    return symbols.device.type
+
+
+def _outside(low: torch.Tensor, high: torch.Tensor, categories: int) -> InvalidInput:
+    return InvalidInput(
+        "symbols",
+        expected=f"numbers from 0 to {categories - 1}",
+        got=f"{low.item()} to {high.item()}",
+        remedy="Number the categories from 0.",
+    )
+
+
+def _cost(symbols: torch.Tensor, **_: Any) -> Cost:
+    size = symbols.numel() * symbols.element_size()
+    words = 2 * symbols.numel()
+    return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
+
+
+@op(validate=_validate, cost=_cost)
+def randomize(
+    symbols: torch.Tensor,
+    *,
+    stream: Stream,
+    keep: int,
+    categories: int = 2,
+    position: int = 0,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Each symbol, or with probability ``1 - keep / 2^64`` one of the others; a new tensor.
+
+    Symbol i takes the 64-bit word u made of the keystream's words ``2 i`` (low half) and
+    ``2 i + 1``, counted from ``position``. With ``w = floor((2^64 - keep) / (k - 1))``:
+
+        u < keep:   x
+        otherwise:  (x + 1 + j) mod k,   j = min(floor((u - keep) / w), k - 2)
+
+    Integers only, so every backend gives the same symbols.
+
+    Args:
+        symbols: contiguous uint8, int32 or int64 tensor of any shape, entries in ``0 .. k - 1``.
+        stream: ``key.stream(Purpose.SYMBOLS, step)``, used for nothing else.
+        keep: how many of the 2^64 words tell the truth, at least 2^64 / k. A mechanism knows it:
+            ``RandomizedResponse(epsilon=..., categories=k).keep``.
+        categories: k, from 2 to 2^30.
+        position: where symbol 0 stands in the stream. Later calls with the same stream continue
+            where the last one ended: a position used twice tells two symbols with one word.
+        backend: who runs it (see ``dpkern info``).
+
+    Guarantee: one symbol's output is ``log(keep / w)``-private for every pair of inputs, exactly.
+
+    =========== =================================
+    edge case   result
+    =========== =================================
+    empty       empty
+    outside     ``InvalidInput``; nothing is drawn
+    =========== =================================
+
+    Raises:
+        InvalidInput: wrong dtype, strides, categories, ``keep``, or an entry that is no category.
+        PrivacyError: a CUDA graph is recorded, whose every replay would tell the same lies.
+    """
+    first, count = position // PER_BLOCK, symbols.numel()
+    blocks = -(-(position + count) // PER_BLOCK) - first
+    words = _lattice.keystream(stream, first, blocks).numpy()
+    skip = position - first * PER_BLOCK
+    u = words.view("<u8")[skip : skip + count]
+    width = numpy.uint64(lie_width(keep, categories))
+    lie = numpy.minimum((u - numpy.uint64(keep)) // width, numpy.uint64(categories - 2))
+    shift = numpy.where(u < numpy.uint64(keep), 0, 1 + lie.astype(numpy.int64))
+    moved = symbols.to(torch.int64) + torch.from_numpy(shift).view(symbols.shape).to(symbols.device)
+    return (moved % categories).to(symbols.dtype)

@@ -1,0 +1,78 @@
+"""What can be reproduced, by paper and item."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..errors import InvalidInput
+from . import claims, comparison, directional, gredp, ldp, pnsgd, spectral
+from .result import Result
+from .runner import Request
+
+Item = Callable[[Request], Result]
+
+PAPERS: Mapping[str, Mapping[str, Item]] = {
+    "claims": {"": claims.table},
+    "comparison": {"": comparison.table},
+    "directional": {
+        "fig1": directional.fig1,
+        "fig2": directional.fig2,
+        "sampling": directional.sampling,
+        "kappa": directional.worst_direction,
+    },
+    "gredp": {
+        "table1": gredp.table1,
+        "by-eps": gredp.by_epsilon,
+        "table7": gredp.table7,
+        "table8": gredp.table8,
+        "fig3": gredp.fig3,
+        "fig4": gredp.fig4,
+        "fig5": gredp.fig5,
+        "variance": gredp.variance,
+        "checks": gredp.checks,
+    },
+    "ldp": {
+        "channels": ldp.channels,
+        "estimator": ldp.estimator,
+        "survey": ldp.survey,
+        "labels": ldp.labels,
+    },
+    "pnsgd": {
+        "table": pnsgd.table,
+        "rules": pnsgd.rules,
+        "bound": pnsgd.bound,
+        "experiment": pnsgd.experiment,
+    },
+    "spectral": {
+        "keep": spectral.keep,
+        "quirks": spectral.quirks,
+        "whitened": spectral.whitened,
+    },
+}
+"""Items by name; a paper whose only item is "" is one table."""
+
+
+def reproduce(paper: str, item: str | None, request: Request) -> Result:
+    """Compute one item.
+
+    Raises:
+        InvalidInput: an unknown paper or item, or data that the item cannot take.
+    """
+    if paper not in PAPERS:
+        raise InvalidInput(
+            "paper",
+            expected=f"one of {', '.join(PAPERS)}",
+            got=paper,
+            remedy="Choose one of these.",
+        )
+    items = PAPERS[paper]
+    wanted = item or ""
+    if wanted not in items:
+        names = [name for name in items if name]
+        raise InvalidInput(
+            "item",
+            expected=f"one of {', '.join(names)}" if names else f"none: {paper} is one table",
+            got=wanted or "none",
+            remedy="Choose one of these." if names else "Leave the item out.",
+        )
+    return items[wanted](request)

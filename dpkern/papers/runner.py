@@ -1,0 +1,210 @@
+"""One training run of a reproduced experiment, and the data it takes.
+
+Runs are seeded so that the same request gives the same table; so every epsilon here is that of the
+mechanism, as if the seed were secret (a run with a known seed is itself certified for nothing).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from torch import nn
+
+from .. import accounting
+from ..engine.sampling import make_batches
+from ..mechanisms.base import Mechanism
+from ..ops import update
+from ..rng import Key
+from ..step import DPStep
+from ..train import data as datasets
+from ..train.data import Dataset
+from ..train.loop import Loss, Training, summed_cross_entropy
+from ..train.report import Epoch
+
+SEEDED = (
+    "runs are seeded: epsilon is that of the mechanism if the seed were secret",
+    "held-out rows are not protected by epsilon",
+)
+PHYSICAL_BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the user asked of an item.
+
+    Attributes:
+        quick: the preset that ends within a minute on two cores.
+        data: a folder with the source's data set, a name as in ``train.data``, or None.
+        seeds: repetitions of every training run; None leaves it to the item.
+    """
+
+    quick: bool = True
+    data: str | None = None
+    seeds: int | None = None
+
+    def repeats(self, usual: int) -> int:
+        """How often to repeat."""
+        return usual if self.seeds is None else self.seeds
+
+    def dataset(self, substitute: str, *, rows: int | None = None) -> Dataset:
+        """The user's data, else the substitute; the first ``rows`` of each part in quick runs."""
+        found = datasets.load(self.data or substitute)
+        if rows is None or not self.quick:
+            return found
+        return replace(
+            found,
+            x_train=found.x_train[:rows],
+            y_train=found.y_train[:rows],
+            x_test=found.x_test[:rows],
+            y_test=found.y_test[:rows],
+            source=f"{found.source}, first {rows} rows"
+            if rows < len(found.x_train)
+            else found.source,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a run consists of, apart from mechanism and seed; ``model`` takes the seed of its
+    initial parameters."""
+
+    data: Dataset
+    model: Callable[[int], nn.Module]
+    epochs: int
+    batch_size: int
+    rule: update.Rule
+    delta: float = 1e-5
+    sampling: str = "poisson"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return max(1, len(self.data.x_train) // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def accounting(self) -> dict[str, Any]:
+        """The arguments of ``accounting.certify`` and its kin."""
+        return {
+            "steps": self.steps,
+            "sample_rate": self.batch_size / len(self.data.x_train),
+            "delta": self.delta,
+            "sampling": self.sampling,
+            "dataset_size": len(self.data.x_train),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run, or the mean over several seeds, came to.
+
+    Attributes:
+        accuracy: held-out accuracy after the last step, percent.
+        best: the best of all epochs, percent; chosen by looking at held-out rows.
+        spread: half the range of ``accuracy`` over the seeds.
+        seeds: how many.
+        epsilon_claimed, epsilon_certified: of the whole run.
+        relation: of the certificate.
+        ms_per_step: wall time, capture, clipping, noise and update together.
+        history: epochs of the first seed.
+        report: of the first seed's ``DPStep``.
+    """
+
+    accuracy: float
+    best: float
+    spread: float
+    seeds: int
+    epsilon_claimed: float
+    epsilon_certified: float
+    relation: str
+    ms_per_step: float
+    history: tuple[Epoch, ...]
+    report: dict[str, Any]
+
+
+def run(setting: Setting, mechanism: Mechanism, *, seeds: int) -> Outcome:
+    """Train once per seed 0, 1, ..."""
+    return summarised([once(setting, mechanism, seed) for seed in range(seeds)])
+
+
+def summarised(runs: Sequence[Outcome]) -> Outcome:
+    """Mean over seeds; epsilons do not differ between them."""
+    accuracies = [run.accuracy for run in runs]
+    return replace(
+        runs[0],
+        accuracy=statistics.fmean(accuracies),
+        best=statistics.fmean(run.best for run in runs),
+        spread=(max(accuracies) - min(accuracies)) / 2,
+        seeds=len(runs),
+        ms_per_step=statistics.median(run.ms_per_step for run in runs),
+    )
+
+
+def once(
+    setting: Setting,
+    mechanism: Mechanism,
+    seed: int,
+    *,
+    loss: Loss = summed_cross_entropy,
+) -> Outcome:
+    """One run; the seed decides the initial parameters, the batches and the noise."""
+    model = setting.model(seed)
+    rows = len(setting.data.x_train)
+    batches = make_batches(
+        setting.sampling,
+        dataset_size=rows,
+        batch_size=setting.batch_size,
+        steps=setting.steps,
+        key=Key.from_unsafe_seed(seed),
+    )
+    step = DPStep(
+        mechanism,
+        [p.detach() for p in model.parameters() if p.requires_grad],
+        expected_batch_size=batches.expected_batch_size,
+        optimizer=setting.rule,
+        unsafe_seed=seed,
+        sampling=setting.sampling,
+        sample_rate=batches.sample_rate,
+        dataset_size=rows,
+    )
+    training = Training(
+        data=setting.data,
+        model=model,
+        step=step,
+        batches=batches,
+        steps_per_epoch=setting.steps_per_epoch,
+        delta=setting.delta,
+        max_physical_batch_size=PHYSICAL_BATCH,
+        epsilon_points=0,
+        loss=loss,
+    )
+    clock = [time.perf_counter()]
+    training.run(on_step=lambda _: clock.append(time.perf_counter()))
+    history = tuple(training.history)
+    certificate = accounting.certify(step.plan, **setting.accounting())
+    claimed = accounting.claimed_epsilon(mechanism, **setting.accounting())
+    return Outcome(
+        accuracy=100 * history[-1].heldout_accuracy,
+        best=100 * max(epoch.heldout_accuracy for epoch in history),
+        spread=0.0,
+        seeds=1,
+        epsilon_claimed=claimed,
+        epsilon_certified=certificate.epsilon,
+        relation=certificate.relation,
+        ms_per_step=1e3 * _median_step(clock, setting.steps_per_epoch),
+        history=history,
+        report=step.report(setting.delta),
+    )
+
+
+def _median_step(clock: Sequence[float], steps_per_epoch: int) -> float:
+    """Seconds of a step, without those that end with an evaluation if there are others."""
+    times = [after - before for before, after in pairwise(clock)]
+    inside = [t for number, t in enumerate(times, start=1) if number % steps_per_epoch]
+    return statistics.median(inside or times)

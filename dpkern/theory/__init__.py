@@ -1,0 +1,27 @@
+"""The sources' formulas as printed, beside the exact ones; nothing here certifies anything."""
+
+from . import (
+    composition,
+    directional,
+    divergence,
+    gaussian,
+    information,
+    markov,
+    pnsgd,
+    rdp,
+    utility_subspace,
+    water_filling,
+)
+
+__all__ = [
+    "composition",
+    "directional",
+    "divergence",
+    "gaussian",
+    "information",
+    "markov",
+    "pnsgd",
+    "rdp",
+    "utility_subspace",
+    "water_filling",
+]
