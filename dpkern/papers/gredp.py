@@ -40,8 +40,8 @@ NOTES = (
     "G8: the source's tables, text and captions disagree; LeNet-5 at epsilon 1 is 96.5 or 96.65, "
     "the batch 500 or 512, the learning rate 0.01 or 0.001",
     "linear layers of GReDP and Spectral-DP are block-circulant, those of DP-SGD dense",
-    f"learning rate {LEARNING_RATE} ({QUICK_LEARNING_RATE} in quick runs), no momentum; epochs are not "
-    "published",
+    f"learning rate {LEARNING_RATE}, in quick runs {QUICK_LEARNING_RATE}, no momentum; epochs are "
+    "not published",
     *runner.SEEDED,
 )
 
