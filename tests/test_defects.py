@@ -86,8 +86,6 @@ def test_a_corrected_plan_has_none_and_claims_what_it_certifies(mechanism: Mecha
 @pytest.mark.parametrize(
     ("paper", "item", "ids"),
     [
-        ("gredp", "variance", {"G5"}),
-        ("gredp", "checks", {"G7"}),
         ("directional", "fig2", {"D6"}),
         ("pnsgd", "table", {"N1", "N2"}),
     ],
