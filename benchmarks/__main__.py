@@ -4,6 +4,7 @@ Usage::
 
     python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
+    python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import typer
 import dpkern
 from dpkern.backends import cpu
 
-from . import step_report
+from . import spectral_report, step_report
+from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
 
@@ -137,6 +139,33 @@ def step(
     content = {"machine": machine, "speed": speeds, "memory": memories}
     table = step_report.markdown(machine, speeds, memories)
     write(path or RESULTS / "step.json", content, table)
+
+
+@app.command()
+def spectral(
+    layers: Annotated[list[str] | None, typer.Argument(help="which layers; default: all")] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="threads; may be repeated; default: 2")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds of turns")] = 9,
+    memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
+    step: Annotated[bool, typer.Option("--step", help="whole training steps too")] = False,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Releases of single convolutions in the frequency domain, beside DP-SGD and literal forms."""
+    names = known(layers or [], BY_NAME, "layer")
+    speeds, memories = [], []
+    for row in spectral_report.speed(names, threads or [2], rounds):
+        print("\n".join(spectral_report.speed_table([row])[2:-1]), flush=True)
+        speeds.append(row)
+    for row in spectral_report.memory(speeds) if memory else ():
+        print("\n".join(spectral_report.memory_table([row])[2:-1]), flush=True)
+        memories.append(row)
+    machine = this_machine()
+    whole = list(spectral_report.steps((threads or [2])[0], rounds, memory)) if step else []
+    content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
+    table = spectral_report.markdown(machine, speeds, memories, whole)
+    write(path or RESULTS / "spectral.json", content, table)
 
 
 def write(path: Path, content: dict[str, Any], table: str) -> None:

@@ -57,7 +57,8 @@ def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None)
         )
     if kinds == {"gradient"}:
         result = summing.clipped(summing.common_dtype(moved), plan, None, backend)
-        result = replace(result, sums=tuple(signals(result.sums, plan)))
+        if not plan.maps_late:
+            result = replace(result, sums=tuple(signals(result.sums, plan)))
     else:
         coordinates = summing.common_dtype(signals(moved, plan))
         result = summing.clipped(coordinates, plan, None, backend)
@@ -124,7 +125,7 @@ def gradient(
     release = block.release
     if release is None or release.plain:
         return add_noise(signal).to(dtype) * (unit * scale)
-    released = release.noised(signal, add_noise) * (unit * scale)
+    released = release.noised(signal, add_noise).mul_(unit * scale)
     if release.restore and release.centre is not None:
         released += release.centre.to(released.device)
     return released
@@ -145,7 +146,7 @@ def step_group(
     It is one step of the rule, whichever way the members take.
     """
     indices, rule, state = group
-    finished = [k for k, i in enumerate(indices) if i in ready]
+    finished = [k for k, i in enumerate(indices) if i in ready] if ready else []
     if not finished:
         _step(indices, held, sums, rule, state, scale, part(noise_now, indices), backend)
         return

@@ -52,8 +52,7 @@ def accumulators(
             _zeros(p, block, clip.sum_dtype(p.dtype))
             for p, block in zip(params, plan.blocks, strict=True)
         )
-    most = max(block.integer_bound or 0 for block in plan.blocks)
-    dtype = torch.int64 if wide or samples * most > _INT32_MOST else torch.int32
+    dtype = torch.int64 if wide or samples * plan.most_units > _INT32_MOST else torch.int32
     if sums is None:
         return tuple(_zeros(p, b, dtype) for p, b in zip(params, plan.blocks, strict=True))
     if dtype is torch.int64:

@@ -17,11 +17,8 @@ from . import _step_sums as summing
 from . import _validate as check
 from ._dispatch import BACKENDS
 from ._step_checks import (
-    check_importance,
     check_optimizer,
     check_per_sample,
-    check_ready,
-    check_samples,
     check_schedule,
     check_sum,
     check_updates,
@@ -30,6 +27,7 @@ from ._step_checks import (
     checked_params,
 )
 from ._step_noise import noise_of
+from ._step_release_checks import check_importance, check_ready, check_samples
 from ._step_state import load, state_of
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
@@ -202,8 +200,9 @@ class DPStep:
             assert sum is not None
             result = sum
             check_sum(result, self.params, self.plan)
-            if self.plan.mapped and self.plan.arithmetic == "float":
-                result = replace(sum, sums=tuple(releasing.signals(sum.sums, self.plan)))
+            plan = self.plan
+            if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
+                result = replace(sum, sums=tuple(releasing.signals(sum.sums, plan)))
             self._join(result)
         self._raw = releasing.joined(self._raw, result.raw)
         self._added += result.batch_size
@@ -289,6 +288,7 @@ class DPStep:
             self.words[name] += words
         if self.plan.importance is not None:
             releasing.weigh(self, self.plan.importance, raw, means)
+            sums = releasing.signals(sums, self.plan)
         return sums
 
     def _gradients(
@@ -296,6 +296,8 @@ class DPStep:
     ) -> dict[int, torch.Tensor]:
         """The noisy gradients to hand out, and those that the fused update cannot make."""
         learns, direct = self.memory is not None, self.plan.direct
+        if direct and not (learns or left):
+            return {}
         ready = {
             block.index: releasing.gradient(
                 sums[block.index],

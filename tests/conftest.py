@@ -18,6 +18,15 @@ from dpkern.errors import BackendError
 from tests import every_backend
 
 
+@pytest.fixture
+def one_thread() -> Generator[None, None, None]:
+    """For tests of many small operations, which threads only slow down."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """The backend of the test's parameter, on the CPU if there is no device for it."""

@@ -22,9 +22,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from dpkern import PrivacyEngine
+from dpkern import PrivacyEngine, survey
 from dpkern.engine import distributed
 from dpkern.errors import DPKernError
+from dpkern.mechanisms import SpectralDP
+from dpkern.nn import BlockCirculantLinear
 
 WORLD, STEPS, ROWS = 2, 3, 37
 KINDS: dict[str, dict[str, Any]] = {
@@ -150,6 +152,34 @@ def alike(rank: int) -> dict[str, Any]:
             given = {"kind": kind, "arithmetic": tier}
             result[f"{kind} {tier}"] = train(wrapped, [HALVES[rank]], **given)
     result["per_layer"] = train(model(), [HALVES[rank]], clipping="per_layer")
+    return result
+
+
+def images() -> nn.Sequential:
+    """Samples as images: a convolution and circulant blocks."""
+    torch.manual_seed(2)
+    image = nn.Unflatten(1, (1, 1, 5))
+    conv = nn.Conv2d(1, 3, (1, 3), padding=(0, 1))
+    head = BlockCirculantLinear(15, 4, 4)
+    return nn.Sequential(image, conv, nn.Tanh(), nn.Flatten(), head)
+
+
+def spectral(arithmetic: str) -> SpectralDP:
+    return SpectralDP(
+        noise_multiplier=1.0,
+        max_grad_norm=0.5,
+        sites=survey(images(), samples(0)),
+        arithmetic=arithmetic,
+    )
+
+
+def released(rank: int) -> dict[str, Any]:
+    """Whitened clips and release coordinates."""
+    given = {"noise_multiplier": None, "max_grad_norm": None}
+    result = {}
+    for tier in ("exact", "float"):
+        wrapped = DistributedDataParallel(images())
+        result[tier] = train(wrapped, [HALVES[rank]], mechanism=spectral(tier), **given)
     return result
 
 
@@ -371,10 +401,18 @@ def refused(rank: int) -> dict[str, Any]:
         private(module)
         private(module)
 
+    def coordinates() -> None:
+        module = images()
+        for part in (module[1], module[4]):
+            fully_shard(part)
+        fully_shard(module)
+        mechanism = spectral("float")
+        private(module, mechanism=mechanism, noise_multiplier=None, max_grad_norm=None)
+
     result = {}
     checks: tuple[Callable[[], None], ...] = (
         *(other_start, other_rate, other_noise, other_key, wrapper, other_sampler, fixed),
-        *(columns, partly, hybrid, offloaded, twice),
+        *(columns, partly, hybrid, offloaded, twice, coordinates),
     )
     for check in checks:
         try:
@@ -386,7 +424,18 @@ def refused(rank: int) -> dict[str, Any]:
 
 
 CHECKS: tuple[Callable[[int], dict[str, Any]], ...] = (
-    *(alike, uneven, sharded, sharded_loader, sampling, resume, public, reduction, refused),
+    *(
+        alike,
+        released,
+        uneven,
+        sharded,
+        sharded_loader,
+        sampling,
+        resume,
+        public,
+        reduction,
+        refused,
+    ),
 )
 
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from distributed_worker import KINDS, ROWS, WORLD, attention, data, model, train
+from distributed_worker import (
+    KINDS,
+    ROWS,
+    WORLD,
+    attention,
+    data,
+    images,
+    model,
+    spectral,
+    train,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -86,6 +96,17 @@ def test_clip_groups(ranks: list[dict[str, Any]], check: str) -> None:
     trained = same(of(ranks, check), "per_layer")
     alone = train(model(), TOGETHER, clipping="per_layer")
     torch.testing.assert_close(trained, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tier", ["exact", "float"])
+def test_release_coordinates(ranks: list[dict[str, Any]], tier: str) -> None:
+    trained = same(of(ranks, "released"), tier)
+    given = {"noise_multiplier": None, "max_grad_norm": None, "mechanism": spectral(tier)}
+    alone = train(images(), TOGETHER, **given)
+    assert tier == "float" or torch.equal(trained, alone)
+    torch.testing.assert_close(trained, alone, rtol=1e-4, atol=1e-5)
+    seed = train(images(), TOGETHER, **given, unsafe_seed=4)
+    assert not torch.allclose(trained, seed, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("tier", ["exact", "float"])
@@ -188,6 +209,7 @@ REFUSED = {
     "hybrid": "UnsupportedModule weight",
     "offloaded": "UnsupportedModule weight",
     "twice": "PrivacyError module",
+    "coordinates": "InvalidInput mechanism",
 }
 
 

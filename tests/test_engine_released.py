@@ -50,7 +50,7 @@ def plan_of(
         "distribution": "gaussian",
         "neighbouring": "add_remove",
         "certified_for": "",
-        "spec": events.non_private(),
+        "spec": events.gaussian(1.0),
     }
     return Plan(**{**given, **options})
 

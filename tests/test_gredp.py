@@ -17,6 +17,8 @@ from dpkern.mechanisms import DPSGD, Crop, GReDP, Open
 from dpkern.ops.spectral import literal
 from tests.spectral_sites import NETWORK, circulant, conv, other, shapes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 S = math.sqrt(0.5)
 AB = ("ab", 0.9, math.sqrt(0.19))
 NOISES = {"real": (1.0, 0.0), "circular": (S, S), "ab": AB[1:], "circular_full": (1.0, 1.0)}
@@ -127,6 +129,7 @@ def test_theorem_3_holds_by_slack_for_small_epsilon(delta: float, last: float) -
         )
         claim = mechanism.claim(steps=1, sample_rate=1.0, delta=delta, dataset_size=None)
         assert claim == pytest.approx(eps)
+        assert "theorem 3" in mechanism.claim_text
         assert mechanism.claim(steps=2, sample_rate=1.0, delta=delta, dataset_size=9) is None
         mu = 1 / mechanism.event_spec()["noise_multiplier"]
         assert (_delta(eps, mu) <= delta) == holds

@@ -16,7 +16,10 @@ from dpkern.mechanisms import Crop, Open, Site, SpectralDP
 from dpkern.mechanisms._spectral_options import grid, taps
 from dpkern.ops.spectral import Band, literal, smoothing
 from dpkern.ops.spectral._basis import covariance
+from dpkern.step import DPStep
 from tests.spectral_sites import NETWORK, circulant, conv, shapes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 S = math.sqrt(0.5)
 AB = ("ab", 0.9, math.sqrt(0.19))
@@ -212,7 +215,7 @@ def test_clip_norms_are_ordered() -> None:
         spectrum = next(literal._conv_spectra(*sample, pipeline(site, None)))
         low = literal.spectral_dp(*sample, pipeline(site, band), torch.Generator())
         full = float(spectrum.abs().square().sum().sqrt())
-        kept = float((spectrum.abs().square() * torch.from_numpy(band.gains)).sum().sqrt())
+        kept = float((spectrum.abs().square() * torch.tensor(band.gains)).sum().sqrt())
         whitened = float(block.release.forward(low).norm())
         assert whitened < kept < full
         assert whitened > 0.1 * full
@@ -226,7 +229,7 @@ def test_stretch_is_attained(noise: Any) -> None:
     assert isinstance(block.release, Crop)
     band = Band((6, 6), "shells", 0.5)
     impulses = torch.eye(36, dtype=torch.float64).reshape(36, 6, 6)
-    maps = torch.fft.ifft2(torch.fft.fft2(impulses) * torch.from_numpy(band.gains)).real
+    maps = torch.fft.ifft2(torch.fft.fft2(impulses) * torch.tensor(band.gains)).real
     rows = block.release.forward(maps[:, None, None, :3, :3]).reshape(36, -1)
     top = float(torch.linalg.svdvals(rows)[0])
     assert top <= block.stretch
@@ -245,8 +248,75 @@ def test_cropped_is_dominated() -> None:
     assert forward is not None
     assert back @ forward == pytest.approx(M, abs=1e-12)
     assert back @ back.T == pytest.approx(M, abs=1e-12)
+    assert block.stretch == pytest.approx(np.linalg.norm(forward, 2), rel=1e-8)
+    assert block.stretch >= np.linalg.norm(forward, 2)
     assert np.trace(M) == pytest.approx(4.62, abs=0.05)
     assert np.linalg.eigvalsh(M - M @ M)[0] > -1e-12
+
+
+def test_whitened_noise_is_white() -> None:
+    """The literal pipeline's noise in the coordinates of six pairs: chi^2 of 54."""
+    site = conv(6, 1, 3, 9)
+    (block,) = spectral(sites=(site,), fft_size="padded").plan([site.shape]).blocks
+    assert block.release is not None
+    config = replace(pipeline(site, Band((9, 9), "shells", 0.5), 1.0), noise_multiplier=1.0,
+                     noise=(1.0, 1.0))  # fmt: skip
+    x, g = torch.zeros(1, 1, 9, 9), torch.zeros(1, 6 * 4000, 7, 7)
+    noise = literal.spectral_dp(x, g, config, torch.Generator().manual_seed(10))
+    squares = block.release.forward(noise).square().sum(-1).reshape(4000, 6).sum(1)
+    assert float(squares.mean()) == pytest.approx(54, abs=1)
+    assert float(squares.var()) == pytest.approx(108, abs=8)
+
+
+def test_steps_take_released_coordinates() -> None:
+    """Explicit samples of a filtered layer come as coordinates; a circulant layer maps its own."""
+    site = LAYER[2]
+    x, g = operands(site)
+    config = pipeline(site, Band(site.padded, "shells", 0.5))
+    each = [
+        literal.spectral_dp(x[b : b + 1], g[b : b + 1], config, torch.Generator()) for b in range(3)
+    ]
+    mechanism = spectral(
+        sites=(site,), noise_multiplier=0.0, max_grad_norm=math.inf, fft_size="padded"
+    )
+    params = [torch.zeros(site.shape, dtype=torch.float64)]
+    step = DPStep(mechanism, params, expected_batch_size=1.0, sample_rate=0.5)
+    release = step.plan.blocks[0].release
+    assert release is not None
+    with pytest.raises(InvalidInput, match="released"):
+        step.add([torch.stack(each)])
+    step.add([release.forward(torch.stack(each))], released=True)
+    (gradient,) = step.finish() or ()
+    assert gradient is not None
+    assert torch.allclose(gradient, sum(each), rtol=0, atol=1e-9)  # type: ignore[arg-type]
+
+
+def test_circulant_steps_as_integers() -> None:
+    """Corrected, exact: whitened coordinates are clipped to C and noised by sigma C each."""
+    site = circulant(2, 3, 8)
+    step = DPStep(
+        spectral(sites=(site,), noise_multiplier=0.25),
+        [torch.zeros(site.shape)],
+        expected_batch_size=1.0,
+        sample_rate=0.5,
+        unsafe_seed=1,
+    )
+    release = step.plan.blocks[0].release
+    assert release is not None
+    gradients = torch.randn(4, *site.shape, generator=torch.Generator().manual_seed(2))
+    coordinates = release.forward(gradients)
+    norms = coordinates.flatten(1).norm(dim=1)
+    assert (norms > 0.7).all()
+    clean = release.back((coordinates * (0.7 / norms)[:, None, None, None]).sum(0))
+    rows = []
+    for _ in range(300):
+        step.add([gradients])
+        (gradient,) = step.finish() or ()
+        assert gradient is not None
+        rows.append(release.forward(gradient.double()))
+    noise = torch.stack(rows) - release.forward(clean)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert float(noise.std()) == pytest.approx(0.25 * 0.7, rel=0.03)
 
 
 def test_real_noise_on_circulant_layers_is_open() -> None:

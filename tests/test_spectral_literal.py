@@ -14,6 +14,8 @@ from dpkern.errors import InvalidInput
 from dpkern.ops.spectral import Band, literal
 from dpkern.ops.spectral._basis import covariance
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 S = math.sqrt(0.5)
 GENERATOR = torch.Generator()
 

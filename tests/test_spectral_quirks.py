@@ -14,6 +14,8 @@ from dpkern.mechanisms import Crop, Open, SpectralDP
 from dpkern.ops.spectral import Band, literal
 from tests.spectral_sites import LENET, NETWORK, circulant, conv, other, shapes
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def coded(sites: Any, *, sigma: float = 30.0, batch: int = 4, **changes: Any) -> SpectralDP:
     return replace(SpectralDP.as_coded(sigma, 1.0, batch, sites=sites), **changes)

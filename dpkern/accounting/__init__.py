@@ -1,9 +1,10 @@
 """What a mechanism certifies: epsilon at a delta, with the relation, the accountant and its event.
 
 ``epsilon`` and ``certify`` answer for a planned run, ``calibrate`` finds the noise for a target,
-and a ``Ledger`` keeps the history of a run as it happens. The only thing read from a mechanism is
-its event (see ``dpkern.mechanisms.base``); dp-accounting does the arithmetic and is imported when
-the first epsilon is asked for.
+and a ``Ledger`` keeps the history of a run as it happens. Read from a mechanism are its event, what
+it releases of all records besides, and its remarks (see ``dpkern.mechanisms.base``); for a claim
+also what its source says. dp-accounting does the arithmetic and is imported when the first epsilon
+is asked for.
 
 How batches are drawn decides what may be claimed:
 

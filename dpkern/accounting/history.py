@@ -240,7 +240,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
         if not isinstance(entry, Mapping) or set(entry) != names:
             raise bad
         use = Use(**entry)
-        if not isinstance(use.remarks, Sequence) or not all(
+        if not isinstance(use.remarks, (list, tuple)) or not all(
             isinstance(remark, str) for remark in use.remarks
         ):
             raise bad

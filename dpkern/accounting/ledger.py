@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -137,5 +137,9 @@ class Ledger:
         self._uses, self._seeded, self._joined = uses, self._seeded or seeded, False
 
 
+_WHAT = tuple(each.name for each in fields(Use) if each.name not in ("count", "phase"))
+
+
 def _same(one: Use, other: Use) -> bool:
-    return replace(one, count=0, phase=0) == replace(other, count=0, phase=0)
+    """Whether two entries differ in when and how often at most; asked at every step."""
+    return all(getattr(one, name) == getattr(other, name) for name in _WHAT)

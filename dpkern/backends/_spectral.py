@@ -30,8 +30,8 @@ def _chunks(operand: torch.Tensor, grid: Grid, which: str) -> Iterator[tuple[sli
     size = grid.size if which == "x" else grid.folded
     place = grid.place_input if which == "x" else grid.place_gradient
     channels, points = operand.shape[1], size[0] * (size[1] // 2 + 1)
-    samples = max(1, _CHUNK // (channels * points * 2 * operand.element_size()))
-    samples = min(samples, len(operand))
+    samples = max(1, _CHUNK // max(1, channels * points * 2 * operand.element_size()))
+    samples = max(1, min(samples, len(operand)))
     maps = operand.new_zeros(samples, channels, *size)
     for begin in range(0, len(operand), samples):
         part = operand[begin : begin + samples]
@@ -70,12 +70,24 @@ def _squares(grid: Grid, powers: list[torch.Tensor], eta: float) -> torch.Tensor
     return squares
 
 
-def _both(x: torch.Tensor, g: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
+def _both(x: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
     """Room for the powers of both operands, float64 ``[B, groups, bins]``."""
     return [
         torch.empty(len(x), groups, height * (width // 2 + 1), dtype=torch.float64)
         for height, width in (grid.size, grid.folded)
     ]
+
+
+def _constant(g: torch.Tensor, groups: int) -> torch.Tensor:
+    """Powers ``[B, groups, 1]`` of maps that are zero but at the origin."""
+    return g.double().square().view(len(g), groups, -1).sum(2, keepdim=True)
+
+
+def _gather(spectra: torch.Tensor, at: torch.Tensor, part: slice, out: torch.Tensor) -> None:
+    """Bins ``at`` of a chunk's samples, into ``[K, B, 2, channels]``."""
+    kept, batch, _, channels = out.shape
+    sizes = len(spectra), channels, spectra.shape[2], at, kept, batch, part.start
+    _ghost_dense._call("spectral_gather", out.dtype, spectra, *sizes, out)
 
 
 @torch.no_grad()
@@ -94,10 +106,14 @@ def _conv_norm(
 ) -> torch.Tensor:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
     grid = Grid.of(layer, band)
-    powers = _both(x, g, groups, grid)
-    for which, operand, power in zip("xg", (x, g), powers, strict=True):
-        for part, spectra in _chunks(operand, grid, which) if len(x) else ():
-            _powers(spectra, groups, power[part])
+    powers = _both(x, groups, grid)
+    for part, spectra in _chunks(x, grid, "x"):
+        _powers(spectra, groups, powers[0][part])
+    if layer.extent == (1, 1):
+        powers[1].copy_(_constant(g, groups))
+    else:
+        for part, spectra in _chunks(g, grid, "g"):
+            _powers(spectra, groups, powers[1][part])
     return _squares(grid, powers, transform_error(x.dtype, grid.size))
 
 
@@ -116,18 +132,21 @@ def _conv_bins(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     grid = Grid(layer, layer.size, None)
-    powers = _both(x, g, groups, grid)
+    powers = _both(x, groups, grid)
     kept = bins.kept_bins(band)
-    index = kept if grid.index is None else grid.index[kept]
-    found = []
-    for which, operand, power, at in zip("xg", (x, g), powers, (kept, index), strict=True):
-        out = operand.new_empty(len(kept), len(x), 2, operand.shape[1])
-        for part, spectra in _chunks(operand, grid, which) if len(x) else ():
-            _powers(spectra, groups, power[part])
-            sizes = len(spectra), operand.shape[1], spectra.shape[2]
-            rows = at, len(at), len(x), part.start
-            _ghost_dense._call("spectral_gather", x.dtype, spectra, *sizes, *rows, out)
-        found.append(out)
+    found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
+    for part, spectra in _chunks(x, grid, "x"):
+        _powers(spectra, groups, powers[0][part])
+        _gather(spectra, kept, part, found[0])
+    if layer.extent == (1, 1):
+        powers[1].copy_(_constant(g, groups))
+        found[1][:, :, 0] = g.flatten(1)
+        found[1][:, :, 1] = 0
+    else:
+        at = kept if grid.index is None else grid.index[kept]
+        for part, spectra in _chunks(g, grid, "g"):
+            _powers(spectra, groups, powers[1][part])
+            _gather(spectra, at, part, found[1])
     squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
     return found[0], bins.unfold(found[1], grid, band), squares
 

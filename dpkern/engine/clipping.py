@@ -111,8 +111,7 @@ class GroupSums:
         self.capture = capture
         take_over(capture, plan)
         self.p, self.style = plan.p, plan.clipping
-        lot = plan.importance is not None and plan.importance.source == "lot"
-        self.raw = dict(enumerate(_zeros(capture.slots))) if lot else None
+        self.raw = dict(enumerate(_zeros(capture.slots))) if plan.needs_raw else None
         """Sums without clipping, where a release of their own bounds them."""
         self.groups: dict[int, list[Slot]] = {}
         self.bounds: dict[int, float] = {}

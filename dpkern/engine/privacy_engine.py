@@ -26,7 +26,7 @@ from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
 from .rehearsal import rehearse
 from .schedulers import Scheduler
-from .sharded import ShardedModule, is_sharded
+from .sharded import ShardedModule, check_plan, is_sharded
 
 STATE_VERSION = 1
 
@@ -199,6 +199,8 @@ class PrivacyEngine:
             **shared,
             **sampling,
         )
+        if sharded is not None:
+            check_plan(private)
         adapter = Adapter(optimizer, capture, private, processes=processes, sharded=sharded)
         if wrapper is not module:
             distributed.refuse_wrapper(wrapper, lambda: capture.attached)

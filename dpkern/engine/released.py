@@ -12,7 +12,7 @@ themselves. Sums stay in the parameter's shape; the maps are the step's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,6 +154,8 @@ class Spectrum(Released):
 
     record: Convolution | Circulant
     release: Taps
+    _bins: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+    """Retained bins of both operands, kept from the norm to the sum."""
 
     @property
     def _band(self) -> Band | None:
@@ -172,7 +174,19 @@ class Spectrum(Released):
         x, g = operands(self.record.x, self.record.g)
         if isinstance(self.record, Circulant):
             return spectral.circulant_norm(x, g, band=band)
+        if band is None and self._band is not None and self._by_bins():
+            options = self.record.options
+            *bins, squares = spectral.conv_bins(x, g, band=self._band, **options)
+            self._bins = bins[0], bins[1]
+            return squares
         return spectral.conv_norm(x, g, band=band, **self._options)
+
+    def _by_bins(self) -> bool:
+        """Whether the transforms of the norm serve the sum too."""
+        x, g = operands(self.record.x, self.record.g)
+        assert self._band is not None
+        same = grid_of(self.release) == self._band.size
+        return same and spectral.sum_route(x, g, band=self._band, **self._options) == "bins"
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -183,6 +197,12 @@ class Spectrum(Released):
         band = self._band
         if band is None:
             self.record.add_sum(factors, out)
+            return
+        if self._bins is not None:
+            assert isinstance(self.record, Convolution)
+            geometry = self.record.geometry
+            sizes = {"dilation": geometry["dilation"], "groups": geometry["groups"]}
+            spectral.bins_sum(*self._bins, factors, out, band=band, **sizes)
             return
         x, g = operands(self.record.x, self.record.g)
         if isinstance(self.record, Circulant):
@@ -264,9 +284,10 @@ def take_over(capture: Capture, plan: Plan) -> None:
     """
     capture.p = plan.p
     for slot, block in zip(capture.slots, plan.blocks, strict=True):
-        if slot.release is block.release or slot.release == block.release:
+        if slot.release is block.release:
             continue
-        if any(isinstance(arrival.record, Released) for arrival in slot.arrivals):
+        normed = any(isinstance(arrival.record, Released) for arrival in slot.arrivals)
+        if normed and slot.release != block.release:
             raise PrivacyError(
                 slot.name,
                 expected="the plan that was in force in the backward pass",

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .._step_sums import Shards
-from ..errors import PrivacyError, UnsupportedModule
+from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..step import DPStep
 from .capture import Capture
 from .distributed import Processes
 from .local import local
@@ -127,6 +128,22 @@ class ShardedModule:
         """Give up full-size values: what is updated next are the shards."""
         for part in self.parts:
             part.reshard()
+
+
+def check_plan(step: DPStep) -> None:
+    """Refuse mechanisms that need a parameter's whole sum at once.
+
+    Raises:
+        InvalidInput: release coordinates, or a state of the mechanism.
+    """
+    if step.plan.direct and step.memory is None:
+        return
+    raise InvalidInput(
+        "mechanism",
+        expected="one that adds its noise to gradients as they are, with fully_shard",
+        got=f"{step.plan.mechanism}, with release coordinates or a memory",
+        remedy="Use DistributedDataParallel or one process: each shard is noised by its owner.",
+    )
 
 
 def is_sharded(module: nn.Module) -> bool:

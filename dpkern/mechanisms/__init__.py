@@ -10,6 +10,7 @@ from .memory import Memory
 from .notes import Note
 from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
+from .pruning import Pruned
 from .randomized_response import RandomizedResponse
 from .release import Crop, Diagonal, Open, Release
 from .site import Site
@@ -21,8 +22,8 @@ __all__ = [
     "Block",
     "Crop",
     "Diagonal",
-    "GReDP",
     "Directional",
+    "GReDP",
     "Importance",
     "LaplaceSGD",
     "Mechanism",
@@ -31,6 +32,7 @@ __all__ = [
     "Open",
     "Plan",
     "ProjectedSGD",
+    "Pruned",
     "RandomizedResponse",
     "Release",
     "Site",

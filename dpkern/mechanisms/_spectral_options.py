@@ -83,21 +83,6 @@ def checked_size(given: Any, sites: Sites | None) -> FFTSize:
     )
 
 
-def fast(least: int) -> int:
-    """The least even 2^a 3^b 5^c that is large enough; 1 stays 1."""
-    if least == 1:
-        return 1
-    size = least + least % 2
-    while True:
-        rest = size
-        for prime in (2, 3, 5):
-            while rest % prime == 0:
-                rest //= prime
-        if rest == 1:
-            return size
-        size += 2
-
-
 def noise_parts(kind: NoiseKind | None) -> tuple[float, float]:
     """``(a, b)``."""
     if kind == "circular":

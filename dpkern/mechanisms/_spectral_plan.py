@@ -28,6 +28,7 @@ from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION, NOTHING, REAL_SUMS, RELEASED_BITS
 from ..errors import InvalidInput
+from ..ops.spectral._sizes import fast
 from ._spectral_options import (
     ARITHMETIC,
     CLIPPING,
@@ -41,7 +42,6 @@ from ._spectral_options import (
     checked_kind,
     checked_sites,
     checked_size,
-    fast,
     grid,
     no_sites,
     noise_parts,

@@ -270,9 +270,7 @@ class Directional(Mechanism):
     @property
     def unsampled(self) -> EventSpec:
         """With ``w_source="full"``, the release of the importance in every step."""
-        if self.importance is None or self.importance.source != "full":
-            return events.no_op()
-        return gaussian_spec(self._importance_blocks(), "float", MAX_DIMENSION)
+        return self._unsampled(MAX_DIMENSION)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
         """The Gaussian mechanism of the isotropic multiplier, where no budget is claimed."""
@@ -332,7 +330,8 @@ class Directional(Mechanism):
         blocks = laid_out(
             self._block(shape, release) for shape, release in zip(sizes, releases, strict=True)
         )
-        spec = self._spec(blocks, sum(block.size for block in blocks))
+        dimension = sum(block.size for block in blocks)
+        spec = self._spec(blocks, dimension)
         private = spec != events.non_private()
         return Plan(
             mechanism=self.name,
@@ -344,7 +343,7 @@ class Directional(Mechanism):
             neighbouring=self.neighbouring,
             certified_for=statement(private, str(self.arithmetic)),
             spec=spec,
-            unsampled=self.unsampled,
+            unsampled=self._unsampled(dimension),
             notes=self.notes,
             importance=self.importance,
         )
@@ -404,6 +403,11 @@ class Directional(Mechanism):
         # Above 2^10 as if it were 2^10, where the noise law is certified.
         bound = max(2 * given.bound, given.sd * _ROUNDED / MAX_NOISE_MULTIPLIER)
         return [Block(shape=(1,), clip_group=1, bound=bound, sd=given.sd)]
+
+    def _unsampled(self, dimension: int) -> EventSpec:
+        if self.importance is None or self.importance.source != "full":
+            return events.no_op()
+        return gaussian_spec(self._importance_blocks(), "float", dimension)
 
     def _spec(self, blocks: Sequence[Block], dimension: int) -> EventSpec:
         lot = self.importance is not None and self.importance.source == "lot"

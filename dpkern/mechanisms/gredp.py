@@ -110,6 +110,13 @@ class GReDP(SpectralMechanism):
             return None
         return math.sqrt(2 * math.log(1.25 / delta)) / self.noise_multiplier
 
+    @property
+    def claim_text(self) -> str:
+        """Whose number ``epsilon_claimed`` is."""
+        if self.claim_rule == "theorem3":
+            return "theorem 3 for one release; several as Gaussian events of multiplier sigma"
+        return super().claim_text
+
     def _release(self, site: Site, size: tuple[int, ...]) -> Released:
         a, b = self.parts
         gain = 1.0

@@ -152,6 +152,14 @@ class Plan:
                 got="'exact'",
                 remedy="Without a certified scale there is no lattice to sum on.",
             )
+        norms = {block.release.norm for block in self.blocks if block.release is not None}
+        if self.importance is not None and (self.arithmetic == "exact" or norms - {"gradient"}):
+            raise InvalidInput(
+                "importance",
+                expected="float sums of gradients that are clipped as they are",
+                got=f"{self.arithmetic} sums, clipped by the norm of {', '.join(sorted(norms))}",
+                remedy="The importance changes the maps after the samples were clipped.",
+            )
 
     @property
     def dimension(self) -> int:
@@ -179,6 +187,11 @@ class Plan:
         if self.distribution is None:
             return not self.mapped
         return all(block.fused for block in self.blocks)
+
+    @property
+    def maps_late(self) -> bool:
+        """Whether sums are mapped when their step ends: its importance shapes the maps first."""
+        return self.importance is not None
 
     @property
     def needs_raw(self) -> bool:
@@ -212,6 +225,11 @@ class Plan:
     def group_bounds(self) -> tuple[float, ...]:
         """Norm bound per clip group."""
         return tuple(self.blocks[group[0]].bound for group in self.groups)
+
+    @cached_property
+    def most_units(self) -> int:
+        """The largest M of all blocks: what one sample can add to one entry of an integer sum."""
+        return max((block.integer_bound or 0 for block in self.blocks), default=0)
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -251,7 +269,7 @@ class Plan:
         del dimension
         return self.spec
 
-    @property
+    @cached_property
     def remarks(self) -> tuple[str, ...]:
         """The notes as text."""
         return tuple(str(note) for note in self.notes)

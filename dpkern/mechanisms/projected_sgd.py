@@ -51,7 +51,7 @@ class ProjectedSGD(Mechanism):
         n: number of records, public.
         noise_multiplier: s / (n L), in [2^-4, 2^10]; 0 adds no noise and is not private.
         max_grad_norm: L, the Lipschitz constant or a clip bound.
-        projection: ``Ball``, ``Box`` or ``Simplex`` of ``dpkern.ops.update``; None: the whole space.
+        projection: ``Ball``, ``Box`` or ``Simplex`` of ``dpkern.ops.update``; None: no set.
         diameter: of the set; None: the projection's own.
         steps: ``bound``: ``diameter / (G sqrt(t))`` with ``G = sqrt(n^2 L^2 + d s^2)``;
             ``constant``: always ``learning_rate``.

@@ -212,6 +212,14 @@ class Crop(_Taps):
                     remedy="signal is [r, taps] and post [taps, r], taps the layer's kernel size.",
                 )
 
+        if self.signal is not None and self.post is None:
+            raise InvalidInput(
+                "post",
+                expected="the way back from a signal",
+                got=None,
+                remedy="Give signal and post together; post alone maps noisy gradients.",
+            )
+
     @property
     def rank(self) -> int:
         """Coordinates of a channel pair, r."""

@@ -91,10 +91,9 @@ def validate(
 
 def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:
     size = sum(p.numel() * p.element_size() for p in params)
+    entries = sum(p.numel() for p in params)
     passes = 2 if isinstance(onto, Ball) else 1
-    return Cost(
-        bytes_read=passes * size, bytes_written=size, flops=3 * sum(p.numel() for p in params)
-    )
+    return Cost(bytes_read=passes * size, bytes_written=size, flops=3 * entries)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, comparison, directional, directional_runs, gredp, ldp, pnsgd
+from . import claims, comparison, directional, directional_runs, gredp, ldp, pnsgd, spectral
 from .result import Result
 from .runner import Request
 
@@ -47,6 +47,11 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "rules": pnsgd.rules,
         "bound": pnsgd.bound,
         "experiment": pnsgd.experiment,
+    },
+    "spectral": {
+        "keep": spectral.keep,
+        "quirks": spectral.quirks,
+        "whitened": spectral.whitened,
     },
 }
 """Items by name; a paper whose only item is "" is one table."""

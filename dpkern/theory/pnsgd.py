@@ -69,7 +69,8 @@ def pnsgd_chain(
     integer(1, n=n)
     positive(lipschitz=lipschitz)
     count = n * n if steps is None else integer(1, steps=steps)
-    step_delta = open_unit(delta=delta) * n / (2 * count)
+    # Few steps of many records would give a release more delta than the whole run has.
+    step_delta = min(open_unit(delta=delta) * n / (2 * count), delta / 2)
     query = 2 * n * lipschitz / sigma * math.sqrt(2 * math.log(1 / step_delta))
     sampled = composition.amplified_simplified(query, step_delta, 1 / n)
     composed = composition.advanced(*sampled, count, delta / 2, second_term=False)

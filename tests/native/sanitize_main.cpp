@@ -20,6 +20,7 @@ int main() {
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",
               static_cast<long long>(test::test_ghost_conv()));
+  std::printf("spectral %lld cases\n", static_cast<long long>(test::test_spectral()));
   std::printf("emulated CUDA %lld cases (the emulator)\n",
               static_cast<long long>(test::test_emulator()));
   std::printf("emulated CUDA %lld cases (noise)\n",

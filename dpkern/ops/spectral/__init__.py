@@ -8,9 +8,9 @@ from ._basis import Pencil, pencil, smoothing, whitening
 from .bins import bins_sum, conv_bins
 from .circulant import circulant_gradient, circulant_norm, circulant_sum
 from .conv_norm import conv_norm
-from .conv_sum import conv_sum
+from .conv_sum import conv_sum, sum_route
 from .filter import filtered
-from .whiten import conv_release, whitened_norm
+from .whiten import conv_release, whitened_conv_norm, whitened_norm
 
 __all__ = [
     "Band",
@@ -27,6 +27,8 @@ __all__ = [
     "literal",
     "pencil",
     "smoothing",
+    "sum_route",
+    "whitened_conv_norm",
     "whitened_norm",
     "whitening",
 ]

@@ -118,6 +118,12 @@ def conv_bins(
     xs, gs = x.double(), g.double()
     x_map = grid.place_input(xs, xs.new_zeros(*xs.shape[:2], *grid.size))
     g_map = grid.place_gradient(gs, gs.new_zeros(*gs.shape[:2], *grid.folded))
+    if not len(x):  # MKL has no transform of nothing
+        empty = (
+            x_map.new_zeros(len(kept), 0, 2, t.shape[1], dtype=of_sums(x.dtype)) for t in (x, g)
+        )
+        x_bins, g_bins = empty
+        return x_bins, g_bins, x_map.new_zeros(0)
     x_spectra, g_spectra = (torch.fft.rfft2(m).flatten(2) for m in (x_map, g_map))
     squares = product_squares(
         grid,

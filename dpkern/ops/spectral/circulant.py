@@ -86,6 +86,8 @@ def circulant_norm(
         InvalidInput: wrong type, shape, dtype, device, layout or band.
     """
     block = x.shape[-1]
+    if not len(x):  # MKL has no transform of nothing
+        return x.new_zeros(0, dtype=torch.float64)
     xs, gs = (torch.fft.rfft(t.double()).movedim(-1, 1) for t in (x, g))  # [B, K, T, q or p]
     if x.shape[1] == 1:
         pairs = _power(xs) * _power(gs)
@@ -145,6 +147,9 @@ def circulant_gradient(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
+    if not len(x):
+        empty = x.new_zeros(0, g.shape[2], x.shape[2], x.shape[3])
+        return empty, empty.new_zeros(0, dtype=torch.float64)
     xs, gs = (torch.fft.rfft(t).movedim(-1, 1) for t in (x, g))
     spectra = (gs.mH @ xs).movedim(1, -1)
     grads = torch.fft.irfft(spectra, n=x.shape[-1]).contiguous()
@@ -200,6 +205,8 @@ def circulant_sum(
     used = factors != 0
     if not bool(used.all()):
         x, g, factors = x[used], g[used], factors[used]
+    if not len(x):
+        return
     g = g * factors[:, None, None, None]
     xs, gs = (torch.fft.rfft(t).flatten(0, 1).movedim(-1, 0) for t in (x, g))  # [K, B T, .]
     spectra = (gs.mH @ xs).movedim(0, -1)

@@ -67,11 +67,11 @@ def conv_sum(
         "dilation": dilation,
         "groups": groups,
     }
+    if route == "auto":
+        route = sum_route(x, g, padding=padding, size=size, band=band, **sizes)
     if band is None:
         ghost.conv_sum(x, g, factors, out, padding=padding, backend=backend, **sizes)
         return
-    if route == "auto":
-        route = cheapest(layer, band)
     if route == "bins":
         x_bins, g_bins, _ = conv_bins(x, g, padding=padding, band=band, backend=backend, **sizes)
         bins_sum(
@@ -103,13 +103,29 @@ def conv_filtered(
     )
 
 
-def cheapest(layer: Layer, band: Band) -> str:
-    """By multiplications; docs/spectral.md has the figures."""
-    geometry = layer.geometry
-    gradient = geometry.multiplications
-    products = 4 * len(kept_bins(band)) * geometry.batch * geometry.weight_shape[1]
-    transforms = geometry.out_channels
-    return "bins" if products * transforms < gradient else "filter"
+def sum_route(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    size: Sequence[int],
+    band: Band | None = None,
+) -> str:
+    """What ``route="auto"`` means for these operands: a caller that norms by the transforms too may
+    keep their retained bins for the sum.
+
+    By multiplications of a channel pair, four for a complex product; docs/spectral.md has the
+    figures. Where ``bins`` wins its transforms cost what the filter's cost.
+    """
+    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    if band is None:
+        return "plain"
+    taps, positions = layer.geometry.taps, layer.geometry.positions
+    return "bins" if 4 * len(kept_bins(band)) < taps * positions else "filter"
 
 
-__all__ = ["ROUTES", "cheapest", "conv_filtered", "conv_sum"]
+__all__ = ["ROUTES", "conv_filtered", "conv_sum", "sum_route"]

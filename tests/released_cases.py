@@ -1,0 +1,124 @@
+"""A mechanism whose releases are given one by one, for the tests of plans and of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from dpkern import DPStep
+from dpkern.accounting import events
+from dpkern.accounting.events import EventSpec
+from dpkern.mechanisms import Block, Crop, Importance, Mechanism, Memory, Plan, Release, Site
+from dpkern.mechanisms.certify import gaussian_spec, laplace_spec
+from dpkern.mechanisms.notes import notes
+from dpkern.mechanisms.plan import laid_out
+
+CONV = Site(
+    kind="conv",
+    shape=(20, 10, 2, 2),
+    input=(7, 7),
+    output=(6, 6),
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+)
+SHAPES = ((20, 10, 2, 2), (20,), (9, 7))
+"""A kernel, its bias, and a dense weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Mechanism):
+    """Gaussian (or Laplace) noise with a release for each parameter."""
+
+    name: ClassVar[str] = "made"
+
+    noise_multiplier: float = 1.0
+    max_grad_norm: float = 1.0
+    releases: tuple[Release | None, ...] = (None, None, None)
+    stretches: tuple[float, ...] = (1.0, 1.0, 1.0)
+    clipping: str = "flat"
+    arithmetic: str = "float"
+    mode: str = "corrected"
+    distribution: str = "gaussian"
+    noise_point: str = "per_batch"
+    batch_size: int | None = None
+    importance: Importance | None = None
+    unsampled_event: EventSpec | None = None
+    silent: tuple[int, ...] = ()
+    claims: float | None = None
+
+    @property
+    def certified_for(self) -> str:
+        return "released bits" if self.arithmetic == "exact" else "real-number sums"
+
+    @property
+    def unsampled(self) -> EventSpec:
+        return events.no_op() if self.unsampled_event is None else self.unsampled_event
+
+    def event_spec(self, dimension: int | None = None) -> EventSpec:
+        return events.gaussian(self.noise_multiplier)
+
+    def claim(self, **_: Any) -> float | None:
+        return self.claims
+
+    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
+        sigma = self.noise_multiplier * (self.batch_size or 1) ** 0.5
+        blocks = laid_out(
+            Block(
+                shape=tuple(shape),
+                clip_group=index if self.clipping == "per_layer" else 0,
+                bound=self.max_grad_norm,
+                sd=0.0 if index in self.silent else sigma * self.max_grad_norm,
+                release=self.releases[index],
+                stretch=self.stretches[index],
+            )
+            for index, shape in enumerate(shapes)
+        )
+        law = laplace_spec if self.distribution == "laplace" else gaussian_spec
+        spec = law(blocks, self.arithmetic)
+        if self.noise_point == "per_sample" and self.batch_size is None:
+            spec = events.non_private()
+        return Plan(
+            mechanism=self.name,
+            mode=self.mode,
+            blocks=blocks,
+            clipping=self.clipping,
+            arithmetic=self.arithmetic,
+            distribution=self.distribution if self.noise_multiplier else None,
+            neighbouring="add_remove",
+            certified_for=self.certified_for,
+            spec=spec,
+            p=1 if self.distribution == "laplace" else 2,
+            noise_point=self.noise_point,
+            samples=self.batch_size,
+            unsampled=self.unsampled,
+            notes=notes("G2") if self.mode == "published" else (),
+            importance=self.importance,
+        )
+
+
+def crop(rank: int = 4, seed: int = 0, **more: Any) -> Crop:
+    """A release of the kernel's taps by a full-rank map and its inverse (or pseudo-inverse)."""
+    signal = np.random.default_rng(seed).standard_normal((rank, 4))
+    return Crop(site=CONV, signal=signal, post=np.linalg.pinv(signal), **more)
+
+
+def make(mechanism: Mechanism, *, seed: int | None = 7, **more: Any) -> DPStep:
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    given = {"expected_batch_size": 8.0, "sample_rate": 0.01, "unsafe_seed": seed} | more
+    return DPStep(mechanism, params, **given)
+
+
+def gradients(batch: int, seed: int = 1) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn((batch, *shape), generator=generator) for shape in SHAPES]
+
+
+def without_noise(change: Callable[..., Made] = Made, **fields: Any) -> Made:
+    """The mechanism with noise off: what is left is clipping and the maps."""
+    return change(noise_multiplier=0.0, **fields)
