@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,15 @@ from dpkern.ops.spectral import Band, pencil
 from tests.engine_oracle import TOLERANCE, Op, cast, draw, make, per_sample_gradients, sample_losses
 
 B = 5
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny: threads that wait for each other would take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def plan_of(

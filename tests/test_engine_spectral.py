@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,15 @@ from tests.engine_oracle import draw, make, sample_losses
 
 X = draw(8, 1, 10, 10).float()
 NUMBERS: dict[str, Any] = {"noise_multiplier": 0.1, "max_grad_norm": 0.5}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """The tensors are tiny: threads that wait for each other would take most of the time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def small() -> nn.Module:

@@ -25,6 +25,7 @@ class Everything(nn.Module):
         self.spectral = SpectralConv2d(4, 6, 3, dilation=2, groups=2, bias=False)
         self.twice = nn.Conv2d(6, 6, 1, bias=False)
         self.made = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.both = nn.Conv2d(6, 6, 1, bias=False)
         self.frozen = nn.Conv2d(6, 6, 1).requires_grad_(False)
         self.head = BlockCirculantLinear(6, 5, 4, bias=False)
         self.line = nn.Conv1d(5, 2, 2, padding=1)
@@ -34,6 +35,7 @@ class Everything(nn.Module):
         y = self.spectral(self.norm(self.conv(x)))
         y = self.frozen(self.twice(torch.tanh(self.twice(y))))
         y = torch.conv2d(y, self.made.weight * 2, padding=1)
+        y = torch.conv2d(self.both(y), self.both.weight * 2)
         y = self.head(y.flatten(2).transpose(1, 2))
         return self.line(y.transpose(1, 2))
 
@@ -66,7 +68,8 @@ def test_every_parameter_has_its_site() -> None:
         kind="circulant", shape=(2, 2, 4), input=(10,), output=(10,)
     )
     assert (found["line.weight"].kind, found["line.weight"].output) == ("conv", (11,))
-    for name in ("conv.bias", "norm.weight", "twice.weight", "made.weight", "unused.weight"):
+    others = ("conv.bias", "norm.weight", "twice.weight", "made.weight", "both.weight")
+    for name in (*others, "unused.weight"):
         assert found[name] == Site(kind="other", shape=tuple(model.get_parameter(name).shape))
 
 

@@ -357,4 +357,4 @@ class Circulant(Record):
 
 def _by_group(channels: Tensor, groups: int) -> Tensor:
     """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
-    return channels.reshape(len(channels), groups, -1, *channels.shape[2:])
+    return channels.reshape(len(channels), groups, channels.shape[1] // groups, *channels.shape[2:])

@@ -35,9 +35,7 @@ class Embedding(Record):
         ghost.embedding_sum(self.ids, wide(self.g), factors, out, padding_idx=self.padding_idx)
 
     def per_sample(self) -> Tensor:
-        g = wide(self.g)
-        if self.padding_idx is not None:
-            g = g.masked_fill((self.ids == self.padding_idx)[:, :, None], 0)
+        g = self._used
         grads = g.new_zeros((self.batch, *self.shape))
         index = self.ids[:, :, None].expand(-1, -1, g.shape[2])
         return grads.scatter_add_(1, index, g)
@@ -50,7 +48,15 @@ class Embedding(Record):
         return clip.sum_dtype(self.g.dtype)
 
     def products(self) -> tuple[int, Tensor]:
-        return int(self.ids.shape[1]), rows_l1(self.g.flatten(1))
+        return int(self.ids.shape[1]), rows_l1(self._used.flatten(1))
+
+    @property
+    def _used(self) -> Tensor:
+        """``g`` without what goes to the padding."""
+        g = wide(self.g)
+        if self.padding_idx is None:
+            return g
+        return g.masked_fill((self.ids == self.padding_idx)[:, :, None], 0)
 
 
 @dataclass
