@@ -1,4 +1,4 @@
-"""Whole steps with the mechanisms of the frequency domain, beside DP-SGD and literal forms: a worker.
+"""Whole steps with mechanisms of the frequency domain, beside DP-SGD and literal forms: a worker.
 
 Usage: ``python -m benchmarks.spectral_step '{"task": ..., "threads": ..., "rounds": ...}'``
 

@@ -15,7 +15,7 @@ from dpkern.errors import InvalidInput
 from dpkern.ops import ghost, spectral
 from dpkern.ops.spectral import Band
 from dpkern.ops.spectral._sizes import fast
-from dpkern.ops.spectral._spectra import Grid
+from dpkern.ops.spectral._spectra import Grid, transform_error
 from dpkern.ops.spectral.conv_sum import conv_filtered
 from tests.every_backend import every_backend
 from tests.spectral_cases import CASES, Case, correlation_map, taps, through
@@ -157,6 +157,25 @@ def test_a_norm_that_transforms_only_round_to_is_covered(backend: str) -> None:
     sizes = float((squared(x.double()) * squared(g.double())).sqrt())
     assert math.sqrt(float(got)) < 1e-3 * sizes
     assert math.sqrt(float(want)) < 1e-4 * sizes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_platforms_transforms_keep_their_bound_by_far(dtype: torch.dtype) -> None:
+    """Errors are at most an eighth of eta, for random maps and for those of one frequency."""
+    generator = torch.Generator().manual_seed(3)
+    for size in ((1, 12), (5, 5), (8, 10), (18, 18), (36, 36), (65, 66), (72, 50)):
+        n, m = (torch.arange(k, dtype=torch.float64) for k in size)
+        wave = torch.cos(2 * math.pi * 2 * n / size[0])[:, None] * torch.cos(0.1 + m)
+        maps = torch.stack([torch.randn(size, generator=generator, dtype=torch.float64), wave])
+        maps = maps.to(dtype)
+        # Exactly rounded sums are too slow: a matrix of exactly reduced angles, in float64.
+        turns = [(torch.outer(k, k) % len(k)) / len(k) for k in (n, m)]
+        down, across = (torch.exp(-2j * math.pi * t) for t in turns)
+        want = (down @ maps.to(torch.complex128) @ across)[..., : size[1] // 2 + 1]
+        error = (torch.fft.rfft2(maps).to(torch.complex128) - want).abs().square().sum((1, 2))
+        whole = maps.double().square().sum((1, 2)) * math.prod(size)
+        unit = 8 if dtype is torch.float32 else 1  # the sums of the oracle round as well
+        assert bool((error.sqrt() * unit <= transform_error(dtype, size) * whole.sqrt()).all())
 
 
 @every_backend
