@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from dpkern._dispatch import Cost
-from dpkern.ops import clip, noise, update
+from dpkern.mechanisms import RandomizedResponse
+from dpkern.ops import clip, noise, symbols, update
 from dpkern.rng import Key, Purpose
 from dpkern.testing import KEY, assert_close
 
@@ -315,7 +316,57 @@ def torch_optimizer(rule: update.Rule, params: list[torch.nn.Parameter]) -> torc
     )
 
 
-Case = NoiseCase | ClipCase | UpdateCase
+@dataclass(frozen=True, kw_only=True)
+class SymbolCase:
+    """Randomized response on ``count`` symbols; beside torch's coins, whose odds are rounded."""
+
+    count: int
+    categories: int = 2
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"symbols-{self.categories}-{kind}-{self.count}"
+
+    def _input(self) -> torch.Tensor:
+        return (torch.arange(self.count) % self.categories).to(self.dtype)
+
+    def _arguments(self) -> dict[str, Any]:
+        mechanism = RandomizedResponse(epsilon=1.0, categories=self.categories)
+        stream = Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1)
+        return {"stream": stream, "keep": mechanism.keep, "categories": self.categories}
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        x, given = self._input(), self._arguments()
+        u, lie, out = torch.empty(self.count), torch.empty_like(x), torch.empty_like(x)
+        truth = given["keep"] / 2**64
+
+        def formulation() -> None:
+            lie.random_(1, self.categories)
+            torch.where(u.uniform_() < truth, x, (x + lie) % self.categories, out=out)
+
+        return Work(
+            ours=lambda: symbols.randomize(x, backend=backend, **given),
+            torch=formulation,
+            cost=symbols.randomize.cost(x, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The same symbols as the reference.
+
+        Raises:
+            AssertionError: they are not.
+        """
+        x, given = self._input(), self._arguments()
+        got = symbols.randomize(x, position=13, backend=backend, **given)
+        wanted = symbols.randomize(x, position=13, backend="reference", **given)
+        assert_close(self.name, got.double(), wanted.double(), 0.0)
+
+
+Case = NoiseCase | ClipCase | UpdateCase | SymbolCase
 
 _F32, _F64, _BF16 = torch.float32, torch.float64, torch.bfloat16
 _I32, _I64 = torch.int32, torch.int64
@@ -347,6 +398,8 @@ SMALL_CASES: tuple[Case, ...] = (
     ),
     *(UpdateCase(sizes=(1000, 77), rule=rule, sums=_F64, dtype=_F64) for rule in RULES),
     *(UpdateCase(sizes=(1000, 77), rule=rule, sums=_F32, noise=False) for rule in RULES),
+    SymbolCase(count=3000),
+    SymbolCase(count=3000, categories=10, dtype=_I64),
 )
 
 LARGE_CASES: tuple[Case, ...] = (
@@ -366,4 +419,6 @@ LARGE_CASES: tuple[Case, ...] = (
     *(UpdateCase(sizes=(10_000_000,), rule="adam", sums=sums) for sums in (_I32, _F32)),
     UpdateCase(sizes=(10_000_000,), rule="adam", sums=_F32, noise=False),
     UpdateCase(sizes=(1000,) * 1000, rule="momentum", sums=_I32),
+    SymbolCase(count=4_000_000),
+    SymbolCase(count=4_000_000, categories=10),
 )

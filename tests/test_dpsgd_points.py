@@ -93,6 +93,14 @@ def test_another_number_of_samples_is_refused_before_anything_is_released() -> N
     assert step.steps == 0
 
 
+def test_poisson_samples_have_no_fixed_size() -> None:
+    given: dict[str, Any] = {"sample_rate": 0.02}
+    with pytest.raises(PrivacyError, match="sampling"):
+        DPStep(points(batch_size=16), [torch.zeros(3)], expected_batch_size=16, **given)
+    with pytest.raises(PrivacyError, match="sampling"):
+        accounting.epsilon(points(batch_size=16), steps=10, delta=1e-5, **given)
+
+
 @pytest.mark.parametrize(
     ("changes", "name"),
     [

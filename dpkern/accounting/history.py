@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Protocol, Self
 
 from .._validate import choice, integer, open_unit, probability
-from ..errors import InvalidInput
+from ..errors import InvalidInput, PrivacyError
 from . import events
 from .accountants import RELATIONS, non_private, upper_bounds
 from .events import EventSpec, Leaf
@@ -135,7 +135,17 @@ class Use:
 
         Raises:
             InvalidInput: an argument out of range.
+            PrivacyError: Poisson samples for a plan that is certified for steps of one size.
         """
+        samples = getattr(mechanism, "samples", None)
+        if sampling == "poisson" and samples is not None:
+            raise PrivacyError(
+                "sampling",
+                expected="'fixed' or 'shuffled'",
+                got=sampling,
+                remedy=f"The certificate is for steps of exactly {samples} samples, and Poisson "
+                "samples have any number.",
+            )
         size = dimension if dimension is not None else mechanism.dimension
         use = cls(
             event=mechanism.event_spec(size),

@@ -183,6 +183,11 @@ class DPSGD(Mechanism):
         return numbers
 
     @property
+    def samples(self) -> int | None:
+        """How many samples every step must have; None: any number."""
+        return self.batch_size
+
+    @property
     def noised(self) -> bool:
         """Whether every contribution is bounded and noised."""
         given = self.max_grad_norm
