@@ -125,7 +125,7 @@ def test_no_noise_is_called_not_private(capsys: pytest.CaptureFixture[str], poin
     )
     assert code == 0
     assert found["epsilon_certified"] == found["epsilon_claimed"] == "inf"
-    assert found["statement"] == "not private: nothing can be certified"
+    assert found["statement"] == "not private: parameter 0 is released without noise"
 
 
 def test_diagnostics_are_labelled(capsys: pytest.CaptureFixture[str], points: str) -> None:

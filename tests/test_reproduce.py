@@ -128,7 +128,9 @@ def test_gredp_without_training() -> None:
         assert value(variance, f"{kind} (", "index 8") == pytest.approx(ends, rel=0.02)
         assert value(variance, f"{kind} (", "index 3") == pytest.approx(inner, rel=0.02)
         assert value(variance, f"{kind}, corr") == pytest.approx(mirrored, abs=0.01)
+    assert any(note.startswith("G5:") for note in variance.notes)
     checks = reproduce("gredp", "checks", QUICK)
+    assert any(row.note.startswith("G7:") for row in checks.rows)
     printed = {
         "plain DP-SGD, sigma 2.586": 1.0,
         "circular noise, sigma 2.586": 1.498,

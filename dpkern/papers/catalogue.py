@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, comparison, directional, gredp, ldp, pnsgd, spectral
+from . import claims, comparison, directional, directional_runs, gredp, ldp, pnsgd, spectral
 from .result import Result
 from .runner import Request
 
@@ -19,6 +19,11 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig2": directional.fig2,
         "sampling": directional.sampling,
         "kappa": directional.worst_direction,
+        "table2": directional_runs.table2,
+        "fig3": directional_runs.fig3,
+        "fig4": directional_runs.fig4,
+        "fig5": directional_runs.fig5,
+        "fig6": directional_runs.fig6,
     },
     "gredp": {
         "table1": gredp.table1,

@@ -10,8 +10,10 @@ lecture notes on private projected SGD; the stabilised perturbed loss (SPOF); Ad
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,14 @@ def certified(
 ) -> tuple[float, str]:
     """``(epsilon, relation)`` of ``STEPS`` releases at rate ``RATE``, or of another run."""
     usual = {"sample_rate": RATE, "steps": STEPS, "delta": DELTA}
-    found = accounting.certify(Released(spec=spec, neighbouring=neighbouring), **(usual | run))
+    return _certified(json.dumps(spec), neighbouring, tuple((usual | run).items()))
+
+
+@lru_cache(maxsize=256)
+def _certified(spec: str, neighbouring: str, run: tuple[tuple[str, Any], ...]) -> tuple[float, str]:
+    """Several rows ask for the same event."""
+    released = Released(spec=json.loads(spec), neighbouring=neighbouring)
+    found = accounting.certify(released, **dict(run))
     return found.epsilon, found.relation
 
 
