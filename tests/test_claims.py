@@ -51,7 +51,7 @@ def test_a_claim_without_an_event_is_asked_for() -> None:
     class Asked(Boaster):
         def claim(self, **run: Any) -> float | None:
             asked.append(run)
-            return 0.25 * run["steps"]
+            return 40.0 + 0.05 * run["steps"]
 
     mechanism = Asked()
     run = {**RUN, "dataset_size": 5000}
