@@ -421,7 +421,9 @@ def test_clipping_by_the_l1_norm(per_layer: bool) -> None:
 
 def test_raw_sums_stand_beside_the_clipped_ones() -> None:
     model = make(Mixed).double()
-    releases = [diagonal(p.shape, i, "centre") for i, p in enumerate(model.parameters())]
+    releases = [
+        diagonal(p.shape, i, "centre", norm="gradient") for i, p in enumerate(model.parameters())
+    ]
     importance = Importance(bound=1.0, sd=1.0)
     plan = plan_of(model, releases, bound=0.1, importance=importance)
     result = released(model, [TOKENS], plan, reduction="mean")
