@@ -159,6 +159,17 @@ def test_a_norm_that_transforms_only_round_to_is_covered(backend: str) -> None:
     assert math.sqrt(float(want)) < 1e-4 * sizes
 
 
+def test_few_bins_are_multiplied_and_many_are_filtered() -> None:
+    for case, kind, route in (
+        (PLAIN, "shells", "bins"),
+        (replace(PLAIN, kernel=(1, 1)), "all", "filter"),
+    ):
+        x, g = case.operands(1, torch.float32)
+        band = Band(case.size, kind, 0.25 if kind == "shells" else 1.0)
+        assert spectral.sum_route(x, g, **case.sizes, size=case.size, band=band) == route
+        assert spectral.sum_route(x, g, **case.sizes, size=case.size) == "plain"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_platforms_transforms_keep_their_bound_by_far(dtype: torch.dtype) -> None:
     """Errors are at most an eighth of eta, for random maps and for those of one frequency."""
