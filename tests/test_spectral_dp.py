@@ -183,19 +183,21 @@ def test_noise_off_is_the_low_pass(index: int, mask: str, keep: float) -> None:
 
 
 @pytest.mark.parametrize("convention", ["row", "column"])
-def test_circulant_layers_are_filtered_by_a_matrix(convention: str) -> None:
+@pytest.mark.parametrize("mask", ["shells", "authors_slice"])
+def test_circulant_layers_are_filtered_by_a_matrix(mask: str, convention: str) -> None:
     site = circulant(2, 3, 8)
     generator = torch.Generator().manual_seed(8)
     x = torch.randn(4, 1, 3, 8, generator=generator, dtype=torch.float64)
     g = torch.randn(4, 1, 2, 8, generator=generator, dtype=torch.float64)
     plain = literal.Pipeline(kernel=(8,), size=(8,), bound=1e9)
-    config = replace(plain, band=Band((8,), "shells", 0.5))
+    config = replace(plain, band=Band((8,), mask, 0.5))
     gradient, low = (literal.circulant(x, g, c, generator) for c in (plain, config))
     if convention == "column":
         # The first column's gradient is that of the first row with its lags reversed.
         mirror = [(8 - j) % 8 for j in range(8)]
         gradient, low = gradient[..., mirror], low[..., mirror]
-    for mechanism in (published(sites=(site,)), spectral(sites=(site,))):
+    whitened = published(sites=(site,), mask=mask, clip_domain="whitened")
+    for mechanism in (published(sites=(site,), mask=mask), whitened):
         (block,) = mechanism.plan([site.shape]).blocks
         assert block.release is not None
         assert not block.release.operands

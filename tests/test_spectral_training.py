@@ -184,7 +184,7 @@ CASES = {
     "gredp flat": gredp(clipping="flat", max_grad_norm=1.0),
     "gredp real": gredp(noise_kind="real"),
     "gredp cropped": gredp(clip_domain="cropped"),
-    "gredp as printed": gredp(unitary_scaling="as_printed", max_grad_norm=0.05),
+    "gredp as printed": gredp(unitary_scaling="as_printed", max_grad_norm=0.1),
     "gredp by layer": gredp(clipping="group", groups=(0, 0, 1, 1, 2, 2, 3, 3)),
     "spectral": spectral(),
     "spectral flat": spectral(clipping="flat", keep_fraction=0.2, mask="rectangle"),
