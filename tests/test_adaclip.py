@@ -153,6 +153,7 @@ def test_the_gloss_of_gamma_is_noted_in_published_mode() -> None:
         ({"gamma": 0.0}, "gamma"),
         ({"gamma": 2.0}, "gamma"),
         ({"beta1": 1.0}, "beta1"),
+        ({"beta2": -0.1}, "beta2"),
         ({"h1": 11.0}, "h1"),
         ({"expected_batch_size": 0}, "expected_batch_size"),
         ({"initial_scale": -1.0}, "initial_scale"),

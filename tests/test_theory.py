@@ -80,8 +80,8 @@ def test_hockey_stick_and_contraction_of_channels() -> None:
     assert divergence.ldp_epsilon(channel) == near(math.log(3), rel=1e-15)
     assert divergence.ldp_epsilon([[1.0, 0.0], [0.5, 0.5]]) == math.inf
     assert divergence.ldp_epsilon([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]]) == 0
-    # The order of the pair matters: the second row may exceed the first by more.
-    lopsided = [[0.5, 0.5], [0.9, 0.1]]
+    # The order of the pair matters: here the second row exceeds the first by more.
+    lopsided = [[0.9, 0.1], [0.5, 0.5]]
     assert divergence.contraction(lopsided, 1.5) == pytest.approx(0.35)
 
 

@@ -24,8 +24,8 @@ from .._validate import integer, positive
 
 NAMES = ("t1", "t2", "t3", "t4", "t5", "t6", "b1", "b2", "b3")
 PAIRS = (("t1", "b3"), ("t6", "b3"))
-_LEARNING_RATE = 0.05
-_BATCH = 100
+_LEARNING_RATE = 0.1
+_BATCH = 250
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def demonstrate(
     Args:
         seed: of the samples, the start and the order of batches.
         samples: how many points of the unit square.
-        epochs: passes of Adam over batches of 100.
+        epochs: passes of Adam over batches of 250.
         reach: offsets are in (0, reach).
         points: grid points of each axis.
 
