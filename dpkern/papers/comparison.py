@@ -85,14 +85,14 @@ QUICK = ("DP-SGD, flat", "Spectral-DP, whitened clip", "GReDP", "GReDP, publishe
 
 
 def task(request: Request, lr: float) -> Setting:
-    """Digits and LeNet-5; 5 epochs in quick runs."""
+    """Digits and LeNet-5; 15 epochs in quick runs."""
     data = request.dataset("digits")
     return Setting(
         data=data,
         model=lambda seed: models.build(
             MODEL, row_shape=data.row_shape, classes=data.classes, init_seed=seed
         ),
-        epochs=5 if request.quick else EPOCHS,
+        epochs=15 if request.quick else EPOCHS,
         batch_size=BATCH,
         rule=update.SGD(lr=lr, momentum=MOMENTUM),
         delta=DELTA,
