@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkern.engine import layers, records  # noqa: F401  (layers registers the rules)
+from dpkern.engine import layers, merge, records  # noqa: F401  (layers registers the rules)
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
 from dpkern.mechanisms import Plan
@@ -249,7 +249,7 @@ def test_operands_stay_in_16_bits_where_products_take_them(
     assert [t.dtype for t in records.operands(a, g)] == [torch.bfloat16] * 2
     assert [t.dtype for t in records.operands(a, g.half())] == [torch.float32] * 2
     assert records.operands(a.transpose(1, 2), g)[0].is_contiguous()
-    merged = records.merge([records.Linear(a, g), records.Linear(a.float(), g.float())])
+    merged = merge.merge([records.Linear(a, g), records.Linear(a.float(), g.float())])
     assert isinstance(merged, records.Linear)
     assert merged.a.dtype is merged.g.dtype is torch.float32
 
