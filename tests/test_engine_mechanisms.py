@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkern import DPStep, PrivacyEngine
-from dpkern.mechanisms import AdaClip, Directional, LaplaceSGD
+from dpkern.mechanisms import DPSGD, AdaClip, Directional, LaplaceSGD, Pruned
 from dpkern.mechanisms.base import Mechanism
 from dpkern.nn import BlockCirculantLinear
 from dpkern.ops import update
@@ -91,6 +91,11 @@ def directional(arithmetic: str) -> Mechanism:
     )  # fmt: skip
 
 
+def pruned(arithmetic: str, mask: str, **options: Any) -> Mechanism:
+    inner = DPSGD(noise_multiplier=0.1, max_grad_norm=0.5, arithmetic=arithmetic, **options)
+    return Pruned(inner=inner, expected_batch_size=B, ratio=0.6, mask=mask, refresh=2)
+
+
 CASES: dict[str, Callable[[], Mechanism]] = {
     "adaclip float": lambda: adaclip("float"),
     "adaclip exact": lambda: adaclip("exact"),
@@ -98,6 +103,11 @@ CASES: dict[str, Callable[[], Mechanism]] = {
     "laplace float, each layer": lambda: laplace("float", "per_layer"),
     "laplace exact": lambda: laplace("exact", "flat"),
     "directional": lambda: directional("float"),
+    "pruned float": lambda: pruned("float", "previous"),
+    "pruned float, each layer": lambda: pruned("float", "previous", clipping="per_layer"),
+    "pruned exact": lambda: pruned("exact", "previous"),
+    "pruned by coins": lambda: pruned("float", "random"),
+    "pruned published": lambda: pruned("float", "published"),
 }
 
 

@@ -54,6 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "gredp": {},
     "directional": {"settings": ("shape=elliptic",)},
     "adaclip": {},
+    "pruned": {},
     "projected_sgd": ONE_RECORD | {"settings": ("projection=ball:2",)},
     "randomized_response": {"epsilon": 1.0, "noise_multiplier": None, "model": "linear"},
 }
@@ -241,6 +242,7 @@ def test_settings_are_read_by_type(name: str, text: str, value: dict[str, Any] |
         ("dpsgd", ("batch_size=many",), "batch_size as"),
         ("dpsgd", ("mode=published",), "option of its own"),
         ("gredp", ("sites=none",), "follows from the run"),
+        ("pruned", ("inner=dpsgd",), "follows from the run"),
         ("adaclip", ("beta1=nan",), "beta1 as float"),
         ("projected_sgd", ("projection=ball",), "projection as"),
     ],
@@ -257,6 +259,7 @@ def test_bad_settings_are_refused(name: str, settings: tuple[str, ...], match: s
         {"mode": "both"},
         {"mechanism": "adaclip", "clipping": "per_layer"},
         {"mechanism": "projected_sgd"},
+        {"mechanism": "pruned", "settings": ("mask=published",)},
         {"mechanism": "randomized_response"},
         {"mechanism": "gredp", "arithmetic": "exact", "mode": "published"},
     ],

@@ -6,7 +6,7 @@ themselves. Sums stay in the parameter's shape; the maps are the step's.
 
     Spectrum   ||R_b||, of the whole or the kept spectrum         sum of (filtered) gradients
     Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
-    Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
+    Scaled     ||(grad_b - m) / s||, or of kept coordinates only  sum of (grad_b - m)
     Summed     the L1 norm of grad_b                              sum of grad_b
 """
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
+from ..mechanisms.pruning import Kept
 from ..mechanisms.release import Crop, Diagonal, Open
 from ..ops import spectral
 from ..ops.spectral import Band
@@ -86,9 +87,9 @@ class Summed(Released):
 
 @dataclass
 class Scaled(Released):
-    """In front of ``Diagonal``: ``(grad - centre) / scale``, one coordinate for one."""
+    """In front of ``Diagonal``: ``(grad - centre) / scale``, one coordinate for one; or ``Kept``."""
 
-    release: Diagonal
+    release: Diagonal | Kept
     scale: float = 1.0
     """What takes captured gradients to those of the sample's own loss, which the centre is of."""
 
@@ -101,6 +102,8 @@ class Scaled(Released):
     @property
     def _weights(self) -> Tensor | None:
         """What squares are multiplied by."""
+        if isinstance(self.release, Kept):
+            return self._on(self.release.mask)
         scale = self.release.scale
         return None if scale is None or self.release.norm == "gradient" else self._on(scale) ** -2
 
@@ -314,8 +317,9 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
         if capture.p == 1:
             return Summed(budget.kept(record, written=True))
         return budget.kept(record)
-    if isinstance(release, Diagonal):
-        written = release.scale is not None and release.norm == "release"
+    if isinstance(release, Diagonal | Kept):
+        mapped = isinstance(release, Kept) or release.scale is not None
+        written = mapped and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
     assert isinstance(release, (Crop, Open))
     signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None

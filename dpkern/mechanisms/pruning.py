@@ -51,6 +51,11 @@ class Kept(Release):
     places: torch.Tensor
     parameter: tuple[int, ...]
 
+    @property
+    def mask(self) -> torch.Tensor:
+        """float64, of the parameter's shape: 1 where a coordinate is kept, else 0."""
+        return self.back(torch.ones(len(self.places), device=self.places.device))
+
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         return (len(self.places),)
 

@@ -135,6 +135,21 @@ def _objective(run: Run, given: Fields) -> Fields:
     return {"n": run.rows, **chosen}
 
 
+def _wrapped(run: Run, given: Fields) -> Fields:
+    """DP-SGD inside; the printed mask in published mode, unless another one is named."""
+    published = given["mode"] == "published"
+    mask = given.get("mask", "published" if published else "previous")
+    if mask == "published" and not published:
+        raise InvalidInput(
+            "mask",
+            expected="previous or random in corrected mode",
+            got=mask,
+            remedy="Pass --mode published: a mask chosen from the samples leaks.",
+        )
+    shared = {name: given[name] for name in ("noise_multiplier", "max_grad_norm", "mode")}
+    return {"inner": mechanisms.DPSGD(**shared), "mask": mask, **_expected_batch(run, given)}
+
+
 BUILDERS: dict[str, Builder] = {
     "adaclip": Builder(kind="AdaClip", more=_expected_batch, derived=("expected_batch_size",)),
     "directional": Builder(
@@ -147,6 +162,7 @@ BUILDERS: dict[str, Builder] = {
     "gredp": Builder(kind="GReDP", more=_layers, derived=("groups", "sites")),
     "laplace_sgd": Builder(kind="LaplaceSGD"),
     "projected_sgd": Builder(kind="ProjectedSGD", more=_objective, derived=("learning_rate", "n")),
+    "pruned": Builder(kind="Pruned", more=_wrapped, derived=("expected_batch_size", "inner")),
     "randomized_response": Builder(
         kind="RandomizedResponse",
         more=_categories,
@@ -202,6 +218,7 @@ def make(
         given["epsilon"] = epsilon
     if builder.more is not None:
         given |= builder.more(run, given)
+    given = {key: value for key, value in given.items() if key in names}  # a mode may be derived
     return builder.type(**given), epsilon is not None and not own_budget
 
 
