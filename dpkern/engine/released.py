@@ -87,7 +87,7 @@ class Summed(Released):
 
 @dataclass
 class Scaled(Released):
-    """In front of ``Diagonal``: ``(grad - centre) / scale``, one coordinate for one; or ``Kept``."""
+    """In front of ``Diagonal``, ``(grad - centre) / scale`` one coordinate for one, or ``Kept``."""
 
     release: Diagonal | Kept
     scale: float = 1.0
