@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +11,10 @@ from torch import nn
 
 from . import accounting
 from .errors import InvalidInput
+from .mechanisms import RandomizedResponse
 from .mechanisms.base import Mechanism
-from .train import display
-from .train.mechanism import MODES, NAMES, Run, make
+from .train import display, responses
+from .train.mechanism import CALIBRATED_TO, MODES, NAMES, Run, make
 from .train.models import ALL_MODELS, build, example_rows
 from .train.options import ARITHMETICS, CLIPPINGS
 from .train.report import dumps
@@ -27,7 +29,10 @@ def command(
         float | None, typer.Option(help="Noise, in units of the norm bound.")
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Or a target: print the least noise that meets it.")
+        float | None,
+        typer.Option(
+            help="Or a target: print the least noise that meets it. Published modes: the claim's."
+        ),
     ] = None,
     delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
     sampling: Annotated[
@@ -105,17 +110,27 @@ def command(
         "sampling": sampling,
         "dataset_size": dataset_size,
     }
+    if isinstance(made, RandomizedResponse):
+        _print_response(made, json)
+        return
+    shapes = None if network is None else [tuple(p.shape) for p in network.parameters()]
     if open_noise:
         assert epsilon is not None
-        made = accounting.calibrate(made, target_epsilon=epsilon, **run)
-    _print(
-        made, run, None if network is None else [tuple(p.shape) for p in network.parameters()], json
-    )
+        dimension = None if shapes is None else sum(map(math.prod, shapes))
+        made = accounting.calibrate(
+            made, to=CALIBRATED_TO[mode], target_epsilon=epsilon, dimension=dimension, **run
+        )
+    _print(made, run, None if epsilon is None else CALIBRATED_TO[mode], shapes, json)
 
 
 def _print(
-    mechanism: Mechanism, run: dict[str, Any], shapes: list[tuple[int, ...]] | None, as_json: bool
+    mechanism: Mechanism,
+    run: dict[str, Any],
+    target: str | None,
+    shapes: list[tuple[int, ...]] | None,
+    as_json: bool,
 ) -> None:
+    """The table of a mechanism whose steps spend."""
     released = mechanism if shapes is None else mechanism.plan(shapes)
     certificate = accounting.certify(released, **run).to_dict()
     result: dict[str, Any] = {
@@ -125,9 +140,24 @@ def _print(
         "epsilon_claimed": accounting.claimed_epsilon(mechanism, **run),
         "claim": mechanism.claim_text,
         "epsilon_certified": certificate.pop("epsilon"),
+        "calibrated_to": target,
         **run,
         **certificate,
     }
+    _show(result, as_json)
+
+
+def _print_response(mechanism: RandomizedResponse, as_json: bool) -> None:
+    """One response for each record, whatever the steps: sampling and delta do not count."""
+    facts = responses.report(mechanism, seeded=False)
+    certificate = facts.pop("certificate")
+    wanted = ("mechanism", "mode", "epsilon_claimed", "claim")
+    shown = {name: facts[name] for name in wanted}
+    shown |= {"epsilon_certified": certificate.pop("epsilon"), **certificate}
+    _show(shown | {"notes": ["steps and sampling spend nothing more"]}, as_json)
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(dumps(result), flush=True)
         return

@@ -205,6 +205,7 @@ def test_noise_for_a_target(sampling: str) -> None:
     run.train(epochs=2)
     assert 2.9 < run.engine.get_epsilon(DELTA) <= 3.0
     assert run.engine.report(DELTA)["sampling"] == sampling
+    assert run.engine.report(DELTA)["calibrated_to"] == "certified"
 
 
 def test_a_mechanism_instead_of_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -282,6 +283,39 @@ def test_privacy_of_a_planned_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "G3" in out
     assert cli.main(["privacy", *numbers, *chosen[:4]]) == cli.REFUSED
     assert "--model" in capsys.readouterr().err
+
+
+def planned(capsys: pytest.CaptureFixture[str], *chosen: str) -> dict[str, Any]:
+    numbers = ("--sample-rate", "0.01", "--steps", "100", "--json")
+    assert cli.main(["privacy", *numbers, *chosen]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_planned_epsilon_is_the_one_that_training_would_aim_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chosen = ("--mechanism", "gredp", "--model", "gredp-lenet5", "--epsilon", "2")
+    published = planned(capsys, *chosen, "--mode", "published")
+    assert published["calibrated_to"] == "claimed"
+    assert published["epsilon_claimed"] == pytest.approx(2, rel=5e-3)
+    assert published["epsilon_certified"] > 10
+    corrected = planned(capsys, *chosen)
+    assert corrected["calibrated_to"] == "certified"
+    assert corrected["epsilon_certified"] == pytest.approx(2, rel=5e-3)
+
+
+def test_whose_claim_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    published = ("--mode", "published")
+    found = planned(capsys, "--mechanism", "directional", "--epsilon", "2", *published)
+    assert found["epsilon_claimed"] == 2
+    assert "budget of 100 steps" in found["claim"]
+    notes = ("--noise-multiplier", "100", "--sampling", "fixed", "--dataset-size", "100")
+    found = planned(capsys, "--mechanism", "projected_sgd", *published, *notes)
+    assert "notes" in found["claim"]
+    found = planned(capsys, "--mechanism", "randomized_response", "--epsilon", "1")
+    assert found["epsilon_certified"] == pytest.approx(1)
+    assert found["delta"] == 0
 
 
 def test_every_builder_names_a_mechanism() -> None:

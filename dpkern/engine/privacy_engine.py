@@ -147,7 +147,9 @@ class PrivacyEngine:
                 dimension=run["dimension"],
             )
 
-        return self._make(module, optimizer, data_loader, Options.of(options), choose)
+        made = self._make(module, optimizer, data_loader, Options.of(options), choose)
+        self.step.calibrated_to = "certified"
+        return made
 
     def _make(
         self,

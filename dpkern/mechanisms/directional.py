@@ -290,6 +290,13 @@ class Directional(Mechanism):
         assert self.delta is not None
         return self.epsilon if steps <= self.steps and delta >= self.delta else math.inf
 
+    @property
+    def claim_text(self) -> str:
+        """Whose number ``epsilon_claimed`` is."""
+        if self.mode == "published" and self.epsilon is not None:
+            return f"the source's budget of {self.steps} steps, by its own composition"
+        return super().claim_text
+
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
         """The same configuration with other noise; a claimed budget no longer holds and goes."""
         changed: Self = replace(self, noise_multiplier=noise_multiplier, epsilon=None, delta=None)

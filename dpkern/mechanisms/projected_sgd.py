@@ -153,6 +153,13 @@ class ProjectedSGD(Mechanism):
         numbers = self.sigma, self.n, self.max_grad_norm, delta
         return pnsgd.pnsgd_epsilon(*numbers, rule=self.rule, steps=steps)
 
+    @property
+    def claim_text(self) -> str:
+        """Whose number ``epsilon_claimed`` is."""
+        if self.mode == "published":
+            return f"the notes' noise and n, by the rule {self.rule!r}"
+        return super().claim_text
+
     def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         """The plan for parameters of these shapes, in this order.
 

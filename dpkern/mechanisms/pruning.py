@@ -207,6 +207,11 @@ class Pruned(Mechanism):
             steps=steps, sample_rate=sample_rate, delta=delta, dataset_size=dataset_size
         )
 
+    @property
+    def claim_text(self) -> str:
+        """The wrapped mechanism's."""
+        return self.inner.claim_text if self.mode == self.inner.mode else super().claim_text
+
     def memory(self, params: Sequence[torch.Tensor]) -> Memory:
         """What was left out, the next mask, and the number of steps."""
         return Memory(

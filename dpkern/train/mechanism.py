@@ -24,6 +24,8 @@ from ..errors import InvalidInput
 from ..mechanisms.base import Mechanism
 
 MODES = ("corrected", "published")
+CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
+"""What a wanted epsilon means: published experiments calibrate the source's claim."""
 
 
 @dataclass(frozen=True, kw_only=True)

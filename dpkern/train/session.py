@@ -22,16 +22,13 @@ from ..step import DPStep
 from . import checkpoint, data, files, models, projected, report, responses
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .machine import backend_in_use, torch_threads
-from .mechanism import Run, make
+from .mechanism import CALIBRATED_TO, Run, make
 from .options import Options, RunOptions, only
 from .report import Epoch
 
 DEFAULT_BATCH_SIZE = 400
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
-
-CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
-"""What ``epsilon`` asks for: published experiments calibrate the source's claim."""
 
 
 class Session:
