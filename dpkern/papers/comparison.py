@@ -69,7 +69,7 @@ CORRECTED = (
         grid=(0.03, 0.1, 0.3),
     ),
     Entry(label="AdaClip", name="adaclip", grid=(0.01, 0.03, 0.1)),
-    Entry(label="Pruned, mask of the step before", name="pruned"),
+    Entry(label="Pruned, mask of the step before", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 PUBLISHED = (
     Entry(label="Laplace SGD, published", name="laplace_sgd"),
@@ -81,7 +81,7 @@ PUBLISHED = (
         settings=("importance_multiplier=8",),
     ),
     Entry(label="AdaClip, published", name="adaclip"),
-    Entry(label="Pruned, published", name="pruned"),
+    Entry(label="Pruned, published", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 QUICK = ("DP-SGD, flat", "Spectral-DP, whitened clip", "GReDP", "GReDP, published")
 
