@@ -203,6 +203,20 @@ def test_printed_scaling() -> None:
     assert plan.spec == published().plan(shapes(NETWORK)).spec
 
 
+def test_a_certificate_for_steps_of_one_size_refuses_poisson_samples() -> None:
+    mechanism = published(
+        noise_kind="circular_full",
+        clip_domain="cropped",
+        clipping="flat",
+        noise_point="per_sample",
+        batch_size=16,
+    )
+    numbers: dict[str, Any] = {"sample_rate": 0.01, "steps": 10, "delta": 1e-5}
+    with pytest.raises(PrivacyError, match="exactly 16 samples"):
+        epsilon(mechanism, **numbers)
+    assert epsilon(mechanism, sampling="fixed", dataset_size=1600, **numbers) < math.inf
+
+
 def test_noise_per_sample() -> None:
     sizes = shapes(NETWORK)
     unknown = published(noise_point="per_sample", clipping="flat").plan(sizes)

@@ -257,6 +257,11 @@ class SpectralMechanism(Mechanism):
         return _plan(self, sizes)
 
     @property
+    def samples(self) -> int | None:
+        """How many samples every step must have; None: any number."""
+        return self.batch_size
+
+    @property
     def _unknown_noise(self) -> bool:
         return self.noise_point == "per_sample" and self.batch_size is None
 
