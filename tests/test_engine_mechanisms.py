@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkern import DPStep, PrivacyEngine
-from dpkern.mechanisms import AdaClip, Directional, LaplaceSGD
+from dpkern.mechanisms import DPSGD, AdaClip, Directional, LaplaceSGD, Pruned
 from dpkern.mechanisms.base import Mechanism
 from dpkern.nn import BlockCirculantLinear
 from dpkern.ops import update
@@ -91,6 +91,11 @@ def directional(arithmetic: str) -> Mechanism:
     )  # fmt: skip
 
 
+def pruned(arithmetic: str) -> Mechanism:
+    inner = DPSGD(noise_multiplier=0.1, max_grad_norm=0.5, arithmetic=arithmetic)
+    return Pruned(inner=inner, expected_batch_size=B, mask="previous", ratio=0.5)
+
+
 CASES: dict[str, Callable[[], Mechanism]] = {
     "adaclip float": lambda: adaclip("float"),
     "adaclip exact": lambda: adaclip("exact"),
@@ -98,6 +103,11 @@ CASES: dict[str, Callable[[], Mechanism]] = {
     "laplace float, each layer": lambda: laplace("float", "per_layer"),
     "laplace exact": lambda: laplace("exact", "flat"),
     "directional": lambda: directional("float"),
+    "pruned": lambda: pruned("float"),
+    "pruned exact": lambda: pruned("exact"),
+    "pruned laplace": lambda: Pruned(
+        inner=laplace("float", "flat"), expected_batch_size=B, mask="random", ratio=0.5
+    ),
 }
 
 

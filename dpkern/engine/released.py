@@ -8,6 +8,7 @@ themselves. Sums stay in the parameter's shape; the maps are the step's.
     Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
     Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
     Summed     the L1 norm of grad_b                              sum of grad_b
+    Mapped     the norm of any other release's coordinates        sum of grad_b
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
-from ..mechanisms.release import Crop, Diagonal, Open
+from ..mechanisms.release import Crop, Diagonal, Open, Release
 from ..ops import spectral
 from ..ops.spectral import Band
 from .records import (
@@ -82,6 +83,25 @@ class Summed(Released):
 
     def square(self) -> Tensor:
         return self.record.absolute().square()
+
+
+@dataclass
+class Mapped(Released):
+    """Clipped by its coordinates in a release that only gradients written out can tell."""
+
+    release: Release
+    p: int
+
+    def square(self) -> Tensor:
+        def one(piece: Record) -> Tensor:
+            grads = piece.per_sample().double().reshape(-1, *self.shape)
+            rows = self.release.forward(grads).flatten(1)
+            return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
+
+        return self.record.by_pieces(one) * (1 + 2.0**-40)
+
+    def coordinates(self, scale: float) -> Tensor:
+        return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
 
 
 @dataclass
@@ -317,7 +337,8 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
     if isinstance(release, Diagonal):
         written = release.scale is not None and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
-    assert isinstance(release, (Crop, Open))
+    if not isinstance(release, (Crop, Open)):
+        return Mapped(budget.kept(record, written=True), release, capture.p)
     signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
     if not release.operands:
