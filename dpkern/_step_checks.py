@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import _validate as check
-from ._step_release_checks import check_kinds, check_raw
+from ._step_release_checks import check_kinds, check_norms, check_raw
 from .errors import InvalidInput, PrivacyError
 from .mechanisms.base import Mechanism
 from .mechanisms.plan import Plan
@@ -240,6 +240,7 @@ def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
     shapes = [block.signal_shape if exact else block.shape for block in plan.blocks]
     _check_sums(result.sums, params, shapes, exact)
     if not exact:
+        check_norms(result.clipped_as, plan)
         _check_finite(result.sums)
     if plan.needs_raw:
         check_raw(result.raw, params)

@@ -56,9 +56,12 @@ def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None)
             remedy="Clip with the engine, which adds up norms of several kinds.",
         )
     if kinds == {"gradient"}:
-        result = summing.clipped(summing.common_dtype(moved), plan, None, backend)
-        if not plan.maps_late:
-            result = replace(result, sums=tuple(signals(result.sums, plan)))
+        gains = [1.0 if b.release is None else b.release.gain for b in plan.blocks]
+        normed = [g if gain == 1 else g * gain for g, gain in zip(moved, gains, strict=True)]
+        result = summing.clipped(summing.common_dtype(normed), plan, None, backend)
+        # A gain is part of the norm, and of the map to come.
+        sums = [s if gain == 1 else s / gain for s, gain in zip(result.sums, gains, strict=True)]
+        result = replace(result, sums=tuple(sums if plan.maps_late else signals(sums, plan)))
     else:
         coordinates = summing.common_dtype(signals(moved, plan))
         result = summing.clipped(coordinates, plan, None, backend)

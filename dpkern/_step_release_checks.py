@@ -40,6 +40,27 @@ def check_kinds(plan: Plan, *, released: bool) -> None:
             )
 
 
+def check_norms(clipped_as: object, plan: Plan) -> None:
+    """Float sums whose bound speaks of what the plan's speaks of.
+
+    Raises:
+        PrivacyError: a bound on another norm: a map could stretch the sum beyond the certificate.
+    """
+    taken = clipped_as if isinstance(clipped_as, tuple) else (None,) * len(plan.blocks)
+    for block, seen in zip(plan.blocks, taken, strict=True):
+        release = block.release
+        if release is None or seen is release or seen == release:
+            continue
+        if release.norm != "gradient" or release.centre is not None:
+            raise PrivacyError(
+                "sum",
+                expected=f"a sum clipped by the norm of its {release.norm}, in front of the "
+                f"release of parameter {block.index}",
+                got="one clipped by another norm",
+                remedy="Let the engine clip, or pass per_sample=.",
+            )
+
+
 def check_raw(raw: object, params: list[torch.Tensor]) -> None:
     """Sums without clipping, for a release that bounds them itself."""
     given = raw if isinstance(raw, tuple) else ()

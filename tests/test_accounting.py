@@ -206,6 +206,23 @@ def test_randomized_response_needs_a_replacement_relation() -> None:
     assert found == pytest.approx(math.log(3), rel=1e-3)
 
 
+@pytest.mark.parametrize("count", [3, 20, 300])
+def test_randomized_responses_are_composed_as_often_as_given(count: int) -> None:
+    spec = {"event": "RandomizedResponseDpEvent", "noise_parameter": 0.5, "num_buckets": 2}
+    run: dict[str, Any] = {"sample_rate": 1.0, "steps": count, "delta": 1e-9}
+    found = accounting.epsilon(Event(spec, "replace_one"), **run)
+    # n - 2 k of the losses of log 3 are left with k lies, of probability 1/4 each.
+    law = [math.comb(count, k) * 0.25**k * 0.75 ** (count - k) for k in range(count + 1)]
+    losses = [(count - 2 * k) * math.log(3) for k in range(count + 1)]
+
+    def delta(epsilon: float) -> float:
+        above = zip(law, losses, strict=True)
+        return math.fsum(p * -math.expm1(epsilon - loss) for p, loss in above if loss > epsilon)
+
+    assert delta(found) <= 1e-9
+    assert delta(found * 0.9 - 0.1) > 1e-9
+
+
 def test_gaussians_of_one_step_are_amplified_as_one() -> None:
     two = events.composed([events.gaussian(2.0), events.gaussian(2.0)])
     found = certify(Event(two))

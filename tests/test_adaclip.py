@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from dpkern import DPStep
-from dpkern.errors import InvalidInput
+from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import DPSGD, AdaClip
 from dpkern.mechanisms.release import Diagonal
-from dpkern.ops import update
+from dpkern.ops import clip, update
 
 SHAPES = [(3, 4), (5,)]
 BATCH = 6
@@ -162,3 +163,22 @@ def test_the_gloss_of_gamma_is_noted_in_published_mode() -> None:
 def test_what_is_refused(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidInput, match=name):
         adaclip(**changes)
+
+
+def test_a_sum_clipped_by_its_own_norm_is_no_sum_of_scaled_coordinates() -> None:
+    mechanism = AdaClip(
+        noise_multiplier=1.0, expected_batch_size=2, arithmetic="float", initial_scale=1e-6
+    )
+    step = DPStep(
+        mechanism, [torch.zeros(4)], expected_batch_size=2, sample_rate=0.1, unsafe_seed=1
+    )
+    result = clip.clip_sum([torch.ones(2, 4)], 1.0)
+    release = step.plan.blocks[0].release
+    assert release is not None
+    # What one sample would have moved, against a certified bound of 1.
+    assert float(release.forward(result.sums[0] / 2).norm()) > 1e5
+    other = replace(mechanism, initial_scale=1e-3).plan([(4,)]).blocks[0].release
+    for taken in (None, (None,), (other,)):
+        with pytest.raises(PrivacyError, match="another norm"):
+            step.add(sum=replace(result, clipped_as=taken))
+    assert not step.unfinished

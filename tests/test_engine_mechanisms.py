@@ -108,6 +108,9 @@ CASES: dict[str, Callable[[], Mechanism]] = {
     "pruned exact": lambda: pruned("exact", "previous"),
     "pruned by coins": lambda: pruned("float", "random"),
     "pruned published": lambda: pruned("float", "published"),
+    "pruned laplace": lambda: Pruned(
+        inner=laplace("float", "flat"), expected_batch_size=B, mask="random", ratio=0.5
+    ),
 }
 
 

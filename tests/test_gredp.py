@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpkern import DPStep
 from dpkern.accounting import claimed_epsilon, epsilon
 from dpkern.accounting.events import non_private
 from dpkern.errors import InvalidInput, PrivacyError
@@ -201,6 +202,42 @@ def test_printed_scaling() -> None:
     assert block.mapped
     # Norm and signal shrink alike, so the guarantee is the same and the noise relatively larger.
     assert plan.spec == published().plan(shapes(NETWORK)).spec
+
+
+def test_a_printed_scaling_is_in_the_norm_of_gradients_too() -> None:
+    site = NETWORK[0]
+    mechanism = published(
+        sites=(site,), unitary_scaling="as_printed", clip_domain="cropped", clipping="flat"
+    )
+    step = DPStep(
+        replace(mechanism, noise_multiplier=0.0),
+        [torch.zeros(site.shape)],
+        expected_batch_size=1.0,
+        sample_rate=0.5,
+    )
+    release = step.plan.blocks[0].release
+    assert release is not None
+    assert release.gain < 1
+    gradient = torch.randn(1, *site.shape, generator=torch.Generator().manual_seed(1))
+    gradient *= 0.6 / release.gain / gradient.norm()  # of a bound of 0.7
+    step.add(per_sample=[gradient])
+    (found,) = step.finish() or ()
+    assert found is not None
+    torch.testing.assert_close(found.float(), gradient[0] * release.gain)
+
+
+def test_a_certificate_for_steps_of_one_size_refuses_poisson_samples() -> None:
+    mechanism = published(
+        noise_kind="circular_full",
+        clip_domain="cropped",
+        clipping="flat",
+        noise_point="per_sample",
+        batch_size=16,
+    )
+    numbers: dict[str, Any] = {"sample_rate": 0.01, "steps": 10, "delta": 1e-5}
+    with pytest.raises(PrivacyError, match="exactly 16 samples"):
+        epsilon(mechanism, **numbers)
+    assert epsilon(mechanism, sampling="fixed", dataset_size=1600, **numbers) < math.inf
 
 
 def test_noise_per_sample() -> None:

@@ -90,6 +90,7 @@ def released(mechanism: Mechanism, site: Site, pipeline: literal.Pipeline) -> to
         unit=None,
         p=2,
         max_norms=(1.0,),
+        clipped_as=tuple(block.release for block in step.plan.blocks),
     )
     draws = []
     for _ in range(DRAWS):

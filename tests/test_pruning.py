@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dpkern import DPStep, accounting
-from dpkern.errors import InvalidInput
-from dpkern.mechanisms import DPSGD, Directional, Pruned
+from dpkern.errors import InvalidInput, PrivacyError
+from dpkern.mechanisms import DPSGD, Directional, ProjectedSGD, Pruned
 
 SHAPES = [(4, 5), (10,)]
 
@@ -196,3 +196,16 @@ def test_what_is_refused() -> None:
             pruned(**changes)
     with pytest.raises(InvalidInput, match="mask"):
         pruned("largest")
+
+
+def test_the_wrapped_relation_and_batch_size_hold_for_plans_of_runs() -> None:
+    numbers: dict[str, Any] = {"sample_rate": 1e-3, "steps": 10, "delta": 1e-6}
+    single = ProjectedSGD(n=1000, noise_multiplier=1.0)
+    wrapped = Pruned(inner=single, expected_batch_size=1)
+    found = accounting.certify(wrapped, **numbers)
+    assert found.relation == accounting.certify(single, **numbers).relation == "replace_one"
+    assert found.epsilon == accounting.epsilon(single, **numbers)
+    each = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, mode="published",
+                 noise_point="per_sample", batch_size=16)  # fmt: skip
+    with pytest.raises(PrivacyError, match="exactly 16 samples"):
+        accounting.epsilon(Pruned(inner=each, expected_batch_size=16), **numbers)

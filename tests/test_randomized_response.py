@@ -25,6 +25,16 @@ def near(value: float, rel: float = 1e-7) -> object:
     return pytest.approx(value, rel=rel)
 
 
+@pytest.mark.parametrize(("k", "epsilon"), [(2**28 - 57, 2.0**-16), (2**30 - 1, 1e-3)])
+def test_a_last_lie_likelier_than_the_truth_is_refused(k: int, epsilon: float) -> None:
+    with pytest.raises(InvalidInput, match="categories"):
+        RandomizedResponse(epsilon=epsilon, categories=k)
+    # As many categories are fine where the truth stands out more.
+    found = RandomizedResponse(epsilon=0.1, categories=k)
+    last = WORDS - found.keep - (k - 2) * found.width
+    assert found.width <= last <= found.keep
+
+
 def test_printed_probabilities() -> None:
     binary = RandomizedResponse(epsilon=1.0)
     assert binary.lie == near(0.2689414, 1e-6)

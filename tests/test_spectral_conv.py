@@ -84,6 +84,30 @@ def test_the_whitened_norm_is_that_of_the_pseudo_inverse(case: Case) -> None:
     assert bool((kept <= whole).all())
 
 
+def test_retained_bins_of_a_line_are_those_of_a_plane_of_height_one() -> None:
+    generator = torch.Generator().manual_seed(8)
+    x, g = (torch.randn(3, c, n, generator=generator).double() for c, n in ((2, 9), (4, 7)))
+    outs = []
+    for band in (Band((9,), "shells", 0.5), Band((1, 9), "shells", 0.5)):
+        *bins, _ = spectral.conv_bins(x, g, kernel_size=3, band=band)
+        outs.append(x.new_zeros(4, 2, 3))
+        spectral.bins_sum(bins[0], bins[1], x.new_ones(3), outs[-1], band=band)
+    torch.testing.assert_close(outs[1], outs[0], rtol=1e-12, atol=1e-12)
+
+
+def test_whitened_windows_that_cancel_are_not_under_reported() -> None:
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(20):
+        taps_ = torch.randn(3, generator=generator)
+        x = torch.cat([taps_, -taps_ * (1 + 2.0**-22)]).view(1, 1, 1, 6)
+        g = torch.ones(1, 64, 1, 2)
+        matrix = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        own: dict[str, Any] = {"kernel_size": (1, 3), "stride": (1, 3)}
+        got = spectral.whitened_conv_norm(x, g, matrix=matrix, **own)
+        gradient = x.double().view(2, 3).sum(0)
+        assert float(got) >= 64 * float((matrix @ gradient).square().sum())
+
+
 def test_a_filter_before_the_padding_is_another_map() -> None:
     """Negative control of the filter route: it would be off by more than a tenth."""
     case = replace(PLAIN, groups=1)

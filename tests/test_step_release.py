@@ -138,7 +138,8 @@ def test_released_samples_and_engine_sums_equal_gradients(arithmetic: str) -> No
         result = clip.clip_sum(grads, 1.0)
         factors = (clip.SLACK / norms).clamp(max=1).float()
         sums = tuple(torch.tensordot(factors, g, 1) for g in grads)
-        result = replace(result, sums=sums, norms=norms)
+        taken = tuple(block.release for block in summed.plan.blocks)
+        result = replace(result, sums=sums, norms=norms, clipped_as=taken)
     summed.add(sum=result)
     for a, b, c in zip(*(s.finish() or [] for s in (direct, coordinates, summed)), strict=True):
         if arithmetic == "exact":
@@ -291,7 +292,8 @@ def test_norms_of_operands_come_from_the_engine(
     with pytest.raises(dpkern.InvalidInput, match=says):
         step.add(gradients(2), released=released)
     assert not step.unfinished
-    step.add(sum=clip.clip_sum(gradients(2), 1.0))
+    taken = tuple(block.release for block in step.plan.blocks)
+    step.add(sum=replace(clip.clip_sum(gradients(2), 1.0), clipped_as=taken))
     step.finish()
 
 

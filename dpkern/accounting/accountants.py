@@ -9,6 +9,8 @@ does the arithmetic; this module keeps it away from the places where version 0.6
 * Long self-compositions go through a fast Fourier transform whose rounding moves up to about
   ``1e-16`` of mass per composed step, either way. Ten times that, ``1e-15 T + 1e-14``, is taken
   from delta first.
+* ``PLDAccountant`` composes a randomized response once, whatever its count: here it is composed
+  response by response, and past ``_RESPONSES`` of them left to RDP.
 * Renyi divergences near 0 are differences of rounded sums: ``1e-12`` per step is added.
 * The noise laws are cut: see ``escape_mass``.
 """
@@ -49,6 +51,7 @@ _REFINEMENT = 3.0
 _MAX_REFINEMENTS = 3
 _CONVERGED = 0.005
 _MAX_POINTS = 2.0**19
+_RESPONSES = 256
 
 Curve = Callable[[float], float]
 """delta -> the smallest epsilon that this accountant proves for it."""
@@ -148,6 +151,8 @@ def _pld_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None,
             if not probe.supports(build(part.spec())):
                 return None, True
             form.append(part)
+    if sum(leaf.count for leaf in form if leaf.kind == RANDOMIZED_RESPONSE_EVENT) > _RESPONSES:
+        return None, True
     if used != relation:
         if any(leaf.kind not in (GAUSSIAN_EVENT, LAPLACE_EVENT) for leaf in form):
             return None, True
@@ -175,7 +180,12 @@ def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
     def on_grid(interval: float) -> Curve:
         accountant = dp_accounting().pld.PLDAccountant(_neighbouring(used), interval)
         for leaf in form:
-            accountant.compose(build(leaf.spec()), leaf.count)
+            event = build(leaf.spec())
+            if leaf.kind == RANDOMIZED_RESPONSE_EVENT:
+                for _ in range(leaf.count):
+                    accountant.compose(event)
+            else:
+                accountant.compose(event, leaf.count)
 
         def curve(target: float) -> float:
             if not target > reserve:

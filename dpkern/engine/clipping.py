@@ -260,6 +260,7 @@ class GroupSums:
             p=self.p,
             max_norms=ordered,
             raw=None if self.raw is None else tuple(self.raw[i] for i in range(len(self.sums))),
+            clipped_as=tuple(slot.release for slot in self.capture.slots),
         )
 
 

@@ -6,8 +6,9 @@ themselves. Sums stay in the parameter's shape; the maps are the step's.
 
     Spectrum   ||R_b||, of the whole or the kept spectrum         sum of (filtered) gradients
     Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
-    Scaled     ||(grad_b - m) / s||, or of kept coordinates only  sum of (grad_b - m)
+    Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
     Summed     the L1 norm of grad_b                              sum of grad_b
+    Mapped     the norm of any other release's coordinates        sum of grad_b
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from torch import Tensor
 
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
-from ..mechanisms.pruning import Kept
-from ..mechanisms.release import Crop, Diagonal, Open
+from ..mechanisms.release import Crop, Diagonal, Open, Release
 from ..ops import spectral
 from ..ops.spectral import Band
 from .records import (
@@ -86,10 +86,29 @@ class Summed(Released):
 
 
 @dataclass
-class Scaled(Released):
-    """In front of ``Diagonal``, ``(grad - centre) / scale`` one coordinate for one, or ``Kept``."""
+class Mapped(Released):
+    """Clipped by its coordinates in a release that only gradients written out can tell."""
 
-    release: Diagonal | Kept
+    release: Release
+    p: int
+
+    def square(self) -> Tensor:
+        def one(piece: Record) -> Tensor:
+            grads = piece.per_sample().double().reshape(-1, *self.shape)
+            rows = self.release.forward(grads).flatten(1)
+            return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
+
+        return self.record.by_pieces(one) * (1 + 2.0**-40)
+
+    def coordinates(self, scale: float) -> Tensor:
+        return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
+
+
+@dataclass
+class Scaled(Released):
+    """In front of ``Diagonal``: ``(grad - centre) / scale``, one coordinate for one."""
+
+    release: Diagonal
     scale: float = 1.0
     """What takes captured gradients to those of the sample's own loss, which the centre is of."""
 
@@ -102,8 +121,6 @@ class Scaled(Released):
     @property
     def _weights(self) -> Tensor | None:
         """What squares are multiplied by."""
-        if isinstance(self.release, Kept):
-            return self._on(self.release.mask)
         scale = self.release.scale
         return None if scale is None or self.release.norm == "gradient" else self._on(scale) ** -2
 
@@ -317,11 +334,11 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
         if capture.p == 1:
             return Summed(budget.kept(record, written=True))
         return budget.kept(record)
-    if isinstance(release, Diagonal | Kept):
-        mapped = isinstance(release, Kept) or release.scale is not None
-        written = mapped and release.norm == "release"
+    if isinstance(release, Diagonal):
+        written = release.scale is not None and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
-    assert isinstance(release, (Crop, Open))
+    if not isinstance(release, (Crop, Open)):
+        return Mapped(budget.kept(record, written=True), release, capture.p)
     signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
     if not release.operands:

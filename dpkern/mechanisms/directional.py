@@ -80,7 +80,9 @@ class Directional(Mechanism):
         noise_target: ``sum``: the noise goes to the sum; ``average``: to the average, as printed,
             which is ``lot`` times as much.
         lot: public number of samples of a step, for ``average``.
-        floor: least ``|w_i|`` in units of the largest, in (0, 1).
+        floor: least ``|w_i|`` in units of the largest, in (0, 1); None: 1e-12, and .1 for
+            ``elliptic``. There a scale is learnt from noise that is proportional to it, and would
+            shrink without end.
         kappa_max: raise s so that kappa is at most this; None: as printed.
         amplified_budget: claim ``(epsilon / q, delta / q)`` for the gradients, as printed.
         shape: of the corrected noise, ``isotropic`` or ``elliptic``.
@@ -109,7 +111,7 @@ class Directional(Mechanism):
     w_source: str = "lot"
     noise_target: str = "sum"
     lot: int | None = None
-    floor: float = 1e-12
+    floor: float = None  # type: ignore[assignment]
     kappa_max: float | None = None
     amplified_budget: bool = True
     shape: str = "isotropic"
@@ -122,6 +124,8 @@ class Directional(Mechanism):
         self._check_generator()
         choice(markov.ORDERS, beta=self.beta)
         open_unit(budget_split=self.budget_split)
+        if self.floor is None:
+            object.__setattr__(self, "floor", 0.1 if self._elliptic else 1e-12)
         open_unit(floor=self.floor)
         half_open_unit(decay=self.decay)
         if self.kappa_max is not None and not positive(kappa_max=self.kappa_max) >= 1:

@@ -172,6 +172,17 @@ class Pruned(Mechanism):
         return "published" if self.mask == "published" else self.inner.mode
 
     @property
+    def neighbouring(self) -> str:  # type: ignore[override]
+        """The wrapped mechanism's."""
+        return self.inner.neighbouring
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples every step must have, if the wrapped mechanism says so."""
+        samples: int | None = getattr(self.inner, "samples", None)
+        return samples
+
+    @property
     def clipping(self) -> str:
         """The wrapped mechanism's."""
         return str(getattr(self.inner, "clipping", "flat"))

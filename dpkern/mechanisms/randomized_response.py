@@ -56,7 +56,7 @@ class RandomizedResponse(Mechanism):
         mode: both do the same; printed and corrected channel agree.
 
     Raises:
-        InvalidInput: a field out of its range.
+        InvalidInput: a field out of its range, or more categories than this epsilon can have.
     """
 
     name: ClassVar[str] = "randomized_response"
@@ -77,6 +77,14 @@ class RandomizedResponse(Mechanism):
                 remedy="Outside this range 64-bit words cannot tell truth from lie.",
             )
         integer(2, symbols.MAX_CATEGORIES, categories=self.categories)
+        # What 2^64 leaves over would make the last lie likelier than the truth.
+        if _WORDS - self.keep - (self.categories - 2) * self.width > self.keep:
+            raise InvalidInput(
+                "categories",
+                expected=f"fewer, or another number, with epsilon={self.epsilon:g}",
+                got=self.categories,
+                remedy="64-bit words cannot tell so many lies apart; raise epsilon.",
+            )
 
     @cached_property
     def keep(self) -> int:
@@ -118,7 +126,7 @@ class RandomizedResponse(Mechanism):
     def ldp_epsilon(self) -> float:
         """``log(keep / width)``, what one response really costs: at most ``epsilon``.
 
-        The last lie is less than k words wider than the others, so no other ratio is larger.
+        The last lie is wider than the others, and never than the truth: no other ratio is larger.
         """
         return math.log1p((self.keep - self.width) / self.width)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +50,9 @@ class Release(ABC):
     """
 
     norm: str = "release"
+
+    gain: ClassVar[float] = 1.0
+    """Factor on norm and signal; some releases have a field of that name."""
 
     @property
     def plain(self) -> bool:
@@ -157,7 +160,7 @@ class _Taps(Release):
     site: Site
     size: tuple[int, ...] | None = None
     band: Hashable | None = None
-    gain: float = 1.0
+    gain: float = 1.0  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         choice(NORMS, norm=self.norm)

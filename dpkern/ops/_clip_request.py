@@ -34,6 +34,8 @@ class ClipResult:
         max_norms: the bound per clip group: one number, or one per tensor (per layer).
         raw: sums of the same samples without clipping, for a release that bounds them itself; never
             returned, saved or logged.
+        clipped_as: per tensor, the mechanism's release whose norm was clipped; None: the norms are
+            the tensors' own.
     """
 
     sums: tuple[torch.Tensor, ...]
@@ -46,6 +48,7 @@ class ClipResult:
     p: int
     max_norms: tuple[float, ...]
     raw: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
+    clipped_as: tuple[object, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ def randomize(
             where the last one ended: a position used twice tells two symbols with one word.
         backend: who runs it (see ``dpkern info``).
 
-    Guarantee: one symbol's output is ``log(keep / w)``-private for every pair of inputs, exactly.
+    Guarantee: one symbol's output is ``log(max(keep, last) / w)``-private for every pair of inputs,
+    exactly; ``last = 2^64 - keep - (k - 2) w`` words tell the last lie.
 
     =========== =================================
     edge case   result

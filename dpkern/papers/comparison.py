@@ -66,9 +66,9 @@ CORRECTED = (
         label="Directional, elliptic",
         name="directional",
         settings=("shape=elliptic",),
-        grid=(0.03, 0.1, 0.3),
     ),
-    Entry(label="AdaClip", name="adaclip", grid=(0.01, 0.03, 0.1)),
+    # The printed start sqrt(h1 h2) is too small to leave within this many steps.
+    Entry(label="AdaClip, scales start at .01", name="adaclip", settings=("initial_scale=.01",)),
     Entry(label="Pruned, mask of the step before", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 PUBLISHED = (
@@ -80,7 +80,7 @@ PUBLISHED = (
         name="directional",
         settings=("importance_multiplier=8",),
     ),
-    Entry(label="AdaClip, published", name="adaclip"),
+    Entry(label="AdaClip, published start", name="adaclip"),
     Entry(label="Pruned, published", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 QUICK = ("DP-SGD, flat", "Spectral-DP, whitened clip", "GReDP", "GReDP, published")

@@ -163,7 +163,10 @@ def _validate_sum(
     check.tensor(g_bins=g_bins, shape=(*x_bins.shape[:3], None), **same)
     check.tensor(factors=factors, shape=x_bins.shape[1:2], **same)
     groups = check.integer(1, groups=groups)
-    kernel = (None,) * len(band.size)
+    axes = len(band.size)
+    if axes == 2 and band.size[0] == 1 and isinstance(out, torch.Tensor) and out.dim() == 3:
+        axes = 1  # a line is a plane of height 1
+    kernel = (None,) * axes
     weight = (g_bins.shape[3], x_bins.shape[3] // groups, *kernel)
     check.tensor(out=out, shape=weight, **same)
     return x_bins.device.type

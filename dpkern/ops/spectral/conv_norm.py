@@ -115,8 +115,8 @@ def conv_norm(
 
     Returns:
         float64 ``[B]``: at least the exact value of these inputs if the transforms keep Higham's
-        bound, and above it by about 1e-5 (float32) or 1e-14 (float64) of it unless the spectra of
-        x and g hardly meet.
+        bound, which leaves out what underflows (operands below 2^-126), and above it by about 1e-5
+        (float32) or 1e-14 (float64) of it unless the spectra of x and g hardly meet.
 
     =========================== ===========================================
     edge case                   result

@@ -127,9 +127,15 @@ def whitened_conv_norm(
         stride=(1, *geometry.stride)[-2:],
     )
     taps = windows.mT.reshape(len(x), geometry.positions, -1, geometry.taps)
-    rows = (taps.double() @ matrix.T).flatten(2).to(x.dtype)
-    squares = ghost.linear_norm(rows, g.flatten(2).mT.contiguous(), backend=backend)
-    return squares * (1 + 4 * torch.finfo(x.dtype).eps)  # the rounding of ``rows``
+    wide = taps.double()
+    rows = (wide @ matrix.T).flatten(2).to(x.dtype)
+    outs = g.flatten(2).mT.contiguous()
+    norms = ghost.linear_norm(rows, outs, backend=backend).sqrt()
+    # The rounding of every row, which need not cancel where the rows do.
+    error = torch.finfo(x.dtype).eps * rows.double().norm(dim=2)
+    error += gamma(geometry.taps + 8) * matrix.norm() * wide.flatten(2).norm(dim=2)
+    above: torch.Tensor = norms + (error * outs.double().norm(dim=2)).sum(1)
+    return above.square() * (1 + 2.0**-42)
 
 
 def conv_release(
