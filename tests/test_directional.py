@@ -193,7 +193,7 @@ def test_the_importance_shapes_the_noise_of_its_step() -> None:
     noise = mechanism.importance_multiplier
     assert noise is not None
     assert held.std().item() == pytest.approx(0.5 * noise, rel=0.1)
-    scales = torch.cat(_shape.printed([held], mechanism.floor))
+    scales = torch.cat(_shape.printed([held], mechanism.least))
     realised = mechanism.realised(step.memory)
     assert realised["kappa"] == near(1 / scales.min().item())
     assert realised["tau_effective"] == near((realised["kappa"] / mechanism.noise_multiplier) ** 2)
@@ -271,6 +271,22 @@ def test_elliptic_noise_has_the_clips_shape() -> None:
     sds = [g.std().item() for g in released if g is not None]
     root = math.sqrt(5)
     assert sds == pytest.approx([1.3 * 0.5 * 3 / root, 1.3 * 0.5 / root], rel=0.07)
+
+
+def test_scales_learnt_from_their_own_noise_do_not_vanish() -> None:
+    def spread(**options: Any) -> float:
+        mechanism = corrected(shape="elliptic", decay=0.5, **options)
+        params = [torch.zeros(50)]
+        step = DPStep(mechanism, params, expected_batch_size=1, sample_rate=0.1, unsafe_seed=2)
+        for _ in range(40):
+            step.finish()
+        (block,) = step.plan.blocks
+        assert isinstance(block.release, Diagonal)
+        assert block.release.scale is not None
+        return float(block.release.scale.min() / block.release.scale.max())
+
+    assert spread() >= 0.1
+    assert spread(floor=1e-12) < 1e-4
 
 
 def test_other_noise_gives_up_the_budget() -> None:

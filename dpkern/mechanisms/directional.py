@@ -111,7 +111,7 @@ class Directional(Mechanism):
     w_source: str = "lot"
     noise_target: str = "sum"
     lot: int | None = None
-    floor: float = None  # type: ignore[assignment]
+    floor: float | None = None
     kappa_max: float | None = None
     amplified_budget: bool = True
     shape: str = "isotropic"
@@ -124,9 +124,7 @@ class Directional(Mechanism):
         self._check_generator()
         choice(markov.ORDERS, beta=self.beta)
         open_unit(budget_split=self.budget_split)
-        if self.floor is None:
-            object.__setattr__(self, "floor", 0.1 if self._elliptic else 1e-12)
-        open_unit(floor=self.floor)
+        open_unit(floor=self.least)
         half_open_unit(decay=self.decay)
         if self.kappa_max is not None and not positive(kappa_max=self.kappa_max) >= 1:
             raise InvalidInput(
@@ -217,6 +215,11 @@ class Directional(Mechanism):
         return self.mode == "corrected" and self.shape == "elliptic"
 
     @property
+    def least(self) -> float:
+        """``floor``, or what stands for None."""
+        return self.floor if self.floor is not None else 0.1 if self._elliptic else 1e-12
+
+    @property
     def _releases_importance(self) -> bool:
         return self._shaped and self.w_source != "running"
 
@@ -250,7 +253,7 @@ class Directional(Mechanism):
         """The largest kappa that the scales can have, a priori."""
         if not self._shaped:
             return 1.0
-        floor = float(self.floor ** (-1 / 3))
+        floor = float(self.least ** (-1 / 3))
         return _ROUNDED * (floor if self.kappa_max is None else min(floor, self.kappa_max))
 
     @property
@@ -388,9 +391,9 @@ class Directional(Mechanism):
     def _scales(self, memory: Memory) -> list[torch.Tensor]:
         """Relative noise scales: 1 is isotropic."""
         if not self._shaped:
-            return _shape.elliptic(memory["running"], self.floor)
+            return _shape.elliptic(memory["running"], self.least)
         name = "importance" if self._releases_importance else "running"
-        scales = _shape.printed(memory[name], self.floor)
+        scales = _shape.printed(memory[name], self.least)
         if self.kappa_max is None:
             return scales
         return [s.clamp_(min=1 / self.kappa_max) for s in scales]
