@@ -270,6 +270,20 @@ def test_whitened_noise_is_white() -> None:
     assert float(squares.var()) == pytest.approx(108, abs=8)
 
 
+def test_float_sums_keep_out_of_weak_directions() -> None:
+    def magnified(**changes: Any) -> float:
+        sites = (conv(2, 3, 5, 14),)
+        (block,) = spectral(sites=sites, keep_fraction=0.1, **changes).plan(shapes(sites)).blocks
+        assert isinstance(block.release, Crop)
+        assert block.release.signal is not None
+        return float(np.linalg.cond(block.release.signal))
+
+    assert magnified(arithmetic="float") < 2**10
+    assert magnified(clip_domain="spectrum") < 2**10
+    assert magnified() > 2**14
+    assert magnified(mode="published") > 2**11
+
+
 def test_steps_take_released_coordinates() -> None:
     """Explicit samples of a filtered layer come as coordinates; a circulant layer maps its own."""
     site = LAYER[2]

@@ -91,9 +91,9 @@ class SpectralMechanism(Mechanism):
         batch_size: with ``per_sample``: how many samples every step has. None: unknown, and
             nothing is certified.
         arithmetic: ``exact`` or ``float``; None: exact where clip norm and release norm agree. The
-            rounding of float sums is outside of the certificate, and whitening magnifies it: with
-            5x5 kernels and a tenth of the frequencies by up to 10^5, which a batch of a hundred
-            turns into hundredths of C and more.
+            rounding of float sums is outside of the certificate. Whitening magnifies it: by up to
+            2^10 in corrected mode, which leaves weaker directions out, and by up to 2^18 in
+            published mode, which keeps them.
 
     Raises:
         InvalidInput: a field out of its range, or options that do not belong together.

@@ -26,6 +26,7 @@ import numpy as np
 from .._validate import choice, probability
 from ..errors import InvalidInput
 from ..ops.spectral import Band, Pencil, pencil, smoothing
+from ..ops.spectral._basis import FLOAT_RANK, RANK
 from ._spectral_options import taps
 from ._spectral_plan import OPEN, SLACK, Released, SpectralMechanism
 from .release import Crop, Open
@@ -175,7 +176,7 @@ class SpectralDP(SpectralMechanism):
 
     def _release(self, site: Site, size: tuple[int, ...]) -> Released:
         band = self.band(size)
-        law = pencil(band, *taps(site), *self.parts, self.noise_band)
+        law = pencil(band, *taps(site), *self.parts, self.noise_band, self._rank)
         if law.multiplier**2 < OPEN:
             spread = law.noise
             return Released(Open(norm="spectrum", site=site, size=size, band=band, noise=spread))
@@ -186,6 +187,12 @@ class SpectralDP(SpectralMechanism):
         norm = "release" if self.clip_domain == "whitened" else str(self.clip_domain)
         crop = Crop(norm=norm, site=site, size=size, band=band, signal=law.signal, post=law.post)
         return Released(crop, law.scale, law.stretch if norm == "release" else law.stretch * SLACK)
+
+    @property
+    def _rank(self) -> float:
+        """Weak directions are kept as printed, and where integers are summed."""
+        rounded = self.mode == "corrected" and self.arithmetic == "float"
+        return FLOAT_RANK if rounded else RANK
 
     def _circulant(self, site: Site, size: tuple[int, ...], band: Band, law: Pencil) -> Released:
         """All lags are released, so the filter is a matrix on the gradient itself, whose norm is

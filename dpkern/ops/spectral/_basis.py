@@ -8,7 +8,7 @@ with covariance 1/2 [(a^2 + b^2) I + (a^2 - b^2) J], J the reversal n -> -n. Beh
 
     Sigma(u, v) = 1/2 [(a^2 + b^2) c(u - v) + (a^2 - b^2) c(u + v)],   c = IDFT(gains^2)
 
-With A = U diag(s) V^T, where directions of s <= 2^-18 max(s) are dropped (post-processing):
+With A = U diag(s) V^T, where directions of s <= rank max(s) are dropped (post-processing):
 
     Wt = diag(1/s) U^T,  Wt A = V^T          ||Wt F|| <= ||R|| for F = A R
     N = Wt Sigma Wt^T = Q diag(lam) Q^T      = V^T 1/2 [(a^2 + b^2) I + (a^2 - b^2) J] V
@@ -34,6 +34,9 @@ from ._band import Array, Band, half_weights
 
 RANK = 2.0**-18
 """Directions of A with a smaller relative singular value are not released."""
+
+FLOAT_RANK = 2.0**-10
+"""The same for sums in float32: whitening magnifies their rounding by up to 1 / rank."""
 
 NOISES = ("mask", "block")
 
@@ -121,21 +124,23 @@ def _block_basis(band: Band, taps: np.ndarray[tuple[int, int]]) -> tuple[Array, 
     return amplitude * np.cos(angle), -amplitude * np.sin(angle)
 
 
-def whitening(band: Band, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[Array, Array]:
+def whitening(
+    band: Band, kernel: Sequence[int], dilation: Sequence[int], rank: float = RANK
+) -> tuple[Array, Array]:
     """Wt ``[r, taps]`` and its inverse on the kept directions ``[taps, r]``."""
-    whiten, back, _ = _whitening(band, tuple(kernel), tuple(dilation))
+    whiten, back, _ = _whitening(band, tuple(kernel), tuple(dilation), rank)
     return whiten, back
 
 
 @lru_cache(maxsize=256)
 def _whitening(
-    band: Band, kernel: tuple[int, ...], dilation: tuple[int, ...]
+    band: Band, kernel: tuple[int, ...], dilation: tuple[int, ...], rank: float
 ) -> tuple[Array, Array, Array]:
     """Wt, its inverse, and V^T ``[r, *size]``."""
     taps = lags(kernel, dilation)
     shifts = [_table(band.response, u - lags(band.size, [1] * len(band.size))) for u in taps]
     u, s, v = np.linalg.svd(np.stack(shifts), full_matrices=False)
-    kept = s > RANK * s[0]
+    kept = s > rank * s[0]
     rows = v[kept].reshape(-1, *band.size)
     return _frozen((u[:, kept] / s[kept]).T), _frozen(u[:, kept] * s[kept]), _frozen(rows)
 
@@ -147,6 +152,7 @@ def pencil(
     a: float,
     b: float,
     noise: str = "mask",
+    rank: float = RANK,
 ) -> Pencil:
     """The release of a crop under noise of sd ``a`` on real and ``b`` on imaginary parts.
 
@@ -156,6 +162,7 @@ def pencil(
         dilation: their distance.
         a, b: standard deviations over sigma C.
         noise: ``mask`` or ``block``, see ``covariance``.
+        rank: directions of A with a smaller relative singular value are not released.
 
     Raises:
         InvalidInput: a kernel that the grid cannot hold, or other axes than the band's.
@@ -172,14 +179,20 @@ def pencil(
             got=f"kernel {tuple(kernel)} with dilation {tuple(dilation)}",
             remedy="Choose a larger FFT size.",
         )
-    return _pencil(band, tuple(kernel), tuple(dilation), float(a), float(b), noise)
+    return _pencil(band, tuple(kernel), tuple(dilation), float(a), float(b), noise, rank)
 
 
 @lru_cache(maxsize=256)
 def _pencil(
-    band: Band, kernel: tuple[int, ...], dilation: tuple[int, ...], a: float, b: float, noise: str
+    band: Band,
+    kernel: tuple[int, ...],
+    dilation: tuple[int, ...],
+    a: float,
+    b: float,
+    noise: str,
+    rank: float,
 ) -> Pencil:
-    whiten, back, rows = _whitening(band, kernel, dilation)
+    whiten, back, rows = _whitening(band, kernel, dilation, rank)
     values, vectors = np.linalg.eigh(covariance(band, kernel, dilation, a, b, noise))
     spread = _frozen(vectors * np.sqrt(np.maximum(values, 0)))
     if noise == "mask" and a == b:
