@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
-from . import claims, comparison, directional, directional_runs, gredp, ldp, pnsgd, spectral
+from . import (
+    claims,
+    comparison,
+    directional,
+    directional_runs,
+    gredp,
+    gredp_runs,
+    ldp,
+    pnsgd,
+    spectral,
+)
 from .result import Result
 from .runner import Request
 
@@ -26,13 +36,13 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "fig6": directional_runs.fig6,
     },
     "gredp": {
-        "table1": gredp.table1,
-        "by-eps": gredp.by_epsilon,
-        "table7": gredp.table7,
-        "table8": gredp.table8,
-        "fig3": gredp.fig3,
-        "fig4": gredp.fig4,
-        "fig5": gredp.fig5,
+        "table1": gredp_runs.table1,
+        "by-eps": gredp_runs.by_epsilon,
+        "table7": gredp_runs.table7,
+        "table8": gredp_runs.table8,
+        "fig3": gredp_runs.fig3,
+        "fig4": gredp_runs.fig4,
+        "fig5": gredp_runs.fig5,
         "variance": gredp.variance,
         "checks": gredp.checks,
     },
