@@ -351,7 +351,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
 
 
 def _coordinates(slot: Slot, capture: Capture, scale: float, batch: int) -> Tensor:
-    """Each sample's release coordinates of a parameter, float64."""
+    """Each sample's release coordinates of a parameter."""
     assert slot.release is not None
     parts = _parts(slot)
     record = parts[0].record if len(parts) == 1 and parts[0].rows is None else None

@@ -72,7 +72,7 @@ class Released(Record):
         return self.record.products()
 
     def coordinates(self, scale: float) -> Tensor:
-        """Each sample's release coordinates, float64; ``scale`` takes captured gradients to those
+        """Each sample's release coordinates, floating; ``scale`` takes captured gradients to those
         of the sample's own loss."""
         return self.record.per_sample().double() * scale
 
@@ -94,14 +94,14 @@ class Mapped(Released):
 
     def square(self) -> Tensor:
         def one(piece: Record) -> Tensor:
-            grads = piece.per_sample().double().reshape(-1, *self.shape)
-            rows = self.release.forward(grads).flatten(1)
+            rows = self.release.forward(piece.per_sample().reshape(-1, *self.shape)).flatten(1)
             return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
 
         return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def coordinates(self, scale: float) -> Tensor:
-        return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
+        # The map is linear, and may leave little to scale.
+        return self.release.forward(self.record.per_sample().reshape(-1, *self.shape)) * scale
 
 
 @dataclass
@@ -163,9 +163,16 @@ class Scaled(Released):
             out.sub_((factors.double().sum() * centre).to(out.dtype))
 
     def coordinates(self, scale: float) -> Tensor:
-        grads = super().coordinates(scale)
-        centre = self.release.centre
-        return self.release.forward(grads if centre is None else grads - self._on(centre))
+        # One pass in the gradients' own precision: integers are clipped as they come out, whatever
+        # rounding has made of them.
+        grads = self.record.per_sample().reshape(-1, *self.shape)
+        grads = grads.to(torch.promote_types(grads.dtype, torch.float32))
+        each = 1.0 if self.release.scale is None else 1 / self._on(self.release.scale)
+        factor = torch.as_tensor(scale * each, dtype=grads.dtype, device=grads.device)
+        if self.release.centre is None:
+            return grads * factor
+        shift = (-self._on(self.release.centre) * each).to(grads.dtype)
+        return torch.addcmul(shift, grads, factor)
 
 
 @dataclass

@@ -61,7 +61,7 @@ class Kept(Release):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         lead = rows.shape[: rows.dim() - len(self.parameter)]
-        return rows.reshape(*lead, -1).double()[..., self.places.to(rows.device)]
+        return rows.reshape(*lead, -1)[..., self.places.to(rows.device)].double()
 
     def back(self, noisy: torch.Tensor) -> torch.Tensor:
         whole = noisy.new_zeros(math.prod(self.parameter), dtype=torch.float64)
