@@ -91,8 +91,8 @@ def directional(arithmetic: str) -> Mechanism:
     )  # fmt: skip
 
 
-def pruned(arithmetic: str, mask: str, **options: Any) -> Mechanism:
-    inner = DPSGD(noise_multiplier=0.1, max_grad_norm=0.5, arithmetic=arithmetic, **options)
+def pruned(arithmetic: str, mask: str, bound: float = 0.5, **options: Any) -> Mechanism:
+    inner = DPSGD(noise_multiplier=0.1, max_grad_norm=bound, arithmetic=arithmetic, **options)
     return Pruned(inner=inner, expected_batch_size=B, ratio=0.6, mask=mask, refresh=2)
 
 
@@ -106,6 +106,8 @@ CASES: dict[str, Callable[[], Mechanism]] = {
     "pruned float": lambda: pruned("float", "previous"),
     "pruned float, each layer": lambda: pruned("float", "previous", clipping="per_layer"),
     "pruned exact": lambda: pruned("exact", "previous"),
+    # Where all are clipped, a wrong scale of the gradients would not show.
+    "pruned exact, few clipped": lambda: pruned("exact", "previous", bound=20.0),
     "pruned by coins": lambda: pruned("float", "random"),
     "pruned published": lambda: pruned("float", "published"),
     "pruned laplace": lambda: Pruned(

@@ -487,3 +487,19 @@ def test_a_release_may_not_change_between_backward_and_step() -> None:
         clipped_sums(capture, other)
     assert clipped_sums(capture, same) is not None
     capture.detach()
+
+
+def test_l1_bounds_speak_of_release_coordinates_or_are_refused() -> None:
+    model, inputs, sites = surveyed("strided, grouped, dilated")
+    model, inputs = model.double(), cast(inputs, torch.float64)
+    grads = per_sample_gradients(model, inputs)
+    scales = [0.5 + draw(*g.shape[1:]).double().abs() for g in grads]
+    found = released(model, inputs, plan_of(model, [Diagonal(scale=s) for s in scales], p=1))
+    pairs = zip(grads, scales, strict=True)
+    wanted = torch.stack([(g / s).abs().flatten(1).sum(1) for g, s in pairs]).sum(0)
+    assert (found.norms - wanted).abs().max() <= 1e-10 * wanted.max()
+
+    centred = [Diagonal(centre=s) for s in scales]
+    for releases in ([of_site("spectrum", site) for site in sites], centred):
+        with pytest.raises(UnsupportedModule, match="L1"):
+            released(model, inputs, plan_of(model, releases, p=1))

@@ -341,6 +341,15 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
         if capture.p == 1:
             return Summed(budget.kept(record, written=True))
         return budget.kept(record)
+    if capture.p == 1:
+        if release.operands or release.centre is not None or release.norm != "release":
+            raise UnsupportedModule(
+                slot.name,
+                expected="release coordinates that a gradient alone tells, with L1 bounds",
+                got=f"a release clipped by its {release.norm}, {type(release).__name__}",
+                remedy="Bound L2 norms, or coordinates without a centre.",
+            )
+        return Mapped(budget.kept(record, written=True), release, capture.p)
     if isinstance(release, Diagonal):
         written = release.scale is not None and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
