@@ -96,6 +96,9 @@ class Op(Generic[P, R]):
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if _interceptor is not None:
+            seen: R = _interceptor(self, args, kwargs)
+            return seen
         if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
             result: R = interop.call(self, *args, **kwargs)
             return result
@@ -164,6 +167,9 @@ _wanted: ContextVar[str | None] = ContextVar("dpkern_backend", default=None)
 _availability: dict[str, tuple[bool, str]] = {"reference": (True, "")}
 _logged: set[str] = set()
 
+Interceptor = Callable[["Op[..., Any]", tuple[Any, ...], dict[str, Any]], Any]
+_interceptor: Interceptor | None = None
+
 
 def op(
     *, validate: Callable[P, str], cost: Callable[..., Cost]
@@ -231,6 +237,21 @@ def use(backend: str) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(token)
+
+
+@contextmanager
+def intercepted(interceptor: Interceptor | None) -> Iterator[None]:
+    """Hand every call of an op in the block, on any thread, to ``interceptor(op, args, kwargs)``.
+
+    What it returns is the call's result. It runs the op itself under ``intercepted(None)``. For
+    counters and clocks; calls are not checked before it sees them.
+    """
+    global _interceptor
+    before, _interceptor = _interceptor, interceptor
+    try:
+        yield
+    finally:
+        _interceptor = before
 
 
 def table() -> list[dict[str, Any]]:

@@ -1,0 +1,126 @@
+"""Primitive operations, and how many of each something takes.
+
+Conventions, so that everybody counts alike: a comparison is one CMP; a choice between two values
+one MUX; ``max(a, b)`` one CMP and one MUX; a negation one SUB; an absolute value one AND (the sign
+bit); floor, truncation and changes of the number format one CVT each; a fused ``a b + c`` one MUL
+and one ADD. RNG counts 32-bit words of the generator, whatever the generator does inside (``CIPHER``).
+LOAD and STORE count elements that cross an operation's edge. Loop counters and addresses are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+PRIMITIVES = (
+    *("ADD", "SUB", "MUL", "DIV", "SQRT", "EXP", "LOG"),
+    *("NOT", "AND", "OR", "XOR", "SHIFT", "MUX", "CMP", "CVT"),
+    *("LOAD", "STORE", "RNG"),
+)
+
+
+class Counts(Mapping[str, int]):
+    """How many of each primitive; those that do not occur are left out. Adds, and multiplies by n.
+
+    Raises:
+        KeyError: an unknown primitive.
+    """
+
+    def __init__(self, counts: Mapping[str, int] | None = None, /, **more: int) -> None:
+        given = {**(counts or {}), **more}
+        unknown = [name for name in given if name not in PRIMITIVES]
+        if unknown:
+            raise KeyError(f"no such primitive: {unknown[0]}")
+        self._counts = MappingProxyType({p: given[p] for p in PRIMITIVES if given.get(p)})
+
+    def __getitem__(self, primitive: str) -> int:
+        if primitive not in PRIMITIVES:
+            raise KeyError(primitive)
+        return self._counts.get(primitive, 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def __contains__(self, primitive: object) -> bool:
+        return primitive in self._counts
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts({p: self[p] + other[p] for p in PRIMITIVES})
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts({p: self[p] - other[p] for p in PRIMITIVES})
+
+    def __mul__(self, times: int) -> Counts:
+        return Counts({p: n * times for p, n in self._counts.items()})
+
+    __rmul__ = __mul__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counts) and dict(self._counts) == dict(other._counts)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._counts.items()))
+
+    def __repr__(self) -> str:
+        return f"Counts({', '.join(f'{p}={n}' for p, n in self._counts.items())})"
+
+    def priced(self, costs: Mapping[str, float]) -> float:
+        """``sum of counts times costs``; a primitive without a price costs nothing."""
+        return sum(n * costs.get(p, 0) for p, n in self._counts.items())
+
+
+CIPHER = {
+    rounds: Counts(ADD=16 * rounds + 16, XOR=16 * rounds, SHIFT=32 * rounds, OR=16 * rounds)
+    for rounds in (20, 12, 8)
+}
+"""One ChaCha block, 16 words of RNG: 4 quarter rounds a round, 4 additions, 4 exclusive ors and 4
+rotations (two shifts and an or) in each, and the final 16 additions (RFC 8439, 2.1 to 2.3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One line of an itemised count.
+
+    Attributes:
+        name: what is done, in a few words.
+        counts: what it takes.
+        kind: ``exact`` (equal to a counted execution), ``printed`` (as a source counts it),
+            ``modelled`` (a textbook form of a library's routine) or ``random`` (depends on the
+            noise; the expected number is in the note).
+        note: what a reader must know about the line.
+    """
+
+    name: str
+    counts: Counts
+    kind: str = "exact"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Itemised:
+    """An itemised count; adds, and multiplies by n."""
+
+    items: tuple[Item, ...] = ()
+
+    @property
+    def counts(self) -> Counts:
+        """The sum of all items."""
+        return sum((item.counts for item in self.items), Counts())
+
+    def of(self, *kinds: str) -> Counts:
+        """The sum of the items of these kinds."""
+        return sum((item.counts for item in self.items if item.kind in kinds), Counts())
+
+    def __add__(self, other: Itemised) -> Itemised:
+        return Itemised(self.items + other.items)
+
+    def priced(self, costs: Mapping[str, float]) -> float:
+        """What all of it costs."""
+        return self.counts.priced(costs)
+
+
+__all__ = ["CIPHER", "PRIMITIVES", "Counts", "Item", "Itemised"]
