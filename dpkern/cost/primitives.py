@@ -3,8 +3,8 @@
 Conventions, so that everybody counts alike: a comparison is one CMP; a choice between two values
 one MUX; ``max(a, b)`` one CMP and one MUX; a negation one SUB; an absolute value one AND (the sign
 bit); floor, truncation and changes of the number format one CVT each; a fused ``a b + c`` one MUL
-and one ADD. RNG counts 32-bit words of the generator, whatever it does inside (``CIPHER``). LOAD and
-STORE count elements that cross an operation's edge. Loop counters and addresses are free.
+and one ADD. RNG counts 32-bit words of the generator, whatever it does inside (``CIPHER``). LOAD
+and STORE count elements that cross an operation's edge. Loop counters and addresses are free.
 """
 
 from __future__ import annotations
