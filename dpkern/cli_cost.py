@@ -1,0 +1,209 @@
+"""``dpkern cost``: what private training costs, counted, compared, and measured.
+
+A report goes to standard output, or to ``--out``; where files went is said on standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ._validate import choice, require
+from .cost import compare as cost_compare
+from .cost import count as cost_count
+from .cost.autoencoder import CORRECTED, PRINTED, Options
+from .cost.report import Report
+from .errors import InvalidInput
+from .reports import files
+from .reports.text import as_text
+from .train.mechanism import MODES
+
+app = typer.Typer(
+    help="Reports of what private training costs: counted, compared, measured.",
+    no_args_is_help=True,
+)
+
+Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(files.FORMATS)}.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of the report.", show_default="standard output; html: <report>.html here"
+    ),
+]
+Figures = Annotated[
+    Path | None, typer.Option(help="Folder that also gets every figure as SVG and PNG.")
+]
+Mode = Annotated[
+    str,
+    typer.Option(help=f"One of {', '.join(MODES)}: count as the source prints, or everything."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="KEY=VALUE: a way of counting; may be repeated. Keys: "
+        f"{', '.join(field.name for field in fields(Options))}.",
+    ),
+]
+
+
+@app.command()
+def count(
+    mechanism: Annotated[str, typer.Option(help="What to count, such as spof.")] = "spof",
+    n: Annotated[int, typer.Option("-n", help="Features of a record.")] = 14,
+    l: Annotated[int, typer.Option("-l", help="Size of the code.")] = 7,  # noqa: E741
+    processor: Annotated[
+        str, typer.Option(help="What a primitive operation costs: a name, or your own TOML file.")
+    ] = "k7",
+    mode: Mode = "published",
+    settings: Settings = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """One mechanism and shape, line by line: closed form beside a counted execution."""
+    options = counting(mode, settings)
+    publish(
+        lambda: cost_count.report(mechanism, size=(n, l), processor=processor, options=options),
+        format,
+        out,
+        figures,
+    )
+
+
+@app.command()
+def compare(
+    mechanisms: Annotated[
+        str, typer.Option(help="Which, with commas between them.")
+    ] = "spof,dpsgd-da",
+    n: Annotated[str, typer.Option("-n", help="Features; several with commas.")] = "14",
+    l: Annotated[  # noqa: E741
+        str, typer.Option("-l", help="Sizes of the code, one for each n.")
+    ] = "7",
+    processor: Annotated[
+        str, typer.Option(help="Names or TOML files, with commas between them.")
+    ] = "k7",
+    mode: Mode = "published",
+    settings: Settings = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Mechanisms on processors at sizes: who is cheaper, from where on, and why."""
+    options = counting(mode, settings)
+    features, codes = numbers("n", n), numbers("l", l)
+    if len(features) != len(codes):
+        raise InvalidInput(
+            "l",
+            expected=f"{len(features)} sizes, one for each n",
+            got=l,
+            remedy="Pass as many numbers to -l as to -n.",
+        )
+    publish(
+        lambda: cost_compare.report(
+            listed(mechanisms),
+            sizes=list(zip(features, codes, strict=True)),
+            processors=listed(processor),
+            options=options,
+        ),
+        format,
+        out,
+        figures,
+    )
+
+
+def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:
+    """Make the report and put it where it was asked for.
+
+    What would stop it at the end is asked before the work: the format, a missing package, a folder
+    in the place of a file.
+
+    Raises:
+        InvalidInput: an unknown format, or a place that cannot be written.
+        MissingDependency: html or figures without matplotlib.
+    """
+    choice(files.FORMATS, format=kind)
+    if kind == "html" or folder is not None:
+        require("matplotlib", extra="demo")
+    if out is not None and out.is_dir():
+        raise InvalidInput(
+            "out", expected="a file", got=f"{out}, a directory", remedy="Name a file in it."
+        )
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InvalidInput(
+            "figures", expected="a directory", got=f"{folder}, a file", remedy="Choose another."
+        )
+    report = make()
+    if out is None and kind == "html":
+        out = Path(f"{report.name}.html")
+    written = [] if folder is None else files.write_figures(report, folder)
+    if out is not None:
+        files.write(report, kind, out)
+        written.insert(0, out)
+    elif kind == "text":
+        as_text(report, Console())
+    else:
+        print(files.render(report, kind), end="", flush=True)
+    if written:
+        names = ", ".join(str(path) for path in written)
+        Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
+
+
+def counting(mode: str, settings: list[str] | None) -> Options:
+    """How to count: a mode, then what ``--set`` changes.
+
+    Raises:
+        InvalidInput: an unknown mode or key, or a value that the key does not take.
+    """
+    choice(MODES, mode=mode)
+    options = CORRECTED if mode == "corrected" else PRINTED
+    known = {field.name: field.type for field in fields(Options)}
+    changes: dict[str, Any] = {}
+    for text in settings or ():
+        key, equals, value = text.partition("=")
+        if not equals or key not in known:
+            raise InvalidInput(
+                "set",
+                expected=f"KEY=VALUE with a KEY of {', '.join(known)}",
+                got=text,
+                remedy="See dpkern cost count --help.",
+            )
+        switches = {"true": True, "false": False}
+        read: Any = switches.get(value.lower()) if known[key] == "bool" else None
+        if known[key] == "int" and value.isdecimal():
+            read = int(value)
+        if read is None:
+            wanted = "true or false" if known[key] == "bool" else "a whole number"
+            raise InvalidInput(
+                key, expected=wanted, got=value, remedy=f"Write --set {key}={wanted.split()[0]}."
+            )
+        changes[key] = read
+    return replace(options, **changes)
+
+
+def listed(text: str) -> list[str]:
+    """``a,b`` as names."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """``8,14`` as numbers.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    parts = listed(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise InvalidInput(
+            name,
+            expected="whole numbers with commas, such as 8,14,32",
+            got=text,
+            remedy="Give the sizes that way.",
+        )
+    return [int(part) for part in parts]
