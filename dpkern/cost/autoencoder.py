@@ -79,40 +79,40 @@ def noise_sample(options: Options = PRINTED) -> Counts:
     return Counts(ADD=2) + gates
 
 
-def spof(n: int, l: int, options: Options = PRINTED) -> Itemised:  # noqa: E741
-    """SPOF, Steps 3 and 5, one user; printed total (19 + l) n.
+def spof(n: int, code: int, options: Options = PRINTED) -> Itemised:
+    """SPOF, Steps 3 and 5, one user; printed total (19 + l) n with l = ``code``.
 
     Raises:
-        InvalidInput: unless 1 <= l <= n.
+        InvalidInput: unless 1 <= code <= n.
     """
-    _shape(n, l)
+    _shape(n, code)
     stabilised = Item(
-        name="stabilisation", counts=Counts(ADD=n * l), kind="printed", note="c_j on n l weights"
+        name="stabilisation", counts=Counts(ADD=n * code), kind="printed", note="c_j on n l weights"
     )
-    return _functional(n, options) + Itemised((stabilised, *_omitted_of_spof(n, l, options)))
+    return _functional(n, options) + Itemised((stabilised, *_omitted_of_spof(n, code, options)))
 
 
-def fm(n: int, l: int, options: Options = PRINTED) -> Itemised:  # noqa: E741
+def fm(n: int, code: int, options: Options = PRINTED) -> Itemised:
     """The functional mechanism, one sample: SPOF without the constant, 19 n.
 
     Its scale is a public constant, with which the table is made: nothing is left out.
 
     Raises:
-        InvalidInput: unless 1 <= l <= n.
+        InvalidInput: unless 1 <= code <= n.
     """
-    _shape(n, l)
+    _shape(n, code)
     return _functional(n, options)
 
 
-def dpsgd(n: int, l: int, options: Options = PRINTED) -> Itemised:  # noqa: E741
+def dpsgd(n: int, code: int, options: Options = PRINTED) -> Itemised:
     """DP-SGD of the autoencoder, Steps 4 and 6, one user; printed total 80 n + 283.
 
-    ``l`` does not enter: the n output gradients are clipped and perturbed.
+    ``code`` does not enter: the n output gradients are clipped and perturbed.
 
     Raises:
-        InvalidInput: unless 1 <= l <= n.
+        InvalidInput: unless 1 <= code <= n.
     """
-    _shape(n, l)
+    _shape(n, code)
     items = [
         Item(
             name="noise",
@@ -153,13 +153,13 @@ FORMS: Mapping[str, Callable[[int, int, Options], Itemised]] = MappingProxyType(
 )
 
 
-def op_count(system: str, n: int, l: int, options: Options = PRINTED) -> Itemised:  # noqa: E741
+def op_count(system: str, n: int, code: int, options: Options = PRINTED) -> Itemised:
     """Itemised operations of ``spof``, ``dpsgd-da`` or ``fm`` for n features and a code of l.
 
     Raises:
-        InvalidInput: another name; sizes other than 1 <= l <= n.
+        InvalidInput: another name; sizes other than 1 <= code <= n.
     """
-    return FORMS[check.choice(tuple(FORMS), system=system)](n, l, options)
+    return FORMS[check.choice(tuple(FORMS), system=system)](n, code, options)
 
 
 def executed(options: Options) -> Options:
@@ -188,12 +188,12 @@ def _functional(n: int, options: Options) -> Itemised:
     )
 
 
-def _omitted_of_spof(n: int, l: int, options: Options) -> tuple[Item, ...]:  # noqa: E741
+def _omitted_of_spof(n: int, code: int, options: Options) -> tuple[Item, ...]:
     if not options.omitted_terms:
         return ()
     note = "left out by the source"
     return (
-        Item(name="constant c_j", counts=Counts(ADD=l - 1, MUL=1), note=f"c sum h; {note}"),
+        Item(name="constant c_j", counts=Counts(ADD=code - 1, MUL=1), note=f"c sum h; {note}"),
         Item(
             name="sensitivity",
             counts=Counts(MUL=3, ADD=2),
@@ -219,9 +219,9 @@ def _gradient(n: int, options: Options) -> Item:
     )
 
 
-def _shape(n: int, l: int) -> None:  # noqa: E741
+def _shape(n: int, code: int) -> None:
     check.integer(1, n=n)
-    check.integer(1, n, l=l)
+    check.integer(1, n, code=code)
 
 
 __all__ = [
