@@ -214,9 +214,7 @@ def _gradient(n: int, options: Options) -> Item:
     else:
         counts = n * (sigmoid + Counts(SUB=1))
     printed = not (options.a_zero_shortcut or options.shared_exp)
-    return Item(
-        name="gradient", counts=counts, kind="printed" if printed else "exact", note=note
-    )
+    return Item(name="gradient", counts=counts, kind="printed" if printed else "exact", note=note)
 
 
 def _shape(n: int, code: int) -> None:

@@ -135,10 +135,13 @@ def differences(
 ) -> tuple[Item, ...]:
     """Item by item what ``counted``, by default an execution's closed form, has beyond
     ``op_count(system, n, code, options)``; negative where the source counts too much."""
-    done = op_count(system, n, code, executed(options)) if counted is None else counted
+    expected = _by_name(op_count(system, n, code, executed(options)))
+    found = expected if counted is None else _by_name(counted)
     said = _by_name(op_count(system, n, code, options))
-    found = _by_name(done)
-    gaps = ((name, found.get(name, Counts()) - said.get(name, Counts())) for name in {**said, **found})
+    gaps = (
+        (name, found.get(name, Counts()) - said.get(name, Counts()))
+        for name in {**said, **expected, **found}
+    )
     return tuple(Item(name=name, counts=gap) for name, gap in gaps if gap)
 
 
