@@ -89,7 +89,13 @@ REPORT = Report(
     name="sample",
     title="What a private step costs <on paper>",
     summary="SPOF takes 364 operations per record and DP-SGD 1403: 74.06 % less.",
-    facts={"spof": 364, "dpsgd-da": 1403, "reduction": 74.056, "limit": float("inf"), "</script>": 1},
+    facts={
+        "spof": 364,
+        "dpsgd-da": 1403,
+        "reduction": 74.056,
+        "limit": float("inf"),
+        "</script>": 1,
+    },
     tables=[
         Table(
             title="Operations & costs",

@@ -8,7 +8,7 @@ from typing import Any
 from .._validate import require
 from ..cost.report import Figure, Series
 from . import canvas, ink
-from .canvas import Size
+from .canvas import Sheet, Size
 
 NAMED = 7
 """Parts of a stack that get a colour of their own; smaller ones are drawn as one."""
@@ -48,14 +48,15 @@ def parts(figure: Figure) -> list[tuple[str, list[float], str]]:
     return [*drawn, (f"{len(rest)} smaller parts", other, ink.OTHER)]
 
 
-def draw(figure: Figure, size: Size) -> Any:
+def draw(figure: Figure, size: Size, title: str = "") -> Any:
     """``stacked`` and ``bars``."""
     names, flat, stacked = categories(figure), lie(figure, size), figure.kind == "stacked"
     coloured = parts(figure) if stacked else _side_by_side(figure, names)
     across = 1 if stacked else len(coloured)
     thick = 0.25 if len(names) * across > 12 else 0.33
     height = 0.6 + thick * max(len(names) * (across if across == 1 else 0.62 * across), 2)
-    drawn, axes = canvas.sheet(size, height if flat else 3.1)
+    sheet = Sheet(size, height if flat else 3.0, title)
+    axes = sheet.axes
     box = 0.68 if stacked or across == 1 else 0.82
     bars = axes.barh if flat else axes.bar
     side = "left" if flat else "bottom"
@@ -81,14 +82,14 @@ def draw(figure: Figure, size: Size) -> Any:
         shown.append((container, y, colour))
         if stacked:
             base = [b + v for b, v in zip(base, lengths, strict=True)]
-    _axes(figure, size, axes, names, flat)
+    _axes(figure, sheet, names, flat)
     if len(coloured) > 1:
         handles = [container for container, _, _ in shown]
-        canvas.legend(drawn, size, handles, [label for label, _, _ in coloured])
+        sheet.legend(handles, [label for label, _, _ in coloured])
     _room(axes, flat, figure.log_y)
-    canvas.freeze(drawn)
+    sheet.freeze()
     if stacked:
-        _inside(axes, drawn, shown, flat, size)
+        _inside(sheet, shown, flat)
         _ends(axes, [(i, b, b) for i, b in enumerate(base)], flat, size)
     elif len(names) * across <= 40:
         ends = []
@@ -100,7 +101,7 @@ def draw(figure: Figure, size: Size) -> Any:
                 ends += [(middle, v, v)] if v == v else []
         small = across > 2 and not flat
         _ends(axes, ends, flat, size, smaller=small)
-    return drawn
+    return sheet.figure
 
 
 def _side_by_side(figure: Figure, names: list[str]) -> list[tuple[str, list[float], str]]:
@@ -110,10 +111,14 @@ def _side_by_side(figure: Figure, names: list[str]) -> list[tuple[str, list[floa
     ]
 
 
-def _axes(figure: Figure, size: Size, axes: Any, names: list[str], flat: bool) -> None:
+def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
+    axes, size = sheet.axes, sheet.size
     ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
     along, across = (axes.yaxis, axes.xaxis) if flat else (axes.xaxis, axes.yaxis)
-    wrapped = [ink.wrapped(name, (18 if size.narrow else 30) if flat else 14) for name in names]
+    letters = max(12, 66 // len(names))
+    if flat:
+        letters = 18 if size.narrow else 30
+    wrapped = [ink.wrapped(name, letters) for name in names]
     along.set_major_locator(ticker.FixedLocator(list(range(len(names)))))
     along.set_major_formatter(ticker.FixedFormatter(wrapped))
     along.set_tick_params(labelcolor=ink.INK)
@@ -125,7 +130,7 @@ def _axes(figure: Figure, size: Size, axes: Any, names: list[str], flat: bool) -
     if flat:
         across.set_label_text(figure.y_label)
     else:
-        canvas.value_label(axes, figure.y_label, size)
+        sheet.value_label(figure.y_label)
     # The names of categories speak for themselves where the bars lie.
     along.set_label_text("" if flat else figure.x_label)
     if flat:
@@ -147,22 +152,23 @@ def _room(axes: Any, flat: bool, log: bool) -> None:
     (axes.set_xlim if flat else axes.set_ylim)(low, high)
 
 
-def _inside(axes: Any, drawn: Any, shown: list[Any], flat: bool, size: Size) -> None:
+def _inside(sheet: Sheet, shown: list[Any], flat: bool) -> None:
     """The number of each part that has room for it."""
+    font = sheet.size.font - 0.8
     for container, y, colour in shown:
         light = ink.contrast(colour, ink.PAGE) > ink.contrast(colour, ink.INK)
         for patch, v in zip(container, y, strict=True):
             box = patch.get_window_extent()
-            width, height = canvas.text_size(drawn, ink.on_bar(v), size.font - 0.8)
+            width, height = sheet.text_size(ink.on_bar(v), font)
             if v != v or width + 6 > box.width or height + 2 > box.height:
                 continue
-            axes.text(
+            sheet.axes.text(
                 patch.get_x() + patch.get_width() / 2,
                 patch.get_y() + patch.get_height() / 2,
                 ink.on_bar(v),
                 ha="center",
                 va="center_baseline" if flat else "center",
-                fontsize=size.font - 0.8,
+                fontsize=font,
                 # Not the page's ink: the bar's colour decides, in dark mode too.
                 color="#fffffe" if light else "#111418",
             )

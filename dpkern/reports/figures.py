@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,9 @@ _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _FAMILY = re.compile(r"'DejaVu Sans'[^;]*")
 
 
-def draw(figure: Figure, size: Size) -> Any:
+def draw(figure: Figure, size: Size, *, titled: bool = False) -> Any:
     """The matplotlib figure; call it in a ``canvas.styled`` block."""
-    return KINDS[figure.kind](figure, size)
+    return KINDS[figure.kind](figure, size, figure.title if titled else "")
 
 
 def inline(figure: Figure, size: Size, prefix: str) -> str:
@@ -137,10 +136,7 @@ def write(figure: Figure, folder: Path, stem: str) -> dict[str, Path]:
     """
     paths = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
     with canvas.styled(WIDE):
-        drawn = draw(figure, WIDE)
-        title = textwrap.fill(figure.title, 84)
-        # Above the layout, which is frozen: the file is cut around everything drawn.
-        drawn.text(0.005, 1.03, title, va="bottom", weight="bold", fontsize=WIDE.font + 1.4)
+        drawn = draw(figure, WIDE, titled=True)
         options = {
             "dpi": 220,
             "bbox_inches": "tight",
