@@ -1,9 +1,10 @@
 """Operations of the autoencoder's private steps as SPOF's Appendix G counts them, and corrected.
 
-Per user, that is per training sample, of a single or distributed autoencoder with ``n`` features and
-a code of ``l``: Steps 3 and 5 of SPOF's Algorithm 1, Steps 4 and 6 of its Algorithm 2 (DP-SGD), and
-the functional mechanism (FM), which is SPOF without the stabilisation constant. Printed: (19 + l) n
-and 80 n + 283 on the AMD K7. ``Options`` switches on what the source counts wrongly or leaves out.
+Per user, that is per training sample, of a single or distributed autoencoder with ``n`` features
+and a code of ``l``: Steps 3 and 5 of SPOF's Algorithm 1, Steps 4 and 6 of its Algorithm 2 (DP-SGD),
+and the functional mechanism (FM), which is SPOF without the stabilisation constant. Printed:
+(19 + l) n and 80 n + 283 on the AMD K7. ``Options`` switches on what the source counts wrongly or
+leaves out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of several mechanisms on several processors and sizes, and of what turns the result."""
+"""The report of several mechanisms on several processors and sizes."""
 
 from __future__ import annotations
 
@@ -76,11 +76,7 @@ def _summary(question: Question, rows: list[dict[str, Any]], turns: list[dict[st
     said = []
     for system, fact in zip(question.others, first["reductions"], strict=True):
         less = fact["reduction_percent"]
-        words = (
-            "no baseline"
-            if less is None
-            else f"{abs(less):.2f} % {'less' if less >= 0 else 'more'}"
-        )
+        words = "the baseline is free" if less is None else _less(less)
         said.append(
             f"{system.title} costs {costs[system.name]:,} {machine.unit} on {machine.title}, "
             f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}."
@@ -92,6 +88,10 @@ def _summary(question: Question, rows: list[dict[str, Any]], turns: list[dict[st
             way = "costs more" if near["cheaper_below"] else "costs less"
             said.append(f"With l = n/2, {title} {way} from n = {near['to']} on.")
     return " ".join(said)
+
+
+def _less(percent: float) -> str:
+    return f"{abs(percent):.2f} % {'less' if percent >= 0 else 'more'}"
 
 
 def _tables(
@@ -152,8 +152,8 @@ def _tables(
                 for turn in turns
                 for point in turn["points"] or ()
             ],
-            note=f"Against {question.baseline.title}, searched up to n = {LARGEST} and l = n; a line "
-            "that is not here has no crossover there.",
+            note=f"Against {question.baseline.title}, searched up to n = {LARGEST} and l = n. What "
+            "is not listed has no crossover there.",
         )
     )
     tables.append(

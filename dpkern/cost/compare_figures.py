@@ -64,7 +64,7 @@ def _against_n(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
     machine = question.machines[0]
     points = _points(turns, machine, "n, l = n/2")
     asked = max(n for n, _ in question.sizes)
-    last = max([64, asked, *(round(1.6 * near) for near, _ in points)])
+    last = max([64, asked, *(round(1.6 * point["near"]) for point in points)])
     codes = _spread(1, (last + 1) // 2)
     sizes = [(2 * code, code) for code in codes]
     return Figure(
@@ -75,10 +75,7 @@ def _against_n(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
         x_label="features n",
         y_label=machine.unit,
         series=_lines(question, machine, sizes, [n for n, _ in sizes]),
-        marks=[
-            _mark(question, machine, mechanism, near, near / 2, near, f"n = {near:.1f}")
-            for near, mechanism in points
-        ],
+        marks=_marks(points, "n"),
     )
 
 
@@ -89,10 +86,9 @@ def _against_l(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
     points = _points(turns, machine, f"l, n = {n}")
     in_n = _points(turns, machine, "n, l = n/2")
     if not points and in_n:
-        n = 2 * round(in_n[0][0] / 2 + 1)
-        points = [
-            (near, s.name) for s in question.others for near in _in_l(question, machine, s, n)
-        ]
+        n = in_n[0]["to"]
+        later = [turns_in_l(question, machine, system, n) for system in question.others]
+        points = _points(later, machine, f"l, n = {n}")
     sizes = [(n, code) for code in _spread(1, n)]
     return Figure(
         name="cost-against-l",
@@ -102,42 +98,26 @@ def _against_l(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
         x_label="length l of the code",
         y_label=machine.unit,
         series=_lines(question, machine, sizes, [code for _, code in sizes]),
-        marks=[
-            _mark(question, machine, mechanism, n, near, near, f"l = {near:.1f}")
-            for near, mechanism in points
-        ],
+        marks=_marks(points, "l"),
     )
-
-
-def _in_l(question: Question, machine: Processor, system: System, n: int) -> list[float]:
-    return [point["near"] for point in turns_in_l(question, machine, system, n)["points"]]
 
 
 def _points(
     turns: Sequence[dict[str, Any]], machine: Processor, along: str
-) -> list[tuple[float, str]]:
+) -> list[dict[str, Any]]:
     return [
-        (point["near"], turn["mechanism"])
+        point
         for turn in turns
         if turn["processor"] == machine.name and turn["along"] == along
         for point in turn["points"]
     ]
 
 
-def _mark(
-    question: Question,
-    machine: Processor,
-    mechanism: str,
-    n: float,
-    code: float,
-    x: float,
-    text: str,
-) -> Mark:
-    """On the curve of ``mechanism``, between the whole sizes around the crossover."""
-    (system,) = (s for s in question.others if s.name == mechanism)
-    low = question.price(system, machine, int(n), int(code))
-    high = question.price(system, machine, int(n) + (n % 1 > 0), int(code) + (code % 1 > 0))
-    return Mark(x=x, y=(low + high) / 2, text=text)
+def _marks(points: Sequence[dict[str, Any]], letter: str) -> list[Mark]:
+    return [
+        Mark(x=point["near"], y=point["cost"], text=f"{letter} = {point['near']:.1f}")
+        for point in points
+    ]
 
 
 def _lines(
@@ -156,9 +136,9 @@ def _lines(
     ]
 
 
-def _caption(points: Sequence[tuple[float, str]], letter: str, end: str) -> str:
+def _caption(points: Sequence[dict[str, Any]], letter: str, end: str) -> str:
     if points:
-        near = ", ".join(f"{letter} = {value:.1f}" for value, _ in points)
+        near = ", ".join(f"{letter} = {point['near']:.1f}" for point in points)
         return f"The cheaper mechanism changes near {near}."
     return f"No crossover up to {end}."
 
@@ -182,7 +162,7 @@ def _processors(question: Question) -> Figure:
     base = counts[question.baseline.name]
     return Figure(
         name="processors",
-        title=f"Saved against {question.baseline.title}, processor by processor, n = {n}, l = {code}",
+        title=f"Saved against {question.baseline.title} by processor, n = {n}, l = {code}",
         caption="The same counts at other prices: where a division costs little, little is saved.",
         kind="bars",
         x_label="processor",
@@ -211,8 +191,8 @@ def _prices(question: Question, system: System) -> Figure:
     names = [s.operation for s in found]
     return Figure(
         name=f"prices-{system.name}",
-        title=f"What {system.title} saves if one price changes, n = {n}, l = {code}, {machine.title}",
-        caption=f"Percentage points away from {percent(now)} %.",
+        title=f"What one price does to the saving of {system.title}, n = {n}, l = {code}",
+        caption=f"{machine.title}: percentage points away from {percent(now)} %.",
         kind="bars",
         x_label="operation",
         y_label="percentage points",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ._numbers import percent, tidy
 from .autoencoder import PRINTED, VARIANTS, Options
 from .primitives import Counts
 from .processors import Processor
-from .sensitivity import Crossover, crossovers, reduction, sensitivities
+from .sensitivity import crossovers, reduction, sensitivities
 from .systems import SYSTEMS, System
 
 LARGEST = 4096
@@ -49,11 +50,16 @@ class Question:
 
     def counts(self, system: System, n: int, code: int) -> Counts:
         """Operations of a system."""
-        return system.form(n, code, self.options).counts
+        return _counts(system, n, code, self.options)
 
     def price(self, system: System, machine: Processor, n: int, code: int) -> float:
         """Their price."""
         return machine.price(self.counts(system, n, code))
+
+
+@lru_cache(maxsize=4096)
+def _counts(system: System, n: int, code: int, options: Options) -> Counts:
+    return system.form(n, code, options).counts
 
 
 def asked(
@@ -134,32 +140,48 @@ def turns(question: Question) -> list[dict[str, Any]]:
 
 
 def turns_in_n(question: Question, machine: Processor, system: System) -> dict[str, Any]:
-    def difference(code: int) -> float:
-        return question.price(system, machine, 2 * code, code) - question.price(
-            question.baseline, machine, 2 * code, code
-        )
-
-    found = crossovers(_grid(LARGEST // 2), difference)
-    return {
-        **_pair(question, machine, system),
-        "along": "n, l = n/2",
-        "up_to": LARGEST,
-        "points": [_point(c, 2) for c in found],
-    }
+    """Crossovers of one mechanism and the baseline in n = 2 l."""
+    axis = {"along": "n, l = n/2", "up_to": LARGEST}
+    return _turns(question, machine, system, lambda code: (2 * code, code), LARGEST // 2, 2, axis)
 
 
 def turns_in_l(question: Question, machine: Processor, system: System, n: int) -> dict[str, Any]:
-    def difference(code: int) -> float:
-        return question.price(system, machine, n, code) - question.price(
-            question.baseline, machine, n, code
-        )
+    """Crossovers of one mechanism and the baseline in l, at n features."""
+    axis = {"along": f"l, n = {n}", "up_to": n}
+    return _turns(question, machine, system, lambda code: (n, code), n, 1, axis)
 
-    found = crossovers(_grid(n), difference)
+
+def _turns(
+    question: Question,
+    machine: Processor,
+    system: System,
+    size: Callable[[int], tuple[int, int]],
+    largest: int,
+    step: int,
+    axis: dict[str, Any],
+) -> dict[str, Any]:
+    """Crossovers along the sizes ``size(1)`` to ``size(largest)``, ``step`` apart on the axis."""
+
+    def price(code: int) -> float:
+        return question.price(system, machine, *size(code))
+
+    found = crossovers(
+        _grid(largest),
+        lambda code: price(code) - question.price(question.baseline, machine, *size(code)),
+    )
     return {
         **_pair(question, machine, system),
-        "along": f"l, n = {n}",
-        "up_to": n,
-        "points": [_point(c, 1) for c in found],
+        **axis,
+        "points": [
+            {
+                "from": c.low * step,
+                "to": c.high * step,
+                "near": round(c.near * step, 2),
+                "cost": tidy(price(c.low) + (c.near - c.low) * (price(c.high) - price(c.low))),
+                "cheaper_below": c.cheaper_below,
+            }
+            for c in found
+        ],
     }
 
 
@@ -176,15 +198,6 @@ def _pair(question: Question, machine: Processor, system: System) -> dict[str, s
         "mechanism": system.name,
         "baseline": question.baseline.name,
         "processor": machine.name,
-    }
-
-
-def _point(crossover: Crossover, step: int) -> dict[str, Any]:
-    return {
-        "from": crossover.low * step,
-        "to": crossover.high * step,
-        "near": round(crossover.near * step, 2),
-        "cheaper_below": crossover.cheaper_below,
     }
 
 

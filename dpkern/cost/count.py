@@ -1,4 +1,4 @@
-"""The report of one mechanism: its operations line by line, their price, and an execution's count."""
+"""The report of one mechanism: its operations line by line, their price, an execution's count."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a primitive operation costs on a processor: data files, each number with its source.
 
-A file is TOML. ``[costs]`` gives units per operation, ``[per_clock]`` operations per clock (the cost
-is one over it), and ``[made_of.X]`` says which priced operations a primitive consists of, such as a
-square root of seven Newton steps. A primitive in none of them has no price; ``[missing]`` says why.
-The other keys are the fields of ``Processor``. The files that ship are in ``machines/``.
+A file is TOML. ``[costs]`` gives units per operation, ``[per_clock]`` operations per clock (the
+cost is one over it), and ``[made_of.X]`` says which priced operations a primitive consists of, such
+as a square root of seven Newton steps. A primitive in none of them has no price; ``[missing]`` says
+why. The other keys are the fields of ``Processor``. The files that ship are in ``machines/``.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _absent(costs: Mapping[str, float], made_of: Mapping[str, object]) -> list[s
     return [p for p in PRIMITIVES if p not in costs and p not in made_of]
 
 
-def _is_cost(value: object) -> bool:
+def _is_cost(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
