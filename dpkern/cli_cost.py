@@ -5,7 +5,9 @@ A report goes to standard output, or to ``--out``; where files went is said on s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,8 +23,10 @@ from .cost.autoencoder import CORRECTED, PRINTED, Options
 from .cost.report import Report
 from .errors import InvalidInput
 from .reports import files
+from .reports import model as cost_model
 from .reports.text import as_text
-from .train.mechanism import MODES
+from .train.mechanism import MODES, NAMES
+from .train.models import ALL_MODELS
 
 app = typer.Typer(
     help="Reports of what private training costs: counted, compared, measured.",
@@ -116,6 +120,58 @@ def compare(
         out,
         figures,
     )
+
+
+@app.command()
+def model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(ALL_MODELS)}, or package.module:callable, which takes no "
+            "arguments and returns a model, or a model and an example input."
+        ),
+    ],
+    batch_size: Annotated[int, typer.Option(help="Samples of a step.")] = cost_model.BATCH_SIZE,
+    row_shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Shape of one sample, such as 1,28,28.", show_default="the model's usual one"
+        ),
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(NAMES)}.", show_default="dpsgd")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Times each way of training is timed.", show_default="about 1.5 seconds' worth"
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of a step.", show_default="torch's")
+    ] = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """A real model and batch: time, bytes and operations per phase, layer and op.
+
+    Runs private and ordinary steps on generated data, in turns; runs the code that makes the model.
+    """
+    shape = None if row_shape is None else numbers("row_shape", row_shape)
+
+    def make() -> Report:
+        with redirect_stdout(sys.stderr):  # the user's code may print
+            return cost_model.report(
+                model,
+                batch_size=batch_size,
+                row_shape=shape,
+                mechanism=mechanism,
+                rounds=rounds,
+                threads=threads,
+            )
+
+    publish(make, format, out, figures)
 
 
 def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .._validate import require
@@ -33,12 +34,20 @@ def values(series: Series, names: list[str]) -> list[float]:
     return [math.nan if y is None else float(y) for y in found]
 
 
-def parts(figure: Figure) -> list[tuple[str, list[float], str]]:
+def palette(figures: Sequence[Figure]) -> dict[str, str]:
+    """One colour per name for all stacks of a report, if there are colours enough for that."""
+    stacks = [figure for figure in figures if figure.kind == "stacked"]
+    names = list(dict.fromkeys(series.label for figure in stacks for series in figure.series))
+    few = len(names) <= len(ink.DATA)
+    return dict(zip(names, ink.DATA, strict=False)) if few else {}
+
+
+def parts(figure: Figure, colours: Mapping[str, str]) -> list[tuple[str, list[float], str]]:
     """Label, values and colour of each part; beyond NAMED, the smallest are one part."""
     names = categories(figure)
     found = [(s.label, values(s, names)) for s in figure.series]
     if len(found) <= NAMED + 1:
-        return [(label, y, ink.DATA[i]) for i, (label, y) in enumerate(found)]
+        return [(label, y, colours.get(label, ink.DATA[i])) for i, (label, y) in enumerate(found)]
     weight = {label: sum(v for v in y if v == v) for label, y in found}
     kept = sorted(weight, key=lambda label: -weight[label])[:NAMED]
     named = [(label, y) for label, y in found if label in kept]
@@ -48,16 +57,18 @@ def parts(figure: Figure) -> list[tuple[str, list[float], str]]:
     return [*drawn, (f"{len(rest)} smaller parts", other, ink.OTHER)]
 
 
-def draw(figure: Figure, size: Size, title: str = "") -> Any:
-    """``stacked`` and ``bars``."""
+def draw(
+    figure: Figure, size: Size, title: str = "", colours: Mapping[str, str] | None = None
+) -> Any:
+    """``stacked`` and ``bars``; ``colours`` of parts by name, in the order of ``DATA`` else."""
     names, flat, stacked = categories(figure), lie(figure, size), figure.kind == "stacked"
-    coloured = parts(figure) if stacked else _side_by_side(figure, names)
+    coloured = parts(figure, colours or {}) if stacked else _side_by_side(figure, names)
     across = 1 if stacked else len(coloured)
     thick = 0.25 if len(names) * across > 12 else 0.33
     height = 0.6 + thick * max(len(names) * (across if across == 1 else 0.62 * across), 2)
     sheet = Sheet(size, height if flat else 3.0, title)
     axes = sheet.axes
-    box = 0.68 if stacked or across == 1 else 0.82
+    box = 0.68 if stacked or across == 1 else 0.76
     bars = axes.barh if flat else axes.bar
     side = "left" if flat else "bottom"
     base = [0.0] * len(names)
@@ -86,7 +97,7 @@ def draw(figure: Figure, size: Size, title: str = "") -> Any:
     if len(coloured) > 1:
         handles = [container for container, _, _ in shown]
         sheet.legend(handles, [label for label, _, _ in coloured])
-    _room(axes, flat, figure.log_y)
+    _room(axes, flat, figure.log_y, 0.14 if size.narrow else 0.1)
     sheet.freeze()
     if stacked:
         _inside(sheet, shown, flat)
@@ -140,15 +151,15 @@ def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
         (axes.axvline if flat else axes.axhline)(0, color=ink.MUTED, linewidth=0.8)
 
 
-def _room(axes: Any, flat: bool, log: bool) -> None:
+def _room(axes: Any, flat: bool, log: bool, part: float) -> None:
     """Space for the number behind the longest bar, and before the longest negative one."""
     low, high = axes.get_xlim() if flat else axes.get_ylim()
     if log:
-        more = (high / low) ** 0.1
+        more = (high / low) ** part
         low, high = low, high * more
     else:
         extent = high - low
-        low, high = low - (0.1 * extent if low < 0 else 0), high + 0.1 * extent * (high > 0)
+        low, high = low - part * extent * (low < 0), high + part * extent * (high > 0)
     (axes.set_xlim if flat else axes.set_ylim)(low, high)
 
 

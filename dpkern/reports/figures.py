@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ..train.files import write_atomically
 from . import bars, canvas, curves, ink
 from .canvas import NARROW, WIDE, Size
 
-KINDS = {"stacked": bars.draw, "bars": bars.draw, "lines": curves.draw, "roofline": curves.draw}
+BARS = ("stacked", "bars")
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -25,25 +26,44 @@ _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _FAMILY = re.compile(r"'DejaVu Sans'[^;]*")
 
 
-def draw(figure: Figure, size: Size, *, titled: bool = False) -> Any:
-    """The matplotlib figure; call it in a ``canvas.styled`` block."""
-    return KINDS[figure.kind](figure, size, figure.title if titled else "")
+def draw(
+    figure: Figure,
+    size: Size,
+    *,
+    titled: bool = False,
+    colours: Mapping[str, str] | None = None,
+) -> Any:
+    """The matplotlib figure; call it in a ``canvas.styled`` block.
+
+    Args:
+        figure: what to draw.
+        size: ``WIDE`` or ``NARROW``.
+        titled: with its title.
+        colours: of the parts of stacks, by name.
+    """
+    title = figure.title if titled else ""
+    if figure.kind in BARS:
+        return bars.draw(figure, size, title, colours)
+    return curves.draw(figure, size, title)
 
 
-def inline(figure: Figure, size: Size, prefix: str) -> str:
+def inline(
+    figure: Figure, size: Size, prefix: str, colours: Mapping[str, str] | None = None
+) -> str:
     """An ``svg`` element for a page: colours are the page's variables, text is text.
 
     Args:
         figure: what to draw.
         size: ``WIDE`` or ``NARROW``.
         prefix: makes the ids of one page distinct.
+        colours: of the parts of stacks, by name.
 
     Raises:
         MissingDependency: without matplotlib.
     """
     text = io.StringIO()
     with canvas.styled(size, text_as_text=True):
-        drawn = draw(figure, size)
+        drawn = draw(figure, size, colours=colours)
         drawn.patch.set_visible(False)
         drawn.axes[0].patch.set_visible(False)
         # Not savefig, which draws everything once more beforehand.
@@ -106,7 +126,7 @@ def _variables(style: str) -> str:
 def alternative(figure: Figure) -> str:
     """What a screen reader says: the title, then the numbers in words, as far as they are few."""
     told = [f"{figure.title}."]
-    if figure.kind in ("stacked", "bars"):
+    if figure.kind in BARS:
         names = bars.categories(figure)
         columns = [bars.values(series, names) for series in figure.series]
         for i, name in enumerate(names[:12]):
@@ -127,7 +147,9 @@ def alternative(figure: Figure) -> str:
     return " ".join(told)
 
 
-def write(figure: Figure, folder: Path, stem: str) -> dict[str, Path]:
+def write(
+    figure: Figure, folder: Path, stem: str, colours: Mapping[str, str] | None = None
+) -> dict[str, Path]:
     """Write ``<stem>.svg`` and ``<stem>.png`` with their title, each whole or not at all.
 
     Raises:
@@ -136,7 +158,7 @@ def write(figure: Figure, folder: Path, stem: str) -> dict[str, Path]:
     """
     paths = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
     with canvas.styled(WIDE):
-        drawn = draw(figure, WIDE, titled=True)
+        drawn = draw(figure, WIDE, titled=True, colours=colours)
         options = {
             "dpi": 220,
             "bbox_inches": "tight",
@@ -151,4 +173,4 @@ def write(figure: Figure, folder: Path, stem: str) -> dict[str, Path]:
     return paths
 
 
-__all__ = ["KINDS", "NARROW", "WIDE", "alternative", "draw", "inline", "write"]
+__all__ = ["BARS", "NARROW", "WIDE", "alternative", "draw", "inline", "write"]

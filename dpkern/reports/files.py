@@ -9,6 +9,7 @@ from rich.console import Console
 from ..cost.report import Report
 from ..train.files import write_atomically
 from . import figures
+from .bars import palette
 from .page import page
 from .text import as_csv, as_json, as_text
 
@@ -53,6 +54,8 @@ def write_figures(report: Report, folder: Path) -> list[Path]:
         MissingDependency: without matplotlib.
     """
     written: list[Path] = []
+    colours = palette(report.figures)
     for figure in report.figures:
-        written += figures.write(figure, folder, f"{report.name}-{figure.name}").values()
+        stem = f"{report.name}-{figure.name}"
+        written += figures.write(figure, folder, stem, colours).values()
     return written

@@ -14,8 +14,9 @@ from .._validate import require
 from ..cost.report import Figure, Report, Table
 from ..train.report import dumps
 from . import figures, ink
+from .bars import palette
 from .canvas import EXTRA
-from .text import as_json, numeric_columns
+from .text import as_json, condensed, numeric_columns
 
 
 def page(report: Report) -> str:
@@ -29,12 +30,15 @@ def page(report: Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
+    colours = palette(report.figures)
     template = environment.from_string(_source("page.html"))
     text: str = template.render(
         report=report,
         version=__version__,
         style=markup(_source("page.css")),
-        figures=[_figure(figure, number, markup) for number, figure in enumerate(report.figures)],
+        figures=[
+            _figure(figure, number, colours, markup) for number, figure in enumerate(report.figures)
+        ],
         tables=[_table(table, markup) for table in report.tables],
         pretty=dumps(dict(report.facts), indent=2),
         # Within a script element nothing is unescaped but its end, which JSON can spell otherwise.
@@ -47,9 +51,9 @@ def _source(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _figure(figure: Figure, number: int, markup: Any) -> dict[str, Any]:
+def _figure(figure: Figure, number: int, colours: dict[str, str], markup: Any) -> dict[str, Any]:
     drawn = {
-        name: markup(figures.inline(figure, size, f"f{number}{name[0]}-"))
+        name: markup(figures.inline(figure, size, f"f{number}{name[0]}-", colours))
         for name, size in (("wide", figures.WIDE), ("narrow", figures.NARROW))
     }
     return {
@@ -60,7 +64,8 @@ def _figure(figure: Figure, number: int, markup: Any) -> dict[str, Any]:
     }
 
 
-def _table(table: Table, markup: Any) -> dict[str, Any]:
+def _table(given: Table, markup: Any) -> dict[str, Any]:
+    table = condensed(given)
     kinds = [markup(' class="number"') if numeric else "" for numeric in numeric_columns(table)]
     return {
         "title": table.title,
