@@ -64,8 +64,8 @@ def draw(
     names, flat, stacked = categories(figure), lie(figure, size), figure.kind == "stacked"
     coloured = parts(figure, colours or {}) if stacked else _side_by_side(figure, names)
     across = 1 if stacked else len(coloured)
-    thick = 0.25 if len(names) * across > 12 else 0.33
-    height = 0.6 + thick * max(len(names) * (across if across == 1 else 0.62 * across), 2)
+    slot = 0.1 + 0.17 * across if across > 1 else 0.26 if len(names) > 12 else 0.33
+    height = 0.5 + slot * max(len(names), 2)
     sheet = Sheet(size, height if flat else 3.0, title)
     axes = sheet.axes
     box = 0.68 if stacked or across == 1 else 0.76
@@ -110,7 +110,7 @@ def draw(
                 if not flat:
                     middle = patch.get_x() + patch.get_width() / 2
                 ends += [(middle, v, v)] if v == v else []
-        small = across > 2 and not flat
+        small = across > 1 and len(names) > 6
         _ends(axes, ends, flat, size, smaller=small)
     return sheet.figure
 
@@ -145,7 +145,7 @@ def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
     # The names of categories speak for themselves where the bars lie.
     along.set_label_text("" if flat else figure.x_label)
     if flat:
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.45, -0.55)
         axes.spines["left"].set_visible(min(numbers, default=0) >= 0)
     if min(numbers, default=0) < 0:
         (axes.axvline if flat else axes.axhline)(0, color=ink.MUTED, linewidth=0.8)
@@ -167,7 +167,6 @@ def _inside(sheet: Sheet, shown: list[Any], flat: bool) -> None:
     """The number of each part that has room for it."""
     font = sheet.size.font - 0.8
     for container, y, colour in shown:
-        light = ink.contrast(colour, ink.PAGE) > ink.contrast(colour, ink.INK)
         for patch, v in zip(container, y, strict=True):
             box = patch.get_window_extent()
             width, height = sheet.text_size(ink.on_bar(v), font)
@@ -180,8 +179,7 @@ def _inside(sheet: Sheet, shown: list[Any], flat: bool) -> None:
                 ha="center",
                 va="center_baseline" if flat else "center",
                 fontsize=font,
-                # Not the page's ink: the bar's colour decides, in dark mode too.
-                color="#fffffe" if light else "#111418",
+                color=ink.within(colour),
             )
 
 
@@ -198,6 +196,6 @@ def _ends(
             textcoords="offset points",
             ha=("left" if away > 0 else "right") if flat else "center",
             va="center" if flat else ("bottom" if away > 0 else "top"),
-            fontsize=size.font - (2.2 if smaller else 0.8),
+            fontsize=size.font - (1.8 if smaller else 0.8),
             annotation_clip=False,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,7 +44,7 @@ def draw(figure: Figure, size: Size, title: str = "") -> Any:
     if listed and len(figure.series) > 1:
         chosen = [figure.series[k].label for k in listed]
         sheet.legend([artists[k] for k in listed], chosen)
-    ends = {artists[k]: textwrap.fill(figure.series[k].label, 22) for k in beside}
+    ends = {artists[k]: ink.wrapped(figure.series[k].label, 22) for k in beside}
     if ends:
         widths = [sheet.text_size(text, size.font)[0] for text in ends.values()]
         sheet.room_beside(max(widths) + 14)
@@ -157,9 +156,12 @@ def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direc
     words: list[tuple[float, float, str]] = []
     ring = {"marker": "o", "markersize": 7, "markerfacecolor": ink.PAGE, "zorder": 6}
     ring |= {"markeredgecolor": ink.INK, "markeredgewidth": 1.3, "linestyle": "none"}
+    pairs = zip(figure.series, artists, strict=True)
+    drawn = {place for s, a in pairs if s.points for place in zip(*a.get_data(), strict=True)}
     for mark in figure.marks:
         x = _place(mark.x, names)
-        axes.plot([x], [mark.y], scalex=False, scaley=False, **ring)
+        if (x, mark.y) not in drawn:  # a point has its own sign
+            axes.plot([x], [mark.y], scalex=False, scaley=False, **ring)
         words.append((x, mark.y, mark.text))
     for series, artist in zip(figure.series, artists, strict=True):
         if series.points and direct:
@@ -171,7 +173,7 @@ def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direc
     roofs = [a for s, a in zip(figure.series, artists, strict=True) if _is_roof(figure, s)]
     _limits(sheet, roofs, placer)
     for x, y, text in words:
-        wrapped = textwrap.fill(text, 24 if sheet.size.narrow else 32)
+        wrapped = ink.wrapped(text, 24 if sheet.size.narrow else 32)
         width, height = sheet.text_size(wrapped, font)
         left, bottom = placer.place(x, y, (width, height))
         px, py = axes.transData.transform((x, y))
@@ -185,13 +187,16 @@ def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direc
 
 
 def _limits(sheet: Sheet, limits: Sequence[Any], placer: labels.Placer) -> None:
-    """A slope's name runs along it, above its middle; a ceiling's stands on its right end."""
+    """A slope's name runs along it, above its middle; a ceiling's stands on its right end.
+
+    A limit of several pieces has its name on the last one.
+    """
     font = sheet.size.font - 0.6
     for line in limits:
         ends = _finite(sheet.axes.transData.transform(np.column_stack(line.get_data())))
         if len(ends) < 2:
             continue
-        (x0, y0), (x1, y1) = ends[0], ends[-1]
+        (x0, y0), (x1, y1) = ends[-2], ends[-1]
         width, height = sheet.text_size(line.get_label(), font)
         slope = math.atan2(y1 - y0, x1 - x0)
         rising = slope > 0.1

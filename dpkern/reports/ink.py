@@ -22,7 +22,12 @@ DATA = (
 OTHER = "#b9bec6"
 """The part of a stack that is too small to be named."""
 
+ON_DEEP, ON_PALE = "#fffffe", "#111418"
+"""Numbers within bars: the bar decides, not the page."""
+
 VARIABLES = {
+    ON_DEEP: "on-deep",
+    ON_PALE: "on-pale",
     INK: "ink",
     MUTED: "muted",
     GRID: "grid",
@@ -53,6 +58,11 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+def within(colour: str) -> str:
+    """The colour of a number on a bar of this colour."""
+    return max(ON_DEEP, ON_PALE, key=lambda ink: contrast(colour, ink))
+
+
 def wrapped(name: str, width: int) -> str:
     """In lines of at most ``width`` letters, broken between words or after the dots of a path."""
     joint = "\N{ZERO WIDTH SPACE}"
@@ -79,9 +89,9 @@ def short(value: float) -> str:
     if size < 1e-3 or size >= 1e18:
         return power(value, 1)
     # Rounded first: 999 999 is 1 M, not 1000 k.
-    rounded = float(f"{value:.3g}")
-    exponent = min(15, 3 * (math.floor(math.log10(abs(rounded))) // 3)) if size >= 1000 else 0
-    text = f"{rounded / 10**exponent:.3g}" if size >= 1 else f"{value:.2g}"
+    rounded = float(f"{value:.3g}") if size >= 1 else float(f"{value:.2g}")
+    exponent = max(0, min(15, 3 * (math.floor(math.log10(abs(rounded))) // 3)))
+    text = f"{rounded / 10**exponent:.3g}"
     return minus(f"{text} {_PREFIXES[exponent]}".rstrip())
 
 
@@ -112,7 +122,3 @@ def cell(value: str | int | float | None) -> str:
     if abs(value) >= 1000:
         return minus(f"{value:,.0f}")
     return minus(f"{value:.4g}")
-
-
-__all__ = ["DASHES", "DATA", "GRID", "INK", "MARKERS", "MUTED", "OTHER", "PAGE", "VARIABLES"]
-__all__ += ["cell", "contrast", "luminance", "minus", "on_bar", "power", "short", "wrapped"]
