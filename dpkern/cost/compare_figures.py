@@ -187,7 +187,7 @@ def _prices(question: Question, system: System) -> Figure:
     mine, base = (question.counts(s, n, code) for s in (system, question.baseline))
     now = reduction(machine.price(mine), machine.price(base))
     found = [s for s in sensitivities(mine, base, machine) if s.cost]
-    found.sort(key=lambda s: abs(s.slope))
+    found.sort(key=lambda s: -abs(s.slope))
     names = [s.operation for s in found]
     return Figure(
         name=f"prices-{system.name}",
