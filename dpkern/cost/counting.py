@@ -47,7 +47,7 @@ _WHOLE = {
 
 _WITHIN = {
     **dict.fromkeys(("accumulators", "adopted", "_clipped_by_group", "common_dtype"), CLIP),
-    **dict.fromkeys(("clipped", "DPStep._join"), CLIP),
+    **dict.fromkeys(("clipped", "DPStep._join", "_check_finite"), CLIP),
     **dict.fromkeys(("_centred", "signals", "Diagonal.forward", "Crop.forward"), MAP),
     **dict.fromkeys(("Open.forward", "Kept.forward", "Largest.noised"), MAP),
     **dict.fromkeys(("DPStep._samples", "Open.noised"), NOISE),
