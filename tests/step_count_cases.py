@@ -279,9 +279,7 @@ def spectral(kind: type[GReDP] | type[SpectralDP], mode: str) -> Callable[[rando
             if kind is GReDP:
                 more["unitary_scaling"] = draw.choice(("corrected", "as_printed"))
                 more["clip_domain"] = draw.choice(("spectrum", "cropped"))
-        mechanism = kind(
-            noise_multiplier=1.0, max_grad_norm=1.0, sites=sites, mode=mode, **more
-        )
+        mechanism = kind(noise_multiplier=1.0, max_grad_norm=1.0, sites=sites, mode=mode, **more)
         plan = mechanism.plan([s.shape for s in sites])
         release = plan.blocks[0].release
         how = "gradients"

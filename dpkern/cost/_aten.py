@@ -1,7 +1,8 @@
 """What torch's operations between our ops take, by a table.
 
 Every operation loads the elements of its tensors once and stores those of its result; a tensor of
-another number format than the computation's is converted, one CVT an element. Views are free.
+another number format than the computation's is converted, one CVT an element, but for integers to
+integers. Views are free.
 Sorting, selecting and products of matrices are the library's: their numbers are textbook forms.
 """
 
@@ -66,8 +67,14 @@ def _size(values: Any) -> int:
 
 
 def _converted(values: Any, dtype: torch.dtype | None) -> int:
-    """Elements that have to become ``dtype`` first."""
-    return sum(t.numel() for t in _tensors(values) if dtype is not None and t.dtype is not dtype)
+    """Elements that have to become ``dtype`` first; between integers nothing has to be done."""
+    if dtype is None:
+        return 0
+    return sum(
+        t.numel()
+        for t in _tensors(values)
+        if t.dtype is not dtype and (t.is_floating_point() or dtype.is_floating_point)
+    )
 
 
 def _common(values: Any) -> torch.dtype | None:
@@ -176,6 +183,11 @@ def _item(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
     return Counts(LOAD=1)
 
 
+def _mean(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
+    """A sum, divided."""
+    return _reduce("ADD")(args, kwargs, out) + Counts(DIV=_size(out))
+
+
 def _index(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
     """Selected elements and their places; a mask is compared entry by entry."""
     masks = sum(t.numel() for t in _tensors(args[1]) if t.dtype is torch.bool)
@@ -263,6 +275,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("bitwise_and", "logical_and"), _each(AND=1)),
     **dict.fromkeys(("bitwise_or", "logical_or"), _each(OR=1)),
     "sum": _reduce("ADD"),
+    "mean": _mean,
     "max": _reduce("CMP", "MUX"),
     "min": _reduce("CMP", "MUX"),
     "all": _reduce("AND"),

@@ -13,10 +13,10 @@ from ..mechanisms import Mechanism, Open, Pruned
 from ..mechanisms.plan import Block, Plan, first_positions, laid_out
 from ..mechanisms.pruning import Kept, Largest
 from ..ops import clip, update
-from ..rng import Key, Purpose, Stream
+from ..rng import Purpose
 from . import _glue as glue
 from ._glue import WIDE
-from ._ops import call
+from ._ops import call, shaped, stream
 from ._step_learning import learning, released, replanning
 from ._step_maps import Items, back, centred, exact, pruned, signal, spread
 from .phases import CLIP, IMPORTANCE, NOISE, UPDATE
@@ -25,7 +25,6 @@ from .primitives import Counts
 SAMPLES = ("gradients", "released", "sum")
 _INT32_MOST = 2**31 - 1
 _NO_CLIPPING = 2.0**1000
-_KEY = Key.from_unsafe_seed(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +76,6 @@ class Setting:
         return replace(plan, blocks=laid_out(blocks))
 
 
-def _meta(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=dtype, device="meta")
-
-
 def adding(s: Setting, plan: Plan) -> Items:
     """``DPStep.add``, once, on a new step."""
     if s.samples == "sum":
@@ -111,10 +106,8 @@ def _taken_over(s: Setting, plan: Plan) -> Items:
     return checked + ([] if plan.maps_late else _signals(plan, 1, s.dtype))
 
 
-def _accumulators(
-    s: Setting, plan: Plan, shapes: Sequence[tuple[int, ...]]
-) -> list[torch.Tensor]:
-    return [_meta(shape, _sums_dtype(s, plan)) for shape in shapes]
+def _accumulators(s: Setting, plan: Plan, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    return [shaped(shape, _sums_dtype(s, plan)) for shape in shapes]
 
 
 def _signals(plan: Plan, rows: int, dtype: torch.dtype) -> Items:
@@ -149,7 +142,7 @@ def _clipped(
     into: Sequence[torch.Tensor] | None = None,
 ) -> Items:
     """The clipped sum of gradients or coordinates of these shapes."""
-    rows = [_meta((s.batch, *shape), s.dtype) for shape in shapes]
+    rows = [shaped((s.batch, *shape), s.dtype) for shape in shapes]
     exact_sums = plan.arithmetic == "exact"
     kind: dict[str, Any] = {"p": plan.p, "arithmetic": plan.arithmetic}
     units = [unit or 0.0 for unit in plan.units]
@@ -166,11 +159,11 @@ def _clipped(
             style=plan.clipping,
             unit=unit,
             out=into,
-            clipped=s.clipped if each else s.clipped[0],
+            clipped=sum(s.clipped),
         )
     items = call("clip.sample_norm", CLIP, rows, p=plan.p)
     told = glue.folded(s.batch, 1, "AND") + glue.read_out()
-    counted = glue.each(s.batch, NOT=1) + Counts(CVT=s.batch) + glue.sum_read(s.batch)
+    counted = glue.each(s.batch, NOT=1) + glue.sum_read(s.batch)
     items += exact(CLIP, glue.are_finite(s.batch) + told + counted)
     for group, bound, clipped in zip(plan.groups, plan.group_bounds, s.clipped, strict=True):
         items += call(
@@ -218,10 +211,6 @@ def _ready(block: Block, s: Setting) -> torch.dtype:
     return s.dtype if release is None or release.plain else WIDE
 
 
-def _stream(purpose: Purpose, number: int = 0) -> Stream:
-    return _KEY.stream(purpose, 1, number)
-
-
 def _weighed(s: Setting, plan: Plan) -> Items:
     """The importance: mean, norm, clipped, noised, taken over; and the plan that follows."""
     given = plan.importance
@@ -231,23 +220,21 @@ def _weighed(s: Setting, plan: Plan) -> Items:
         mean = glue.converted(n, s.dtype, WIDE) if given.source == "full" else glue.each(n, DIV=1)
         norm = glue.each(n, MUL=1) + glue.sum_read(n)
         items += exact(IMPORTANCE, mean + norm + glue.each(n, MUL=1) + glue.each(n))
-        items += _noise(IMPORTANCE, _meta((n,), WIDE), "gaussian", position, given.sd)
+        items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.sd)
     return items + replanning(s.mechanism, s.shapes, s.number, IMPORTANCE)
 
 
-def _noise(
-    phase: str, values: torch.Tensor, law: str, position: int, scale: float | None
-) -> Items:
+def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: float | None) -> Items:
     purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
     return call(
         "noise.add_noise",
         phase,
         values,
-        stream=_stream(purpose),
+        stream=stream(purpose),
         position=position,
         distribution=law,
         scale=scale,
-        rounding=None if scale is None else _stream(Purpose.ROUNDING),
+        rounding=None if scale is None else stream(Purpose.ROUNDING),
     )
 
 
@@ -261,7 +248,7 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     if plan.distribution is not None and block.sd > 0:
         # Coordinates that are not the signal's own are drawn on float64 zeros.
         drawn = WIDE if isinstance(release, Open) else dtype
-        values = _meta(block.release_shape, drawn)
+        values = shaped(block.release_shape, drawn)
         scale = None if exact_sums else block.sd
         noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
     if release is None or release.plain:
@@ -290,21 +277,20 @@ def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -
     if not blocks:
         return []
     law = plan.distribution if noised else None
-    params = [_meta(block.shape, s.dtype) for block in blocks]
-    sums = [_meta(b.shape, _sums_dtype(s, plan) if noised else s.dtype) for b in blocks]
+    params = [shaped(block.shape, s.dtype) for block in blocks]
+    sums = [shaped(b.shape, _sums_dtype(s, plan) if noised else s.dtype) for b in blocks]
     drawn = None
     if law is not None:
         drawn = update.Noise(
             distribution=law,
             scales=tuple(block.sd for block in blocks),
-            stream=_stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE),
+            stream=stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE),
             positions=tuple(block.first_position for block in blocks),
-            rounding=None if plan.arithmetic == "exact" else _stream(Purpose.ROUNDING),
+            rounding=None if plan.arithmetic == "exact" else stream(Purpose.ROUNDING),
         )
     names = rule.buffer_names()
     state = update.State(s.number - 1, {name: list(params) for name in names})
     return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
-
 
 
 __all__ = ["SAMPLES", "Setting", "adding", "finishing"]

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence
 
 from ..mechanisms import AdaClip, Directional, Mechanism, Pruned
-from ..rng import Key, Purpose
+from ..rng import Purpose
 from . import _glue as glue
-from ._ops import call
+from ._ops import call, stream
 from ._step_maps import Items, exact, modelled
 from .phases import LEARN
 from .primitives import Counts
 
 Shapes = Sequence[tuple[int, ...]]
-_COINS = Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 0)
 
 
 def learning(mechanism: Mechanism, shapes: Shapes, number: int) -> Items:
@@ -106,6 +105,7 @@ def released(mechanism: Pruned, n: int, number: int) -> int:
 
 def _masks(mechanism: Pruned, sizes: Sequence[int], number: int) -> Items:
     """Pruned: the places of the next step."""
+    coins = stream(Purpose.SYMBOLS)
     items: Items = []
     for n in sizes:
         k = mechanism._count(n)
@@ -116,7 +116,7 @@ def _masks(mechanism: Pruned, sizes: Sequence[int], number: int) -> Items:
             items += exact(LEARN, Counts(LOAD=n, CMP=n, STORE=kept))
         else:
             items += exact(LEARN, glue.read_out())
-            items += call("noise.keystream", LEARN, _COINS, first_block=0, blocks=-(-n // 16))
+            items += call("noise.keystream", LEARN, coins, first_block=0, blocks=-(-n // 16))
             _, chosen = glue.largest(n, k)
             items += modelled(LEARN, chosen)
     return items

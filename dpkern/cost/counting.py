@@ -41,6 +41,7 @@ from .primitives import Counts, Item, Itemised
 _WHOLE = {
     "weigh": IMPORTANCE,
     "DPStep._replan": LEARN,
+    "RandomizedResponse.estimate": LEARN,
     **dict.fromkeys(("AdaClip.learn", "Directional.learn", "Pruned.learn"), LEARN),
 }
 """Functions of which everything belongs to one phase, ops included; the outermost counts."""
@@ -134,6 +135,11 @@ class _Counter(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self._inside = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would load its compiler for that, which takes seconds."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

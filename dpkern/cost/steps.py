@@ -7,32 +7,20 @@ learns. ``counting.count`` runs the same step and must find the same numbers, ph
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from .. import _validate as check
-from ..mechanisms import (
-    DPSGD,
-    AdaClip,
-    Directional,
-    GReDP,
-    LaplaceSGD,
-    Mechanism,
-    ProjectedSGD,
-    Pruned,
-    RandomizedResponse,
-    Site,
-    SpectralDP,
-)
+from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
 from ..ops import update
-from ._ops import call
+from ..rng import Purpose
+from . import _glue as glue
+from ._ops import call, shaped, stream
 from ._step_flow import SAMPLES, Setting, adding, finishing
-from ._step_maps import Items
-from .phases import NOISE, PROJECT, by_phase
-from .primitives import Itemised
+from ._step_maps import Items, exact
+from .phases import LEARN, NOISE, PROJECT, by_phase
+from .primitives import Counts, Itemised
 
 
 def form(
@@ -91,20 +79,40 @@ def form(
     plan = setting.plan()
     items: Items = adding(setting, plan) + finishing(setting, plan)
     if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
-        params = [torch.empty(shape, dtype=dtype, device="meta") for shape in sizes]
+        params = [shaped(shape, dtype) for shape in sizes]
         items += call("update.project", PROJECT, params, mechanism.projection)
     return by_phase(Itemised(tuple(items)))
 
 
-def response(mechanism: RandomizedResponse, records: int) -> Itemised:
-    """What one response of each record takes."""
-    check.integer(1, records=records)
-    return Itemised()
+def response(
+    mechanism: RandomizedResponse, records: int, *, dtype: torch.dtype = torch.int64
+) -> Itemised:
+    """What one response of each record takes, and the estimate of the frequencies from them.
+
+    Args:
+        mechanism: the configuration.
+        records: how many.
+        dtype: of the symbols, an integer one.
+
+    Raises:
+        InvalidInput: no records.
+    """
+    n, k = check.integer(1, records=records), mechanism.categories
+    symbols = shaped((n,), dtype)
+    items = call(
+        "symbols.randomize",
+        NOISE,
+        symbols,
+        stream=stream(Purpose.SYMBOLS),
+        keep=mechanism.keep,
+        categories=k,
+    )
+    widened = glue.each(n) if dtype is not torch.int64 else Counts()
+    counted = Counts(LOAD=n, ADD=n, STORE=k)
+    shares = glue.converted(k, torch.int64, torch.float64) + glue.each(k, DIV=1)
+    unbiased = glue.each(k, SUB=1) + glue.each(k, DIV=1)
+    items += exact(LEARN, widened + counted + shares + unbiased)
+    return by_phase(Itemised(tuple(items)))
 
 
-def systems() -> Mapping[str, Callable[..., Itemised]]:
-    """By name: one step of each mechanism on a layer of l outputs and n inputs, one sample."""
-    return {}
-
-
-__all__ = ["form", "response", "systems"]
+__all__ = ["form", "response"]
