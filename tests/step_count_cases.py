@@ -46,6 +46,7 @@ class Case:
     dtype: torch.dtype = torch.float32
     rule: update.Rule | None = None
     number: int = 1
+    moved: bool = True
     sampling: dict[str, Any] = field(default_factory=dict)
     clipped: list[int] = field(default_factory=list)
     means: list[torch.Tensor] = field(default_factory=list)
@@ -218,12 +219,14 @@ def directional(kind: str) -> Callable[[random.Random], Case]:
 
 
 def projected(draw: random.Random) -> Case:
-    projection = draw.choice((None, update.Ball(1e-3), update.Ball(1e6), update.Box(-0.1, 0.1)))
+    small, large = update.Ball(1e-3), update.Ball(1e6)
+    projection = draw.choice((None, small, large, update.Box(-0.1, 0.1), update.Simplex()))
     mechanism = ProjectedSGD(
         n=10, noise_multiplier=1.0, projection=projection, arithmetic=arithmetic(draw)
     )
     case = Case(mechanism, shapes(draw), draw, batch=1)
     case.rule = update.SGD(lr=0.1)
+    case.moved = projection == small
     case.sampling = {"sampling": "fixed", "dataset_size": 10, "expected_batch_size": 1.0}
     return case
 

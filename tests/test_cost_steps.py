@@ -39,6 +39,7 @@ def form(case: Case) -> Itemised:
             clipped=case.clipped,
             number=case.number,
             samples=case.samples,
+            moved=case.moved,
         )
     )
 

@@ -150,7 +150,7 @@ def _reduce(*steps: str) -> Rule:
         dtype = out.dtype if isinstance(out, torch.Tensor) else None
         folds = max(0, n - results)
         converted = _converted(args[:1], dtype) if "ADD" in steps else 0
-        return Counts({p: folds for p in steps}) + Counts(LOAD=n, STORE=results, CVT=converted)
+        return Counts(dict.fromkeys(steps, folds)) + Counts(LOAD=n, STORE=results, CVT=converted)
 
     return rule
 

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import _dispatch
 from ._aten import MODELLED, counts_of, stem
-from .counted import Tally, tally_of
+from .counted import tally_of
+from .forms import FORMS
 from .phases import (
     BACK,
     CLIP,
@@ -154,11 +155,12 @@ class _Counter(TorchDispatchMode):
         return out
 
     def op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one of our ops by its counted kernel."""
-        tally: Tally
+        """Run one of our ops by its counted kernel; a library's part in it comes from its form."""
         with self._within_op():
             result, tally = tally_of(op, args, kwargs)
-        for kind, counts in (("exact", tally.counts), ("random", tally.random)):
+        modelled = FORMS[op.name](*args, **kwargs).of("modelled")
+        found = {"exact": tally.counts, "modelled": modelled, "random": tally.random}
+        for kind, counts in found.items():
             if counts:
                 self._book(op.name, _OPS.get(op.name), kind, counts)
         return result

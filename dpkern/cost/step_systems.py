@@ -115,9 +115,7 @@ def _shaped() -> dict[str, StepForm]:
             "Pichapati et al., 2019",
             lambda *_: AdaClip(noise_multiplier=1.0, expected_batch_size=1.0),
         ),
-        "directional": StepForm(
-            "Directional, isotropic", directional, lambda *_: _directional()
-        ),
+        "directional": StepForm("Directional, isotropic", directional, lambda *_: _directional()),
         "directional-elliptic": StepForm(
             "Directional, elliptic", directional, lambda *_: _directional(shape="elliptic")
         ),

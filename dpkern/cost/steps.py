@@ -33,6 +33,7 @@ def form(
     clipped: int | Sequence[int] | None = None,
     number: int = 2,
     samples: str = "gradients",
+    moved: bool = True,
 ) -> Itemised:
     """What one step takes, by phase.
 
@@ -47,6 +48,7 @@ def form(
             everything now and then.
         samples: what ``add`` is given: ``gradients``, ``released`` coordinates, or a clipped
             ``sum``, whose own making is then not part of the count.
+        moved: whether the projection of ``ProjectedSGD`` onto a ball moves the parameters.
 
     Raises:
         InvalidInput: numbers out of range, or a mechanism that does not fit the shapes.
@@ -80,7 +82,7 @@ def form(
     items: Items = adding(setting, plan) + finishing(setting, plan)
     if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
         params = [shaped(shape, dtype) for shape in sizes]
-        items += call("update.project", PROJECT, params, mechanism.projection)
+        items += call("update.project", PROJECT, params, mechanism.projection, moved=moved)
     return by_phase(Itemised(tuple(items)))
 
 
