@@ -85,7 +85,7 @@ def test_figures_show_the_numbers() -> None:
     assert stacked == [364, 1403]
     for series in figures["cost-against-n"].series:
         price = dict(zip(series.x, series.y, strict=True))
-        assert price[14] == {"SPOF": 364, "DP-SGD": 1403}[series.label]
+        assert price[14] == {"SPOF": 364, "DP-SGD for DA": 1403}[series.label]
     (bars,) = figures["processors"].series
     assert dict(zip(bars.x, bars.y, strict=True))["AMD K7"] == 74.06
     assert len(bars.x) >= 5
@@ -111,7 +111,7 @@ def test_sizes_processors_and_options() -> None:
     assert first["cost"] == 440
     unpriced = [f for f in report.facts["costs"] if f["unpriced"]]
     assert {f["processor"] for f in unpriced} == {"cmos45"}
-    assert any("no price for" in note for note in report.notes)
+    assert any("no price for NOT" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("name", processors.available())
@@ -197,3 +197,13 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare.report(sizes=[(7, 14)])
     with pytest.raises(InvalidInput, match="mechanism: expected one of 'spof'"):
         count.report("sgd")
+
+
+def test_whole_steps_compare_and_other_work_is_said() -> None:
+    report = compare.report(["laplace_sgd", "dpsgd"], sizes=[(6, 3)], processors=["zen4"])
+    whole(report)
+    assert {fact["scope"] for fact in report.facts["mechanisms"]} == {SYSTEMS["dpsgd"].scope}
+    assert report.facts["corrections"] == report.facts["execution"] == []
+    assert not any("different work" in note for note in report.notes)
+    mixed = compare.report(["spof", "dpsgd"], sizes=[(6, 3)])
+    assert any("different work" in note for note in mixed.notes)
