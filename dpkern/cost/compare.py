@@ -9,7 +9,7 @@ from typing import Any
 
 from . import compare_figures, comparison
 from .autoencoder import Options
-from .comparison import LARGEST, Question
+from .comparison import Question
 from .count import difference_table, executed, notes
 from .processors import Processor
 from .report import Report, Table
@@ -91,7 +91,9 @@ def _summary(question: Question, rows: list[dict[str, Any]], turns: list[dict[st
 
 
 def _less(percent: float) -> str:
-    return f"{abs(percent):.2f} % {'less' if percent >= 0 else 'more'}"
+    if percent == 0:
+        return "as much"
+    return f"{abs(percent):.2f} % {'less' if percent > 0 else 'more'}"
 
 
 def _tables(
@@ -152,8 +154,8 @@ def _tables(
                 for turn in turns
                 for point in turn["points"] or ()
             ],
-            note=f"Against {question.baseline.title}, searched up to n = {LARGEST} and l = n. What "
-            "is not listed has no crossover there.",
+            note=f"Against {question.baseline.title}, searched up to n = {question.largest} and "
+            "l = n. What is not listed has no crossover there.",
         )
     )
     tables.append(
@@ -194,11 +196,11 @@ def _notes(question: Question, rows: list[dict[str, Any]]) -> list[str]:
         said.append("The mechanisms are counted over different work; their reductions mean little.")
     for machine in question.machines:
         unpriced = {
-            primitive: times
+            primitive: None
             for row in rows
             for cost in row["costs"]
             if cost["processor"] == machine.name
-            for primitive, times in cost["unpriced"].items()
+            for primitive in cost["unpriced"]
         }
         said += notes(machine, unpriced)
     return said

@@ -64,7 +64,8 @@ def _against_n(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
     machine = question.machines[0]
     points = _points(turns, machine, "n, l = n/2")
     asked = max(n for n, _ in question.sizes)
-    last = max([64, asked, *(round(1.6 * point["near"]) for point in points)])
+    near = [round(1.6 * point["near"]) for point in points]
+    last = max(asked, min(question.largest, max([64, *near])))
     codes = _spread(1, (last + 1) // 2)
     sizes = [(2 * code, code) for code in codes]
     return Figure(
@@ -187,7 +188,7 @@ def _prices(question: Question, system: System) -> Figure:
     mine, base = (question.counts(s, n, code) for s in (system, question.baseline))
     now = reduction(machine.price(mine), machine.price(base))
     found = [s for s in sensitivities(mine, base, machine) if s.cost]
-    found.sort(key=lambda s: abs(s.slope))
+    found.sort(key=lambda s: -abs(s.slope))
     names = [s.operation for s in found]
     return Figure(
         name=f"prices-{system.name}",

@@ -18,9 +18,6 @@ from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
 from .systems import SYSTEMS, System
 
-LARGEST = 4096
-"""The largest n that is searched for crossovers."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -47,6 +44,11 @@ class Question:
     def others(self) -> tuple[System, ...]:
         """All but the baseline."""
         return self.systems[:-1]
+
+    @property
+    def largest(self) -> int:
+        """The largest n that is searched for crossovers in n."""
+        return min(system.largest for system in self.systems)
 
     def counts(self, system: System, n: int, code: int) -> Counts:
         """Operations of a system."""
@@ -141,8 +143,9 @@ def turns(question: Question) -> list[dict[str, Any]]:
 
 def turns_in_n(question: Question, machine: Processor, system: System) -> dict[str, Any]:
     """Crossovers of one mechanism and the baseline in n = 2 l."""
-    axis = {"along": "n, l = n/2", "up_to": LARGEST}
-    return _turns(question, machine, system, lambda code: (2 * code, code), LARGEST // 2, 2, axis)
+    axis = {"along": "n, l = n/2", "up_to": question.largest}
+    last = question.largest // 2
+    return _turns(question, machine, system, lambda code: (2 * code, code), last, 2, axis)
 
 
 def turns_in_l(question: Question, machine: Processor, system: System, n: int) -> dict[str, Any]:
@@ -270,7 +273,6 @@ def processor_fact(machine: Processor) -> dict[str, Any]:
 
 
 __all__ = [
-    "LARGEST",
     "Question",
     "asked",
     "corrections",

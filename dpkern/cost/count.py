@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,12 +113,12 @@ def difference_table(differences: list[dict[str, Any]], machine: Processor) -> T
     )
 
 
-def notes(machine: Processor, unpriced: dict[str, int]) -> list[str]:
+def notes(machine: Processor, unpriced: Iterable[str]) -> list[str]:
     """What a price on this processor does not say, and where its numbers come from."""
     said = [f"{machine.title}, {machine.unit}. {machine.note}".strip()]
-    if unpriced:
-        reasons = "; ".join(f"{p}: {machine.missing[p]}" for p in unpriced)
-        said.append(f"{machine.title}: no price for {listed(unpriced)} ({reasons}).")
+    reasons = "; ".join(f"{primitive} ({machine.missing[primitive]})" for primitive in unpriced)
+    if reasons:
+        said.append(f"{machine.title} has no price for {reasons}: they count as nothing here.")
     said += [f"Source: {source}." for source in machine.sources]
     return said
 
@@ -157,8 +159,14 @@ def _itemised_table(itemised: Itemised, machine: Processor) -> Table:
     )
 
 
+def _names(itemised: Itemised) -> list[str]:
+    """One name per line: two of one name say their kind."""
+    times = Counter(item.name for item in itemised.items)
+    return [i.name if times[i.name] == 1 else f"{i.name}, {i.kind}" for i in itemised.items]
+
+
 def _figures(system: System, itemised: Itemised, machine: Processor) -> list[Figure]:
-    names = [item.name for item in itemised.items]
+    names = _names(itemised)
     each = [machine.operations(item.counts) for item in itemised.items]
     present = [o for o in machine.costs if any(o in done for done in each)]
     return [
