@@ -28,6 +28,8 @@ FLAT = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
 PER_LAYER = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float", clipping="per_layer")
 EXACT = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="exact")
 
+ONE_LAYER = ("ghost.conv_", "ghost.linear_", "ghost.embedding_", "product.")
+
 
 class Shortcut(nn.Module):
     """Two convolutions of one input, a normalisation, and a linear layer of many positions."""
@@ -146,6 +148,8 @@ def test_every_call_is_attributed(case):
     for call in measured.private.ops:
         assert {layer for layer, _ in call.shares} <= known
         assert call.backend in _dispatch.BACKENDS
+        if call.op.startswith(ONE_LAYER):
+            assert len(call.shares) == 1, call.op
     for parameterised in known:
         phases = {c.phase for c in measured.private.ops if parameterised in dict(c.shares)}
         assert {"sums", "noise and update"} <= phases, parameterised
@@ -170,8 +174,9 @@ def test_layers_that_share_an_input_get_their_own_work(cases):
 
 def test_joint_work_is_divided_by_parameters(cases):
     _, measured = cases[0]
-    step = next(call for call in measured.private.ops if call.op == "update.step")
-    assert dict(step.shares) == {"1": 64 * 64 + 64, "3": 64 * 10 + 10}
+    shares = {call.op: dict(call.shares) for call in measured.private.ops}
+    assert shares["update.step"] == {"1": 64 * 64 + 64, "3": 64 * 10 + 10}
+    assert shares["ghost.contract"] == shares["ghost.explicit_norm"] == {"1": 64, "3": 10}
     words = {layer: cost.random_words for layer, cost in measured.private.by_layer().items()}
     assert words["1"] / words["3"] == pytest.approx(4160 / 650, rel=1e-3)
 
@@ -184,6 +189,14 @@ def test_flops_of_torch_are_those_of_its_products(cases):
     assert flops["point"] == 2 * forward
     assert flops["head"] == 3 * 2 * 3 * 64 * 3
     assert flops["norm"] == flops[ROOT] == flops[REST] == 0
+
+
+def test_what_runs_inside_an_op_is_not_counted_again():
+    with _dispatch.use("reference"):
+        measured = measure(subject("mlp", batch_size=3), FLAT, rounds=1)
+    assert {call.backend for call in measured.private.ops} == {"reference"}
+    assert sum(moved.flops for moved in measured.private.moved.values()) == 0
+    assert sum(moved.flops for moved in measured.plain.moved.values()) > 0
 
 
 def test_the_report_is_whole(monkeypatch):
