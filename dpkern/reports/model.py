@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from .energy import SOURCE, energy
 from .machine import CACHE_MISSES, LINE_BYTES
 from .measured import Measured, Side, measure
 from .roofline import Limits, Point
-from .subject import CLASSES, Subject, subject
+from .subject import Subject, subject
+from .trace import Call
 
-BATCH_SIZE = 8
+BATCH_SIZE = 4
+"""Of a report if nobody says; ResNet-18 then takes a few seconds on two cores."""
 
 
 def report(
@@ -69,15 +72,13 @@ def report(
         used = torch.get_num_threads()
         limits = roofline.measure_limits()
         measured = measure(made, chosen, rounds=rounds)
-    groups = {
-        "ops of dpkern": roofline.points_of(measured.private.ops),
-        "torch, not private": phases.of_torch(measured.plain),
-    }
+    ops = roofline.points_of(measured.private.ops)
     facts = {
         **_facts(made, measured, limits, used),
         "phases": phases.facts(measured),
         "layers": layers.facts(made.model, measured),
-        "ops": [_point_facts(point, limits) for point in groups["ops of dpkern"]],
+        "ops": [_point_facts(point, limits) for point in ops],
+        "calls": [_call_facts(call) for call in measured.private.ops],
         "energy": _energy(measured),
         "seconds": time.perf_counter() - started,
     }
@@ -89,13 +90,13 @@ def report(
         tables=[
             phases.table(measured),
             layers.table(made.model, measured),
-            _ops_table(groups["ops of dpkern"], limits),
+            _ops_table(ops, limits),
             _machine_table(measured, limits),
         ],
         figures=[
             phases.figure(measured),
             *layers.figures(made.model, measured),
-            roofline.figure(groups, limits),
+            roofline.figure([*ops, *phases.of_torch(measured.plain)], limits),
         ],
         notes=_notes(measured),
     )
@@ -136,10 +137,15 @@ def _summary(made: Subject, measured: Measured, mechanism: Mechanism) -> str:
     most = max(more, key=more.__getitem__)
     return (
         f"A private step of {made.name} ({type(mechanism).__name__}) on {made.batch} samples takes "
-        f"{1e3 * private.median:.3g} ms, {private.median / plain.median:.3g} times the "
-        f"{1e3 * plain.median:.3g} ms of a step without privacy. Most of the difference is spent "
-        f"in: {most}."
+        f"{_milliseconds(private.median)}, {private.median / plain.median:.2f} times the "
+        f"{_milliseconds(plain.median)} of a step without privacy. The largest part of the "
+        f"difference is {most}, {_milliseconds(more[most])}."
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    number = 1e3 * seconds
+    return f"{number:,.0f} ms" if number >= 100 else f"{number:.3g} ms"
 
 
 def _facts(made: Subject, measured: Measured, limits: Limits, threads: int) -> dict[str, Any]:
@@ -187,6 +193,17 @@ def _point_facts(point: Point, limits: Limits) -> dict[str, Any]:
         "launches": point.launches,
         "seconds": point.seconds,
         "share_of_limit": point.share(limits),
+    }
+
+
+def _call_facts(call: Call) -> dict[str, Any]:
+    return {
+        "op": call.op,
+        "phase": call.phase,
+        "layers": [layer for layer, _ in call.shares],
+        "backend": call.backend,
+        "seconds": call.seconds,
+        **asdict(call.cost),
     }
 
 
@@ -280,6 +297,3 @@ def _notes(measured: Measured) -> list[str]:
         notes.append(f"No hardware counters: {measured.counters_note}.")
     notes += [f"Peak memory: {side.memory_note}." for side in (private,) if side.memory_note]
     return notes
-
-
-__all__ = ["BATCH_SIZE", "CLASSES", "report"]

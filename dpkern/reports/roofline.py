@@ -9,17 +9,19 @@ is that of a copy far larger than the caches, the peak that of a square matrix p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..cost.report import Figure, Mark, Series
+from ..cost.report import Figure, Series
 from .trace import Call
 
 _COPIED_BYTES = 64 << 20
 _SIDE = 1024
 _TRIES = 4
+MOST_POINTS = 10
+"""Points in the figure; the others take less time."""
 
 
 @dataclass(frozen=True)
@@ -114,42 +116,35 @@ def points_of(calls: Sequence[Call]) -> list[Point]:
     ]
 
 
-def figure(groups: Mapping[str, Sequence[Point]], limits: Limits) -> Figure:
-    """The roofline with one colour per group; what computes no floating-point numbers has no place.
+def figure(points: Sequence[Point], limits: Limits) -> Figure:
+    """The roofline with the points that take most time; what computes no FLOPs has no place there.
 
     Args:
-        groups: points by the name of their group.
+        points: ops, and phases of torch.
         limits: of the machine.
     """
-    drawn = {
-        label: [p for p in points if p.flops and p.bytes and p.seconds > 0]
-        for label, points in groups.items()
-    }
-    everything = [p for points in drawn.values() for p in points]
+    slowest = sorted(points, key=lambda p: -p.seconds)
+    drawn = [p for p in slowest if p.flops and p.bytes and p.seconds > 0][:MOST_POINTS]
     ridge = limits.peak / limits.bandwidth
-    places = sorted({ridge, *(p.intensity for p in everything)})
-    ends = (places[0] / 2, ridge, max(places[-1] * 2, 2 * ridge))
+    places = [ridge, *(p.intensity for p in drawn)]
+    ends = (min(places) / 2, ridge, 2 * max(places))
     roof = Series(label="limits of this machine", x=ends, y=[limits.roof(x) / 1e9 for x in ends])
-    clouds = [
-        Series(
-            label=label,
-            x=[p.intensity for p in points],
-            y=[p.flops / p.seconds / 1e9 for p in points],
-            points=True,
-        )
-        for label, points in drawn.items()
-        if points
-    ]
     return Figure(
         name="roofline",
         title="Ops against the machine's limits",
         caption="The sloping limit is the measured bandwidth of a copy, the level one the measured "
-        "peak of a matrix product. Points above the slope find their bytes in a cache.",
+        "peak of a matrix product. Points above the slope find their bytes in a cache. `torch` is "
+        "the step without privacy.",
         kind="roofline",
         x_label="FLOPs per byte",
         y_label="GFLOP/s",
-        series=[roof, *clouds],
-        marks=[Mark(x=p.intensity, y=p.flops / p.seconds / 1e9, text=p.name) for p in everything],
+        series=[
+            roof,
+            *(
+                Series(label=p.name, x=[p.intensity], y=[p.flops / p.seconds / 1e9], points=True)
+                for p in drawn
+            ),
+        ],
         log_x=True,
         log_y=True,
     )

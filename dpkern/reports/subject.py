@@ -26,7 +26,6 @@ class Subject:
         model: as it was built; copies of it are trained.
         x: ``[B, ...]``.
         labels: of every row of logits: ``model(x)`` is ``[B, ..., classes]``.
-        rows: shape of one sample.
     """
 
     name: str
@@ -89,8 +88,8 @@ def subject(
             name, shape = str(model), shape or models.example_rows(str(model))
             built = models.build(name, row_shape=shape, classes=CLASSES)
         x = _rows(batch_size, shape, example)
-        logits = _logits(built, x)
-        labels = torch.randint(logits.shape[-1], logits.shape[:-1]).flatten()
+        logits = _logits(built, x[:2])
+        labels = torch.randint(logits.shape[-1], (len(x), *logits.shape[1:-1])).flatten()
     return Subject(name=name, model=built, x=x, labels=labels)
 
 
@@ -144,7 +143,7 @@ def _rows(batch: int, shape: tuple[int, ...] | None, example: Tensor | None) -> 
 
 @torch.no_grad()
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    """What the model makes of two rows, with the batch's size in front."""
+    """What the model makes of two rows."""
     try:
         out: Tensor = model(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

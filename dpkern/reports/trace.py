@@ -28,6 +28,7 @@ ROOT = "(model itself)"
 FORWARD, BACKWARD, NORMS, FACTORS = "forward", "backward", "norms", "factors"
 SUMS, ENGINE, UPDATE = "sums", "between ops", "noise and update"
 PHASES = (FORWARD, BACKWARD, NORMS, FACTORS, SUMS, ENGINE, UPDATE)
+_FOR_NORMS = ("conv_bins", "filtered", "tied_cross")
 
 Shares = tuple[tuple[str, int], ...]
 """Layers, and in which proportion the work is each one's: positive numbers."""
@@ -54,7 +55,7 @@ def phase_of(op: str) -> str | None:
         return FACTORS
     if name.endswith("_sum") or name == "contract":
         return SUMS
-    if name.endswith(("_norm", "_gradient")) or name in ("conv_bins", "tied_cross"):
+    if name.endswith(("_norm", "_gradient")) or name in _FOR_NORMS:
         return NORMS
     return None
 
