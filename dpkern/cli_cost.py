@@ -20,7 +20,9 @@ from ._validate import choice, require
 from .cost import compare as cost_compare
 from .cost import count as cost_count
 from .cost.autoencoder import CORRECTED, PRINTED, Options
+from .cost.processors import available
 from .cost.report import Report
+from .cost.systems import SYSTEMS
 from .errors import InvalidInput
 from .reports import files
 from .reports import model as cost_model
@@ -59,11 +61,11 @@ Settings = Annotated[
 
 @app.command()
 def count(
-    mechanism: Annotated[str, typer.Option(help="What to count, such as spof.")] = "spof",
+    mechanism: Annotated[str, typer.Option(help=f"One of {', '.join(SYSTEMS)}.")] = "spof",
     n: Annotated[int, typer.Option("-n", help="Features of a record.")] = 14,
     l: Annotated[int, typer.Option("-l", help="Size of the code.")] = 7,  # noqa: E741
     processor: Annotated[
-        str, typer.Option(help="What a primitive operation costs: a name, or your own TOML file.")
+        str, typer.Option(help=f"One of {', '.join(available())}, or a TOML file of yours.")
     ] = "k7",
     mode: Mode = "published",
     settings: Settings = None,
@@ -84,14 +86,14 @@ def count(
 @app.command()
 def compare(
     mechanisms: Annotated[
-        str, typer.Option(help="Which, with commas between them.")
+        str, typer.Option(help=f"Of {', '.join(SYSTEMS)}; the last is what others save against.")
     ] = "spof,dpsgd-da",
     n: Annotated[str, typer.Option("-n", help="Features; several with commas.")] = "14",
     l: Annotated[  # noqa: E741
         str, typer.Option("-l", help="Sizes of the code, one for each n.")
     ] = "7",
     processor: Annotated[
-        str, typer.Option(help="Names or TOML files, with commas between them.")
+        str, typer.Option(help=f"Of {', '.join(available())}, or TOML files, with commas.")
     ] = "k7",
     mode: Mode = "published",
     settings: Settings = None,

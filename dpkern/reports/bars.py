@@ -34,26 +34,33 @@ def values(series: Series, names: list[str]) -> list[float]:
     return [math.nan if y is None else float(y) for y in found]
 
 
+def named(figure: Figure) -> list[str]:
+    """The parts that get a colour of their own: all, or the largest where they are too many."""
+    names = [series.label for series in figure.series]
+    if len(names) <= NAMED + 1:
+        return names
+    weight = {s.label: sum(y for y in s.y if y is not None) for s in figure.series}
+    largest = sorted(names, key=lambda name: -weight[name])[:NAMED]
+    return [name for name in names if name in largest]
+
+
 def palette(figures: Sequence[Figure]) -> dict[str, str]:
     """One colour per name for all stacks of a report, if there are colours enough for that."""
     stacks = [figure for figure in figures if figure.kind == "stacked"]
-    names = list(dict.fromkeys(series.label for figure in stacks for series in figure.series))
+    names = list(dict.fromkeys(name for figure in stacks for name in named(figure)))
     few = len(names) <= len(ink.DATA)
     return dict(zip(names, ink.DATA, strict=False)) if few else {}
 
 
 def parts(figure: Figure, colours: Mapping[str, str]) -> list[tuple[str, list[float], str]]:
-    """Label, values and colour of each part; beyond NAMED, the smallest are one part."""
-    names = categories(figure)
-    found = [(s.label, values(s, names)) for s in figure.series]
-    if len(found) <= NAMED + 1:
-        return [(label, y, colours.get(label, ink.DATA[i])) for i, (label, y) in enumerate(found)]
-    weight = {label: sum(v for v in y if v == v) for label, y in found}
-    kept = sorted(weight, key=lambda label: -weight[label])[:NAMED]
-    named = [(label, y) for label, y in found if label in kept]
-    rest = [y for label, y in found if label not in kept]
+    """Label, values and colour of each part; those without a name of their own are one part."""
+    names, kept = categories(figure), named(figure)
+    found = {s.label: values(s, names) for s in figure.series}
+    drawn = [(label, found[label], colours.get(label, ink.DATA[i])) for i, label in enumerate(kept)]
+    rest = [y for label, y in found.items() if label not in kept]
+    if not rest:
+        return drawn
     other = [sum(v for v in column if v == v) for column in zip(*rest, strict=True)]
-    drawn = [(label, y, ink.DATA[i]) for i, (label, y) in enumerate(named)]
     return [*drawn, (f"{len(rest)} smaller parts", other, ink.OTHER)]
 
 

@@ -17,7 +17,7 @@ GRID = "#e4e7eb"
 PAGE = "#ffffff"
 DATA = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7"),
-    *("#56b4e9", "#d55e00", "#8a8f98", "#5d4a9c"),
+    *("#56b4e9", "#d55e00", "#8a8f98", "#5d4a9c", "#8c5a2b"),
 )
 OTHER = "#b9bec6"
 """The part of a stack that is too small to be named."""
