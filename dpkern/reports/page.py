@@ -6,6 +6,7 @@ their colours are the page's variables, so dark mode and print change them too.
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +18,8 @@ from . import figures, ink
 from .bars import palette
 from .canvas import EXTRA
 from .text import as_json, condensed, numeric_columns
+
+_UNBROKEN = "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}"
 
 
 def page(report: Report) -> str:
@@ -31,6 +34,7 @@ def page(report: Report) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     colours = palette(report.figures)
+    environment.filters["tied"] = tied
     template = environment.from_string(_source("page.html"))
     text: str = template.render(
         report=report,
@@ -45,6 +49,11 @@ def page(report: Report) -> str:
         facts=markup(as_json(report).replace("<", "\\u003c")),
     )
     return text
+
+
+def tied(text: str) -> str:
+    """No line ends within ``n = 14`` or before a per cent sign."""
+    return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
 
 
 def _source(name: str) -> str:
