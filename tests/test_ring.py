@@ -20,7 +20,7 @@ from dpkern.rng import Purpose
 from tests.every_backend import every_backend
 from tests.test_update_noise import POSITIONS, RULES, SIZES, noise_at, sums_of, trained
 
-TAKERS = ("cuda", "cupy", "reference")
+TAKERS = ("cpu", "cuda", "cupy", "reference")
 """Backends whose updates take draws made ahead."""
 TOTAL = POSITIONS[2] + SIZES[2]
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -62,28 +63,45 @@ void lattice_draws(std::uintptr_t out, const py::tuple& stream, int law, std::ui
                      threads);
 }
 
-void add_noise_integer(std::uintptr_t x, bool wide, const py::tuple& stream, int law,
-                       std::uint64_t first, std::int64_t n, int threads) {
+void rounding_draws(std::uintptr_t out, const py::tuple& stream, std::uint64_t first,
+                    std::int64_t n, int threads) {
   const Stream s = stream_of(stream);
+  py::gil_scoped_release release;
+  cpu::rounding_draws(s, first, n, pointer<std::int16_t>(out), threads);
+}
+
+// (values, rounding bits or 0, position of the first).
+using Made = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
+
+cpu::Ahead ahead_of(const Made& made) {
+  const auto [values, rounding, first] = made;
+  return {pointer<const std::int32_t>(values), pointer<const std::int16_t>(rounding), first};
+}
+
+void add_noise_integer(std::uintptr_t x, bool wide, const py::tuple& stream, int law,
+                       const Made& made, std::uint64_t first, std::int64_t n, int threads) {
+  const Stream s = stream_of(stream);
+  const cpu::Ahead ahead = ahead_of(made);
   const auto distribution = static_cast<Distribution>(law);
   py::gil_scoped_release release;
   if (wide) {
-    cpu::add_noise_integer(s, distribution, first, n, pointer<std::int64_t>(x), threads);
+    cpu::add_noise_integer(s, distribution, ahead, first, n, pointer<std::int64_t>(x), threads);
   } else {
-    cpu::add_noise_integer(s, distribution, first, n, pointer<std::int32_t>(x), threads);
+    cpu::add_noise_integer(s, distribution, ahead, first, n, pointer<std::int32_t>(x), threads);
   }
 }
 
 std::int64_t add_noise_float(std::uintptr_t x, bool wide, const py::tuple& stream,
-                             const py::tuple& rounding, int law, std::uint64_t first,
-                             std::int64_t n, double scale, int threads) {
+                             const py::tuple& rounding, int law, const Made& made,
+                             std::uint64_t first, std::int64_t n, double scale, int threads) {
   const Stream s = stream_of(stream);
+  const cpu::Ahead ahead = ahead_of(made);
   const Stream r = stream_of(rounding);
   const auto distribution = static_cast<Distribution>(law);
   py::gil_scoped_release release;
-  return wide ? cpu::add_noise_float(s, r, distribution, first, n, scale, pointer<double>(x),
-                                     threads)
-              : cpu::add_noise_float(s, r, distribution, first, n, scale, pointer<float>(x),
+  return wide ? cpu::add_noise_float(s, r, distribution, ahead, first, n, scale,
+                                     pointer<double>(x), threads)
+              : cpu::add_noise_float(s, r, distribution, ahead, first, n, scale, pointer<float>(x),
                                      threads);
 }
 
@@ -110,7 +128,7 @@ void clip_sum(std::int64_t rows, int p, int style, int arithmetic, int type,
 }
 
 // rule = (kind, lr, weight_decay, decoupled, momentum, dampening, nesterov, first_step, beta1,
-// beta2, eps, bias1, bias2); noise = None or (law, stream, rounding stream or None).
+// beta2, eps, bias1, bias2); noise = None or (law, stream, rounding stream or None, made ahead).
 std::int64_t update_step(const py::tuple& rule, const py::object& noise, int sum_type, bool wide,
                          double gradient_scale, const Addresses& params, const Addresses& sums,
                          const Addresses& state1, const Addresses& state2, const Integers& sizes,
@@ -135,6 +153,7 @@ std::int64_t update_step(const py::tuple& rule, const py::object& noise, int sum
     n.law = static_cast<Distribution>(packed[0].cast<int>());
     n.stream = stream_of(packed[1].cast<py::tuple>());
     n.rounding = packed[2].is_none() ? n.stream : stream_of(packed[2].cast<py::tuple>());
+    n.ahead = ahead_of(packed[3].cast<Made>());
   }
   std::vector<cpu::UpdateItem> items(params.size());
   for (std::size_t i = 0; i < items.size(); ++i) {
@@ -162,6 +181,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_intel", &cpu::is_intel);
   m.def("keystream", &keystream);
   m.def("lattice_draws", &lattice_draws);
+  m.def("rounding_draws", &rounding_draws);
   m.def("add_noise_integer", &add_noise_integer);
   m.def("add_noise_float", &add_noise_float);
   m.def("clip_sum", &clip_sum);
