@@ -122,6 +122,7 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
             "cipher": f"ChaCha{step.key.rounds}",
             "key": "seed" if step.key.seeded else "operating system",
             "words": dict(step.words),
+            "provenance": step.provenance(),
         },
         "blocks": _blocks(plan),
         "realised": step.mechanism.realised(step.memory),
