@@ -27,6 +27,7 @@ class Supply:
     def __init__(self, source: NoiseSource | None) -> None:
         check_source(source)
         self.source = source
+        self._claimed = False
         self._checked: tuple[Plan, object] | None = None
 
     def bind(self, step: DPStep) -> None:
@@ -63,7 +64,7 @@ class Supply:
 
     def done(self) -> None:
         """The update has been launched, or never will be."""
-        if self.source is not None and self.source.layout is not None:
+        if self.source is not None and self._claimed:
             self.source.done()
 
     def covered(self, plan: Plan) -> Accountable:
@@ -93,8 +94,9 @@ class Supply:
         layout = Layout.of_plan(plan, device)
         if layout is None:
             return False
-        if source.layout is None:
+        if not self._claimed:
             source.bind(step.key, layout, backend=step.backend)
+            self._claimed = True
         elif source.layout != layout:
             raise PrivacyError(
                 "noise_source",
