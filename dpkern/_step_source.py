@@ -67,6 +67,11 @@ class Supply:
         if self.source is not None and self._claimed:
             self.source.done()
 
+    @property
+    def warning(self) -> str:
+        """Why nothing is certified because of the source; empty: it is no obstacle."""
+        return "" if self.source is None else self.source.warning
+
     def covered(self, plan: Plan) -> Accountable:
         """What one release of this plan certifies."""
         return plan if self.source is None else self.source.covered(plan)

@@ -274,9 +274,7 @@ class DPStep:
         """Release with these draws, which nobody has seen; None: with what the streams give."""
         sums = self._begin()
         offsets = None if self.shards is None else self.shards.offsets
-        noise_now = noise_of(
-            self.plan, self.key, self.steps, offsets, samples=samples, draws=draws
-        )
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
         left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
         ready = self._gradients(sums, noise_now, left)
         numbers: dict[str, Any] = {"scale": self.gradient_scale, "backend": self.backend}
@@ -374,6 +372,11 @@ class DPStep:
     def provenance(self) -> dict[str, Any]:
         """Where the noise came from: the source, and how its words were used."""
         return self._supply.provenance(self.words)
+
+    @property
+    def noise_warning(self) -> str:
+        """Why the noise source protects nothing; empty where it does."""
+        return self._supply.warning
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: counter, history, optimizer, memory; no key, no counts.

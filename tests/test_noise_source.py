@@ -28,9 +28,9 @@ ADAM = update.Adam(lr=0.01)
 STEPS = 3
 
 CASES: dict[str, tuple[Mechanism, update.Rule | None]] = {
-    "float": (DPSGD(noise_multiplier=1.0, max_grad_norm=0.5), SGD),
+    "float": (DPSGD(noise_multiplier=1.0, max_grad_norm=0.5, arithmetic="float"), SGD),
     "exact": (DPSGD(noise_multiplier=1.0, max_grad_norm=0.5, arithmetic="exact"), ADAM),
-    "handed-out": (DPSGD(noise_multiplier=1.0, max_grad_norm=0.5), None),
+    "handed-out": (DPSGD(noise_multiplier=1.0, max_grad_norm=0.5, arithmetic="float"), None),
     "mapped": (Made(releases=(crop(), None, None)), SGD),
     "mapped-exact": (Made(releases=(crop(), None, None), arithmetic="exact"), ADAM),
     "laplace": (LaplaceSGD(noise_multiplier=1.0, max_grad_norm=0.5), SGD),

@@ -110,6 +110,12 @@ class NoiseSource(ABC):
     """
 
     name = ""
+    """What reports call it."""
+
+    @property
+    def warning(self) -> str:
+        """Why nothing that it noises is private; empty: it is."""
+        return ""
 
     def __init__(self) -> None:
         self._key: Key | None = None

@@ -48,9 +48,7 @@ def check_draws(name: str, draws: object, first: int, end: int, device: torch.de
             remedy="Take draws from a noise source.",
         )
     kind = {"device": device, "contiguous": True}
-    check.tensor_at(
-        f"{name}.values", draws.values, shape=(None,), dtypes=(torch.int32,), **kind
-    )
+    check.tensor_at(f"{name}.values", draws.values, shape=(None,), dtypes=(torch.int32,), **kind)
     if draws.rounding is not None:
         check.tensor_at(
             f"{name}.rounding",

@@ -181,9 +181,7 @@ def _check_out(
     place = check_place(device)
     if out is not None:
         wanted = torch.empty(0, device=device).device  # "cuda" with its number
-        check.tensor_at(
-            "out", out, shape=(count,), dtypes=(dtype,), device=wanted, contiguous=True
-        )
+        check.tensor_at("out", out, shape=(count,), dtypes=(dtype,), device=wanted, contiguous=True)
     return place
 
 
