@@ -24,6 +24,9 @@ from .cost.processors import available
 from .cost.report import Report
 from .cost.systems import SYSTEMS
 from .errors import InvalidInput
+from .laws import LAWS
+from .noise_tables import TableShape
+from .noise_tables import report as cost_tables
 from .reports import files
 from .reports import model as cost_model
 from .reports.text import as_text
@@ -172,6 +175,55 @@ def model(
                 rounds=rounds,
                 threads=threads,
             )
+
+    publish(make, format, out, figures)
+
+
+@app.command()
+def table(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="cdt: a table of the law, read at fresh secret indices, private. samples: a table "
+            "of samples that are read again and again, no DP guarantee."
+        ),
+    ] = "cdt",
+    law: Annotated[str, typer.Option(help=f"One of {', '.join(LAWS)}.")] = "gaussian",
+    word_bits: Annotated[
+        int | None, typer.Option(help="Bits of an entry.", show_default="cdt 32, samples 16")
+    ] = None,
+    entries: Annotated[int, typer.Option(help="samples: how many, a power of two.")] = 1 << 16,
+    fraction_bits: Annotated[int, typer.Option(help="samples: bits behind the point.")] = 10,
+    stride: Annotated[int, typer.Option(help="samples: what a read moves the pointer by.")] = 1,
+    base: Annotated[int, typer.Option(help="samples: what is added to the pointer.")] = 0,
+    scrambled: Annotated[
+        bool, typer.Option("--scrambled", help="samples: mask the index, new at every step.")
+    ] = False,
+    multiplied: Annotated[
+        bool, typer.Option("--multiplied", help="samples: of scale 1, multiplied at every read.")
+    ] = False,
+    coordinates: Annotated[int, typer.Option(help="samples: reads of one release.")] = 1 << 20,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """A noise table: reads, entropy, period, law, and what it leaks."""
+    choice(("cdt", "samples"), kind=kind)
+
+    def make() -> Report:
+        if kind == "cdt":
+            return cost_tables.cdt_report(law=law, word_bits=word_bits or 32)
+        shape = TableShape(
+            entries=entries,
+            stride=stride,
+            base=base,
+            word_bits=word_bits or 16,
+            fraction_bits=fraction_bits,
+            distribution=law,
+            scrambled=scrambled,
+            prescaled=not multiplied,
+        )
+        return cost_tables.sample_report(shape, coordinates=coordinates)
 
     publish(make, format, out, figures)
 

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -67,6 +68,19 @@ Rule bindings::rule_of(const py::tuple& packed) {
           packed[12].cast<double>()};
 }
 
+namespace {
+
+// (values, rounding bits or 0, position of the first).
+using Made = std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t>;
+
+cpu::Ahead ahead_of(const Made& made) {
+  const auto [values, rounding, first] = made;
+  return {pointer<const std::int32_t>(values), pointer<const std::int16_t>(rounding), first};
+}
+
+}  // namespace
+
+// noise = None or (law, stream, rounding stream or None[, made ahead]).
 cpu::UpdateNoise bindings::update_noise_of(const py::object& noise) {
   cpu::UpdateNoise n{};
   n.on = !noise.is_none();
@@ -75,6 +89,7 @@ cpu::UpdateNoise bindings::update_noise_of(const py::object& noise) {
   n.law = static_cast<Distribution>(packed[0].cast<int>());
   n.stream = stream_of(packed[1].cast<py::tuple>());
   n.rounding = packed[2].is_none() ? n.stream : stream_of(packed[2].cast<py::tuple>());
+  if (packed.size() > 3) n.ahead = ahead_of(packed[3].cast<Made>());
   return n;
 }
 
@@ -128,28 +143,37 @@ void lattice_draws(std::uintptr_t out, const py::tuple& stream, int law, std::ui
                      threads);
 }
 
-void add_noise_integer(std::uintptr_t x, bool wide, const py::tuple& stream, int law,
-                       std::uint64_t first, std::int64_t n, int threads) {
+void rounding_draws(std::uintptr_t out, const py::tuple& stream, std::uint64_t first,
+                    std::int64_t n, int threads) {
   const Stream s = stream_of(stream);
+  py::gil_scoped_release release;
+  cpu::rounding_draws(s, first, n, pointer<std::int16_t>(out), threads);
+}
+
+void add_noise_integer(std::uintptr_t x, bool wide, const py::tuple& stream, int law,
+                       const Made& made, std::uint64_t first, std::int64_t n, int threads) {
+  const Stream s = stream_of(stream);
+  const cpu::Ahead ahead = ahead_of(made);
   const auto distribution = static_cast<Distribution>(law);
   py::gil_scoped_release release;
   if (wide) {
-    cpu::add_noise_integer(s, distribution, first, n, pointer<std::int64_t>(x), threads);
+    cpu::add_noise_integer(s, distribution, ahead, first, n, pointer<std::int64_t>(x), threads);
   } else {
-    cpu::add_noise_integer(s, distribution, first, n, pointer<std::int32_t>(x), threads);
+    cpu::add_noise_integer(s, distribution, ahead, first, n, pointer<std::int32_t>(x), threads);
   }
 }
 
 std::int64_t add_noise_float(std::uintptr_t x, bool wide, const py::tuple& stream,
-                             const py::tuple& rounding, int law, std::uint64_t first,
-                             std::int64_t n, double scale, int threads) {
+                             const py::tuple& rounding, int law, const Made& made,
+                             std::uint64_t first, std::int64_t n, double scale, int threads) {
   const Stream s = stream_of(stream);
+  const cpu::Ahead ahead = ahead_of(made);
   const Stream r = stream_of(rounding);
   const auto distribution = static_cast<Distribution>(law);
   py::gil_scoped_release release;
-  return wide ? cpu::add_noise_float(s, r, distribution, first, n, scale, pointer<double>(x),
+  return wide ? cpu::add_noise_float(s, r, distribution, ahead, first, n, scale, pointer<double>(x),
                                      threads)
-              : cpu::add_noise_float(s, r, distribution, first, n, scale, pointer<float>(x),
+              : cpu::add_noise_float(s, r, distribution, ahead, first, n, scale, pointer<float>(x),
                                      threads);
 }
 
@@ -186,6 +210,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_intel", &cpu::is_intel);
   m.def("keystream", &keystream);
   m.def("lattice_draws", &lattice_draws);
+  m.def("rounding_draws", &rounding_draws);
   m.def("add_noise_integer", &add_noise_integer);
   m.def("add_noise_float", &add_noise_float);
   m.def("clip_sum", &clip_sum);

@@ -15,6 +15,7 @@ from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
 from . import _lattice
+from ._draws import Draws, check_draws
 from ._lattice import TILE
 
 INTEGERS = (torch.int32, torch.int64)
@@ -180,6 +181,16 @@ def keystream(
     return _lattice.keystream(stream, first_block, blocks).to(device)
 
 
+def _check_out(
+    out: torch.Tensor | None, count: int, dtype: torch.dtype, device: torch.device | str
+) -> str:
+    place = check_place(device)
+    if out is not None:
+        wanted = torch.empty(0, device=device).device  # "cuda" with its number
+        check.tensor_at("out", out, shape=(count,), dtypes=(dtype,), device=wanted, contiguous=True)
+    return place
+
+
 def _validate_draws(
     stream: Stream,
     *,
@@ -187,13 +198,14 @@ def _validate_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> str:
     check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     check.choice(LAWS, distribution=distribution)
-    return check_place(device)
+    return _check_out(out, count, torch.int32, device)
 
 
 def _cost_draws(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
@@ -209,6 +221,7 @@ def lattice_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
@@ -222,13 +235,15 @@ def lattice_draws(
         count: how many; 0 gives an empty tensor.
         distribution: ``gaussian`` (K48, sd 2^20 u) or ``laplace`` (L40, scale 2^20 u).
         device: where the result goes. A backend asked for by name computes where it runs.
+        out: written and returned instead of a new tensor: int32 ``[count]`` on ``device``.
         backend: who runs it.
 
     Raises:
-        InvalidInput: an unknown law, a negative number, or no device.
+        InvalidInput: an unknown law, a negative number, no device, or an ``out`` that does not fit.
         PrivacyError: a CUDA graph is recorded, whose every replay would give the same draws.
     """
-    return _lattice.draws(stream, distribution, position, count).to(device)
+    made = _lattice.draws(stream, distribution, position, count)
+    return made.to(device) if out is None else out.copy_(made)
 
 
 def _validate_rounding_bits(
@@ -237,12 +252,13 @@ def _validate_rounding_bits(
     position: int,
     count: int,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> str:
     check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
-    return check_place(device)
+    return _check_out(out, count, torch.int16, device)
 
 
 def _cost_rounding_bits(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
@@ -257,6 +273,7 @@ def rounding_bits(
     position: int,
     count: int,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """The 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
@@ -268,13 +285,16 @@ def rounding_bits(
         position: index of the first coordinate in the stream.
         count: how many; 0 gives an empty tensor.
         device: where the result goes. A backend asked for by name computes where it runs.
+        out: written and returned instead of a new tensor: int16 ``[count]`` on ``device``.
         backend: who runs it.
 
     Raises:
-        InvalidInput: something that is no stream, a negative number, or no device.
+        InvalidInput: something that is no stream, a negative number, no device, or an ``out`` that
+            does not fit.
         PrivacyError: a CUDA graph is recorded, whose every replay would give the same bits.
     """
-    return _lattice.rounding_bits(stream, position, count).to(torch.int16).to(device)
+    made = _lattice.rounding_bits(stream, position, count).to(torch.int16)
+    return made.to(device) if out is None else out.copy_(made)
 
 
 def _validate_add_noise(
@@ -285,6 +305,7 @@ def _validate_add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
+    draws: Draws | None = None,
     backend: str | None = None,
 ) -> str:
     check.tensor_at("x", x, dtypes=_NOISED, contiguous=True)
@@ -296,6 +317,8 @@ def _validate_add_noise(
         check.integer(0, _LAST_POSITION, position=position)
     if type(distribution) is not str or distribution not in LAWS:
         check.choice(LAWS, distribution=distribution)
+    if draws is not None:
+        check_draws("draws", draws, position, position + x.numel(), x.device)
     if x.dtype in INTEGERS:
         if scale is not None:
             raise InvalidInput(
@@ -316,6 +339,8 @@ def _validate_add_noise(
             )
     elif type(scale) is not float or not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         check_scale("scale", scale)
+    if draws is not None and draws.rounding is not None:
+        return x.device.type
     if type(rounding) is not Stream or rounding.n0 == stream.n0:
         check_rounding("rounding", rounding, stream)
     return x.device.type
@@ -353,6 +378,7 @@ def add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
+    draws: Draws | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Add certified lattice noise to ``x`` in place and return it.
@@ -370,6 +396,7 @@ def add_noise(
         scale: certified standard deviation (or Laplace scale), one number or one per coordinate,
             from 2^-104 to 2^116; None for integers.
         rounding: keystream of the rounding, float ``x`` only.
+        draws: what the streams give at these positions, if it was made ahead.
         backend: who runs it.
 
     Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
@@ -389,15 +416,22 @@ def add_noise(
         InvalidInput: wrong dtype, strides, scale, or an unknown law.
         PrivacyError: rounding and noise share a stream.
     """
-    v = x.detach()
-    draws = _lattice.draws(stream, distribution, position, v.numel()).view(v.shape).to(v.device)
+    v, n = x.detach(), x.numel()
+    if draws is None:
+        drawn = _lattice.draws(stream, distribution, position, n)
+    else:
+        drawn = draws.at(position, n)
+    drawn = drawn.view(v.shape).to(v.device)
     if v.dtype in INTEGERS:
-        v.copy_(_lattice.release_integers(v, draws))
+        v.copy_(_lattice.release_integers(v, drawn))
         return x
     assert scale is not None
-    assert rounding is not None
-    bits = _lattice.rounding_bits(rounding, position, v.numel()).view(v.shape).to(v.device)
-    y, _ = _lattice.release_floats(v, scale, bits, draws)
+    if draws is None or draws.rounding is None:
+        assert rounding is not None
+        bits = _lattice.rounding_bits(rounding, position, n)
+    else:
+        bits = draws.bits_at(position, n)
+    y, _ = _lattice.release_floats(v, scale, bits.view(v.shape).to(v.device), drawn)
     v.copy_(y * _lattice.cell(scale, v.dtype))
     return x
 
