@@ -169,6 +169,15 @@ def draws(sample: Sample, number: int) -> list[float]:
     return [sample.table[place % size] for place in places]
 
 
+def test_the_pointer_stays_in_the_table() -> None:
+    sample, tally = sample_of(3, 2), Tally()
+    reader = TableReader(sample, tally)
+    for k, draw in enumerate(draws(sample, 100), start=1):
+        assert reader.read().value == draw
+        assert reader.pointer.value == 5 * k % 32
+    assert tally.itemised.counts == 100 * noise_sample()
+
+
 @pytest.mark.parametrize("by_shift", [False, True])
 @pytest.mark.parametrize("system", ["spof", "fm"])
 def test_the_execution_perturbs_the_coefficients(system: str, by_shift: bool) -> None:

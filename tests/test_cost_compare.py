@@ -204,6 +204,7 @@ def test_whole_steps_compare_and_other_work_is_said() -> None:
     whole(report)
     assert {fact["scope"] for fact in report.facts["mechanisms"]} == {SYSTEMS["dpsgd"].scope}
     assert report.facts["corrections"] == report.facts["execution"] == []
+    assert [fact["up_to"] for fact in report.facts["crossovers"]] == [128, 6]
     assert not any("different work" in note for note in report.notes)
     mixed = compare.report(["spof", "dpsgd"], sizes=[(6, 3)])
     assert any("different work" in note for note in mixed.notes)

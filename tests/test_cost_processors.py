@@ -74,8 +74,8 @@ def test_k7_is_the_source_s() -> None:
 @pytest.mark.parametrize(
     ("name", "counts", "expected"),
     [
-        ("zen4", Counts(ADD=4, DIV=1, SQRT=1), 2 + 3 + 5),
-        ("icelake", Counts(MUL=2, SQRT=2, MUX=3), 1 + 6 + 2),
+        ("zen4", Counts(ADD=4, DIV=1, SQRT=1), (2 + 3 + 5) / 4),
+        ("icelake", Counts(MUL=2, SQRT=2, MUX=3), (1 + 6 + 2) / 4),
         ("v100", Counts(ADD=64, DIV=64), 1 + 4 + 1),
         ("h100", Counts(ADD=128, SQRT=8, AND=64), 1 + 1 + 1),
     ],
@@ -92,6 +92,13 @@ def test_counts_become_priced_operations_and_the_rest_is_named() -> None:
     assert own.unpriced(counts) == {"DIV": 5}
     assert own.missing["DIV"] == "not in the file"
     assert own.price(Counts()) == 0
+
+
+def test_lanes_share_an_instruction() -> None:
+    wide = processors.parse(OWN.replace('unit = "ns"', 'unit = "ns"\nlanes = 4'), where="own.toml")
+    own = processors.parse(OWN, where="own.toml")
+    counts = Counts(ADD=10, MUL=8, SQRT=2)
+    assert wide.price(counts) == own.price(counts) / 4
 
 
 def test_the_user_s_own_file(tmp_path: Path) -> None:
@@ -129,6 +136,8 @@ def test_an_unknown_name_lists_the_known() -> None:
         ('sources = ["a stopwatch"]', "sources = []", "sources"),
         ('name = "own"', 'name = "own"\nclock = 3', "expected the keys name, .* got clock"),
         ('name = "own"', "name = ", "own.toml: expected a TOML file"),
+        ('unit = "ns"', 'unit = "ns"\nlanes = 0', "own.toml: lanes: expected an int >= 1"),
+        ('unit = "ns"', 'unit = "ns"\nlanes = 4.0', "own.toml: lanes"),
         ("[costs]", '[missing]\nADD = "why"\n[costs]', "missing.ADD: expected no price elsewhere"),
         ("[costs]", '[missing]\nFOO = "why"\n[costs]', "missing.FOO"),
         ("[costs]", "[machine]\nclock_ghz = 3\n[costs]", "machine.clock_ghz: .* a source"),

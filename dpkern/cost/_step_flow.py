@@ -82,10 +82,10 @@ def adding(s: Setting, plan: Plan) -> Items:
         return _taken_over(s, plan)
     if s.samples == "released":
         shapes = [block.signal_shape for block in plan.blocks]
-        zeros = exact(CLIP, glue.filled(sum(map(math.prod, shapes))))
+        zeros = exact(f"{CLIP}: accumulators", glue.filled(sum(map(math.prod, shapes))))
         return zeros + _clipped(s, plan, shapes, into=_accumulators(s, plan, shapes))
     if not (plan.mapped or plan.needs_raw):
-        zeros = exact(CLIP, glue.filled(sum(s.sizes)))
+        zeros = exact(f"{CLIP}: accumulators", glue.filled(sum(s.sizes)))
         return zeros + _clipped(s, plan, s.shapes, into=_accumulators(s, plan, s.shapes))
     items = [item for b in plan.blocks for item in centred(b, s.batch, s.dtype)]
     if {b.release.norm for b in plan.blocks if b.release is not None} == {"gradient"}:
@@ -102,7 +102,7 @@ def _taken_over(s: Setting, plan: Plan) -> Items:
     """A sum that was clipped before: checked, and mapped where that comes first."""
     if plan.arithmetic == "exact":
         return []
-    checked = exact(CLIP, sum((glue.sum_read(n) for n in s.sizes), Counts()))
+    checked = exact(f"{CLIP}: checks", sum((glue.sum_read(n) for n in s.sizes), Counts()))
     return checked + ([] if plan.maps_late else _signals(plan, 1, s.dtype))
 
 
@@ -120,7 +120,8 @@ def _gains(s: Setting, plan: Plan) -> Items:
         math.prod(b.shape) for b in plan.blocks if b.release is not None and b.release.gain != 1
     ]
     return exact(
-        CLIP, sum((glue.each(s.batch * n, MUL=1) + glue.each(n, DIV=1) for n in gained), Counts())
+        f"{CLIP}: gain",
+        sum((glue.each(s.batch * n, MUL=1) + glue.each(n, DIV=1) for n in gained), Counts()),
     )
 
 
@@ -132,7 +133,7 @@ def _raw(s: Setting) -> Items:
         chosen = glue.gathered(rows, s.batch) + Counts(CMP=s.batch)
         widened = Counts(CVT=rows if s.dtype is not WIDE else 0)
         total = total + chosen + widened + glue.folded(rows, n, "ADD")
-    return exact(CLIP, total)
+    return exact(f"{CLIP}: sums without clipping", total)
 
 
 def _clipped(
@@ -164,7 +165,7 @@ def _clipped(
     items = call("clip.sample_norm", CLIP, rows, p=plan.p)
     told = glue.folded(s.batch, 1, "AND") + glue.read_out()
     counted = glue.each(s.batch, NOT=1) + glue.sum_read(s.batch)
-    items += exact(CLIP, glue.are_finite(s.batch) + told + counted)
+    items += exact(f"{CLIP}: which are finite", glue.are_finite(s.batch) + told + counted)
     for group, bound, clipped in zip(plan.groups, plan.group_bounds, s.clipped, strict=True):
         items += call(
             "clip.clip_sum",
@@ -184,7 +185,7 @@ def finishing(s: Setting, plan: Plan) -> Items:
     """``DPStep.finish()``."""
     items: Items = []
     if plan.noise_point == "per_sample":
-        items += exact(NOISE, glue.read_out())
+        items += exact(f"{NOISE}: number of samples", glue.read_out())
     if plan.importance is not None:
         items += _weighed(s, plan) + _signals(plan, 1, s.dtype)
     ready = [b for b in plan.blocks if s.learns or s.rule is None or not _fused(b, plan)]
@@ -194,7 +195,9 @@ def finishing(s: Setting, plan: Plan) -> Items:
         items += learning(s.mechanism, s.shapes, s.number)
         items += replanning(s.mechanism, s.shapes, s.number)
     for block in ready:
-        items += exact(UPDATE, glue.converted(math.prod(block.shape), _ready(block, s), s.dtype))
+        items += exact(
+            f"{UPDATE}: formats", glue.converted(math.prod(block.shape), _ready(block, s), s.dtype)
+        )
     if s.rule is not None:
         left = [b for b in plan.blocks if b not in ready]
         items += _updated(s, plan, ready, noised=False) + _updated(s, plan, left, noised=True)
@@ -219,7 +222,9 @@ def _weighed(s: Setting, plan: Plan) -> Items:
     for n, position in zip(s.sizes, first_positions(s.shapes), strict=True):
         mean = glue.converted(n, s.dtype, WIDE) if given.source == "full" else glue.each(n, DIV=1)
         norm = glue.each(n, MUL=1) + glue.sum_read(n)
-        items += exact(IMPORTANCE, mean + norm + glue.each(n, MUL=1) + glue.each(n))
+        items += exact(
+            f"{IMPORTANCE}: mean and norm", mean + norm + glue.each(n, MUL=1) + glue.each(n)
+        )
         items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.sd)
     return items + replanning(s.mechanism, s.shapes, s.number, IMPORTANCE)
 
@@ -243,7 +248,7 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     n, release = math.prod(block.shape), block.release
     exact_sums = plan.arithmetic == "exact"
     dtype = _sums_dtype(s, plan)
-    scaled = exact(UPDATE, glue.each(n, MUL=1))
+    scaled = exact(f"{UPDATE}: scaling", glue.each(n, MUL=1))
     noised: Items = []
     if plan.distribution is not None and block.sd > 0:
         # Coordinates that are not the signal's own are drawn on float64 zeros.
@@ -252,7 +257,7 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
         scale = None if exact_sums else block.sd
         noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
     if release is None or release.plain:
-        return noised + exact(UPDATE, glue.converted(n, dtype, s.dtype)) + scaled
+        return noised + exact(f"{UPDATE}: formats", glue.converted(n, dtype, s.dtype)) + scaled
     if isinstance(release, Open):
         return noised + spread(release, block, dtype) + scaled
     if isinstance(release, Largest):
@@ -260,7 +265,7 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     restored = Counts()
     if release.restore and release.centre is not None:
         restored = glue.each(n, reads=2, ADD=1)
-    return noised + back(block, dtype) + scaled + exact(UPDATE, restored)
+    return noised + back(block, dtype) + scaled + exact(f"{UPDATE}: centre restored", restored)
 
 
 def _sums_dtype(s: Setting, plan: Plan) -> torch.dtype:

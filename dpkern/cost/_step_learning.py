@@ -13,6 +13,7 @@ from ._step_maps import Items, exact, modelled
 from .phases import LEARN
 from .primitives import Counts
 
+_MASK, _FEEDBACK = f"{LEARN}: next mask", f"{LEARN}: error feedback"
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -20,10 +21,13 @@ def learning(mechanism: Mechanism, shapes: Shapes, number: int) -> Items:
     """What ``learn`` takes on float64 gradients, in step ``number`` (from 1)."""
     sizes = [math.prod(shape) for shape in shapes]
     if isinstance(mechanism, AdaClip):
-        return exact(LEARN, deviations(sizes) + sum(map(_moments, sizes), Counts()))
+        moments = sum(map(_moments, sizes), Counts())
+        return exact(f"{LEARN}: scales", deviations(sizes)) + exact(f"{LEARN}: moments", moments)
     if isinstance(mechanism, Directional):
         running = not mechanism._releases_importance
-        return exact(LEARN, sum(map(_running, sizes), Counts())) if running else []
+        return (
+            exact(f"{LEARN}: running mean", sum(map(_running, sizes), Counts())) if running else []
+        )
     assert isinstance(mechanism, Pruned)
     return _feedback(mechanism, sizes)
 
@@ -32,9 +36,9 @@ def replanning(mechanism: Mechanism, shapes: Shapes, number: int, phase: str = L
     """What a plan made anew from the memory takes, after step ``number`` (from 1)."""
     sizes = [math.prod(shape) for shape in shapes]
     if isinstance(mechanism, AdaClip):
-        return exact(phase, deviations(sizes))
+        return exact(f"{phase}: scales", deviations(sizes))
     if isinstance(mechanism, Directional):
-        return exact(phase, _importances(mechanism, sizes))
+        return exact(f"{phase}: scales", _importances(mechanism, sizes))
     assert isinstance(mechanism, Pruned)
     return _masks(mechanism, sizes, number)
 
@@ -79,21 +83,21 @@ def _importances(mechanism: Directional, sizes: Sequence[int]) -> Counts:
 
 def _feedback(mechanism: Pruned, sizes: Sequence[int]) -> Items:
     """Pruned: the next mask and what the update leaves for later."""
-    items = exact(LEARN, Counts(ADD=1, LOAD=1, STORE=1))
+    items = exact(f"{LEARN}: number of the step", Counts(ADD=1, LOAD=1, STORE=1))
     if mechanism._leaks:
         return items
-    items += exact(LEARN, glue.read_out())
+    items += exact(f"{LEARN}: number of the step", glue.read_out())
     for n in sizes:
         k = mechanism._count(n)
         magnitudes, chosen = glue.largest(n, k)
         if mechanism.mask == "previous":
             marked = glue.filled(n) + magnitudes + glue.scattered(k, 1)
-            items += exact(LEARN, marked) + modelled(LEARN, chosen)
+            items += exact(_MASK, marked) + modelled(_MASK, chosen)
         if mechanism.feedback:
             whole = glue.each(n, reads=2, ADD=1) + glue.filled(n) + magnitudes
             kept = glue.gathered(k) + glue.scattered(k, k)
             rest = glue.each(n, reads=2, SUB=1) + 2 * glue.each(n)
-            items += exact(LEARN, whole + kept + rest) + modelled(LEARN, chosen)
+            items += exact(_FEEDBACK, whole + kept + rest) + modelled(_FEEDBACK, chosen)
     return items
 
 
@@ -110,15 +114,15 @@ def _masks(mechanism: Pruned, sizes: Sequence[int], number: int) -> Items:
     for n in sizes:
         k = mechanism._count(n)
         if mechanism._leaks:
-            items += exact(LEARN, glue.each(n, SUB=1) if mechanism.feedback else Counts())
+            items += exact(_FEEDBACK, glue.each(n, SUB=1) if mechanism.feedback else Counts())
         elif mechanism.mask == "previous":
             kept = released(mechanism, n, number + 1)
-            items += exact(LEARN, Counts(LOAD=n, CMP=n, STORE=kept))
+            items += exact(_MASK, Counts(LOAD=n, CMP=n, STORE=kept))
         else:
-            items += exact(LEARN, glue.read_out())
+            items += exact(f"{LEARN}: number of the step", glue.read_out())
             items += call("noise.keystream", LEARN, coins, first_block=0, blocks=-(-n // 16))
             _, chosen = glue.largest(n, k)
-            items += modelled(LEARN, chosen)
+            items += modelled(_MASK, chosen)
     return items
 
 

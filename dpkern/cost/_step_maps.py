@@ -17,14 +17,14 @@ from .primitives import Counts, Item
 Items = list[Item]
 
 
-def exact(phase: str, counts: Counts) -> Items:
-    """One exact line."""
-    return [Item(name=phase, counts=counts)] if counts else []
+def exact(line: str, counts: Counts) -> Items:
+    """One exact line, ``phase: line``."""
+    return [Item(name=line, counts=counts)] if counts else []
 
 
-def modelled(phase: str, counts: Counts) -> Items:
+def modelled(line: str, counts: Counts) -> Items:
     """One modelled line."""
-    return [Item(name=phase, counts=counts, kind="modelled")] if counts else []
+    return [Item(name=line, counts=counts, kind="modelled")] if counts else []
 
 
 def centred(block: Block, rows: int, dtype: torch.dtype) -> Items:
@@ -33,7 +33,7 @@ def centred(block: Block, rows: int, dtype: torch.dtype) -> Items:
         return []
     n = math.prod(block.shape)
     less = glue.each(rows * n, SUB=1, extra=n)
-    return exact(MAP, glue.converted(n, WIDE, dtype) + less)
+    return exact(f"{MAP}: less the centre", glue.converted(n, WIDE, dtype) + less)
 
 
 def signal(block: Block, rows: int, dtype: torch.dtype) -> Items:
@@ -47,10 +47,11 @@ def signal(block: Block, rows: int, dtype: torch.dtype) -> Items:
         # Selected first, then widened.
         gathered = glue.gathered(kept, len(release.places))
         there_and_back = glue.converted(kept, dtype, WIDE) + glue.converted(kept, WIDE, dtype)
-        return exact(MAP, gathered + there_and_back)
+        return exact(f"{MAP}: kept places", gathered + there_and_back)
     widened = glue.converted(n, dtype, WIDE)
     narrowed = glue.converted(rows * math.prod(block.signal_shape), WIDE, dtype)
-    return exact(MAP, widened) + _forward(release, block, rows) + exact(MAP, narrowed)
+    formats = exact(f"{MAP}: formats", widened + narrowed)
+    return formats + _forward(release, block, rows)
 
 
 def _forward(release: Release, block: Block, rows: int) -> Items:
@@ -58,15 +59,16 @@ def _forward(release: Release, block: Block, rows: int) -> Items:
     if isinstance(release, Diagonal):
         per_entry = n // rows if rows else 0
         scaled = release.scale is not None
-        return exact(MAP, glue.each(n, DIV=1, extra=per_entry) if scaled else Counts())
+        each = glue.each(n, DIV=1, extra=per_entry) if scaled else Counts()
+        return exact(f"{MAP}: scales", each)
     if isinstance(release, Open) or (isinstance(release, Crop) and release.signal is None):
-        return exact(MAP, glue.each(n, MUL=1))
+        return exact(f"{MAP}: gain", glue.each(n, MUL=1))
     assert isinstance(release, Crop)
     taps = release.site.taps
     pairs = n // taps
     constant = glue.each(taps * release.rank)  # copied from the mechanism's own
-    gained = exact(MAP, constant + glue.each(pairs * release.rank, MUL=1))
-    return modelled(MAP, glue.multiplied(pairs, taps, release.rank)) + gained
+    gained = exact(f"{MAP}: gain and constants", constant + glue.each(pairs * release.rank, MUL=1))
+    return modelled(f"{MAP}: matrix", glue.multiplied(pairs, taps, release.rank)) + gained
 
 
 def back(block: Block, dtype: torch.dtype) -> Items:
@@ -75,17 +77,21 @@ def back(block: Block, dtype: torch.dtype) -> Items:
     n, m = math.prod(block.shape), block.size
     if isinstance(release, Kept):
         placed = glue.scattered(m, m)
-        return exact(BACK, glue.filled(n) + glue.converted(m, dtype, WIDE) + placed)
+        return exact(
+            f"{BACK}: kept places", glue.filled(n) + glue.converted(m, dtype, WIDE) + placed
+        )
     if isinstance(release, Diagonal):
         scaled = glue.each(n, reads=2, MUL=1) if release.scale is not None else Counts()
-        return exact(BACK, glue.converted(n, dtype, WIDE) + scaled)
+        return exact(f"{BACK}: scales", glue.converted(n, dtype, WIDE) + scaled)
     assert isinstance(release, Crop)
-    widened = exact(BACK, glue.converted(m, dtype, WIDE))
+    widened = exact(f"{BACK}: formats", glue.converted(m, dtype, WIDE))
     if release.post is None:
-        return widened + exact(BACK, glue.each(n))
+        return widened + exact(f"{BACK}: copy", glue.each(n))
     pairs = m // release.rank
-    widened += exact(BACK, glue.each(release.rank * release.site.taps))
-    return widened + modelled(BACK, glue.multiplied(pairs, release.rank, release.site.taps))
+    widened += exact(f"{BACK}: constants", glue.each(release.rank * release.site.taps))
+    return widened + modelled(
+        f"{BACK}: matrix", glue.multiplied(pairs, release.rank, release.site.taps)
+    )
 
 
 def spread(release: Open, block: Block, dtype: torch.dtype) -> Items:
@@ -94,9 +100,9 @@ def spread(release: Open, block: Block, dtype: torch.dtype) -> Items:
     columns = release.noise.shape[1]
     pairs = n // release.site.taps
     added = glue.filled(m) + glue.converted(n, dtype, WIDE) + glue.each(n, reads=2, ADD=1)
-    constant = exact(BACK, glue.each(columns * release.site.taps))
-    product = modelled(BACK, glue.multiplied(pairs, columns, release.site.taps))
-    return exact(NOISE, added) + constant + product
+    constant = exact(f"{BACK}: constants", glue.each(columns * release.site.taps))
+    product = modelled(f"{BACK}: matrix", glue.multiplied(pairs, columns, release.site.taps))
+    return exact(f"{NOISE}: beside the signal", added) + constant + product
 
 
 def pruned(release: Largest, block: Block, dtype: torch.dtype) -> Items:
@@ -109,7 +115,8 @@ def pruned(release: Largest, block: Block, dtype: torch.dtype) -> Items:
         counts = counts + rest + glue.each(n, DIV=1) + glue.each(n)
     taken = glue.gathered(k)
     put = glue.converted(k, dtype, WIDE) + glue.scattered(k, k)
-    return exact(MAP, counts + taken + put) + modelled(MAP, chosen)
+    line = f"{MAP}: largest places"
+    return exact(line, counts + taken + put) + modelled(line, chosen)
 
 
 __all__ = ["Items", "back", "centred", "exact", "modelled", "pruned", "signal", "spread"]

@@ -103,13 +103,8 @@ class Execution:
     @property
     def items(self) -> Itemised:
         """The sums by phase and kind."""
-        sums: dict[tuple[str, str], Counts] = {}
-        for call in self.calls:
-            key = call.phase, call.kind
-            sums[key] = sums.get(key, Counts()) + call.counts
-        return by_phase(
-            Itemised(tuple(Item(name=p, kind=k, counts=c) for (p, k), c in sums.items()))
-        )
+        calls = (Item(name=c.phase, kind=c.kind, counts=c.counts) for c in self.calls)
+        return by_phase(Itemised(tuple(calls)))
 
 
 def count(call: Callable[[], Any]) -> Execution:
@@ -129,11 +124,11 @@ def count(call: Callable[[], Any]) -> Execution:
     return Execution(result, tuple(counter.calls))
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation of torch on this thread; ``op`` sees our own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._inside = False
 

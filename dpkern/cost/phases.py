@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .primitives import Counts, Item, Itemised
+from collections.abc import Callable
+from dataclasses import replace
+
+from .primitives import Item, Itemised
 
 CLIP, MAP, NOISE, BACK = "clip and sum", "map", "noise", "map back"
 UPDATE, LEARN, IMPORTANCE, PROJECT = "update", "learning", "importance", "projection"
@@ -11,14 +14,33 @@ PHASES = (CLIP, MAP, IMPORTANCE, NOISE, BACK, UPDATE, LEARN, PROJECT, ELSEWHERE)
 """In their order."""
 
 
+def phase_of(name: str) -> str:
+    """The phase of a line ``phase: line``."""
+    return name.split(":")[0]
+
+
+def by_line(items: Itemised) -> Itemised:
+    """The sums of lines of the same name and kind, phase by phase."""
+    return _merged(items, lambda name: name)
+
+
 def by_phase(items: Itemised) -> Itemised:
-    """The sums of lines ``phase: line`` of the same phase and kind, in the order of ``PHASES``."""
-    sums: dict[tuple[str, str], Counts] = {}
+    """The sums of lines of the same phase and kind."""
+    return _merged(items, phase_of)
+
+
+def _merged(items: Itemised, name_of: Callable[[str], str]) -> Itemised:
+    found: dict[tuple[str, str], Item] = {}
     for item in items.items:
-        key = item.name.split(":")[0], item.kind
-        sums[key] = sums.get(key, Counts()) + item.counts
-    order = sorted(sums, key=lambda key: (PHASES.index(key[0]), key[1]))
-    return Itemised(tuple(Item(name=p, kind=k, counts=sums[p, k]) for p, k in order if sums[p, k]))
+        name = name_of(item.name)
+        before = found.get((name, item.kind))
+        if before is None:
+            note = item.note if name == item.name else ""
+            found[name, item.kind] = replace(item, name=name, note=note)
+        else:
+            found[name, item.kind] = replace(before, counts=before.counts + item.counts)
+    lines = [item for item in found.values() if item.counts]
+    return Itemised(tuple(sorted(lines, key=lambda item: PHASES.index(phase_of(item.name)))))
 
 
 __all__ = [
@@ -32,5 +54,7 @@ __all__ = [
     "PHASES",
     "PROJECT",
     "UPDATE",
+    "by_line",
     "by_phase",
+    "phase_of",
 ]

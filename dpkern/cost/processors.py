@@ -1,9 +1,10 @@
 """What a primitive operation costs on a processor: data files, each number with its source.
 
-A file is TOML. ``[costs]`` gives units per operation, ``[per_clock]`` operations per clock (the
-cost is one over it), and ``[made_of.X]`` says which priced operations a primitive consists of, such
-as a square root of seven Newton steps. A primitive in none of them has no price; ``[missing]`` says
-why. The other keys are the fields of ``Processor``. The files that ship are in ``machines/``.
+A file is TOML. ``[costs]`` gives units per instruction, ``[per_clock]`` instructions per clock (the
+cost is one over it), ``lanes`` the numbers that one instruction works on, and ``[made_of.X]`` the
+priced operations that a primitive consists of, such as a square root of seven Newton steps. A
+primitive in none of them has no price; ``[missing]`` says why. The other keys are the fields of
+``Processor``. The files that ship are in ``machines/``.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Processor:
         kind: ``model``, ``cpu`` or ``gpu``.
         unit: what a cost of 1 is, such as ``macro-operations``.
         sources: where the numbers come from; at least one.
-        costs: units per operation: primitives, and the operations that ``made_of`` names.
+        costs: units per number: of primitives, and of the operations that ``made_of`` names.
         made_of: primitive -> how many of which priced operations.
         missing: primitive -> why it has no price.
         note: what a reader of a price must know.
@@ -112,9 +113,10 @@ def parse(text: str, *, where: str) -> Processor:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, "a TOML file", str(error)) from error
-    unknown = data.keys() - {*_TEXTS, *_TABLES, "sources"}
+    keys = (*_TEXTS, "sources", "lanes", *_TABLES)
+    unknown = data.keys() - set(keys)
     if unknown:
-        raise _wrong(where, f"the keys {', '.join((*_TEXTS, 'sources', *_TABLES))}", min(unknown))
+        raise _wrong(where, f"the keys {', '.join(keys)}", min(unknown))
     for name in ("name", "title", "unit"):
         if not isinstance(data.get(name), str) or not data[name]:
             raise _wrong(f"{where}: {name}", "a text", data.get(name))
@@ -152,6 +154,9 @@ def parse(text: str, *, where: str) -> Processor:
 
 
 def _costs(data: Mapping[str, Any], where: str) -> dict[str, float]:
+    lanes = data.get("lanes", 1)
+    if type(lanes) is not int or lanes < 1:
+        raise _wrong(f"{where}: lanes", "an int >= 1", lanes)
     costs: dict[str, float] = {}
     for operation, cost in data.get("costs", {}).items():
         if not _is_cost(cost):
@@ -165,7 +170,7 @@ def _costs(data: Mapping[str, Any], where: str) -> dict[str, float]:
         costs[operation] = 1 / rate
     if not costs:
         raise _wrong(where, "a table [costs] or [per_clock]", "neither")
-    return costs
+    return {o: cost / lanes for o, cost in costs.items()} if lanes > 1 else costs
 
 
 def _made_of(

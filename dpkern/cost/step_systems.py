@@ -146,7 +146,7 @@ def _spectral() -> dict[str, StepForm]:
             def make(
                 n: int,
                 code: int,
-                kind: type[SpectralDP] | type[GReDP] = kind,  # type: ignore[assignment]
+                kind: type[SpectralDP] | type[GReDP] = kind,
                 mode: str = mode,
             ) -> Mechanism:
                 return kind(

@@ -19,7 +19,7 @@ from . import _glue as glue
 from ._ops import call, shaped, stream
 from ._step_flow import SAMPLES, Setting, adding, finishing
 from ._step_maps import Items, exact
-from .phases import LEARN, NOISE, PROJECT, by_phase
+from .phases import LEARN, NOISE, PROJECT, by_line
 from .primitives import Counts, Itemised
 
 
@@ -35,7 +35,7 @@ def form(
     samples: str = "gradients",
     moved: bool = True,
 ) -> Itemised:
-    """What one step takes, by phase.
+    """What one step takes, line by line; ``phases.by_phase`` adds the lines up.
 
     Args:
         mechanism: the configuration; ``RandomizedResponse`` has ``response`` instead.
@@ -83,7 +83,7 @@ def form(
     if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
         params = [shaped(shape, dtype) for shape in sizes]
         items += call("update.project", PROJECT, params, mechanism.projection, moved=moved)
-    return by_phase(Itemised(tuple(items)))
+    return by_line(Itemised(tuple(items)))
 
 
 def response(
@@ -113,8 +113,8 @@ def response(
     counted = Counts(LOAD=n, ADD=n, STORE=k)
     shares = glue.converted(k, torch.int64, torch.float64) + glue.each(k, DIV=1)
     unbiased = glue.each(k, SUB=1) + glue.each(k, DIV=1)
-    items += exact(LEARN, widened + counted + shares + unbiased)
-    return by_phase(Itemised(tuple(items)))
+    items += exact(f"{LEARN}: frequencies", widened + counted + shares + unbiased)
+    return by_line(Itemised(tuple(items)))
 
 
 __all__ = ["form", "response"]

@@ -73,22 +73,26 @@ class Sample:
 
 
 class TableReader:
-    """The published read of a noise table: two adders, a 2:1 multiplexer, an idle shifter."""
+    """The published read of a noise table: two adders, a 2:1 multiplexer, an idle shifter.
+
+    Attributes:
+        pointer: the place p of the last read, before the base is added.
+    """
 
     def __init__(self, sample: Sample, tally: Tally) -> None:
         self._table, self._tally = sample.table, tally
-        self._pointer = tally.word(0)
+        self.pointer = tally.word(0)
         self._stride, self._base = tally.word(sample.stride), tally.word(sample.base)
 
     def read(self) -> Number:
         """The next sample: u = p + s; p = u >= K ? u - K : u; T[(p + o) mod K]."""
         size = len(self._table)
-        moved = self._pointer + self._stride
+        moved = self.pointer + self._stride
         # K is a power of two: the adder's carries are the select, u - K is u without them.
         wrapped = self._tally.word(moved.value % size)
         carry = self._tally.word(-1 if moved.value >= size else 0)
-        self._pointer = _multiplexer(carry, wrapped, moved)
-        index = self._pointer + self._base
+        self.pointer = _multiplexer(carry, wrapped, moved)
+        index = self.pointer + self._base
         return self._tally.number(self._table[index.value % size])
 
 
