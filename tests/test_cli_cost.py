@@ -180,6 +180,26 @@ def test_what_a_model_prints_stays_off_standard_output(
     assert (code, facts) == (0, {"model": "mine:net"})
 
 
+def test_tables_of_noise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = run(capsys, "table", "samples", "--entries", "64", "--law", "laplace")
+    assert code == 0
+    assert "No DP guarantee" in out
+    code, facts = run_json(capsys, "table", "samples", "--entries", "100")
+    assert (code, facts["error"]["name"]) == (cli.REFUSED, "entries")
+    asked: list[dict[str, Any]] = []
+
+    def answer(**options: Any) -> Report:
+        asked.append(options)
+        return REPORT
+
+    monkeypatch.setattr(cli_cost.cost_tables, "cdt_report", answer)
+    assert run(capsys, "table", "--word-bits", "24", "--law", "laplace")[0] == 0
+    assert asked == [{"law": "laplace", "word_bits": 24}]
+    assert run_json(capsys, "table", "ring")[1]["error"]["name"] == "kind"
+
+
 def test_a_report_that_fails_leaves_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

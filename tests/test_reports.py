@@ -18,6 +18,7 @@ import pytest
 from dpkern.cost.report import Figure, Report, Series, Table
 from dpkern.errors import InvalidInput, MissingDependency
 from dpkern.reports import bars, figures, files, ink, labels, text
+from dpkern.reports.page import tied
 from tests.cost_samples import PER_LAYER, REPORT, ROOFLINE, STACKED
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
@@ -320,6 +321,13 @@ def test_long_names_break_after_dots() -> None:
     assert ink.wrapped("layer1.0.conv1.weight", 18) == "layer1.0.\nconv1.weight"
     assert ink.wrapped("two words", 18) == "two words"
     assert ink.wrapped("and some more words", 9).split("\n") == ["and some", "more", "words"]
+
+
+def test_sentences_of_a_page_have_numbers_as_in_print() -> None:
+    assert tied("6.6e-06 at n = 14: 74 % of 4.1e+03 ms") == (
+        "6.6\u00a0×\u00a010⁻⁶ at n\u00a0=\u00a014: 74\u00a0% of 4,100 ms"
+    )
+    assert tied("layer2e-1 and v1.2e-05x") == "layer2e-1 and v1.2e-05x"
 
 
 def test_labels_are_spread_in_order_and_no_further_than_needed() -> None:

@@ -88,7 +88,10 @@ def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roo
         style = {"color": ink.MUTED, "linewidth": 1.4, "zorder": 2}
     elif series.points:
         style = {"linestyle": "none", "color": colour, "zorder": 4}
-        style |= {"marker": ink.MARKERS[k % len(ink.MARKERS)], "markersize": 8}
+        style |= {
+            "marker": ink.MARKERS[k % len(ink.MARKERS)],
+            "markersize": 8 if len(x) <= 20 else 4.5,
+        }
         style |= {"markeredgecolor": ink.PAGE, "markeredgewidth": 0.7}
     else:
         dash = ink.DASHES[(k // len(ink.DATA)) % len(ink.DASHES)]

@@ -19,6 +19,7 @@ from .bars import palette
 from .canvas import EXTRA
 from .text import as_json, condensed, numeric_columns
 
+_SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?e[+-]\d+\b")
 _UNBROKEN = "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}"
 
 
@@ -52,7 +53,8 @@ def page(report: Report) -> str:
 
 
 def tied(text: str) -> str:
-    """No line ends within ``n = 14`` or before a per cent sign."""
+    """A sentence as it is set: 6.6e-06 as in print; no line ends within ``n = 14`` or before ``%``."""
+    text = _SCIENTIFIC.sub(lambda found: ink.cell(float(found[0])), text)
     return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
 
 
