@@ -25,7 +25,7 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test emulated bench evidence lint types sanitize clean
+.PHONY: help demo test emulated bench evidence lint types sanitize screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
@@ -36,6 +36,7 @@ help:
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
 	@echo "make bench     the benchmarks: tables, and JSON in benchmarks/results/"
 	@echo "make evidence  the long proofs: JSON in benchmarks/results/"
+	@echo "make screenshot  the pictures of docs/cost.md, where Chromium is installed"
 	@echo "make clean     remove what was built (results in runs/ and the packages in $(VENV) stay)"
 
 demo: $(VENV)/.demo
@@ -63,6 +64,9 @@ sanitize: | $(CMAKE)
 	$(CMAKE) -S . -B build/sanitize -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off
 	$(CMAKE) --build build/sanitize --parallel 2
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
+
+screenshot: $(VENV)/.dev
+	$(PY) docs/screenshot.py
 
 clean:
 	rm -rf build dist *.egg-info dpkern/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -102,19 +102,27 @@ class Op(Generic[P, R]):
         if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
             result: R = interop.call(self, *args, **kwargs)
             return result
+        result = self._chosen(args, kwargs)[1].run(*args, **kwargs)
+        return result
+
+    def backend_of(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """The name of the backend that would run this call; it is not run."""
+        return self._chosen(args, kwargs)[0]
+
+    def _chosen(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, Kernel]:
+        """Who runs a call, by name and kernel; takes ``backend`` out of ``kwargs``."""
         wanted = kwargs.pop("backend", None) or _wanted.get() or environment_choice()
         device = self.validate(*args, **kwargs)
         if wanted is not None:
-            return self._run_on(str(wanted), *args, **kwargs)
+            return str(wanted), self._asked_for(str(wanted), *args, **kwargs)
         for name, kernel in self._candidates(device):
             reason = kernel.refuse(*args, **kwargs)
             if reason is None:
-                result = kernel.run(*args, **kwargs)
-                return result
+                return name, kernel
             _log_once(f"{self.name}: backend {name} not used: it {reason}")
         raise AssertionError("the reference refuses nothing")
 
-    def _run_on(self, wanted: str, *args: Any, **kwargs: Any) -> R:
+    def _asked_for(self, wanted: str, *args: Any, **kwargs: Any) -> Kernel:
         kernel = self._kernel(wanted)
         reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
         if isinstance(kernel, str) or reason is not None:
@@ -124,8 +132,7 @@ class Op(Generic[P, R]):
                 got=f"it {reason}",
                 remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
             )
-        result: R = kernel.run(*args, **kwargs)
-        return result
+        return kernel
 
     def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
         """The device's kernels in order of preference; a backend is loaded when its turn comes."""

@@ -24,11 +24,13 @@ def noise_of(
     offsets: Sequence[int] | None = None,
     *,
     samples: int | None = None,
+    draws: update.Draws | None = None,
 ) -> update.Noise | None:
     """The noise of step number ``step`` by this plan; None if there is none.
 
     ``offsets`` say where in each parameter the part begins that is noised here, ``samples`` how
     many noises of one sample each the sum gets: n independent ones of scale s are one of s sqrt(n).
+    ``draws`` are this step's, made ahead.
     """
     law = plan.distribution
     if law is None or samples == 0:
@@ -42,6 +44,7 @@ def noise_of(
         stream=key.stream(purpose_of(law), step),
         positions=plan.positions if offsets is None else tuple(map(add, plan.positions, offsets)),
         rounding=key.stream(Purpose.ROUNDING, step) if plan.arithmetic == "float" else None,
+        draws=draws,
     )
 
 

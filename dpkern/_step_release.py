@@ -122,6 +122,7 @@ def gradient(
             distribution=drawn.distribution,
             scale=None if exact else drawn.scales[i],
             rounding=drawn.rounding,
+            draws=drawn.draws,
             backend=backend,
         )
 

@@ -1,8 +1,8 @@
-"""The command line: ``dpkern train``, ``privacy``, ``reproduce``, ``check``, ``info``.
+"""The command line: ``dpkern train``, ``privacy``, ``reproduce``, ``cost``, ``check``, ``info``.
 
-With ``--json`` standard output carries exactly one JSON object; progress and messages go to
-standard error. Exit codes: 0 done, 1 a checked model cannot be trained privately, 2 refused (with
-one message that says what to do), 130 interrupted.
+With ``--json`` (of ``cost``: ``--format json``) standard output carries exactly one JSON object;
+progress and messages go to standard error. Exit codes: 0 done, 1 a checked model cannot be trained
+privately, 2 refused (with one message that says what to do), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, cli_privacy, cli_reproduce
+from . import __version__, _dispatch, cli_cost, cli_privacy, cli_reproduce
 from .backends import cpu
 from .engine import check_model
 from .errors import DPKernError
@@ -52,6 +53,7 @@ app = typer.Typer(
 
 app.command("privacy")(cli_privacy.command)
 app.command("reproduce")(cli_reproduce.command)
+app.add_typer(cli_cost.app, name="cost")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
@@ -59,7 +61,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in arguments
+    as_json = _wants_json(arguments)
     try:
         app(args=arguments, prog_name="dpkern")
     except DPKernError as error:
@@ -85,6 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             _print_json({"error": {"type": "UsageError", "message": "wrong usage of the command"}})
         return code
     return 0
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    asked = ("--json", "--format=json")
+    return any(a in asked for a in arguments) or ("--format", "json") in pairwise(arguments)
 
 
 def _print_json(value: Any) -> None:

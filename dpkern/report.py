@@ -50,7 +50,7 @@ def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
         return None
     if step.key.seeded:
         return "the noise comes from a known seed"
-    return non_private_reason(step.plan) or certificate.notes[-1]
+    return step.noise_warning or non_private_reason(step.plan) or certificate.notes[-1]
 
 
 def _blocks(plan: Plan) -> list[dict[str, Any]]:
@@ -122,12 +122,13 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
             "cipher": f"ChaCha{step.key.rounds}",
             "key": "seed" if step.key.seeded else "operating system",
             "words": dict(step.words),
+            "provenance": step.provenance(),
         },
         "blocks": _blocks(plan),
         "realised": step.mechanism.realised(step.memory),
         **step.sampling,
     }
-    if plan.arithmetic == "float" and plan.private:
+    if plan.arithmetic == "float" and plan.private and not step.noise_warning:
         report["worst_case_float_sensitivity"] = json_number(_float_sensitivity(step))
     if step.key.seeded:
         report["epsilon_if_seed_secret"] = json_number(step.epsilon_if_seed_secret(delta))

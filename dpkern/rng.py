@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     SAMPLING = 2
     SYMBOLS = 3
     LAPLACE = 4
+    TABLES = 5
 
 
 @dataclass(frozen=True, repr=False)

@@ -28,11 +28,13 @@ from ._step_checks import (
 )
 from ._step_noise import noise_of
 from ._step_release_checks import check_importance, check_ready, check_samples
+from ._step_source import Supply
 from ._step_state import load, state_of
 from .accounting import Certificate, Ledger
 from .errors import InvalidInput, PrivacyError
 from .mechanisms.base import Mechanism
 from .mechanisms.plan import Plan
+from .noise_tables.source import NoiseSource
 from .ops import clip, update
 from .ops._count import Count
 from .report import step_report
@@ -64,9 +66,12 @@ class DPStep:
             with ``shards``, to leave this process's part of each; all of them then draw the same
             noise, from a shared ``key``.
         backend: who runs the ops; None leaves it to dpkern.
+        noise_source: who makes the draws (``dpkern.noise_tables``), for this step alone; None: the
+            update itself.
 
     Raises:
         InvalidInput: parameters or numbers that do not fit.
+        PrivacyError: a noise source that serves another step.
     """
 
     def __init__(
@@ -85,7 +90,9 @@ class DPStep:
         rounds: int = 20,
         reduce: Callable[[list[torch.Tensor]], None] | None = None,
         backend: str | None = None,
+        noise_source: NoiseSource | None = None,
     ) -> None:
+        self._supply = Supply(noise_source)
         self._mechanism = self._first_mechanism = checked_mechanism(mechanism)
         check_optimizer(optimizer)
         self.params = checked_params(params, fused=optimizer is not None)
@@ -102,7 +109,7 @@ class DPStep:
         }
         self.key = checked_key(key, unsafe_seed, rounds)
         self.ledger = Ledger(seeded=self.key.seeded)
-        self.ledger.record(self.plan, count=0, **self.sampling)  # checks the sampling arguments
+        self._record(count=0)  # checks the sampling arguments
         self.backend = backend
         self.steps = 0
         self._nonfinite: Count = 0
@@ -118,6 +125,7 @@ class DPStep:
         self._added = 0
         self.calibrated_to: str | None = None
         """For the report: which epsilon the noise was calibrated to, if it was."""
+        self._supply.bind(self)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -185,7 +193,8 @@ class DPStep:
 
         Raises:
             InvalidInput: both or neither given, or tensors that do not fit the parameters.
-            PrivacyError: a sum whose bound, unit or arithmetic is not the plan's.
+            PrivacyError: a sum whose bound, unit or arithmetic is not the plan's, or a noise
+                source that can make no draws.
         """
         if (per_sample is None) == (sum is None):
             raise InvalidInput(
@@ -194,6 +203,7 @@ class DPStep:
                 got="both" if sum is not None else "neither",
                 remedy="Pass per-sample gradients, or a ClipResult.",
             )
+        self._supply.prepare(self)
         if per_sample is not None:
             result = self._clipped(per_sample, released)
         else:
@@ -238,6 +248,7 @@ class DPStep:
 
         Raises:
             InvalidInput: indices, rules or states that do not fit; nothing is released.
+            DPKernError: whatever a noise source met with; nothing is released.
         """
         held = self.params if self.shards is None else list(self.shards.tensors)
         if updates is None and self._optimizer is not None:
@@ -247,9 +258,23 @@ class DPStep:
             updates = check_updates(updates, held, self._optimizer)
         check_ready(self.plan, shards=self.shards is not None, importance=self._importance)
         samples = self._samples()
+        draws = self._supply.take(self, samples)
+        try:
+            return self._finish(updates, held, samples, draws)
+        finally:
+            self._supply.done()
+
+    def _finish(
+        self,
+        updates: Updates,
+        held: Sequence[torch.Tensor],
+        samples: int | None,
+        draws: update.Draws | None,
+    ) -> list[torch.Tensor | None] | None:
+        """Release with these draws, which nobody has seen; None: with what the streams give."""
         sums = self._begin()
         offsets = None if self.shards is None else self.shards.offsets
-        noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples)
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
         left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
         ready = self._gradients(sums, noise_now, left)
         numbers: dict[str, Any] = {"scale": self.gradient_scale, "backend": self.backend}
@@ -280,11 +305,11 @@ class DPStep:
         raw, means = self._raw, self._importance
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.
-        self.ledger.record(self.plan, **self.sampling)
+        self._record()
         self.drop()
         if self._reduce is not None:
             self._reduce(sums)
-        for name, words in self.plan.words.items():
+        for name, words in self._supply.words(self.plan).items():
             self.words[name] += words
         if self.plan.importance is not None:
             releasing.weigh(self, self.plan.importance, raw, means)
@@ -317,6 +342,9 @@ class DPStep:
             self._replan()
         return ready
 
+    def _record(self, count: int = 1) -> None:
+        self.ledger.record(self._supply.covered(self.plan), count=count, **self.sampling)
+
     def _planned(self, mechanism: Mechanism) -> Plan:
         return mechanism.plan([tuple(p.shape) for p in self.params], self.memory)
 
@@ -340,6 +368,15 @@ class DPStep:
     def report(self, delta: float) -> dict[str, Any]:
         """What was released and what is certified, as JSON values."""
         return step_report(self, delta)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the noise came from: the source, and how its words were used."""
+        return self._supply.provenance(self.words)
+
+    @property
+    def noise_warning(self) -> str:
+        """Why the noise source protects nothing; empty where it does."""
+        return self._supply.warning
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run needs: counter, history, optimizer, memory; no key, no counts.

@@ -10,9 +10,9 @@ import torch
 
 from dpkern import _dispatch, testing
 from dpkern.errors import BackendError
+from dpkern.noise_tables import Layout, RingPrefetch
 from dpkern.ops import clip, noise, update
 from dpkern.ops.ghost import explicit
-from dpkern.ring import Ring
 from dpkern.rng import Purpose
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
@@ -73,7 +73,9 @@ def test_a_ring_on_its_own_stream_changes_no_bit(name: str) -> None:
     for ahead in (False, True):
         params, sums = [random(n).cuda() for n in sizes], [random(n).cuda() for n in sizes]
         state = rule.init(params)
-        with Ring(testing.KEY, "gaussian", positions, sizes, "cuda", True, backend=name) as ring:
+        place = Layout.of("gaussian", positions, sizes, "cuda", rounding=True)
+        with RingPrefetch() as ring:
+            ring.bind(testing.KEY, place, backend=name)
             for step in range(20):
                 drawn = update.Noise(
                     distribution="gaussian",
@@ -83,7 +85,6 @@ def test_a_ring_on_its_own_stream_changes_no_bit(name: str) -> None:
                     rounding=testing.KEY.stream(Purpose.ROUNDING, step),
                 )
                 if ahead:
-                    ring.fill(step)
                     drawn = replace(drawn, draws=ring.take(step))
                 update.step(params, sums, rule=rule, state=state, noise=drawn, backend=name)
         results.append(params[0].cpu())

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,28 +19,40 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import BackendError, InvalidInput, PrivacyError, ring, testing
+from dpkern import BackendError, InvalidInput, PrivacyError, testing
+from dpkern.noise_tables import Layout, RingPrefetch, _producers
 from dpkern.ops import noise, update
-from dpkern.ring import Ring
-from dpkern.rng import Purpose
+from dpkern.rng import Key, Purpose
 from tests.every_backend import every_backend
 from tests.test_update_noise import POSITIONS, RULES, SIZES, noise_at, sums_of, trained
 
-TAKERS = ("cuda", "cupy", "reference")
+TAKERS = ("cpu", "cuda", "cupy", "reference")
 """Backends whose updates take draws made ahead."""
 TOTAL = POSITIONS[2] + SIZES[2]
 
 
-def small(law: str = "gaussian", *, rounding: bool = True, backend: str | None = None) -> Ring:
-    """A ring for the tensors of ``test_update_noise``."""
-    return Ring(testing.KEY, law, POSITIONS, SIZES, "cpu", rounding, backend=backend)
+def layout(law: str = "gaussian", *, rounding: bool = True) -> Layout:
+    """Of the tensors of ``test_update_noise``."""
+    return Layout.of(law, POSITIONS, SIZES, "cpu", rounding=rounding)
 
 
-def ahead(made: Ring, *, floats: bool) -> Callable[[int], update.Noise]:
+def small(
+    law: str = "gaussian",
+    *,
+    rounding: bool = True,
+    depth: int = 2,
+    backend: str | None = None,
+    key: Key = testing.KEY,
+) -> RingPrefetch:
+    made = RingPrefetch(depth=depth)
+    made.bind(key, layout(law, rounding=rounding), backend=backend)
+    return made
+
+
+def ahead(made: RingPrefetch, *, floats: bool) -> Callable[[int], update.Noise]:
     """The steps' noise with the ring's draws; its streams are of no use."""
 
     def given(step: int) -> update.Noise:
-        made.fill(step)
         draws = made.take(step)
         own, other = noise_at(step, floats=floats), testing.KEY.stream(Purpose.SAMPLING, step)
         return replace(own, stream=other, rounding=None, draws=draws)
@@ -42,12 +60,19 @@ def ahead(made: Ring, *, floats: bool) -> Callable[[int], update.Noise]:
     return given
 
 
+def streams_own(step: int, law: str = "gaussian") -> tuple[torch.Tensor, torch.Tensor]:
+    purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
+    place = {"position": 0, "count": TOTAL}
+    values = noise.lattice_draws(testing.KEY.stream(purpose, step), distribution=law, **place)
+    bits = noise.rounding_bits(testing.KEY.stream(Purpose.ROUNDING, step), **place)
+    return values, bits
+
+
 @every_backend
-@pytest.mark.parametrize("floats", [False, True], ids=["integers", "floats"])
-def test_a_step_with_a_ring_has_the_bits_of_one_without(floats: bool, backend: str) -> None:
-    rule = RULES["momentum"]
+def test_a_step_with_a_ring_has_the_bits_of_one_without(backend: str) -> None:
+    rule, floats = RULES["momentum"], True
     taker = backend if backend in TAKERS else "reference"
-    with small(rounding=floats, backend=backend) as made:
+    with small(backend=backend) as made:
         got = trained(rule, ahead(made, floats=floats), floats=floats, backend=taker)
     wanted = trained(
         rule, lambda step: noise_at(step, floats=floats), floats=floats, backend="reference"
@@ -55,129 +80,210 @@ def test_a_step_with_a_ring_has_the_bits_of_one_without(floats: bool, backend: s
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
+@pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
-def test_draws_are_the_streams_own(law: str) -> None:
-    made = small(law)
-    made.fill(4)
-    got = made.take(4)
-    purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
-    place = {"position": 0, "count": TOTAL}
-    stream = testing.KEY.stream(purpose, 4)
-    assert torch.equal(got.values, noise.lattice_draws(stream, distribution=law, **place))
-    assert got.rounding is not None
-    bits = noise.rounding_bits(testing.KEY.stream(Purpose.ROUNDING, 4), **place)
-    assert torch.equal(got.rounding, bits)
+def test_draws_are_the_streams_own(law: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkern.noise_tables.ring.PIECE", 512)  # several pieces
+    with small(law, depth=depth) as made:
+        for step in (4, 5, 6, 9):
+            got = made.take(step)
+            values, bits = streams_own(step, law)
+            assert got.first == 0
+            assert torch.equal(got.values, values)
+            assert got.rounding is not None
+            assert torch.equal(got.rounding, bits)
 
 
 def test_rounding_bits_only_where_they_are_needed() -> None:
-    made = small(rounding=False)
-    made.fill(1)
-    assert made.take(1).rounding is None
+    with small(rounding=False) as made:
+        assert made.take(1).rounding is None
 
 
 def test_the_first_position_may_be_anywhere() -> None:
-    made = Ring(testing.KEY, "gaussian", (2**40 + 512, 2**40 + 7), (5, 3), "cpu", False)
-    made.fill(1)
-    draws = made.take(1)
-    assert (draws.first, len(draws.values)) == (2**40 + 7, 510)
-    empty = Ring(testing.KEY, "gaussian", (), (), "cpu", False)
-    empty.fill(1)
-    assert not len(empty.take(1).values)
+    with RingPrefetch() as made:
+        place = Layout.of("gaussian", (2**40 + 512, 2**40 + 7), (5, 3), "cpu", rounding=False)
+        made.bind(testing.KEY, place)
+        draws = made.take(1)
+        assert (draws.first, len(draws.values)) == (2**40 + 7, 510)
+        assert made.provenance()["words"]["consumed"] == 2 * 768  # two tiles
+    with RingPrefetch() as empty:
+        empty.bind(testing.KEY, Layout.of("gaussian", (), (), "cpu", rounding=False))
+        assert not len(empty.take(1).values)
 
 
 # once
 
 
-def taken(made: Ring) -> None:
-    made.fill(5)
+def taken(made: RingPrefetch) -> None:
     made.take(5)
 
 
-def filled(made: Ring) -> None:
-    made.fill(5)
-
-
-def closed(made: Ring) -> None:
-    made.fill(5)
+def closed(made: RingPrefetch) -> None:
+    made.take(5)
     made.close()
 
 
-def refilled(made: Ring) -> None:
-    made.fill(5)
-    made.fill(6)
+def fresh(made: RingPrefetch) -> None:
+    del made
 
 
-ONCE: dict[str, tuple[Callable[[Ring], None], Callable[[Ring], object], str]] = {
-    "nothing-filled": (lambda _: None, lambda r: r.take(0), "fill\\(0\\) before"),
-    "second-take": (taken, lambda r: r.take(5), "draws"),
-    "another-step": (filled, lambda r: r.take(6), "step 5, which was filled"),
-    "overwritten-step": (refilled, lambda r: r.take(5), "step 6, which was filled"),
-    "closed": (closed, lambda r: r.take(5), "fill\\(5\\) before"),
-    "second-fill": (taken, lambda r: r.fill(5), "a step after 5"),
-    "earlier-step": (taken, lambda r: r.fill(4), "a step after 5"),
-    "copy": (filled, copy.copy, "copy"),
-    "deepcopy": (filled, copy.deepcopy, "copy"),
-    "pickle": (filled, pickle.dumps, "copy"),
+ONCE: dict[str, tuple[Callable[[RingPrefetch], None], Callable[[RingPrefetch], object], str]] = {
+    "second-take": (taken, lambda r: r.take(5), "a step after 5"),
+    "earlier-step": (taken, lambda r: r.take(4), "a step after 5"),
+    "prepared-again": (taken, lambda r: r.prepare(5), "a step after 5"),
+    "closed": (closed, lambda r: r.take(6), "closed"),
+    "closed-prepare": (closed, lambda r: r.prepare(6), "closed"),
+    "closed-bind": (closed, lambda r: r.bind(testing.KEY, layout()), "closed"),
+    "second-user": (fresh, lambda r: r.bind(testing.KEY, layout()), "has a user"),
+    "copy": (taken, copy.copy, "copy"),
+    "deepcopy": (taken, copy.deepcopy, "copy"),
+    "pickle": (taken, pickle.dumps, "copy"),
+    "no-key": (fresh, lambda _: RingPrefetch().take(0), "without a key"),
 }
 
 
 @pytest.mark.parametrize(("before", "call", "says"), ONCE.values(), ids=ONCE)
 def test_no_draw_is_handed_out_twice(
-    before: Callable[[Ring], None], call: Callable[[Ring], object], says: str
+    before: Callable[[RingPrefetch], None], call: Callable[[RingPrefetch], object], says: str
 ) -> None:
-    made = small()
-    before(made)
-    with pytest.raises(PrivacyError, match=says):
-        call(made)
+    with small() as made:
+        before(made)
+        with pytest.raises(PrivacyError, match=says):
+            call(made)
 
 
-def test_a_fork_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = small()
-    made.fill(1)
-    monkeypatch.setattr(ring.os, "getpid", lambda: 0)
-    for call in (made.take, made.fill):
-        with pytest.raises(PrivacyError, match="fork"):
-            call(1)
+def test_threads_never_share_a_step() -> None:
+    with small(depth=3) as made, ThreadPoolExecutor(4) as pool:
+
+        def take(step: int) -> int | None:
+            try:
+                made.take(step)
+            except PrivacyError:
+                return None
+            return step
+
+        out = [step for step in pool.map(take, [1, 1, 2, 2, 3, 3, 4, 4, 2, 5]) if step is not None]
+    assert len(out) == len(set(out))
+    assert out
 
 
-def test_a_refused_take_leaves_the_draws_to_their_step() -> None:
-    made = small()
-    made.fill(5)
-    with pytest.raises(PrivacyError):
-        made.take(6)
-    made.take(5)
+def test_a_key_that_was_wiped_makes_no_more_draws() -> None:
+    key = Key.fresh()
+    with small(key=key) as made:
+        made.take(1)
+        key.wipe()
+        made.done()
+        with pytest.raises(PrivacyError, match="wiped"):
+            made.take(2)
 
 
-def test_a_failed_fill_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = small()
+def in_a_fork(work: Callable[[], bytes]) -> bytes:
+    """What a forked process says; empty where it failed."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(theirs, work())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_fork_makes_draws_of_its_own() -> None:
+    with small(key=Key.fresh(), rounding=False, depth=3) as made:
+        made.take(1)
+        made.prepare(2)
+        said = in_a_fork(lambda: made.take(2).values[:8].numpy().tobytes())
+        later = in_a_fork(lambda: made.take(3).values[:8].numpy().tobytes())
+        own = [made.take(step).values[:8].numpy().tobytes() for step in (2, 3)]
+    assert len({said, later, *own}) == 4
+    assert all(len(words) == 32 for words in (said, later, *own))
+
+
+def test_a_fork_of_a_seeded_run_repeats_it_and_no_step() -> None:
+    with small(rounding=False) as made:
+        made.take(1)
+
+        def child() -> bytes:
+            with pytest.raises(PrivacyError):
+                made.take(1)
+            words = made.take(2).values[:8].numpy().tobytes()
+            made.close()
+            return words
+
+        said = in_a_fork(child)
+        assert said == made.take(2).values[:8].numpy().tobytes()
+
+
+# what goes wrong beside
+
+
+def test_a_fault_of_the_producer_comes_out_of_take(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = noise.rounding_bits
 
     def fails(*_: Any, **__: Any) -> None:
-        raise BackendError("GPU memory", expected="room", got="none", remedy="")
+        raise BackendError("memory", expected="room", got="none", remedy="")
 
-    monkeypatch.setattr(noise, "rounding_bits", fails)
-    with pytest.raises(BackendError):
-        made.fill(1)
-    with pytest.raises(PrivacyError):
+    with small() as made:
         made.take(1)
-    monkeypatch.setattr(noise, "rounding_bits", honest)
-    made.fill(1)
-    assert made.take(1).values.any()
+        made._blocks[0].work.exception()  # step 2 is ready
+        monkeypatch.setattr(noise, "rounding_bits", fails)
+        made.done()
+        made.take(2)
+        made.done()
+        for _ in range(2):
+            with pytest.raises(BackendError, match="room"):
+                made.take(3)
+        monkeypatch.setattr(noise, "rounding_bits", honest)
+        assert torch.equal(made.take(3).values, streams_own(3)[0])
 
 
-# wiped
-
-
-@pytest.mark.parametrize("wipe", [lambda r: r.close(), lambda r: r.fill(2)], ids=["close", "fill"])
-def test_draws_are_wiped_and_useless_afterwards(wipe: Callable[[Ring], None]) -> None:
+def test_waiting_ends_with_the_fault_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, honest = threading.Event(), noise.lattice_draws
+    monkeypatch.setattr(noise, "lattice_draws", lambda *a, **k: gate.wait() and honest(*a, **k))
     made = small()
-    made.fill(1)
+    made.prepare(1)
+    assert made.provenance()["words"]["waiting"] == 0
+    threading.Timer(0.02, gate.set).start()
+    assert torch.equal(made.take(1).values, streams_own(1)[0])
+    made.close()
+
+
+# counted and wiped
+
+
+def test_words_are_accounted_for() -> None:
+    each = 3 * (768 + 256)  # three tiles of 512 positions, 1.5 and 0.5 of a word for each
+    made = small(depth=2)
+    made.take(1)
+    made.done()
+    made.take(3)  # step 2 is thrown away
+    made.close()
+    words = made.provenance()["words"]
+    assert words["consumed"] == 2 * each
+    assert words["produced"] == words["consumed"] + words["discarded"]
+    assert words["discarded"] >= each
+    assert (words["reused"], words["waiting"]) == (0, 0)
+    assert made.provenance()["text"].startswith("fresh single-use; words produced ")
+
+
+def memory_of(made: RingPrefetch) -> list[torch.Tensor]:
     draws = made.take(1)
     assert draws.rounding is not None
-    memory = [draws.values.view(-1), draws.rounding.view(-1)]
+    return [draws.values.view(-1), draws.rounding.view(-1)]
+
+
+def test_draws_are_useless_after_their_update_and_wiped_in_the_end() -> None:
+    made = small()
+    memory = memory_of(made)
+    draws = made._out
+    assert draws is not None
     assert all(bool(part.any()) for part in memory)
-    wipe(made)
-    assert not any(bool(part.any()) for part in memory)
+    made.done()
     rule, params = RULES["sgd"], [torch.ones(n) for n in SIZES]
     late = replace(noise_at(1, floats=True), draws=draws)
     with pytest.raises(InvalidInput, match="draws"):
@@ -185,6 +291,34 @@ def test_draws_are_wiped_and_useless_afterwards(wipe: Callable[[Ring], None]) ->
     assert all(bool((p == 1).all()) for p in params)
     made.close()
     made.close()
+    assert not any(bool(part.any()) for part in memory)
+
+
+def test_a_forgotten_ring_is_wiped() -> None:
+    made = small()
+    memory = memory_of(made)
+    made._producer.submit(lambda: None).exception()  # type: ignore[union-attr]  # all is filled
+    del made
+    gc.collect()
+    assert not any(bool(part.any()) for part in memory)
+
+
+SHUTDOWN = """
+import torch
+from dpkern import testing
+from dpkern.noise_tables import Layout, RingPrefetch
+ring = RingPrefetch(depth=4)
+ring.bind(testing.KEY, Layout.of("gaussian", (0,), (3_000_000,), "cpu", rounding=True))
+kept = ring.take(1)
+raise SystemExit(7)
+"""
+
+
+def test_the_interpreter_ends_while_a_ring_is_filled() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SHUTDOWN], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (7, "")
 
 
 # beside the current stream
@@ -218,19 +352,25 @@ def test_what_waits_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         noise, "lattice_draws", lambda *a, **k: log.append("draw") or honest(*a, **k)
     )
-    made = small(rounding=False)
-    made._side = ring._Side(torch.device("cpu"))
-    made.fill(1)
-    assert log == ["side waits for work of main", "beside", "draw", "made"]
+    made = small(rounding=False, depth=1)
+    monkeypatch.setattr(
+        "dpkern.noise_tables.ring.SideThread",
+        lambda: _producers.SideStream(torch.device("cpu")),
+    )
+    made.prepare(1)
+    assert log == [*["side waits for work of main", "beside"] * 2, "draw", "made"]
     log.clear()
     current[0] = other
-    made.take(1)
+    draws = made.take(1)
     assert log == ["other waits for made", "kept"]
+    assert torch.equal(draws.values, streams_own(1)[0])
     log.clear()
     current[0] = main
-    made.fill(2)
-    wiped = ["side waits for work of other", "beside"]
-    assert log == [*wiped, *wiped, "draw", "made"]
+    made.done()
+    assert log == ["side waits for work of other", "beside", "draw", "made"]
+    log.clear()
+    made.close()
+    assert log[-2:] == ["side waits for work of other", "beside"]
 
 
 BAD: dict[str, tuple[str, Any]] = {
@@ -243,6 +383,11 @@ BAD: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "given"), BAD.values(), ids=BAD)
-def test_bad_rings_are_refused(name: str, given: Any) -> None:
+def test_bad_layouts_are_refused(name: str, given: Any) -> None:
     with pytest.raises(InvalidInput, match=name):
-        Ring(testing.KEY, *given, False)
+        Layout.of(*given, rounding=False)
+
+
+def test_bad_depths_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="depth"):
+        RingPrefetch(depth=0)

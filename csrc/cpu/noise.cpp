@@ -260,18 +260,35 @@ void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, 
   });
 }
 
-template <class T>
-void add_noise_integer(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                       T* x, int threads) {
+void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n, std::int16_t* bits,
+                    int threads) {
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    RoundingTiles rounded(rounding);
     for_tiles(first, begin, end, [&](const TilePart& part) {
-      alignas(64) std::int32_t draws[kTile];
-      draw_tile(stream, law, part.tile, draws);
+      alignas(64) std::uint32_t made[kTile];
+      rounded.bits(part.tile, made);
+      versioned([&]() DPK_INLINE {
+        const int count = part.count;  // a copy: stores through `to` could change the original
+        std::int16_t* to = bits + part.index;
+        const std::uint32_t* from = made + part.offset;
+        for (int i = 0; i < count; ++i) to[i] = static_cast<std::int16_t>(from[i]);
+      });
+    });
+  });
+}
+
+template <class T>
+void add_noise_integer(const Stream& stream, Distribution law, const Ahead& ahead,
+                       std::uint64_t first, std::int64_t n, T* x, int threads) {
+  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    NoiseTiles tiles(stream, law, stream, ahead);
+    for_tiles(first, begin, end, [&](const TilePart& part) {
+      const std::int32_t* noise = tiles.draws(part);
       versioned([&]() DPK_INLINE {
         const int count = part.count;  // a copy: stores through `values` could change the original
         T* values = x + part.index;
-        const std::int32_t* noise = draws + part.offset;
-        for (int i = 0; i < count; ++i) values[i] = release_integer(values[i], noise[i]);
+        const std::int32_t* drawn = noise;
+        for (int i = 0; i < count; ++i) values[i] = release_integer(values[i], drawn[i]);
       });
     });
   });
@@ -279,29 +296,28 @@ void add_noise_integer(const Stream& stream, Distribution law, std::uint64_t fir
 
 template <class T>
 std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
-                             std::uint64_t first, std::int64_t n, double scale, T* x, int threads) {
+                             const Ahead& ahead, std::uint64_t first, std::int64_t n, double scale,
+                             T* x, int threads) {
   const Lattice<T> lattice(scale);
   std::int64_t nonfinite = 0;
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
-    RoundingTiles rounded(rounding);
+    NoiseTiles tiles(stream, law, rounding, ahead);
     for_tiles(first, begin, end, [&](const TilePart& part) {
-      alignas(64) std::int32_t draws[kTile];
-      alignas(64) std::uint32_t bits[kTile];
-      draw_tile(stream, law, part.tile, draws);
-      rounded.bits(part.tile, bits);
+      const std::int32_t* noise = tiles.draws(part);
+      const std::uint32_t* bits = tiles.rounding(part);
       versioned([&]() DPK_INLINE {
         const int count = part.count;  // a copy: stores through `values` could change the original
         T* values = x + part.index;
-        const std::int32_t* noise = draws + part.offset;
-        const std::uint32_t* round = bits + part.offset;
+        const std::int32_t* drawn = noise;
+        const std::uint32_t* round = bits;
         const Lattice<T> grid = lattice;
         std::int32_t bad = 0;
         for (int i = 0; i < count; ++i) {
           const T units = grid.units(values[i]);
           const bool finite = std::isfinite(units);
           bad += finite ? 0 : 1;
-          values[i] = grid.cell * release_float(finite ? units : T{0}, round[i], noise[i]);
+          values[i] = grid.cell * release_float(finite ? units : T{0}, round[i], drawn[i]);
         }
         mine += bad;
       });
@@ -311,13 +327,13 @@ std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distr
   return nonfinite;
 }
 
-template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
-                                std::int32_t*, int);
-template void add_noise_integer(const Stream&, Distribution, std::uint64_t, std::int64_t,
-                                std::int64_t*, int);
-template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                                      std::int64_t, double, float*, int);
-template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, std::uint64_t,
-                                      std::int64_t, double, double*, int);
+template void add_noise_integer(const Stream&, Distribution, const Ahead&, std::uint64_t,
+                                std::int64_t, std::int32_t*, int);
+template void add_noise_integer(const Stream&, Distribution, const Ahead&, std::uint64_t,
+                                std::int64_t, std::int64_t*, int);
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Ahead&,
+                                      std::uint64_t, std::int64_t, double, float*, int);
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Ahead&,
+                                      std::uint64_t, std::int64_t, double, double*, int);
 
 }  // namespace dpkern::cpu

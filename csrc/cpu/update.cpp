@@ -5,7 +5,6 @@
 #include "core/lattice.h"
 #include "core/optimizer.h"
 #include "cpu/isa.h"
-#include "cpu/noise.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"
 
@@ -78,16 +77,14 @@ void apply_rule(const Rule& rule, const T* gradient, int count, T* param, T* sta
 template <class T>
 std::int64_t update_tile(const RuleNumbers& rule, const UpdateNoise& noise, SumType sum_type,
                          double gradient_scale, const UpdateItem& item, const TilePart& part,
-                         RoundingTiles& rounded) {
+                         NoiseTiles& tiles) {
   alignas(64) T gradient[kTile];
   std::int64_t nonfinite = 0;
   if (!noise.on) {
     nonfinite = gradient_without_noise(static_cast<const T*>(item.sum) + part.index,
                                        static_cast<T>(gradient_scale), part.count, gradient);
   } else {
-    alignas(64) std::int32_t draws[kTile];
-    draw_tile(noise.stream, noise.law, part.tile, draws);
-    const std::int32_t* noise_here = draws + part.offset;
+    const std::int32_t* noise_here = tiles.draws(part);
     const T step = static_cast<T>(item.scale / 64 * gradient_scale);
     if (sum_type == SumType::kInt32) {
       gradient_of_integers(static_cast<const std::int32_t*>(item.sum) + part.index, noise_here,
@@ -96,10 +93,8 @@ std::int64_t update_tile(const RuleNumbers& rule, const UpdateNoise& noise, SumT
       gradient_of_integers(static_cast<const std::int64_t*>(item.sum) + part.index, noise_here,
                            step, part.count, gradient);
     } else {
-      alignas(64) std::uint32_t bits[kTile];
-      rounded.bits(part.tile, bits);
       nonfinite =
-          gradient_of_floats(static_cast<const T*>(item.sum) + part.index, bits + part.offset,
+          gradient_of_floats(static_cast<const T*>(item.sum) + part.index, tiles.rounding(part),
                              noise_here, Lattice<T>(item.scale), step, part.count, gradient);
     }
   }
@@ -137,7 +132,7 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
   // All tensors end to end, in pieces of 512 elements; a thread takes a contiguous share.
   parallel_for(tiles, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
-    RoundingTiles rounded(noise.rounding);
+    NoiseTiles drawn(noise.stream, noise.law, noise.rounding, noise.ahead);
     std::int64_t before = 0;
     for (const UpdateItem& item : items) {
       const std::int64_t from = std::max<std::int64_t>(begin - before, 0);
@@ -147,7 +142,7 @@ std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum
       for_tiles(item.first_position, from * kTile, std::min(to * kTile, item.size),
                 [&](const TilePart& part) {
                   mine +=
-                      update_tile<T>(numbers, noise, sum_type, gradient_scale, item, part, rounded);
+                      update_tile<T>(numbers, noise, sum_type, gradient_scale, item, part, drawn);
                 });
     }
     __atomic_fetch_add(&nonfinite, mine, __ATOMIC_RELAXED);

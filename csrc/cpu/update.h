@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/update_plan.h"
+#include "cpu/noise.h"
 
 namespace dpkern::cpu {
 
@@ -24,6 +25,7 @@ struct UpdateNoise {
   Distribution law;
   Stream stream;
   Stream rounding;  // only read for float sums
+  Ahead ahead;      // what the streams gave before; all null: nothing
 };
 
 // gradient = gradient_scale * (noisy sum). Returns the number of sums that were not finite (each

@@ -58,7 +58,11 @@ Curve = Callable[[float], float]
 
 
 def upper_bounds(
-    leaves: Sequence[Leaf], relation: str, delta: float, dimension: int
+    leaves: Sequence[Leaf],
+    relation: str,
+    delta: float,
+    dimension: int,
+    variation: float = 0.0,
 ) -> dict[str, float]:
     """Every bound that can be proved for the composition of ``leaves``, by accountant.
 
@@ -67,6 +71,8 @@ def upper_bounds(
         relation: one of ``RELATIONS``.
         delta: the whole delta; reserves come out of it.
         dimension: an upper bound on the coordinates that one release adds noise to.
+        variation: total variation distance of all outputs together from those of the events, under
+            either neighbour: ``(1 + e^epsilon) variation`` comes out of delta.
 
     Returns:
         ``{accountant: epsilon}``; empty when no accountant takes these events, and without the
@@ -74,7 +80,8 @@ def upper_bounds(
     """
 
     def tail(epsilon: float) -> float:
-        return math.fsum(escape_mass(leaf, relation, dimension, epsilon) for leaf in leaves)
+        cuts = math.fsum(escape_mass(leaf, relation, dimension, epsilon) for leaf in leaves)
+        return cuts + _twice(epsilon) * variation if variation else cuts
 
     found: dict[str, float] = {}
     rdp, rdp_loosened = _rdp_form(leaves, relation)
@@ -327,6 +334,11 @@ def _split_curve(leaves: Sequence[Leaf], relation: str, delta: float) -> Curve |
 _FAR_CELLS = 16
 
 
+def _twice(epsilon: float) -> float:
+    """What a total variation distance on both sides of the inequality adds to delta."""
+    return 1 + math.exp(epsilon) if epsilon < 700 else math.inf
+
+
 @cache
 def _survival(law: str, magnitude: int) -> float:
     """P(k >= magnitude) of the committed law."""
@@ -379,8 +391,7 @@ def escape_mass(leaf: Leaf, relation: str, dimension: int, epsilon: float) -> fl
         return 0.0
     first, mass = cut(leaf.kind)
     releases = float(leaf.count)
-    factor = 1 + math.exp(epsilon) if epsilon < 700 else math.inf
-    variation = factor * releases * dimension * mass
+    variation = _twice(epsilon) * releases * dimension * mass
     power = 2 if leaf.kind == GAUSSIAN_EVENT else 1
     shift = SCALE_CELLS * (2.0 if relation == "replace_one" else 1.0) / leaf.multiplier
     far = min((shift / _FAR_CELLS) ** power, float(dimension))

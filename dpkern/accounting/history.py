@@ -105,7 +105,8 @@ class Certificate:
 class Use:
     """``count`` steps of one mechanism under one way of sampling.
 
-    Each step is ``event`` on the sampled records and ``unsampled`` on all of them.
+    Each step is ``event`` on the sampled records and ``unsampled`` on all of them; ``variation`` is
+    the total variation distance of one coordinate's noise from the law that ``event`` speaks of.
     """
 
     event: EventSpec
@@ -119,6 +120,7 @@ class Use:
     phase: int | None = 0
     unsampled: EventSpec = field(default_factory=events.no_op)
     remarks: tuple[str, ...] = ()
+    variation: float = 0.0
 
     @classmethod
     def of(
@@ -164,6 +166,7 @@ class Use:
             count=integer(steps=count),
             unsampled=mechanism.unsampled,
             remarks=tuple(mechanism.remarks),
+            variation=_checked(getattr(mechanism, "variation", 0.0)),
         )
         if sampling in ("fixed", "with_replacement"):
             use.subset()
@@ -226,6 +229,18 @@ class Use:
         return events.repeated(step, self.count)
 
 
+def _checked(variation: object) -> float:
+    """A total variation distance, in [0, 1]."""
+    if type(variation) not in (int, float) or not 0 <= variation <= 1:  # type: ignore[operator]
+        raise InvalidInput(
+            "variation",
+            expected="a number in [0, 1]",
+            got=variation,
+            remedy="Pass the distance of one coordinate's noise from its certified law.",
+        )
+    return float(variation)  # type: ignore[arg-type]
+
+
 def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
     """The entries of a ledger's state and whether it was seeded, all checked.
 
@@ -247,7 +262,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
     names = {each.name for each in fields(Use)} - later
     uses: list[Use] = []
     for entry in entries:
-        if not isinstance(entry, Mapping) or set(entry) != names:
+        if not isinstance(entry, Mapping) or set(entry) | {"variation"} != names | {"variation"}:
             raise bad
         use = Use(**entry)
         if not isinstance(use.remarks, (list, tuple)) or not all(
@@ -255,6 +270,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
         ):
             raise bad
         use = replace(use, remarks=tuple(use.remarks))
+        _checked(use.variation)
         events.leaves(use.unsampled)
         choice(RELATIONS, neighbouring=use.neighbouring)
         choice(SAMPLING, sampling=use.sampling)
@@ -305,13 +321,19 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
         epsilon, accountant = math.inf, "none"
         notes.append("a release without noise, or sampled in a way that no accountant certifies")
     else:
-        bounds = upper_bounds(leaves, relation, delta, dimension)
+        variation = math.fsum(use.count * use.dimension * use.variation for use in uses)
+        bounds = upper_bounds(leaves, relation, delta, dimension, variation)
         accountant, epsilon = min(
             bounds.items(), key=lambda item: item[1], default=("none", math.inf)
         )
         if epsilon == math.inf:
             accountant = "none"
             notes.append("no accountant bounds this event under this relation at this delta")
+            if variation > 0:
+                notes.append(
+                    f"the noise is within total variation {variation:.2g} of its certified law: "
+                    "no epsilon holds at a delta below that"
+                )
     return Certificate(
         epsilon=epsilon,
         delta=delta,

@@ -122,7 +122,7 @@ class Ledger:
         return {
             "version": LEDGER_VERSION,
             "seeded": self._seeded,
-            "entries": [asdict(use) for use in self._uses],
+            "entries": [_entry(use) for use in self._uses],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -135,6 +135,14 @@ class Ledger:
         """
         uses, seeded = read_uses(state)
         self._uses, self._seeded, self._joined = uses, self._seeded or seeded, False
+
+
+def _entry(use: Use) -> dict[str, Any]:
+    """As JSON values; a variation of 0 is left out, as before there was one."""
+    entry = asdict(use)
+    if not use.variation:
+        del entry["variation"]
+    return entry
 
 
 _WHAT = tuple(each.name for each in fields(Use) if each.name not in ("count", "phase"))

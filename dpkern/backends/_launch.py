@@ -105,6 +105,8 @@ class Launch:
     def _refuse_add_noise(self, x: torch.Tensor, **kwargs: Any) -> str | None:
         if isinstance(kwargs.get("scale"), torch.Tensor):
             return "has one scale per call, got one per coordinate"
+        if kwargs.get("draws") is not None:
+            return "makes its draws in registers, got draws made ahead"
         return self.refusal(x)
 
     def _refuse_sample_norm(self, grads: clip.Gradients, **kwargs: Any) -> str | None:
@@ -157,13 +159,14 @@ class Launch:
         count: int,
         distribution: str = "gaussian",
         device: torch.device | str = "cpu",
+        out: torch.Tensor | None = None,
         backend: str | None = None,
     ) -> torch.Tensor:
-        out = torch.empty(count, dtype=torch.int32, device=self._at(device))
-        with _device.guard(out.device) as cuda:
+        made = torch.empty(count, dtype=torch.int32, device=self._at(device))
+        with _device.guard(made.device) as cuda:
             what = _tables.stream(stream).tobytes(), LAW_CODES[distribution], position, count
-            self._check(self.to.lattice_draws(*what, out.data_ptr(), cuda))
-        return out.to(device)
+            self._check(self.to.lattice_draws(*what, made.data_ptr(), cuda))
+        return made.to(device) if out is None else out.copy_(made)
 
     def rounding_bits(
         self,
@@ -172,13 +175,14 @@ class Launch:
         position: int,
         count: int,
         device: torch.device | str = "cpu",
+        out: torch.Tensor | None = None,
         backend: str | None = None,
     ) -> torch.Tensor:
-        out = torch.empty(count, dtype=torch.int16, device=self._at(device))
-        with _device.guard(out.device) as cuda:
+        made = torch.empty(count, dtype=torch.int16, device=self._at(device))
+        with _device.guard(made.device) as cuda:
             packed = _tables.stream(stream).tobytes()
-            self._check(self.to.rounding_bits(packed, position, count, out.data_ptr(), cuda))
-        return out.to(device)
+            self._check(self.to.rounding_bits(packed, position, count, made.data_ptr(), cuda))
+        return made.to(device) if out is None else out.copy_(made)
 
     def add_noise(
         self,

@@ -18,11 +18,19 @@ def from_keystream(keystream: Callable[..., torch.Tensor]) -> Callable[..., torc
     half j div 16, low halves first: those of a little-endian word in memory.
     """
 
-    def rounding_bits(stream: Stream, *, position: int, count: int, **place: Any) -> torch.Tensor:
+    def rounding_bits(
+        stream: Stream,
+        *,
+        position: int,
+        count: int,
+        out: torch.Tensor | None = None,
+        **place: Any,
+    ) -> torch.Tensor:
         first, end = position // TILE, -(-(position + count) // TILE)
         given = {"first_block": LANES * first, "blocks": LANES * (end - first), **place}
         halves = keystream(stream, **given).view(torch.int16).view(-1, LANES, TILE // LANES)
         start = position - first * TILE
-        return halves.transpose(1, 2).reshape(-1)[start : start + count]
+        made = halves.transpose(1, 2).reshape(-1)[start : start + count]
+        return made if out is None else out.copy_(made)
 
     return rounding_bits

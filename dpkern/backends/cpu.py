@@ -11,11 +11,13 @@ import torch
 from torch.autograd.graph import increment_version
 
 from .. import _dispatch
+from .._threads import allowed
 from ..errors import InvalidInput
 from ..laws import LAWS
 from ..ops import clip, noise, update
+from ..ops._draws import Draws
 from ..rng import Stream
-from . import _explicit, _ghost_conv, _ghost_dense, _product, _rounding, _spectral, _symbols
+from . import _explicit, _ghost_conv, _ghost_dense, _product, _spectral, _symbols
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -104,7 +106,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _threads() -> int:
     # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
-    return 1 if _forked else torch.get_num_threads()
+    return 1 if _forked else allowed()
 
 
 def _on_cpu(*tensors: torch.Tensor) -> str | None:
@@ -134,12 +136,35 @@ def _lattice_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty(count, dtype=torch.int32)
+    made = torch.empty(count, dtype=torch.int32) if out is None else out
     law = _LAW_CODES[distribution]
-    _C.lattice_draws(out.data_ptr(), stream.packed(), law, position, count, _threads())
-    return out.to(device)
+    _C.lattice_draws(made.data_ptr(), stream.packed(), law, position, count, _threads())
+    return made.to(device)
+
+
+def _rounding_bits(
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    made = torch.empty(count, dtype=torch.int16) if out is None else out
+    _C.rounding_draws(made.data_ptr(), stream.packed(), position, count, _threads())
+    return made.to(device)
+
+
+def _made(draws: Draws | None) -> tuple[int, int, int]:
+    """Where draws made ahead are, for a kernel; zeros: there are none."""
+    if draws is None:
+        return 0, 0, 0
+    bits = 0 if draws.rounding is None else draws.rounding.data_ptr()
+    return draws.values.data_ptr(), bits, draws.first
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
@@ -156,18 +181,19 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | None = None,
     rounding: Stream | None = None,
+    draws: Draws | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     law, n, threads = _LAW_CODES[distribution], x.numel(), _threads()
+    made = _made(draws)
     if x.dtype in noise.INTEGERS:
         wide = x.dtype is torch.int64
-        _C.add_noise_integer(x.data_ptr(), wide, stream.packed(), law, position, n, threads)
+        _C.add_noise_integer(x.data_ptr(), wide, stream.packed(), law, made, position, n, threads)
         increment_version(x)
         return x
-    assert rounding is not None
     wide = x.dtype is torch.float64
-    streams = stream.packed(), rounding.packed()
-    _C.add_noise_float(x.data_ptr(), wide, *streams, law, position, n, scale, threads)
+    streams = stream.packed(), (rounding or stream).packed()
+    _C.add_noise_float(x.data_ptr(), wide, *streams, law, made, position, n, scale, threads)
     increment_version(x)
     return x
 
@@ -244,9 +270,6 @@ def _clip_sum(
 def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     if params and params[0].dtype not in noise.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
-    given: update.Noise | None = kwargs.get("noise")
-    if given is not None and given.draws is not None:
-        return "makes its draws in registers, got draws made ahead"
     return _on_cpu(*params)
 
 
@@ -271,7 +294,8 @@ def _update_step(
     positions, scales = none, [0.0] * len(params)
     if noise is not None:
         rounding = noise.rounding.packed() if noise.rounding is not None else None
-        packed = (_LAW_CODES[noise.distribution], noise.stream.packed(), rounding)
+        streams = noise.stream.packed(), rounding
+        packed = (_LAW_CODES[noise.distribution], *streams, _made(noise.draws))
         positions, scales = list(noise.positions), list(noise.scales)
     bad: int = _C.update_step(
         rule.packed(t, powers),
@@ -301,7 +325,7 @@ def _always(*_: Any, **__: Any) -> None:
 _KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, _always),
     ("noise.lattice_draws", _lattice_draws, _always),
-    ("noise.rounding_bits", _rounding.from_keystream(_keystream), _always),
+    ("noise.rounding_bits", _rounding_bits, _always),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
     ("clip.sample_norm", _sample_norm, _refuse_sample_norm),
     ("clip.clip_sum", _clip_sum, _refuse_clip_sum),

@@ -49,7 +49,10 @@ class Counts(Mapping[str, int]):
         return primitive in self._counts
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts({p: self[p] + other[p] for p in PRIMITIVES})
+        both = dict(self._counts)
+        for primitive, n in other._counts.items():
+            both[primitive] = both.get(primitive, 0) + n
+        return Counts(both)
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts({p: self[p] - other[p] for p in PRIMITIVES})

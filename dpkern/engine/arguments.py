@@ -12,6 +12,7 @@ from .._validate import choice
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
+from ..noise_tables.source import NoiseSource
 from ..rng import Key
 from .distributed import Processes, check_shards
 from .loader import PrivateLoader
@@ -42,6 +43,8 @@ class Options:
         unsafe_seed: reproducible noise and batches; nothing is certified then.
         rounds: ChaCha rounds, 20, 12 or 8.
         backend: who runs the kernels; None leaves it to dpkern.
+        noise_source: who makes the noise's draws, such as ``noise_tables.RingPrefetch()``; None:
+            the update itself. Every process gives its own, which makes what all the others make.
         sample_rate, expected_batch_size, dataset_size: for ``data_loader=None`` only: how the
             caller draws its batches.
         criterion: handed back for ``grad_sample_mode="ghost"``; one backward pass is enough.
@@ -63,6 +66,7 @@ class Options:
     unsafe_seed: int | None = None
     rounds: int = 20
     backend: str | None = None
+    noise_source: NoiseSource | None = None
     sample_rate: float | None = None
     expected_batch_size: float | None = None
     dataset_size: int | None = None

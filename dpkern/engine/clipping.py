@@ -33,6 +33,7 @@ from .parameter import plainly
 from .records import Explicit, wide_dense
 from .released import Released, in_front, take_over
 from .uses import Arrival, Slot
+from .whose import working_on
 
 
 def close_into(step: DPStep, capture: Capture) -> None:
@@ -164,11 +165,14 @@ class GroupSums:
     def finish(self, group: int) -> None:
         """Norms, factors and sums of one group; its records are dropped."""
         slots = self.groups[group]
-        parts = [(slot, arrival) for slot in slots for arrival in self._parts_of(slot)]
+        parts = []
+        for slot in slots:
+            with working_on(slot):
+                parts += [(slot, arrival) for arrival in self._parts_of(slot)]
         batches = [_Explicit(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
         squares = [
-            arrival.record.square() if arrival.square is None else arrival.square
-            for _, arrival in parts
+            _square(slot, arrival)
+            for slot, arrival in parts
             if arrival.square is not None or not isinstance(arrival.record, Explicit)
         ]
         squares += [batch.square() for batch in batches if batch.fresh]
@@ -180,19 +184,21 @@ class GroupSums:
             squares = [total.square() * (1 + 2.0**-40)]
         factors = {}
         for batch in batches:
-            factors[batch.dtype], self.norms[group] = ghost.clip_factors(
-                squares,
-                self.bounds[group],
-                dtype=batch.dtype,
-                scale=self.scale,
-                automatic=self.style == "automatic",
-            )
+            with working_on(*slots):
+                factors[batch.dtype], self.norms[group] = ghost.clip_factors(
+                    squares,
+                    self.bounds[group],
+                    dtype=batch.dtype,
+                    scale=self.scale,
+                    automatic=self.style == "automatic",
+                )
         for slot, out in zip(slots, self._outs(slots), strict=True):
             self.sums[slot.index] = out
         for slot, arrival in parts:
             if not isinstance(arrival.record, Explicit):
                 place = _place(self.sums, slot, arrival)
-                arrival.record.add_sum(factors[sum_dtype_of(slot)], place)
+                with working_on(slot):
+                    arrival.record.add_sum(factors[sum_dtype_of(slot)], place)
         for batch in batches:
             batch.add_sums(factors[batch.dtype], self.sums)
         if self.raw is not None:
@@ -223,7 +229,8 @@ class GroupSums:
             record = arrival.record
             record = record.record if isinstance(record, Released) else record
             factors = finite.to(sum_dtype_of(slot)) * self.scale
-            record.add_sum(factors, _place(self.raw, slot, arrival))
+            with working_on(slot):
+                record.add_sum(factors, _place(self.raw, slot, arrival))
 
     def _outs(self, slots: Sequence[Slot]) -> list[Tensor]:
         """Zeros for the sums of these parameters."""
@@ -274,16 +281,25 @@ class _Explicit:
             for slot, arrival in parts
             if isinstance(arrival.record, Explicit) and sum_dtype_of(slot) is dtype
         ]
-        self.fresh = [grads for _, arrival, grads in self.parts if arrival.square is None]
+        self.fresh = [(slot, grads) for slot, a, grads in self.parts if a.square is None]
         """Those whose norm nobody has taken."""
 
     def square(self) -> Tensor:
-        return ghost.explicit_norm(self.fresh)
+        with working_on(*(slot for slot, _ in self.fresh)):
+            return ghost.explicit_norm([grads for _, grads in self.fresh])
 
     def add_sums(self, factors: Tensor, sums: dict[int, Tensor]) -> None:
         if self.parts:
             outs = [_place(sums, slot, arrival) for slot, arrival, _ in self.parts]
-            ghost.contract([grads for _, _, grads in self.parts], factors, outs)
+            with working_on(*(slot for slot, _, _ in self.parts)):
+                ghost.contract([grads for _, _, grads in self.parts], factors, outs)
+
+
+def _square(slot: Slot, arrival: Arrival) -> Tensor:
+    if arrival.square is not None:
+        return arrival.square
+    with working_on(slot):
+        return arrival.record.square()
 
 
 def sum_dtype_of(slot: Slot) -> torch.dtype:
@@ -338,14 +354,15 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     gradients = []
     for slot in capture.slots:
         dtype = sum_dtype_of(slot)
-        if plan.mapped and slot.release is not None:
-            total = _coordinates(slot, capture, scale, batch).to(dtype)
-        elif slot.arrivals:
-            total = _written_out(slot).per_sample().to(dtype)
-            if scale != 1:
-                total = total * scale
-        else:
-            total = torch.zeros((batch, *slot.shape), dtype=dtype, device=slot.parameter.device)
+        with working_on(slot):
+            if plan.mapped and slot.release is not None:
+                total = _coordinates(slot, capture, scale, batch).to(dtype)
+            elif slot.arrivals:
+                total = _written_out(slot).per_sample().to(dtype)
+                if scale != 1:
+                    total = total * scale
+            else:
+                total = torch.zeros((batch, *slot.shape), dtype=dtype, device=slot.parameter.device)
         gradients.append(total.contiguous())
     return gradients
 

@@ -16,6 +16,7 @@ from .. import _validate as check
 from .. import accounting
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
+from .._step_source import refuse_shards
 from ..step import DPStep
 from . import checkpoint, distributed, validate
 from .accountant import Accountant
@@ -168,6 +169,8 @@ class PrivacyEngine:
             )
         wrapper, module = module, distributed.unwrapped(module)
         sharded = ShardedModule(module) if is_sharded(module) else None
+        if sharded is not None and options.noise_source is not None:
+            refuse_shards()
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         processes = distributed.processes_of(wrapper) if sharded is None else sharded.processes()
         capture = Capture(
@@ -184,7 +187,8 @@ class PrivacyEngine:
         mechanism = choose(options, capture.names, run)
         shared: dict[str, Any] = {"unsafe_seed": options.unsafe_seed, "rounds": options.rounds}
         if processes is not None:
-            settings = (mechanism, expected, run, shared, options.loss_reduction)
+            source = None if options.noise_source is None else options.noise_source.name
+            settings = (mechanism, expected, run, shared, options.loss_reduction, source)
             processes.check_start(module, optimizer, settings)
             shared = {"key": processes.noise_key(**shared), "reduce": processes.reduce}
         if sharded is not None and processes is not None:
@@ -198,6 +202,7 @@ class PrivacyEngine:
             expected_batch_size=expected,  # type: ignore[arg-type]
             average=options.loss_reduction == "mean",
             backend=options.backend,
+            noise_source=options.noise_source,
             **shared,
             **sampling,
         )

@@ -13,23 +13,9 @@ from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS
 from ..rng import Stream
 from . import _clock, _lattice
+from ._draws import Draws, check_draws
 from ._rules import Powers, Rule
 from .noise import INTEGERS, check_recording, check_rounding, check_scale
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Draws of one step, made ahead; whoever made them hands them to that step alone.
-
-    Attributes:
-        first: position of the first of them.
-        values: X at positions ``first, first + 1, ...``, int32.
-        rounding: the 16 bits of each position's stochastic rounding as int16, for float sums.
-    """
-
-    first: int
-    values: torch.Tensor
-    rounding: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +45,14 @@ class Noise:
         """X of tensor i, int32 ``[count]``."""
         if self.draws is None:
             return _lattice.draws(self.stream, self.distribution, self.positions[i], count)
-        start = self.positions[i] - self.draws.first
-        return self.draws.values[start : start + count]
+        return self.draws.at(self.positions[i], count)
 
     def rounding_bits(self, i: int, count: int) -> torch.Tensor:
         """The 16 rounding bits of tensor i, int32 ``[count]``."""
         if self.draws is None or self.draws.rounding is None:
             assert self.rounding is not None
             return _lattice.rounding_bits(self.rounding, self.positions[i], count)
-        start = self.positions[i] - self.draws.first
-        return self.draws.rounding[start : start + count].to(torch.int32) & 0xFFFF
+        return self.draws.bits_at(self.positions[i], count)
 
 
 def at_clock(noise: Noise | None, rule: Rule, steps: int) -> tuple[Noise | None, int, Powers]:
@@ -150,33 +134,9 @@ def _check_draws(
             got="both",
             remedy="Draws belong to one step: give noise without a clock.",
         )
-    check.tensor_at(
-        "noise.draws.values",
-        draws.values,
-        shape=(None,),
-        dtypes=(torch.int32,),
-        device=device,
-        contiguous=True,
-    )
-    if draws.rounding is not None:
-        check.tensor_at(
-            "noise.draws.rounding",
-            draws.rounding,
-            shape=draws.values.shape,
-            dtypes=(torch.int16,),
-            device=device,
-            contiguous=True,
-        )
-    check.integer(0, 2**62, **{"noise.draws.first": draws.first})
     needed = [(first, end) for first, end in taken if end > first]
-    end_of_draws = draws.first + len(draws.values)
-    if any(first < draws.first or end > end_of_draws for first, end in needed):
-        raise InvalidInput(
-            "noise.draws",
-            expected=f"draws at positions {needed[0][0]} to {needed[-1][1] - 1}",
-            got=f"{draws.first} to {end_of_draws - 1}",
-            remedy="Make draws for every position of the step.",
-        )
+    first, end = (needed[0][0], needed[-1][1]) if needed else (draws.first, draws.first)
+    check_draws("noise.draws", draws, first, end, device)
 
 
 __all__ = ["Draws", "Noise", "at_clock", "check_noise"]

@@ -15,6 +15,8 @@ from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
 from . import _lattice
+from ._draws import Draws, check_draws
+from ._lattice import TILE
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
@@ -32,6 +34,11 @@ def noise_words(count: int) -> int:
 def rounding_words(count: int) -> int:
     """Keystream words of ``count`` stochastic roundings: 16 bits each."""
     return -(-count // 2)
+
+
+def tiles(position: int, count: int) -> int:
+    """Tiles that ``count`` coordinates from ``position`` on touch; each is made as a whole."""
+    return (position + count - 1) // TILE - position // TILE + 1 if count else 0
 
 
 def check_scale(name: str, scale: object) -> None:
@@ -174,6 +181,16 @@ def keystream(
     return _lattice.keystream(stream, first_block, blocks).to(device)
 
 
+def _check_out(
+    out: torch.Tensor | None, count: int, dtype: torch.dtype, device: torch.device | str
+) -> str:
+    place = check_place(device)
+    if out is not None:
+        wanted = torch.empty(0, device=device).device  # "cuda" with its number
+        check.tensor_at("out", out, shape=(count,), dtypes=(dtype,), device=wanted, contiguous=True)
+    return place
+
+
 def _validate_draws(
     stream: Stream,
     *,
@@ -181,17 +198,19 @@ def _validate_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> str:
     check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
     check.choice(LAWS, distribution=distribution)
-    return check_place(device)
+    return _check_out(out, count, torch.int32, device)
 
 
-def _cost_draws(stream: Stream, *, count: int, **_: Any) -> Cost:
-    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=noise_words(count))
+def _cost_draws(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
+    words = noise_words(TILE) * tiles(position, count)
+    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=words)
 
 
 @op(validate=_validate_draws, cost=_cost_draws)
@@ -202,6 +221,7 @@ def lattice_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
@@ -215,13 +235,15 @@ def lattice_draws(
         count: how many; 0 gives an empty tensor.
         distribution: ``gaussian`` (K48, sd 2^20 u) or ``laplace`` (L40, scale 2^20 u).
         device: where the result goes. A backend asked for by name computes where it runs.
+        out: written and returned instead of a new tensor: int32 ``[count]`` on ``device``.
         backend: who runs it.
 
     Raises:
-        InvalidInput: an unknown law, a negative number, or no device.
+        InvalidInput: an unknown law, a negative number, no device, or an ``out`` that does not fit.
         PrivacyError: a CUDA graph is recorded, whose every replay would give the same draws.
     """
-    return _lattice.draws(stream, distribution, position, count).to(device)
+    made = _lattice.draws(stream, distribution, position, count)
+    return made.to(device) if out is None else out.copy_(made)
 
 
 def _validate_rounding_bits(
@@ -230,16 +252,17 @@ def _validate_rounding_bits(
     position: int,
     count: int,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> str:
     check_stream(stream=stream)
     check.integer(0, _LAST_POSITION, position=position)
     check.integer(0, 2**40, count=count)
-    return check_place(device)
+    return _check_out(out, count, torch.int16, device)
 
 
-def _cost_rounding_bits(stream: Stream, *, count: int, **_: Any) -> Cost:
-    words = rounding_words(count)
+def _cost_rounding_bits(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
+    words = rounding_words(TILE) * tiles(position, count)
     return Cost(bytes_read=0, bytes_written=2 * count, flops=0, random_words=words)
 
 
@@ -250,6 +273,7 @@ def rounding_bits(
     position: int,
     count: int,
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """The 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
@@ -261,13 +285,16 @@ def rounding_bits(
         position: index of the first coordinate in the stream.
         count: how many; 0 gives an empty tensor.
         device: where the result goes. A backend asked for by name computes where it runs.
+        out: written and returned instead of a new tensor: int16 ``[count]`` on ``device``.
         backend: who runs it.
 
     Raises:
-        InvalidInput: something that is no stream, a negative number, or no device.
+        InvalidInput: something that is no stream, a negative number, no device, or an ``out`` that
+            does not fit.
         PrivacyError: a CUDA graph is recorded, whose every replay would give the same bits.
     """
-    return _lattice.rounding_bits(stream, position, count).to(torch.int16).to(device)
+    made = _lattice.rounding_bits(stream, position, count).to(torch.int16)
+    return made.to(device) if out is None else out.copy_(made)
 
 
 def _validate_add_noise(
@@ -278,6 +305,7 @@ def _validate_add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
+    draws: Draws | None = None,
     backend: str | None = None,
 ) -> str:
     check.tensor_at("x", x, dtypes=_NOISED, contiguous=True)
@@ -289,6 +317,8 @@ def _validate_add_noise(
         check.integer(0, _LAST_POSITION, position=position)
     if type(distribution) is not str or distribution not in LAWS:
         check.choice(LAWS, distribution=distribution)
+    if draws is not None:
+        check_draws("draws", draws, position, position + x.numel(), x.device)
     if x.dtype in INTEGERS:
         if scale is not None:
             raise InvalidInput(
@@ -309,17 +339,34 @@ def _validate_add_noise(
             )
     elif type(scale) is not float or not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         check_scale("scale", scale)
+    if draws is not None and draws.rounding is not None:
+        return x.device.type
     if type(rounding) is not Stream or rounding.n0 == stream.n0:
         check_rounding("rounding", rounding, stream)
     return x.device.type
 
 
-def _cost_add_noise(x: torch.Tensor, **_: Any) -> Cost:
+RELEASE_FLOPS = 7
+"""Of a float: to multiples of u, fraction, whole cells, the rest, and their sum."""
+
+
+def _cost_add_noise(
+    x: torch.Tensor,
+    *,
+    position: int = 0,
+    scale: float | torch.Tensor | None = None,
+    **_: Any,
+) -> Cost:
     n, size = x.numel(), x.numel() * x.element_size()
+    made = tiles(position, n)
+    words = noise_words(TILE) * made
     if x.dtype in INTEGERS:
-        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=noise_words(n))
-    words = noise_words(n) + rounding_words(n)
-    return Cost(bytes_read=size, bytes_written=size, flops=9 * n, random_words=words)
+        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
+    words += rounding_words(TILE) * made
+    each = isinstance(scale, torch.Tensor)
+    scales = scale.numel() * scale.element_size() if isinstance(scale, torch.Tensor) else 0
+    flops = (RELEASE_FLOPS + 1 + (2 if each else 0)) * n
+    return Cost(bytes_read=size + scales, bytes_written=size, flops=flops, random_words=words)
 
 
 @op(validate=_validate_add_noise, cost=_cost_add_noise)
@@ -331,6 +378,7 @@ def add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
+    draws: Draws | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Add certified lattice noise to ``x`` in place and return it.
@@ -348,6 +396,7 @@ def add_noise(
         scale: certified standard deviation (or Laplace scale), one number or one per coordinate,
             from 2^-104 to 2^116; None for integers.
         rounding: keystream of the rounding, float ``x`` only.
+        draws: what the streams give at these positions, if it was made ahead.
         backend: who runs it.
 
     Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
@@ -367,25 +416,34 @@ def add_noise(
         InvalidInput: wrong dtype, strides, scale, or an unknown law.
         PrivacyError: rounding and noise share a stream.
     """
-    v = x.detach()
-    draws = _lattice.draws(stream, distribution, position, v.numel()).view(v.shape).to(v.device)
+    v, n = x.detach(), x.numel()
+    if draws is None:
+        drawn = _lattice.draws(stream, distribution, position, n)
+    else:
+        drawn = draws.at(position, n)
+    drawn = drawn.view(v.shape).to(v.device)
     if v.dtype in INTEGERS:
-        v.copy_(_lattice.release_integers(v, draws))
+        v.copy_(_lattice.release_integers(v, drawn))
         return x
     assert scale is not None
-    assert rounding is not None
-    bits = _lattice.rounding_bits(rounding, position, v.numel()).view(v.shape).to(v.device)
-    y, _ = _lattice.release_floats(v, scale, bits, draws)
+    if draws is None or draws.rounding is None:
+        assert rounding is not None
+        bits = _lattice.rounding_bits(rounding, position, n)
+    else:
+        bits = draws.bits_at(position, n)
+    y, _ = _lattice.release_floats(v, scale, bits.view(v.shape).to(v.device), drawn)
     v.copy_(y * _lattice.cell(scale, v.dtype))
     return x
 
 
 __all__ = [
     "SCALE_CELLS",
+    "TILE",
     "add_noise",
     "keystream",
     "lattice_draws",
     "noise_words",
     "rounding_bits",
     "rounding_words",
+    "tiles",
 ]

@@ -79,7 +79,7 @@ std::int64_t compare_integers(const Stream& stream, Distribution law, const Wind
   sums.resize(static_cast<std::size_t>(window.n));
   for (std::size_t i = 4; i < sums.size(); ++i) sums[i] = static_cast<T>(random());
   std::vector<T> want = sums;
-  cpu::add_noise_integer(stream, law, window.first, window.n, want.data(), 1);
+  cpu::add_noise_integer(stream, law, cpu::Ahead{}, window.first, window.n, want.data(), 1);
   const NoisedType type = sizeof(T) == 4 ? NoisedType::kInt32 : NoisedType::kInt64;
   in_both_orders([&](const std::string& order) {
     Shifted<T> x(sums, 1);
@@ -108,7 +108,7 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   sums.resize(draws.size());
   std::vector<T> want = sums;
   const std::int64_t bad =
-      cpu::add_noise_float(stream, rounding, law, window.first, window.n, kScale, want.data(), 1);
+      cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first, window.n, kScale, want.data(), 1);
   const cpu::Lattice<T> lattice(kScale);
   const NoisedType type = sizeof(T) == 4 ? NoisedType::kFloat : NoisedType::kDouble;
   in_both_orders([&](const std::string& order) {

@@ -181,7 +181,7 @@ std::int64_t compare(const NamedRule& named, NoiseSource source, Distribution la
   const std::vector<std::vector<std::int64_t>> shapes = {
       {}, {1, 0}, {511, 0, 2, 513}, {0, 2100, 7, 0}};
   cpu::UpdateNoise noise{source != NoiseSource::kNone, law, counting_key(0x4a000000, 7, 20),
-                         counting_key(0x01000000, 7, 20)};
+                         counting_key(0x01000000, 7, 20), cpu::Ahead{}};
   std::int64_t cases = 0;
   for (const auto& sizes : shapes) {
     for (const std::size_t skip : {0, 1}) {

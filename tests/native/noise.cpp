@@ -164,7 +164,7 @@ std::int64_t compare_integers(const Stream& stream, Distribution law, const Wind
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(sums, 1);
-    cpu::add_noise_integer(stream, law, window.first, window.n, x.data(), threads);
+    cpu::add_noise_integer(stream, law, cpu::Ahead{}, window.first, window.n, x.data(), threads);
     check_same(x.values(), want, "integer noise" + setting);
     ++cases;
   });
@@ -195,7 +195,7 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(sums, 1);
-    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, window.first, window.n,
+    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first, window.n,
                                                   scale, x.data(), threads);
     check(bad == 4, "float noise counts non-finite entries" + setting);
     const auto got = x.values();

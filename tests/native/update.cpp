@@ -185,10 +185,10 @@ std::vector<double> gradients(const Tensor<T>& tensor, std::vector<Sum> sum,
   double scale = kGradientScale;
   if (noise.on) {
     if constexpr (std::is_integral_v<Sum>) {
-      cpu::add_noise_integer(noise.stream, noise.law, tensor.first, n, sum.data(), 1);
+      cpu::add_noise_integer(noise.stream, noise.law, cpu::Ahead{}, tensor.first, n, sum.data(), 1);
       scale *= kScale / 64;
     } else {
-      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, tensor.first, n, kScale,
+      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, cpu::Ahead{}, tensor.first, n, kScale,
                            sum.data(), 1);
     }
   }
@@ -219,6 +219,27 @@ void check_near(const Flat<T>& got, const Problem<T, Sum>& problem, const NamedR
   }
 }
 
+// The noise of a problem whose draws are made before the update.
+struct Made {
+  std::vector<std::int32_t> values;
+  std::vector<std::int16_t> rounding;
+  cpu::UpdateNoise noise;
+
+  template <class T, class Sum>
+  Made(const cpu::UpdateNoise& inline_noise, std::uint64_t first, const Problem<T, Sum>& problem)
+      : noise(inline_noise) {
+    std::uint64_t end = first;
+    for (const auto& tensor : problem.tensors) end = tensor.first + tensor.param.size();
+    values.resize(end - first);
+    rounding.resize(end - first);
+    const auto n = static_cast<std::int64_t>(end - first);
+    cpu::lattice_draws(noise.stream, noise.law, first, n, values.data(), 1);
+    cpu::rounding_draws(noise.rounding, first, n, rounding.data(), 1);
+    noise.ahead = {values.data(), rounding.data(), first};
+    noise.stream = noise.rounding = counting_key(9, 9, 20);  // nothing may come from here
+  }
+};
+
 template <class T, class Sum>
 std::int64_t compare(const cpu::UpdateNoise& noise) {
   const std::vector<std::vector<std::int64_t>> shapes = {
@@ -229,12 +250,14 @@ std::int64_t compare(const cpu::UpdateNoise& noise) {
       for (const std::uint64_t shift : {0, 5}) {
         const auto problem = make<T, Sum>(sizes, shift, noise);
         const auto parts = cut(problem);
+        const Made made(noise, shift, problem);
         Flat<T> first;
         for_every_setting([&](int threads, const std::string& setting) {
           const std::string where = std::string("update, ") + named.name + ", noise " +
                                     (noise.on ? "on" : "off") + setting;
           const auto whole = run(problem, named, noise, threads);
           const auto in_parts = run(parts, named, noise, threads);
+          const auto ahead = run(problem, named, made.noise, threads);
           if (first.empty()) {
             check_near(whole, problem, named, noise, where);
             first = whole;
@@ -242,8 +265,9 @@ std::int64_t compare(const cpu::UpdateNoise& noise) {
           for (std::size_t k = 0; k < first.size(); ++k) {
             check_same(whole[k], first[k], where);
             check_same(in_parts[k], first[k], where + ", cut in two");
+            check_same(ahead[k], first[k], where + ", draws made ahead");
           }
-          cases += 2;
+          cases += 3;
         });
       }
     }
@@ -257,7 +281,7 @@ void check_nonfinite() {
   for (const bool on : {false, true}) {
     std::vector<T> param(3, T{1}), sum = {infinity, T{0}, std::numeric_limits<T>::quiet_NaN()};
     cpu::UpdateNoise noise{on, Distribution::kGaussian, counting_key(1, 0, 20),
-                           counting_key(2, 0, 20)};
+                           counting_key(2, 0, 20), cpu::Ahead{}};
     const std::vector<cpu::UpdateItem> items = {
         {param.data(), sum.data(), nullptr, nullptr, 3, 0, on ? kScale : 0.0}};
     const auto bad =

@@ -98,16 +98,23 @@ def _lattice_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty(count, dtype=torch.int32)
-    words, law, target = words_of(stream), law_of(distribution), out.numpy()
+    made = torch.empty(count, dtype=torch.int32) if out is None else out
+    words, law, target = words_of(stream), law_of(distribution), made.numpy()
     in_parts(
         count,
         team_of(count, _GRAIN),
         lambda _, begin, end: _draws(words, law, position, target, begin, end),
     )
-    return out.to(device)
+    return made.to(device)
+
+
+def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
+    if kwargs.get("draws") is not None:
+        return "makes its draws in registers, got draws made ahead"
+    return cpu._refuse_add_noise(x, **kwargs)
 
 
 def _add_noise(
@@ -139,6 +146,6 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.keystream", _keystream, cpu._always),
     ("noise.lattice_draws", _lattice_draws, cpu._always),
     ("noise.rounding_bits", _rounding.from_keystream(_keystream), cpu._always),
-    ("noise.add_noise", _add_noise, cpu._refuse_add_noise),
+    ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
+from ..._threads import allowed
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,7 @@ def _threads() -> ThreadPoolExecutor:
 
 def team_of(count: int, grain: int) -> int:
     """As many threads as torch uses, but none with less than ``grain`` items."""
-    return max(1, min(torch.get_num_threads(), count // max(1, grain)))
+    return max(1, min(allowed(), count // max(1, grain)))
 
 
 def in_parts(count: int, team: int, body: Callable[[int, int, int], Result]) -> list[Result]:

@@ -211,5 +211,12 @@ def _update_step(
     return bad
 
 
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _update_step, cpu._refuse_update),)
+def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
+    given: update.Noise | None = kwargs.get("noise")
+    if given is not None and given.draws is not None:
+        return "makes its draws in registers, got draws made ahead"
+    return cpu._refuse_update(params, sums, **kwargs)
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _update_step, _refuse_update),)
 """``(op, run, refuse)``."""

@@ -181,16 +181,17 @@ def _lattice_draws(
     count: int,
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty(count, dtype=torch.int32, device=at(device))
+    made = torch.empty(count, dtype=torch.int32, device=at(device))
     first, skip, tiles = tiles_of(position, count)
     launch(
         draws_kernel,
         programs(tiles),
-        out,
-        out,
-        lattice.tables(distribution, out.device),
+        made,
+        made,
+        lattice.tables(distribution, made.device),
         *chacha.arguments(stream),
         first,
         skip,
@@ -198,12 +199,14 @@ def _lattice_draws(
         LAW=lattice.LAW_CODES[distribution],
         TILES=tiles_per_program(tiles),
     )
-    return out.to(device)
+    return made.to(device) if out is None else out.copy_(made)
 
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
+    if kwargs.get("draws") is not None:
+        return "makes its draws in registers, got draws made ahead"
     return None
 
 

@@ -1,0 +1,301 @@
+"""Closed form of ``DPStep``: add the samples, finish the step, around any plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..mechanisms import Mechanism, Open, Pruned
+from ..mechanisms.plan import Block, Plan, first_positions, laid_out
+from ..mechanisms.pruning import Kept, Largest
+from ..ops import clip, update
+from ..rng import Purpose
+from . import _glue as glue
+from ._glue import WIDE
+from ._ops import call, shaped, stream
+from ._step_learning import learning, released, replanning
+from ._step_maps import Items, back, centred, exact, pruned, signal, spread
+from .phases import CLIP, IMPORTANCE, NOISE, UPDATE
+from .primitives import Counts
+
+SAMPLES = ("gradients", "released", "sum")
+_INT32_MOST = 2**31 - 1
+_NO_CLIPPING = 2.0**1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What the counts of a step depend on.
+
+    Attributes:
+        mechanism: the configuration.
+        shapes: of the parameters.
+        batch: samples, in one physical batch; all of them finite.
+        dtype: of parameters and gradients, float32 or float64.
+        rule: the optimizer's, or None: gradients are handed out.
+        clipped: how many samples each clip group really shrinks.
+        number: of the step, from 1.
+        samples: what ``add`` is given, one of ``SAMPLES``.
+    """
+
+    mechanism: Mechanism
+    shapes: tuple[tuple[int, ...], ...]
+    batch: int
+    dtype: torch.dtype
+    rule: update.Rule | None
+    clipped: tuple[int, ...]
+    number: int
+    samples: str
+
+    @property
+    def learns(self) -> bool:
+        """Whether the mechanism has a memory."""
+        return self.mechanism.memory([torch.empty(())]) is not None
+
+    @property
+    def sizes(self) -> list[int]:
+        """Entries per parameter."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    def plan(self) -> Plan:
+        """Of this step; the places of pruned coordinates are only as many as they will be."""
+        plan = self.mechanism.plan(self.shapes)
+        if not isinstance(self.mechanism, Pruned):
+            return plan
+        blocks = []
+        for block in plan.blocks:
+            release = block.release
+            if isinstance(release, Kept):
+                count = released(self.mechanism, math.prod(block.shape), self.number)
+                release = replace(release, places=torch.empty(count, device="meta"))
+            blocks.append(replace(block, release=release))
+        return replace(plan, blocks=laid_out(blocks))
+
+
+def adding(s: Setting, plan: Plan) -> Items:
+    """``DPStep.add``, once, on a new step."""
+    if s.samples == "sum":
+        return _taken_over(s, plan)
+    if s.samples == "released":
+        shapes = [block.signal_shape for block in plan.blocks]
+        zeros = exact(f"{CLIP}: accumulators", glue.filled(sum(map(math.prod, shapes))))
+        return zeros + _clipped(s, plan, shapes, into=_accumulators(s, plan, shapes))
+    if not (plan.mapped or plan.needs_raw):
+        zeros = exact(f"{CLIP}: accumulators", glue.filled(sum(s.sizes)))
+        return zeros + _clipped(s, plan, s.shapes, into=_accumulators(s, plan, s.shapes))
+    items = [item for b in plan.blocks for item in centred(b, s.batch, s.dtype)]
+    if {b.release.norm for b in plan.blocks if b.release is not None} == {"gradient"}:
+        items += _clipped(s, plan, s.shapes) + _gains(s, plan)
+        if not plan.maps_late:
+            items += _signals(plan, 1, s.dtype)
+    else:
+        items += _signals(plan, s.batch, s.dtype)
+        items += _clipped(s, plan, [block.signal_shape for block in plan.blocks])
+    return items + (_raw(s) if plan.needs_raw else [])
+
+
+def _taken_over(s: Setting, plan: Plan) -> Items:
+    """A sum that was clipped before: checked, and mapped where that comes first."""
+    if plan.arithmetic == "exact":
+        return []
+    checked = exact(f"{CLIP}: checks", sum((glue.sum_read(n) for n in s.sizes), Counts()))
+    return checked + ([] if plan.maps_late else _signals(plan, 1, s.dtype))
+
+
+def _accumulators(s: Setting, plan: Plan, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    return [shaped(shape, _sums_dtype(s, plan)) for shape in shapes]
+
+
+def _signals(plan: Plan, rows: int, dtype: torch.dtype) -> Items:
+    return [item for block in plan.blocks for item in signal(block, rows, dtype)]
+
+
+def _gains(s: Setting, plan: Plan) -> Items:
+    """A gain other than one joins the norm, and leaves the sum again."""
+    gained = [
+        math.prod(b.shape) for b in plan.blocks if b.release is not None and b.release.gain != 1
+    ]
+    return exact(
+        f"{CLIP}: gain",
+        sum((glue.each(s.batch * n, MUL=1) + glue.each(n, DIV=1) for n in gained), Counts()),
+    )
+
+
+def _raw(s: Setting) -> Items:
+    """Sums of the finite samples as they are, in float64."""
+    total = glue.are_finite(s.batch)
+    for n in s.sizes:
+        rows = s.batch * n
+        chosen = glue.gathered(rows, s.batch) + Counts(CMP=s.batch)
+        widened = Counts(CVT=rows if s.dtype is not WIDE else 0)
+        total = total + chosen + widened + glue.folded(rows, n, "ADD")
+    return exact(f"{CLIP}: sums without clipping", total)
+
+
+def _clipped(
+    s: Setting,
+    plan: Plan,
+    shapes: Sequence[tuple[int, ...]],
+    into: Sequence[torch.Tensor] | None = None,
+) -> Items:
+    """The clipped sum of gradients or coordinates of these shapes."""
+    rows = [shaped((s.batch, *shape), s.dtype) for shape in shapes]
+    exact_sums = plan.arithmetic == "exact"
+    kind: dict[str, Any] = {"p": plan.p, "arithmetic": plan.arithmetic}
+    units = [unit or 0.0 for unit in plan.units]
+    if plan.clipping != "group":
+        each = plan.clipping == "per_layer"
+        bounds = [min(bound, _NO_CLIPPING) for bound in plan.bounds]
+        unit = None if not exact_sums else units if each else units[0]
+        return call(
+            "clip.clip_sum",
+            CLIP,
+            rows,
+            bounds if each else bounds[0],
+            **kind,
+            style=plan.clipping,
+            unit=unit,
+            out=into,
+            clipped=sum(s.clipped),
+        )
+    items = call("clip.sample_norm", CLIP, rows, p=plan.p)
+    told = glue.folded(s.batch, 1, "AND") + glue.read_out()
+    counted = glue.each(s.batch, NOT=1) + glue.sum_read(s.batch)
+    items += exact(f"{CLIP}: which are finite", glue.are_finite(s.batch) + told + counted)
+    for group, bound, clipped in zip(plan.groups, plan.group_bounds, s.clipped, strict=True):
+        items += call(
+            "clip.clip_sum",
+            CLIP,
+            [rows[i] for i in group],
+            min(bound, _NO_CLIPPING),
+            **kind,
+            style="flat",
+            unit=units[group[0]] if exact_sums else None,
+            out=None if into is None else [into[i] for i in group],
+            clipped=clipped,
+        )
+    return items
+
+
+def finishing(s: Setting, plan: Plan) -> Items:
+    """``DPStep.finish()``."""
+    items: Items = []
+    if plan.noise_point == "per_sample":
+        items += exact(f"{NOISE}: number of samples", glue.read_out())
+    if plan.importance is not None:
+        items += _weighed(s, plan) + _signals(plan, 1, s.dtype)
+    ready = [b for b in plan.blocks if s.learns or s.rule is None or not _fused(b, plan)]
+    for block in ready:
+        items += _gradient(s, plan, block)
+    if s.learns:
+        items += learning(s.mechanism, s.shapes, s.number)
+        items += replanning(s.mechanism, s.shapes, s.number)
+    for block in ready:
+        items += exact(
+            f"{UPDATE}: formats", glue.converted(math.prod(block.shape), _ready(block, s), s.dtype)
+        )
+    if s.rule is not None:
+        left = [b for b in plan.blocks if b not in ready]
+        items += _updated(s, plan, ready, noised=False) + _updated(s, plan, left, noised=True)
+    return items
+
+
+def _fused(block: Block, plan: Plan) -> bool:
+    return plan.direct or block.fused
+
+
+def _ready(block: Block, s: Setting) -> torch.dtype:
+    """The dtype of a noisy gradient."""
+    release = block.release
+    return s.dtype if release is None or release.plain else WIDE
+
+
+def _weighed(s: Setting, plan: Plan) -> Items:
+    """The importance: mean, norm, clipped, noised, taken over; and the plan that follows."""
+    given = plan.importance
+    assert given is not None
+    items: Items = []
+    for n, position in zip(s.sizes, first_positions(s.shapes), strict=True):
+        mean = glue.converted(n, s.dtype, WIDE) if given.source == "full" else glue.each(n, DIV=1)
+        norm = glue.each(n, MUL=1) + glue.sum_read(n)
+        items += exact(
+            f"{IMPORTANCE}: mean and norm", mean + norm + glue.each(n, MUL=1) + glue.each(n)
+        )
+        items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.sd)
+    return items + replanning(s.mechanism, s.shapes, s.number, IMPORTANCE)
+
+
+def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: float | None) -> Items:
+    purpose = Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
+    return call(
+        "noise.add_noise",
+        phase,
+        values,
+        stream=stream(purpose),
+        position=position,
+        distribution=law,
+        scale=scale,
+        rounding=None if scale is None else stream(Purpose.ROUNDING),
+    )
+
+
+def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
+    """The noisy gradient of one block."""
+    n, release = math.prod(block.shape), block.release
+    exact_sums = plan.arithmetic == "exact"
+    dtype = _sums_dtype(s, plan)
+    scaled = exact(f"{UPDATE}: scaling", glue.each(n, MUL=1))
+    noised: Items = []
+    if plan.distribution is not None and block.sd > 0:
+        # Coordinates that are not the signal's own are drawn on float64 zeros.
+        drawn = WIDE if isinstance(release, Open) else dtype
+        values = shaped(block.release_shape, drawn)
+        scale = None if exact_sums else block.sd
+        noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
+    if release is None or release.plain:
+        return noised + exact(f"{UPDATE}: formats", glue.converted(n, dtype, s.dtype)) + scaled
+    if isinstance(release, Open):
+        return noised + spread(release, block, dtype) + scaled
+    if isinstance(release, Largest):
+        return noised + pruned(release, block, dtype) + scaled
+    restored = Counts()
+    if release.restore and release.centre is not None:
+        restored = glue.each(n, reads=2, ADD=1)
+    return noised + back(block, dtype) + scaled + exact(f"{UPDATE}: centre restored", restored)
+
+
+def _sums_dtype(s: Setting, plan: Plan) -> torch.dtype:
+    if plan.arithmetic != "exact":
+        return clip.sum_dtype(s.dtype)
+    wide = s.batch * plan.most_units > _INT32_MOST
+    return torch.int64 if wide else torch.int32
+
+
+def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -> Items:
+    """The optimizer's rule on gradients that are ready, or on sums with their noise."""
+    rule = s.rule
+    assert rule is not None
+    if not blocks:
+        return []
+    law = plan.distribution if noised else None
+    params = [shaped(block.shape, s.dtype) for block in blocks]
+    sums = [shaped(b.shape, _sums_dtype(s, plan) if noised else s.dtype) for b in blocks]
+    drawn = None
+    if law is not None:
+        drawn = update.Noise(
+            distribution=law,
+            scales=tuple(block.sd for block in blocks),
+            stream=stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE),
+            positions=tuple(block.first_position for block in blocks),
+            rounding=None if plan.arithmetic == "exact" else stream(Purpose.ROUNDING),
+        )
+    names = rule.buffer_names()
+    state = update.State(s.number - 1, {name: list(params) for name in names})
+    return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
+
+
+__all__ = ["SAMPLES", "Setting", "adding", "finishing"]

@@ -1,0 +1,209 @@
+"""The report of several mechanisms on several processors and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import compare_figures, comparison
+from .autoencoder import Options
+from .comparison import Question
+from .count import difference_table, executed, notes
+from .processors import Processor
+from .report import Report, Table
+from .systems import SYSTEMS
+
+
+def report(
+    mechanisms: Sequence[str] = ("spof", "dpsgd-da"),
+    *,
+    sizes: Sequence[tuple[int, int]] = ((14, 7),),
+    processors: Sequence[str | Path | Processor] = ("k7",),
+    options: Options | None = None,
+) -> Report:
+    """Costs, and the reductions of all against the last.
+
+    Args:
+        mechanisms: two or more names in ``SYSTEMS``; the last is the baseline.
+        sizes: pairs of features n and code length l, 1 <= l <= n.
+        processors: names in ``processors.available()``, TOML files, or ``Processor``s.
+        options: how to count; as printed by default.
+
+    Raises:
+        InvalidInput: fewer than two mechanisms or none of the others; a name, size or file that
+            cannot be used.
+    """
+    question = comparison.asked(mechanisms, sizes, processors, options)
+    rows = comparison.rows(question)
+    turns = comparison.turns(question)
+    weights = comparison.weights(question)
+    corrections = comparison.corrections(question)
+    executions = [
+        {"mechanism": system.name, **executed(system, *question.sizes[0], question.options)}
+        for system in question.systems
+        if system.traced
+    ]
+    return Report(
+        name="compare-" + "-".join(system.name for system in question.systems),
+        title=" against ".join(
+            (", ".join(s.title for s in question.others), question.baseline.title)
+        ),
+        summary=_summary(question, rows, turns),
+        facts={
+            "mechanisms": [comparison.system_fact(system) for system in question.systems],
+            "baseline": question.baseline.name,
+            "processors": [comparison.processor_fact(machine) for machine in question.machines],
+            "options": asdict(question.options),
+            "costs": [cost for row in rows for cost in row["costs"]],
+            "reductions": [r for row in rows for r in row["reductions"]],
+            "crossovers": turns,
+            "sensitivity": weights,
+            "corrections": corrections,
+            "execution": executions,
+        },
+        tables=_tables(question, rows, turns, weights, corrections, executions),
+        figures=compare_figures.figures(question, turns),
+        notes=_notes(question, rows),
+    )
+
+
+def _summary(question: Question, rows: list[dict[str, Any]], turns: list[dict[str, Any]]) -> str:
+    first = rows[0]
+    machine, base = first["machine"], question.baseline
+    costs = {cost["mechanism"]: cost["cost"] for cost in first["costs"]}
+    said = []
+    for system, fact in zip(question.others, first["reductions"], strict=True):
+        less = fact["reduction_percent"]
+        words = "the baseline is free" if less is None else _less(less)
+        said.append(
+            f"{system.title} costs {costs[system.name]:,} {machine.unit} on {machine.title}, "
+            f"{base.title} {costs[base.name]:,}: {words}, at n = {first['n']}, l = {first['l']}."
+        )
+    for turn in turns:
+        if turn["along"].startswith("n") and turn["processor"] == machine.name and turn["points"]:
+            title = SYSTEMS[turn["mechanism"]].title
+            near = turn["points"][0]
+            way = "costs more" if near["cheaper_below"] else "costs less"
+            said.append(f"With l = n/2, {title} {way} from n = {near['to']} on.")
+    return " ".join(said)
+
+
+def _less(percent: float) -> str:
+    if percent == 0:
+        return "as much"
+    return f"{abs(percent):.2f} % {'less' if percent > 0 else 'more'}"
+
+
+def _tables(
+    question: Question,
+    rows: list[dict[str, Any]],
+    turns: list[dict[str, Any]],
+    weights: list[dict[str, Any]],
+    corrections: list[dict[str, Any]],
+    executions: list[dict[str, Any]],
+) -> list[Table]:
+    titles = {system.name: system.title for system in question.systems}
+    machines = {machine.name: machine for machine in question.machines}
+    against = [f"{s.title} saves (%)" for s in question.others]
+    tables = [
+        Table(
+            title="Costs",
+            columns=("n", "l", "processor", "unit", *titles.values(), *against),
+            rows=[
+                (
+                    row["n"],
+                    row["l"],
+                    row["machine"].title,
+                    row["machine"].unit,
+                    *(cost["cost"] for cost in row["costs"]),
+                    *(r["reduction_percent"] for r in row["reductions"]),
+                )
+                for row in rows
+            ],
+            note=f"Saved against {question.baseline.title}; negative where it costs more.",
+        )
+    ]
+    if corrections:
+        tables.append(
+            Table(
+                title=f"Other ways of counting, n = {question.sizes[0][0]}, "
+                f"l = {question.sizes[0][1]}, {question.machines[0].title}",
+                columns=("count", *titles.values(), *against),
+                rows=[
+                    (fact["count"], *fact["costs"].values(), *fact["reductions_percent"].values())
+                    for fact in corrections
+                ],
+                note="What SPOF's Appendix G counts too often, or leaves out, corrected.",
+            )
+        )
+    tables.append(
+        Table(
+            title="Crossovers",
+            columns=("mechanism", "processor", "along", "between", "near", "beyond it"),
+            rows=[
+                (
+                    titles[turn["mechanism"]],
+                    machines[turn["processor"]].title,
+                    turn["along"],
+                    f"{point['from']} and {point['to']}",
+                    point["near"],
+                    "costs more" if point["cheaper_below"] else "costs less",
+                )
+                for turn in turns
+                for point in turn["points"] or ()
+            ],
+            note=f"Against {question.baseline.title}, searched up to n = {question.largest} and "
+            "l = n. What is not listed has no crossover there.",
+        )
+    )
+    tables.append(
+        Table(
+            title="What the reduction owes to each price",
+            columns=(
+                *("mechanism", "processor", "operation", "price"),
+                *("points per percent of price", "% saved if free", "if halved", "if doubled"),
+            ),
+            rows=[
+                (
+                    titles[w["mechanism"]],
+                    machines[w["processor"]].title,
+                    w["operation"],
+                    w["cost"],
+                    w["slope_points_per_percent"],
+                    w["reduction_if_free"],
+                    w["reduction_if_halved"],
+                    w["reduction_if_doubled"],
+                )
+                for w in weights
+            ],
+        )
+    )
+    for fact in executions:
+        table = difference_table(fact["differences"], question.machines[0])
+        if table.rows:
+            title = f"{titles[fact['mechanism']]}: {table.title.lower()}"
+            tables.append(
+                Table(title=title, columns=table.columns, rows=table.rows, note=table.note)
+            )
+    return tables
+
+
+def _notes(question: Question, rows: list[dict[str, Any]]) -> list[str]:
+    said = [f"{system.title}: {system.scope}; {system.source}." for system in question.systems]
+    if len({system.scope for system in question.systems}) > 1:
+        said.append("The mechanisms are counted over different work; their reductions mean little.")
+    for machine in question.machines:
+        unpriced = {
+            primitive: None
+            for row in rows
+            for cost in row["costs"]
+            if cost["processor"] == machine.name
+            for primitive in cost["unpriced"]
+        }
+        said += notes(machine, unpriced)
+    return said
+
+
+__all__ = ["SYSTEMS", "report"]

@@ -1,0 +1,200 @@
+"""The report of one mechanism: its operations line by line, their price, an execution's count."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .. import _validate as check
+from . import processors, trace
+from ._numbers import listed, tidy
+from .autoencoder import PRINTED, Options
+from .primitives import Item, Itemised
+from .processors import Processor
+from .report import Figure, Report, Series, Table
+from .systems import SYSTEMS, System
+
+
+def report(
+    mechanism: str = "spof",
+    *,
+    size: tuple[int, int] = (14, 7),
+    processor: str | Path | Processor = "k7",
+    options: Options | None = None,
+) -> Report:
+    """What one step of ``mechanism`` takes.
+
+    Args:
+        mechanism: a name in ``systems.SYSTEMS``.
+        size: features n of the autoencoder and length l of its code, 1 <= l <= n.
+        processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
+        options: how to count; as printed by default.
+
+    Raises:
+        InvalidInput: another name, size or file.
+    """
+    system = SYSTEMS[check.choice(tuple(SYSTEMS), mechanism=mechanism)]
+    machine = processors.load(processor)
+    options = PRINTED if options is None else options
+    n, code = size
+    itemised = system.form(n, code, options)
+    total = machine.price(itemised.counts)
+    unpriced = machine.unpriced(itemised.counts)
+    execution = executed(system, n, code, options) if system.traced else None
+    tables = [_itemised_table(itemised, machine)]
+    if execution is not None:
+        tables.append(difference_table(execution["differences"], machine))
+    return Report(
+        name=f"count-{mechanism}",
+        title=f"{system.title}: the operations of a step, n = {n}, l = {code}",
+        summary=_summary(system, machine, total, execution),
+        facts={
+            "mechanism": mechanism,
+            "title": system.title,
+            "scope": system.scope,
+            "source": system.source,
+            "n": n,
+            "l": code,
+            "processor": machine.name,
+            "unit": machine.unit,
+            "options": asdict(options),
+            "cost": tidy(total),
+            "counts": dict(itemised.counts),
+            "operations": machine.operations(itemised.counts),
+            "unpriced": unpriced,
+            "items": [_fact(item, machine) for item in itemised.items],
+            "execution": execution,
+        },
+        tables=tables,
+        figures=_figures(system, itemised, machine),
+        notes=notes(machine, unpriced),
+    )
+
+
+def executed(system: System, n: int, code: int, options: Options) -> dict[str, Any]:
+    """A real execution on a random record, against the closed form.
+
+    ``agrees``: whether it counts, item by item, what the form counts when nothing is left out.
+    """
+    numbers = random.Random(n * 1_000_003 + code)
+    sample = trace.Sample(
+        x=[numbers.random() for _ in range(n)],
+        hidden=[numbers.random() for _ in range(code)],
+        decoder=[numbers.gauss(0, 1) for _ in range(n * code)],
+        table=[numbers.gauss(0, 1) for _ in range(64)],
+        stride=37,
+        base=11,
+    )
+    counted = trace.op_trace(system.name, sample, options=options).counted
+    gaps = trace.differences(system.name, n, code, counted=counted, options=options)
+    model = trace.differences(system.name, n, code, options=options)
+    return {
+        "agrees": gaps == model,
+        "counts": dict(counted.counts),
+        "differences": [{"item": item.name, "counts": dict(item.counts)} for item in gaps],
+    }
+
+
+def difference_table(differences: list[dict[str, Any]], machine: Processor) -> Table:
+    """What an execution did beyond the closed form, line by line."""
+    return Table(
+        title="An execution against the count",
+        columns=("item", "operations beyond the count", f"cost ({machine.unit})"),
+        rows=[
+            (gap["item"], listed(gap["counts"]), tidy(machine.price(gap["counts"])))
+            for gap in differences
+        ],
+        note="The steps were done with numbers that count each operation; all other lines agree "
+        "exactly. Negative: the source counts more than is needed.",
+    )
+
+
+def notes(machine: Processor, unpriced: Iterable[str]) -> list[str]:
+    """What a price on this processor does not say, and where its numbers come from."""
+    said = [f"{machine.title}, {machine.unit}. {machine.note}".strip()]
+    reasons = "; ".join(f"{primitive} ({machine.missing[primitive]})" for primitive in unpriced)
+    if reasons:
+        said.append(f"{machine.title} has no price for {reasons}: they count as nothing here.")
+    said += [f"Source: {source}." for source in machine.sources]
+    return said
+
+
+def _summary(
+    system: System, machine: Processor, total: float, execution: dict[str, Any] | None
+) -> str:
+    said = f"{system.title}: {tidy(total):,} {machine.unit} on {machine.title}, {system.scope}."
+    if execution is None:
+        return said
+    verdict = "agrees with" if execution["agrees"] else "DIFFERS from"
+    return f"{said} A counted execution {verdict} the closed form, line by line."
+
+
+def _fact(item: Item, machine: Processor) -> dict[str, Any]:
+    return {
+        "item": item.name,
+        "counts": dict(item.counts),
+        "cost": tidy(machine.price(item.counts)),
+        "kind": item.kind,
+        "note": item.note,
+    }
+
+
+def _itemised_table(itemised: Itemised, machine: Processor) -> Table:
+    rows: list[tuple[str | int | float, ...]] = [
+        (i.name, listed(i.counts), tidy(machine.price(i.counts)), i.kind, i.note)
+        for i in itemised.items
+    ]
+    counts = itemised.counts
+    rows.append(("total", listed(counts), tidy(machine.price(counts)), "", ""))
+    return Table(
+        title="Operations, line by line",
+        columns=("item", "operations", f"cost ({machine.unit})", "kind", "note"),
+        rows=rows,
+        note="printed: as the source counts; exact: as an execution counts; modelled: a textbook "
+        "form of a library's routine; random: depends on the noise.",
+    )
+
+
+def _names(itemised: Itemised) -> list[str]:
+    """One name per line: two of one name say their kind."""
+    times = Counter(item.name for item in itemised.items)
+    return [i.name if times[i.name] == 1 else f"{i.name}, {i.kind}" for i in itemised.items]
+
+
+def _figures(system: System, itemised: Itemised, machine: Processor) -> list[Figure]:
+    names = _names(itemised)
+    each = [machine.operations(item.counts) for item in itemised.items]
+    present = [o for o in machine.costs if any(o in done for done in each)]
+    return [
+        Figure(
+            name="operations",
+            title=f"{system.title}: operations of every line",
+            caption=f"How often each operation of {machine.title} occurs.",
+            kind="stacked",
+            x_label="line of the count",
+            y_label="operations",
+            series=[Series(label=o, x=names, y=[d.get(o, 0) for d in each]) for o in present],
+            horizontal=True,
+        ),
+        Figure(
+            name="cost",
+            title=f"{system.title}: cost of every line",
+            caption="The same operations by their price: divisions and multiplications weigh more.",
+            kind="stacked",
+            x_label="line of the count",
+            y_label=machine.unit,
+            series=[
+                Series(label=o, x=names, y=[tidy(d.get(o, 0) * machine.costs[o]) for d in each])
+                for o in present
+                if machine.costs[o]
+            ],
+            horizontal=True,
+        ),
+    ]
+
+
+__all__ = ["difference_table", "executed", "notes", "report"]

@@ -1,0 +1,227 @@
+"""What a primitive operation costs on a processor: data files, each number with its source.
+
+A file is TOML. ``[costs]`` gives units per instruction, ``[per_clock]`` instructions per clock (the
+cost is one over it), ``lanes`` the numbers that one instruction works on, and ``[made_of.X]`` the
+priced operations that a primitive consists of, such as a square root of seven Newton steps. A
+primitive in none of them has no price; ``[missing]`` says why. The other keys are the fields of
+``Processor``. The files that ship are in ``machines/``.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidInput
+from .primitives import PRIMITIVES
+
+_MACHINES = files(__package__) / "machines"
+_TEXTS = ("name", "title", "kind", "unit", "note")
+_TABLES = ("costs", "per_clock", "made_of", "missing", "machine")
+_FIGURES = ("clock_ghz", "cores", "bandwidth_gb_s", "peak_gflops")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """Prices of operations.
+
+    Attributes:
+        name: how the command line calls it.
+        title: in words.
+        kind: ``model``, ``cpu`` or ``gpu``.
+        unit: what a cost of 1 is, such as ``macro-operations``.
+        sources: where the numbers come from; at least one.
+        costs: units per number: of primitives, and of the operations that ``made_of`` names.
+        made_of: primitive -> how many of which priced operations.
+        missing: primitive -> why it has no price.
+        note: what a reader of a price must know.
+        machine: of ``clock_ghz``, ``cores`` (or multiprocessors), ``bandwidth_gb_s`` and
+            ``peak_gflops`` what a source gives.
+        machine_source: that source.
+    """
+
+    name: str
+    title: str
+    kind: str
+    unit: str
+    sources: tuple[str, ...]
+    costs: Mapping[str, float]
+    made_of: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    machine: Mapping[str, float] = field(default_factory=dict)
+    machine_source: str = ""
+
+    def operations(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """``counts`` in the operations that have a price, in the file's order; others left out."""
+        done = dict.fromkeys(self.costs, 0)
+        for primitive, times in counts.items():
+            for operation, each in self._parts(primitive).items():
+                done[operation] += each * times
+        return {operation: times for operation, times in done.items() if times}
+
+    def price(self, counts: Mapping[str, int]) -> float:
+        """What ``counts`` cost, in ``unit``; primitives without a price are left out."""
+        return sum(self.costs[o] * times for o, times in self.operations(counts).items())
+
+    def unpriced(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """The part of ``counts`` that ``price`` leaves out."""
+        return {p: times for p, times in counts.items() if times and not self._parts(p)}
+
+    def _parts(self, primitive: str) -> Mapping[str, int]:
+        if primitive in self.made_of:
+            return self.made_of[primitive]
+        return {primitive: 1} if primitive in self.costs else {}
+
+
+def available() -> tuple[str, ...]:
+    """Names of the processors that ship: the source's model first, then by name."""
+    names = (f.name.removesuffix(".toml") for f in _MACHINES.iterdir() if f.name.endswith(".toml"))
+    return tuple(sorted(names, key=lambda name: (name != "k7", name)))
+
+
+def load(source: str | Path | Processor) -> Processor:
+    """A processor by name, or from the user's own TOML file.
+
+    Raises:
+        InvalidInput: no such name or file, no TOML, an unknown key, a missing field, a cost that is
+            no finite number >= 0, or a part that has no cost.
+    """
+    if isinstance(source, Processor):
+        return source
+    if isinstance(source, str) and source in available():
+        return parse((_MACHINES / f"{source}.toml").read_text(), where=f"{source}.toml")
+    path = Path(source)
+    if not path.is_file():
+        raise InvalidInput(
+            "processor",
+            expected=f"one of {', '.join(available())}, or a TOML file",
+            got=str(source),
+            remedy="Name one of these, or give the path of a file such as those.",
+        )
+    return parse(path.read_text(), where=str(path))
+
+
+def parse(text: str, *, where: str) -> Processor:
+    """A processor from the text of its file; ``where`` names the file in errors."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(where, "a TOML file", str(error)) from error
+    keys = (*_TEXTS, "sources", "lanes", *_TABLES)
+    unknown = data.keys() - set(keys)
+    if unknown:
+        raise _wrong(where, f"the keys {', '.join(keys)}", min(unknown))
+    for name in ("name", "title", "unit"):
+        if not isinstance(data.get(name), str) or not data[name]:
+            raise _wrong(f"{where}: {name}", "a text", data.get(name))
+    kind = data.get("kind", "model")
+    if kind not in ("model", "cpu", "gpu"):
+        raise _wrong(f"{where}: kind", "model, cpu or gpu", kind)
+    sources = data.get("sources")
+    if not isinstance(sources, list) or not sources or not all(map(_is_text, sources)):
+        raise _wrong(f"{where}: sources", "a list of texts, at least one", sources)
+    costs = _costs(data, where)
+    made_of = _made_of(data, costs, where)
+    missing = data.get("missing", {})
+    for primitive, reason in missing.items():
+        if primitive not in PRIMITIVES or not _is_text(reason):
+            raise _wrong(f"{where}: missing.{primitive}", "a primitive and why", reason)
+    _check_names(costs, made_of, missing, where)
+    machine = dict(data.get("machine", {}))
+    machine_source = machine.pop("source", "")
+    for name, value in machine.items():
+        if name not in _FIGURES or not _is_cost(value) or not _is_text(machine_source):
+            raise _wrong(f"{where}: machine.{name}", f"{', '.join(_FIGURES)}, a source", value)
+    return Processor(
+        name=data["name"],
+        title=data["title"],
+        kind=kind,
+        unit=data["unit"],
+        sources=tuple(sources),
+        costs=costs,
+        made_of=made_of,
+        missing={p: missing.get(p, "not in the file") for p in _absent(costs, made_of)},
+        note=data.get("note", ""),
+        machine=machine,
+        machine_source=machine_source,
+    )
+
+
+def _costs(data: Mapping[str, Any], where: str) -> dict[str, float]:
+    lanes = data.get("lanes", 1)
+    if type(lanes) is not int or lanes < 1:
+        raise _wrong(f"{where}: lanes", "an int >= 1", lanes)
+    costs: dict[str, float] = {}
+    for operation, cost in data.get("costs", {}).items():
+        if not _is_cost(cost):
+            raise _wrong(f"{where}: costs.{operation}", "a finite number >= 0", cost)
+        costs[operation] = cost
+    for operation, rate in data.get("per_clock", {}).items():
+        if not _is_cost(rate) or rate == 0:
+            raise _wrong(f"{where}: per_clock.{operation}", "a finite number > 0", rate)
+        if operation in costs:
+            raise _wrong(f"{where}: per_clock.{operation}", "one price", "another under costs")
+        costs[operation] = 1 / rate
+    if not costs:
+        raise _wrong(where, "a table [costs] or [per_clock]", "neither")
+    return {o: cost / lanes for o, cost in costs.items()} if lanes > 1 else costs
+
+
+def _made_of(
+    data: Mapping[str, Any], costs: Mapping[str, float], where: str
+) -> dict[str, dict[str, int]]:
+    made_of: dict[str, dict[str, int]] = data.get("made_of", {})
+    for primitive, parts in made_of.items():
+        place = f"{where}: made_of.{primitive}"
+        if primitive not in PRIMITIVES or primitive in costs:
+            raise _wrong(place, "a primitive that has no price of its own", primitive)
+        if not isinstance(parts, dict) or not parts:
+            raise _wrong(place, "a table of operations and how many", parts)
+        for operation, times in parts.items():
+            if operation not in costs:
+                raise _wrong(place, f"one of {', '.join(costs)}", operation)
+            if type(times) is not int or times < 1:
+                raise _wrong(f"{place}.{operation}", "an int >= 1", times)
+    return made_of
+
+
+def _check_names(
+    costs: Mapping[str, float],
+    made_of: Mapping[str, Mapping[str, int]],
+    missing: Mapping[str, str],
+    where: str,
+) -> None:
+    """Refuses a price that nothing uses, which is a misspelt primitive, and a contradiction."""
+    used = {operation for parts in made_of.values() for operation in parts}
+    for operation in costs:
+        if operation not in PRIMITIVES and operation not in used:
+            raise _wrong(f"{where}: {operation}", f"one of {', '.join(PRIMITIVES)}", operation)
+    for primitive in missing:
+        if primitive in costs or primitive in made_of:
+            raise _wrong(f"{where}: missing.{primitive}", "no price elsewhere", "one")
+
+
+def _absent(costs: Mapping[str, float], made_of: Mapping[str, object]) -> list[str]:
+    return [p for p in PRIMITIVES if p not in costs and p not in made_of]
+
+
+def _is_cost(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _wrong(name: str, expected: str, got: object) -> InvalidInput:
+    return InvalidInput(name, expected=expected, got=got, remedy="Compare with machines/k7.toml.")
+
+
+__all__ = ["Processor", "available", "load", "parse"]

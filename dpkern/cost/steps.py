@@ -1,0 +1,120 @@
+"""Closed forms of one private step of every mechanism, itemised; nothing is executed.
+
+A step is ``DPStep.add`` of one physical batch and ``DPStep.finish``: clip norms and factors, the
+clipped sum, maps to release coordinates and back, noise, scaling and update, and what the mechanism
+learns. ``counting.count`` runs the same step and must find the same numbers, phase by phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .. import _validate as check
+from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
+from ..ops import update
+from ..rng import Purpose
+from . import _glue as glue
+from ._ops import call, shaped, stream
+from ._step_flow import SAMPLES, Setting, adding, finishing
+from ._step_maps import Items, exact
+from .phases import LEARN, NOISE, PROJECT, by_line
+from .primitives import Counts, Itemised
+
+
+def form(
+    mechanism: Mechanism,
+    shapes: Sequence[Sequence[int]],
+    batch: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    rule: update.Rule | None = None,
+    clipped: int | Sequence[int] | None = None,
+    number: int = 2,
+    samples: str = "gradients",
+    moved: bool = True,
+) -> Itemised:
+    """What one step takes, line by line; ``phases.by_phase`` adds the lines up.
+
+    Args:
+        mechanism: the configuration; ``RandomizedResponse`` has ``response`` instead.
+        shapes: of the parameters.
+        batch: samples of the step, in one physical batch; all finite.
+        dtype: of parameters and gradients, float32 or float64.
+        rule: the optimizer's; None: ``finish`` hands the gradients out.
+        clipped: how many samples are shrunk, of every clip group alike or of each; None: all.
+        number: of the step, from 1. The first one fills momentum buffers; ``Pruned`` releases
+            everything now and then.
+        samples: what ``add`` is given: ``gradients``, ``released`` coordinates, or a clipped
+            ``sum``, whose own making is then not part of the count.
+        moved: whether the projection of ``ProjectedSGD`` onto a ball moves the parameters.
+
+    Raises:
+        InvalidInput: numbers out of range, or a mechanism that does not fit the shapes.
+
+    ``map`` and ``map back`` by a matrix, selections and sorts are ``modelled``. Sizes are exact for
+    tensors that are not empty.
+    """
+    check.integer(1, batch=batch)
+    check.integer(1, number=number)
+    check.choice((torch.float32, torch.float64), dtype=dtype)
+    check.choice(SAMPLES, samples=samples)
+    sizes = tuple(tuple(int(n) for n in shape) for shape in shapes)
+    groups = len(mechanism.plan(sizes).groups)
+    shrunk: Sequence[int] = (
+        (batch if clipped is None else clipped,) * groups
+        if clipped is None or isinstance(clipped, int)
+        else clipped
+    )
+    check.one_each("clipped", shrunk, groups)
+    setting = Setting(
+        mechanism=mechanism,
+        shapes=sizes,
+        batch=batch,
+        dtype=dtype,
+        rule=rule,
+        clipped=tuple(check.integer(0, batch, clipped=c) for c in shrunk),
+        number=number,
+        samples=samples,
+    )
+    plan = setting.plan()
+    items: Items = adding(setting, plan) + finishing(setting, plan)
+    if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
+        params = [shaped(shape, dtype) for shape in sizes]
+        items += call("update.project", PROJECT, params, mechanism.projection, moved=moved)
+    return by_line(Itemised(tuple(items)))
+
+
+def response(
+    mechanism: RandomizedResponse, records: int, *, dtype: torch.dtype = torch.int64
+) -> Itemised:
+    """What one response of each record takes, and the estimate of the frequencies from them.
+
+    Args:
+        mechanism: the configuration.
+        records: how many.
+        dtype: of the symbols, an integer one.
+
+    Raises:
+        InvalidInput: no records.
+    """
+    n, k = check.integer(1, records=records), mechanism.categories
+    symbols = shaped((n,), dtype)
+    items = call(
+        "symbols.randomize",
+        NOISE,
+        symbols,
+        stream=stream(Purpose.SYMBOLS),
+        keep=mechanism.keep,
+        categories=k,
+    )
+    widened = glue.each(n) if dtype is not torch.int64 else Counts()
+    counted = Counts(LOAD=n, ADD=n, STORE=k)
+    shares = glue.converted(k, torch.int64, torch.float64) + glue.each(k, DIV=1)
+    unbiased = glue.each(k, SUB=1) + glue.each(k, DIV=1)
+    items += exact(f"{LEARN}: frequencies", widened + counted + shares + unbiased)
+    return by_line(Itemised(tuple(items)))
+
+
+__all__ = ["form", "response"]

@@ -1,0 +1,253 @@
+"""The autoencoder's private steps, really done with numbers that count: the proof of ``op_count``.
+
+A trace does what the steps must do, so it squares with one multiplication and leaves nothing out;
+``differences`` itemises what the source counts otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import _validate as check
+from ..errors import InvalidInput
+from .autoencoder import FORMS, PRINTED, Options, executed, op_count
+from .primitives import Counts, Item, Itemised
+from .scalar import Number, Tally, Word, select
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What an execution counted and computed.
+
+    Attributes:
+        counted: operations by the items of ``op_count``.
+        outputs: ``alpha2``, ``alpha3`` and, for SPOF, ``decoder``; for DP-SGD ``gradient``.
+    """
+
+    counted: Itemised
+    outputs: Mapping[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What a step of one user works on.
+
+    Attributes:
+        x: n features in [0, 1].
+        hidden: the code h of length l in (0, 1).
+        decoder: the user's n l decoder weights.
+        table: samples of unit noise, a power of two of them.
+        stride, base: of the table's reader.
+        epsilon: of the step.
+        c: stabilisation constant (SPOF).
+        a: expansion point (DP-SGD).
+        clip: bound C (DP-SGD).
+    """
+
+    x: Sequence[float]
+    hidden: Sequence[float]
+    decoder: Sequence[float]
+    table: Sequence[float]
+    stride: int = 1
+    base: int = 0
+    epsilon: float = 1.0
+    c: float = 2.5
+    a: float = 0.0
+    clip: float = 4.0
+
+    def __post_init__(self) -> None:
+        n, code = len(self.x), len(self.hidden)
+        check.integer(1, features=n)
+        check.integer(1, n, code=code)
+        for name in ("epsilon", "clip"):
+            check.positive(**{name: getattr(self, name)})
+        size = len(self.table)
+        for name, good, expected, got in (
+            ("decoder", len(self.decoder) == n * code, f"{n * code} weights", len(self.decoder)),
+            ("table", size > 0 and size & (size - 1) == 0, "a power of two of samples", size),
+        ):
+            if not good:
+                raise InvalidInput(name, expected=expected, got=got, remedy="Pass that many.")
+
+
+class TableReader:
+    """The published read of a noise table: two adders, a 2:1 multiplexer, an idle shifter.
+
+    Attributes:
+        pointer: the place p of the last read, before the base is added.
+    """
+
+    def __init__(self, sample: Sample, tally: Tally) -> None:
+        self._table, self._tally = sample.table, tally
+        self.pointer = tally.word(0)
+        self._stride, self._base = tally.word(sample.stride), tally.word(sample.base)
+
+    def read(self) -> Number:
+        """The next sample: u = p + s; p = u >= K ? u - K : u; T[(p + o) mod K]."""
+        size = len(self._table)
+        moved = self.pointer + self._stride
+        # K is a power of two: the adder's carries are the select, u - K is u without them.
+        wrapped = self._tally.word(moved.value % size)
+        carry = self._tally.word(-1 if moved.value >= size else 0)
+        self.pointer = _multiplexer(carry, wrapped, moved)
+        index = self.pointer + self._base
+        return self._tally.number(self._table[index.value % size])
+
+
+def _multiplexer(choice: Word, chosen: Word, otherwise: Word) -> Word:
+    return (choice & chosen) | (~choice & otherwise)
+
+
+def op_trace(
+    system: str,
+    sample: Sample,
+    *,
+    options: Options = PRINTED,
+    newton_steps: int | None = None,
+) -> Trace:
+    """Do the steps of ``spof``, ``dpsgd-da`` or ``fm`` and count them.
+
+    ``counted`` equals ``op_count(system, n, l, executed(options))`` item by item, but for their
+    notes. Of the options those count that change what is done: ``a_zero_shortcut``,
+    ``shared_exp``, ``alpha3_by_shift``, ``gate_weight``. ``newton_steps`` does the square root so.
+
+    Raises:
+        InvalidInput: another system; ``a_zero_shortcut`` where a is not 0.
+    """
+    check.choice(tuple(FORMS), system=system)
+    if options.a_zero_shortcut and sample.a != 0:
+        raise InvalidInput(
+            "a_zero_shortcut", expected="a = 0", got=sample.a, remedy="Leave the option off."
+        )
+    tally = Tally(newton_steps=newton_steps, gate_weight=options.gate_weight)
+    if system == "dpsgd-da":
+        outputs = _dpsgd(sample, options, tally)
+    else:
+        outputs = _functional(sample, options, tally, stabilised=system == "spof")
+    return Trace(counted=tally.itemised, outputs=outputs)
+
+
+def differences(
+    system: str,
+    n: int,
+    code: int,
+    *,
+    counted: Itemised | None = None,
+    options: Options = PRINTED,
+) -> tuple[Item, ...]:
+    """Item by item what ``counted``, by default an execution's closed form, has beyond
+    ``op_count(system, n, code, options)``; negative where the source counts too much."""
+    expected = _by_name(op_count(system, n, code, executed(options)))
+    found = expected if counted is None else _by_name(counted)
+    said = _by_name(op_count(system, n, code, options))
+    gaps = (
+        (name, found.get(name, Counts()) - said.get(name, Counts()))
+        for name in {**said, **expected, **found}
+    )
+    return tuple(Item(name=name, counts=gap) for name, gap in gaps if gap)
+
+
+def _by_name(itemised: Itemised) -> dict[str, Counts]:
+    return {item.name: item.counts for item in itemised.items}
+
+
+def _functional(
+    sample: Sample, options: Options, tally: Tally, *, stabilised: bool
+) -> dict[str, list[float]]:
+    """Coefficients with noise, and for SPOF the shifted decoder: Steps 3 and 5 of Algorithm 1."""
+    n = len(sample.x)
+    outputs: dict[str, list[float]] = {}
+    unit = 1 / (math.sqrt(2) * sample.epsilon)
+    public = 1.5 * n * unit  # FM's scale and the constant part of SPOF's: made with the table
+    reader = TableReader(sample, tally)
+    scale = None
+    if stabilised:
+        with tally.phase("constant c_j"):
+            constant = _sum(tally.numbers(list(sample.hidden))) * sample.c
+        with tally.phase("sensitivity"):
+            scale = (constant * 0.5 + 2.0) * constant * (n * unit) + public
+        with tally.phase("stabilisation"):
+            weights = [w + constant for w in tally.numbers(list(sample.decoder))]
+        outputs["decoder"] = [w.value for w in weights]
+    pairs = []
+    for x in tally.numbers(list(sample.x)):
+        with tally.phase("coefficients"):
+            alpha2 = 0.5 - x
+            alpha3 = -alpha2.halved() if options.alpha3_by_shift else x * 0.5 - 0.25
+        pairs.append((alpha2, alpha3))
+    noisy: list[list[float]] = [[], []]
+    for pair in pairs:
+        for place, coefficient in zip(noisy, pair, strict=True):
+            with tally.phase("noise"):
+                draw = reader.read()
+            if scale is None:
+                draw = tally.number(draw.value * public)  # read from the scaled table
+            else:
+                with tally.phase("scaling of the noise"):
+                    draw = draw * scale
+            with tally.phase("noise"):
+                place.append((coefficient + draw).value)
+    return {"alpha2": noisy[0], "alpha3": noisy[1], **outputs}
+
+
+def _dpsgd(sample: Sample, options: Options, tally: Tally) -> dict[str, list[float]]:
+    """The output gradient, clipped and perturbed: Steps 4 and 6 of Algorithm 2."""
+    n = len(sample.x)
+    with tally.phase("gradient"):
+        gradient = _gradient(sample, options, tally)
+    with tally.phase("squares"):
+        squares = [g * g for g in gradient]
+    with tally.phase("sum of squares"):
+        energy = _sum(squares)
+    with tally.phase("square root"):
+        norm = energy.sqrt()
+    with tally.phase("clipping divisions"):
+        ratio = norm / sample.clip
+    with tally.phase("branches"):
+        clips = ratio > 1.0
+        divisor = select(clips, ratio, tally.number(1.0))
+        scale = select(
+            clips,
+            tally.number(2 * n * sample.clip / sample.epsilon),
+            tally.number(n / sample.epsilon),
+        )
+    with tally.phase("clipping divisions"):
+        clipped = [g / divisor for g in gradient]
+    reader = TableReader(sample, tally)
+    noisy = []
+    for component in clipped:
+        with tally.phase("noise"):
+            draw = reader.read()
+        with tally.phase("scaling of the noise"):
+            draw = draw * scale
+        with tally.phase("noise"):
+            noisy.append((component + draw).value)
+    return {"gradient": noisy}
+
+
+def _gradient(sample: Sample, options: Options, tally: Tally) -> list[Number]:
+    """A_i = e^a/(1 + e^a) - x_i; at a = 0 simply 1/2 - x_i."""
+    features = tally.numbers(list(sample.x))
+    if options.a_zero_shortcut:
+        return [0.5 - x for x in features]
+    if options.shared_exp:
+        middle = _sigmoid(tally.number(sample.a))
+        return [middle - x for x in features]
+    return [_sigmoid(tally.number(sample.a)) - x for x in features]
+
+
+def _sigmoid(a: Number) -> Number:
+    power = a.exp()
+    return power / (power + 1.0)
+
+
+def _sum(values: Sequence[Number]) -> Number:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+__all__ = ["Sample", "TableReader", "Trace", "differences", "op_trace"]

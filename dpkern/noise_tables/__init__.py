@@ -1,0 +1,11 @@
+"""Noise that is not drawn where it is added: made ahead, or looked up in tables.
+
+``RingPrefetch`` and ``CdtTable`` are private, ``SampleTable`` is not (``docs/noise_tables.md``).
+"""
+
+from .cdt import CdtTable
+from .ring import RingPrefetch
+from .sample import SampleTable, TableShape
+from .source import Layout, NoiseSource
+
+__all__ = ["CdtTable", "Layout", "NoiseSource", "RingPrefetch", "SampleTable", "TableShape"]

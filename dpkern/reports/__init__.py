@@ -1,0 +1,1 @@
+"""Reports of what private training costs, and what shows them."""

@@ -1,0 +1,176 @@
+"""A figure of a report as a drawing, an SVG for a page, and files for a paper."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from .._validate import require
+from ..cost.report import Figure
+from ..train.files import write_atomically
+from . import bars, canvas, curves, ink
+from .canvas import NARROW, WIDE, Size
+
+BARS = ("stacked", "bars")
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+_DECIMALS = re.compile(r"(\d+\.\d{2})\d+")
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
+_FAMILY = re.compile(r"'DejaVu Sans'[^;]*")
+
+
+def draw(
+    figure: Figure,
+    size: Size,
+    *,
+    titled: bool = False,
+    colours: Mapping[str, str] | None = None,
+) -> Any:
+    """The matplotlib figure; call it in a ``canvas.styled`` block.
+
+    Args:
+        figure: what to draw.
+        size: ``WIDE`` or ``NARROW``.
+        titled: with its title.
+        colours: of the parts of stacks, by name.
+    """
+    title = figure.title if titled else ""
+    if figure.kind in BARS:
+        return bars.draw(figure, size, title, colours)
+    return curves.draw(figure, size, title)
+
+
+def inline(
+    figure: Figure, size: Size, prefix: str, colours: Mapping[str, str] | None = None
+) -> str:
+    """An ``svg`` element for a page: colours are the page's variables, text is text.
+
+    Args:
+        figure: what to draw.
+        size: ``WIDE`` or ``NARROW``.
+        prefix: makes the ids of one page distinct.
+        colours: of the parts of stacks, by name.
+
+    Raises:
+        MissingDependency: without matplotlib.
+    """
+    text = io.StringIO()
+    with canvas.styled(size, text_as_text=True):
+        drawn = draw(figure, size, colours=colours)
+        drawn.patch.set_visible(False)
+        drawn.axes[0].patch.set_visible(False)
+        # Not savefig, which draws everything once more beforehand.
+        svg = require("matplotlib.backends.backend_svg", extra=canvas.EXTRA)
+        svg.FigureCanvasSVG(drawn).print_svg(text, metadata={"Date": None})
+    root = ElementTree.fromstring(text.getvalue())
+    _strip(root)
+    _rename(root, prefix)
+    for node in root.iter():
+        for key, value in node.attrib.items():
+            if key in ("d", "x", "y", "transform", "points", "viewBox"):
+                node.set(key, _DECIMALS.sub(r"\1", value))
+            elif key == "style":
+                node.set(key, _variables(value))
+    for key in ("width", "height", "version"):
+        root.attrib.pop(key, None)
+    root.set("role", "img")
+    root.set("aria-label", alternative(figure))
+    root.set("class", "narrow" if size.narrow else "wide")
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _strip(root: ElementTree.Element) -> None:
+    """No namespaces, metadata or styles of its own: the page says all that once."""
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
+                parent.remove(child)
+    for node in root.iter():
+        node.tag = node.tag.removeprefix(_SVG)
+        if _LINK in node.attrib:
+            node.set("href", node.attrib.pop(_LINK))
+
+
+def _rename(root: ElementTree.Element, prefix: str) -> None:
+    """Ids that nobody refers to are dropped or, if they carry a tip, turned into it."""
+    everything = " ".join(value for node in root.iter() for value in node.attrib.values())
+    used = set(re.findall(r"(?:url\(|^|\s)#([\w-]+)", everything))
+    for node in list(root.iter()):
+        name = node.attrib.pop("id", "")
+        if name.startswith("tip:"):
+            tip = ElementTree.Element("title")
+            tip.text = name.removeprefix("tip:")
+            node.insert(0, tip)
+        elif name in used:
+            node.set("id", f"{prefix}{name}")
+        for key, value in node.attrib.items():
+            if key == "href" or "url(#" in value:
+                node.set(key, re.sub(r"#([\w-]+)", rf"#{prefix}\1", value))
+
+
+def _variables(style: str) -> str:
+    def variable(found: re.Match[str]) -> str:
+        name = ink.VARIABLES.get(found[0])
+        return f"var(--{name})" if name else found[0]
+
+    return _FAMILY.sub("var(--sans)", _COLOUR.sub(variable, style))
+
+
+def alternative(figure: Figure) -> str:
+    """What a screen reader says: the title, then the numbers in words, as far as they are few."""
+    told = [f"{figure.title}."]
+    if figure.kind in BARS:
+        names = bars.categories(figure)
+        columns = [bars.values(series, names) for series in figure.series]
+        for i, name in enumerate(names[:12]):
+            column = [values[i] for values in columns]
+            if figure.kind == "stacked":
+                told.append(f"{name}: {ink.cell(sum(v for v in column if v == v))}.")
+            else:
+                pairs = zip(figure.series, column, strict=True)
+                told.append(f"{name}: {', '.join(f'{s.label} {ink.cell(v)}' for s, v in pairs)}.")
+        if len(names) > 12:
+            told.append(f"And {len(names) - 12} more.")
+    else:
+        for series in figure.series[:12]:
+            y = [v for v in series.y if v is not None and math.isfinite(v)]
+            if y:
+                told.append(f"{series.label}: from {ink.cell(y[0])} to {ink.cell(y[-1])}.")
+    told += [f"Marked: {mark.text}." for mark in figure.marks]
+    return " ".join(told)
+
+
+def write(
+    figure: Figure, folder: Path, stem: str, colours: Mapping[str, str] | None = None
+) -> dict[str, Path]:
+    """Write ``<stem>.svg`` and ``<stem>.png`` with their title, each whole or not at all.
+
+    Raises:
+        InvalidInput: the folder cannot be written.
+        MissingDependency: without matplotlib.
+    """
+    paths = {kind: folder / f"{stem}.{kind}" for kind in ("svg", "png")}
+    with canvas.styled(WIDE):
+        drawn = draw(figure, WIDE, titled=True, colours=colours)
+        options = {
+            "dpi": 220,
+            "bbox_inches": "tight",
+            "pad_inches": 0.08,
+            "facecolor": ink.PAGE,
+        }
+        for kind, path in paths.items():
+            # The same report gives the same file.
+            dated = {"metadata": {"Date": None}} if kind == "svg" else {}
+            save = partial(drawn.savefig, format=kind, **options, **dated)
+            write_atomically(path, save)
+    return paths
+
+
+__all__ = ["BARS", "NARROW", "WIDE", "alternative", "draw", "inline", "write"]

@@ -1,0 +1,61 @@
+"""A report in the format that was asked for, and its figures as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from ..cost.report import Report
+from ..train.files import write_atomically
+from . import figures
+from .bars import palette
+from .page import page
+from .text import as_csv, as_json, as_text
+
+FORMATS = ("text", "json", "csv", "html")
+
+WIDTH = 100
+"""Columns of a text file."""
+
+
+def render(report: Report, kind: str) -> str:
+    """The report as ``text``, ``json``, ``csv`` or ``html``, with a line end.
+
+    Raises:
+        MissingDependency: html without matplotlib.
+    """
+    if kind == "text":
+        # A page, not a terminal: no colours.
+        console = Console(width=WIDTH, color_system=None, force_terminal=False)
+        with console.capture() as captured:
+            as_text(report, console)
+        return captured.get()
+    text = {"json": as_json, "csv": as_csv, "html": page}[kind](report)
+    return text if text.endswith("\n") else text + "\n"
+
+
+def write(report: Report, kind: str, path: Path) -> None:
+    """The report in a file, whole or not at all.
+
+    Raises:
+        InvalidInput: the file cannot be written.
+        MissingDependency: html without matplotlib.
+    """
+    content = render(report, kind).encode()
+    write_atomically(path, lambda file: file.write(content))
+
+
+def write_figures(report: Report, folder: Path) -> list[Path]:
+    """``<report>-<figure>.svg`` and ``.png`` of every figure, each whole or not at all.
+
+    Raises:
+        InvalidInput: the folder cannot be written.
+        MissingDependency: without matplotlib.
+    """
+    written: list[Path] = []
+    colours = palette(report.figures)
+    for figure in report.figures:
+        stem = f"{report.name}-{figure.name}"
+        written += figures.write(figure, folder, stem, colours).values()
+    return written

@@ -1,0 +1,94 @@
+"""A report as one page that refers to nothing outside itself.
+
+Figures are drawn twice, for a desk and for a phone, and the style sheet shows the one that fits;
+their colours are the page's variables, so dark mode and print change them too.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from .. import __version__
+from .._validate import require
+from ..cost.report import Figure, Report, Table
+from ..train.report import dumps
+from . import figures, ink
+from .bars import palette
+from .canvas import EXTRA
+from .text import as_json, condensed, numeric_columns
+
+_SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?e[+-]\d+\b")
+_UNBROKEN = "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}"
+
+
+def page(report: Report) -> str:
+    """The page; everything that the report says is escaped.
+
+    Raises:
+        MissingDependency: without matplotlib or jinja2.
+    """
+    jinja2 = require("jinja2", extra=EXTRA)
+    markup = require("markupsafe", extra=EXTRA).Markup
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    colours = palette(report.figures)
+    environment.filters["tied"] = tied
+    template = environment.from_string(_source("page.html"))
+    text: str = template.render(
+        report=report,
+        version=__version__,
+        style=markup(_source("page.css")),
+        figures=[
+            _figure(figure, number, colours, markup) for number, figure in enumerate(report.figures)
+        ],
+        tables=[_table(table, markup) for table in report.tables],
+        pretty=dumps(dict(report.facts), indent=2),
+        # Within a script element nothing is unescaped but its end, which JSON can spell otherwise.
+        facts=markup(as_json(report).replace("<", "\\u003c")),
+    )
+    return text
+
+
+def tied(text: str) -> str:
+    """A sentence as it is set: 6.6e-06 as in print; no line ends within ``n = 14`` or before ``%``."""
+    text = _SCIENTIFIC.sub(lambda found: ink.cell(float(found[0])), text)
+    return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
+
+
+def _source(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _figure(figure: Figure, number: int, colours: dict[str, str], markup: Any) -> dict[str, Any]:
+    drawn = {
+        name: markup(figures.inline(figure, size, f"f{number}{name[0]}-", colours))
+        for name, size in (("wide", figures.WIDE), ("narrow", figures.NARROW))
+    }
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        **drawn,
+    }
+
+
+def _table(given: Table, markup: Any) -> dict[str, Any]:
+    table = condensed(given)
+    kinds = [markup(' class="number"') if numeric else "" for numeric in numeric_columns(table)]
+    return {
+        "title": table.title,
+        "note": table.note,
+        "columns": [
+            {"name": name, "kind": kind} for name, kind in zip(table.columns, kinds, strict=True)
+        ],
+        "rows": [
+            [
+                {"text": ink.cell(value), "kind": kind}
+                for value, kind in zip(row, kinds, strict=True)
+            ]
+            for row in table.rows
+        ],
+    }

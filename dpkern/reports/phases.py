@@ -1,0 +1,96 @@
+"""The phases of a step, private and non-private."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..cost.report import Figure, Series, Table
+from .measured import Measured, Side
+from .roofline import Point
+from .trace import PHASES
+
+
+def by_phase(side: Side) -> dict[str, float]:
+    """Seconds of each phase; they add up to the step."""
+    found: dict[str, float] = {}
+    for (phase, _), seconds in side.seconds.items():
+        found[phase] = found.get(phase, 0.0) + seconds
+    return found
+
+
+def facts(measured: Measured) -> dict[str, Any]:
+    """Seconds of each phase of both steps."""
+    return {"private": by_phase(measured.private), "non-private": by_phase(measured.plain)}
+
+
+def of_torch(side: Side) -> list[Point]:
+    """Torch's phases of a step without ops: counted work, measured time."""
+    seconds = by_phase(side)
+    points = []
+    for phase in dict.fromkeys(phase for phase, _ in side.moved):
+        mine = [moved for (one, _), moved in side.moved.items() if one == phase]
+        points.append(
+            Point(
+                name=f"torch {phase}",
+                calls=1,
+                bytes=sum(moved.bytes for moved in mine),
+                flops=sum(moved.flops for moved in mine),
+                words=0,
+                launches=0,
+                seconds=seconds.get(phase, 0.0),
+            )
+        )
+    return points
+
+
+def table(measured: Measured) -> Table:
+    """One row per phase, and their sum."""
+    private, plain = by_phase(measured.private), by_phase(measured.plain)
+    whole = sum(private.values())
+    rows: list[tuple[str | float | None, ...]] = []
+    for phase in PHASES:
+        if phase in private or phase in plain:
+            mine, theirs = private.get(phase), plain.get(phase)
+            rows.append(
+                (
+                    phase,
+                    None if mine is None else 1e3 * mine,
+                    None if theirs is None else 1e3 * theirs,
+                    mine / theirs if mine and theirs else None,
+                    (mine or 0.0) / whole,
+                )
+            )
+    other = sum(plain.values())
+    rows.append(("step", 1e3 * whole, 1e3 * other, whole / other, 1.0))
+    return Table(
+        title="Phases of a step",
+        columns=("phase", "private, ms", "non-private, ms", "ratio", "share of private"),
+        rows=rows,
+        note="Norms that are taken inside the backward pass count as norms. Without privacy the "
+        "last phase is the optimizer's own step.",
+    )
+
+
+def figure(measured: Measured) -> Figure:
+    """Both steps as stacked bars."""
+    private, plain = by_phase(measured.private), by_phase(measured.plain)
+    series = [
+        Series(
+            label=phase,
+            x=("non-private", "private"),
+            y=(1e3 * plain.get(phase, 0.0), 1e3 * private.get(phase, 0.0)),
+        )
+        for phase in PHASES
+        if phase in private or phase in plain
+    ]
+    return Figure(
+        name="phases",
+        title="Where the time of a step goes",
+        caption="The private step does what the other does, and takes norms, clips, sums and adds "
+        "noise.",
+        kind="stacked",
+        x_label="",
+        y_label="milliseconds",
+        series=series,
+        horizontal=True,
+    )
