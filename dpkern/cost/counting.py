@@ -153,7 +153,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one of our ops by its counted kernel; a library's part in it comes from its form."""
         with self._within_op():
             result, tally = tally_of(op, args, kwargs)
-        modelled = FORMS[op.name](*args, **kwargs).of("modelled")
+            modelled = FORMS[op.name](*args, **kwargs).of("modelled")
         found = {"exact": tally.counts, "modelled": modelled, "random": tally.random}
         for kind, counts in found.items():
             if counts:
