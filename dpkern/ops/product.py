@@ -48,7 +48,7 @@ def _cost(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **
     return Cost(
         bytes_read=read * x.element_size(),
         bytes_written=rows * columns * x.element_size(),
-        flops=2 * rows * columns * x.shape[1],
+        flops=2 * rows * columns * x.shape[1] + (0 if bias is None else rows * columns),
     )
 
 
