@@ -4,8 +4,11 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "core/abi.h"
+#include "cpu/clip.h"
+#include "cpu/update.h"
 
 namespace dpkern::bindings {
 
@@ -17,6 +20,27 @@ T* pointer(std::uintptr_t address) {
 // A stream travels as (32 key bytes, n0, n1, rounds).
 Stream stream_of(const pybind11::tuple& packed);
 
+using Addresses = std::vector<std::uintptr_t>;
+using Integers = std::vector<std::int64_t>;
+using Numbers = std::vector<double>;
+
+// One item per tensor.
+std::vector<cpu::ClipItem> clip_items_of(const Addresses& gradients, const Addresses& sums,
+                                         const Integers& columns, const Numbers& max_norms,
+                                         const Numbers& per_units, const Integers& unit_bounds);
+
+// A rule travels as (kind, lr, weight_decay, decoupled, momentum, dampening, nesterov, first_step,
+// beta1, beta2, eps, bias1, bias2).
+Rule rule_of(const pybind11::tuple& packed);
+
+// Noise travels as None or (law, stream, rounding stream or None).
+cpu::UpdateNoise update_noise_of(const pybind11::object& noise);
+std::vector<cpu::UpdateItem> update_items_of(const Addresses& params, const Addresses& sums,
+                                             const Addresses& state1, const Addresses& state2,
+                                             const Integers& sizes, const Integers& positions,
+                                             const Numbers& scales);
+
+void add_counted(pybind11::module_& m);
 void add_ghost_dense(pybind11::module_& m);
 void add_ghost_conv(pybind11::module_& m);
 void add_symbols(pybind11::module_& m);

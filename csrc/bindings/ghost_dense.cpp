@@ -44,8 +44,6 @@ void linear_sum(Address a, Address g, Size batch, Size positions, Size inputs, S
                   {batch, positions, inputs, outputs}, pointer<F>(out), threads);
 }
 
-using Addresses = std::vector<Address>;
-
 template <class F>
 std::vector<cpu::Explicit<F>> parts_of(const Addresses& rows, const std::vector<Size>& columns) {
   std::vector<cpu::Explicit<F>> parts;

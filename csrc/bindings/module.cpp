@@ -8,15 +8,20 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "cpu/clip.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
-#include "cpu/update.h"
 
 namespace py = pybind11;
 using namespace dpkern;
+using bindings::Addresses;
+using bindings::clip_items_of;
+using bindings::Integers;
+using bindings::Numbers;
 using bindings::pointer;
+using bindings::rule_of;
 using bindings::stream_of;
+using bindings::update_items_of;
+using bindings::update_noise_of;
 
 Stream bindings::stream_of(const py::tuple& packed) {
   Stream stream{};
@@ -27,6 +32,67 @@ Stream bindings::stream_of(const py::tuple& packed) {
   stream.n1 = packed[2].cast<std::uint32_t>();
   stream.rounds = packed[3].cast<int>();
   return stream;
+}
+
+std::vector<cpu::ClipItem> bindings::clip_items_of(const Addresses& gradients,
+                                                   const Addresses& sums, const Integers& columns,
+                                                   const Numbers& max_norms,
+                                                   const Numbers& per_units,
+                                                   const Integers& unit_bounds) {
+  std::vector<cpu::ClipItem> items(gradients.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    items[i] = {pointer<const void>(gradients.at(i)),
+                pointer<void>(sums.at(i)),
+                columns.at(i),
+                max_norms.at(i),
+                per_units.at(i),
+                unit_bounds.at(i)};
+  }
+  return items;
+}
+
+Rule bindings::rule_of(const py::tuple& packed) {
+  return {static_cast<RuleKind>(packed[0].cast<int>()),
+          packed[1].cast<double>(),
+          packed[2].cast<double>(),
+          packed[3].cast<bool>(),
+          packed[4].cast<double>(),
+          packed[5].cast<double>(),
+          packed[6].cast<bool>(),
+          packed[7].cast<bool>(),
+          packed[8].cast<double>(),
+          packed[9].cast<double>(),
+          packed[10].cast<double>(),
+          packed[11].cast<double>(),
+          packed[12].cast<double>()};
+}
+
+cpu::UpdateNoise bindings::update_noise_of(const py::object& noise) {
+  cpu::UpdateNoise n{};
+  n.on = !noise.is_none();
+  if (!n.on) return n;
+  const py::tuple packed = noise.cast<py::tuple>();
+  n.law = static_cast<Distribution>(packed[0].cast<int>());
+  n.stream = stream_of(packed[1].cast<py::tuple>());
+  n.rounding = packed[2].is_none() ? n.stream : stream_of(packed[2].cast<py::tuple>());
+  return n;
+}
+
+std::vector<cpu::UpdateItem> bindings::update_items_of(
+    const Addresses& params, const Addresses& sums, const Addresses& state1,
+    const Addresses& state2, const Integers& sizes, const Integers& positions,
+    const Numbers& scales) {
+  std::vector<cpu::UpdateItem> items(params.size());
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    items[i] = {pointer<void>(params[i]),
+                pointer<const void>(sums.at(i)),
+                pointer<void>(state1.at(i)),
+                pointer<void>(state2.at(i)),
+                sizes.at(i),
+                static_cast<std::uint64_t>(positions.at(i)),
+                scales.at(i)};
+  }
+  return items;
 }
 
 namespace {
@@ -87,65 +153,23 @@ std::int64_t add_noise_float(std::uintptr_t x, bool wide, const py::tuple& strea
                                      threads);
 }
 
-using Addresses = std::vector<std::uintptr_t>;
-using Integers = std::vector<std::int64_t>;
-using Numbers = std::vector<double>;
-
 void clip_sum(std::int64_t rows, int p, int style, int arithmetic, int type,
               const Addresses& gradients, const Addresses& sums, const Integers& columns,
               const Numbers& max_norms, const Numbers& per_units, const Integers& unit_bounds,
               std::uintptr_t norms, int threads) {
-  std::vector<cpu::ClipItem> items(gradients.size());
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    items[i] = {pointer<const void>(gradients.at(i)),
-                pointer<void>(sums.at(i)),
-                columns.at(i),
-                max_norms.at(i),
-                per_units.at(i),
-                unit_bounds.at(i)};
-  }
+  const auto items = clip_items_of(gradients, sums, columns, max_norms, per_units, unit_bounds);
   const ClipPlan plan{rows, p, static_cast<Style>(style), static_cast<Arithmetic>(arithmetic)};
   py::gil_scoped_release release;
   cpu::clip_sum(plan, static_cast<GradType>(type), items, pointer<double>(norms), threads);
 }
 
-// rule = (kind, lr, weight_decay, decoupled, momentum, dampening, nesterov, first_step, beta1,
-// beta2, eps, bias1, bias2); noise = None or (law, stream, rounding stream or None).
 std::int64_t update_step(const py::tuple& rule, const py::object& noise, int sum_type, bool wide,
                          double gradient_scale, const Addresses& params, const Addresses& sums,
                          const Addresses& state1, const Addresses& state2, const Integers& sizes,
                          const Integers& positions, const Numbers& scales, int threads) {
-  const Rule r{static_cast<RuleKind>(rule[0].cast<int>()),
-               rule[1].cast<double>(),
-               rule[2].cast<double>(),
-               rule[3].cast<bool>(),
-               rule[4].cast<double>(),
-               rule[5].cast<double>(),
-               rule[6].cast<bool>(),
-               rule[7].cast<bool>(),
-               rule[8].cast<double>(),
-               rule[9].cast<double>(),
-               rule[10].cast<double>(),
-               rule[11].cast<double>(),
-               rule[12].cast<double>()};
-  cpu::UpdateNoise n{};
-  n.on = !noise.is_none();
-  if (n.on) {
-    const py::tuple packed = noise.cast<py::tuple>();
-    n.law = static_cast<Distribution>(packed[0].cast<int>());
-    n.stream = stream_of(packed[1].cast<py::tuple>());
-    n.rounding = packed[2].is_none() ? n.stream : stream_of(packed[2].cast<py::tuple>());
-  }
-  std::vector<cpu::UpdateItem> items(params.size());
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    items[i] = {pointer<void>(params[i]),
-                pointer<const void>(sums.at(i)),
-                pointer<void>(state1.at(i)),
-                pointer<void>(state2.at(i)),
-                sizes.at(i),
-                static_cast<std::uint64_t>(positions.at(i)),
-                scales.at(i)};
-  }
+  const Rule r = rule_of(rule);
+  const cpu::UpdateNoise n = update_noise_of(noise);
+  const auto items = update_items_of(params, sums, state1, state2, sizes, positions, scales);
   py::gil_scoped_release release;
   const auto type = static_cast<SumType>(sum_type);
   return wide ? cpu::update_step<double>(r, n, type, gradient_scale, items, threads)
@@ -170,6 +194,8 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_ghost_conv(m);
   bindings::add_symbols(m);
   bindings::add_spectral(m);
+  py::module_ counted = m.def_submodule("counted", "The counted kernels.");
+  bindings::add_counted(counted);
 #if DPKERN_CUDA
   py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
   bindings::add_cuda(cuda);

@@ -102,10 +102,10 @@ DPK_HD void chacha_blocks(const Stream& stream, std::uint32_t n0, const W low[kS
 }
 
 // One block.
-DPK_HD void chacha_block(const Stream& stream, std::uint32_t n0, std::uint64_t counter,
-                         std::uint32_t out[16]) {
-  const std::uint32_t low[1] = {static_cast<std::uint32_t>(counter)};
-  std::uint32_t block[1][16];
+template <class W>
+DPK_HD void chacha_block(const Stream& stream, std::uint32_t n0, std::uint64_t counter, W out[16]) {
+  const W low[1] = {broadcast<W>(static_cast<std::uint32_t>(counter))};
+  W block[1][16];
   chacha_blocks<1>(stream, n0, low, static_cast<std::uint32_t>(counter >> 32), block);
   for (int i = 0; i < 16; ++i) out[i] = block[0][i];
 }

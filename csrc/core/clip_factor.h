@@ -11,10 +11,11 @@ constexpr double kClipSlack = 1 - 0x1p-21;
 // The stabiliser of automatic clipping, C g / (||g|| + 0.01).
 constexpr double kAutomaticGamma = 0.01;
 
-DPK_HD double clip_factor(double norm, double max_norm, bool automatic) {
-  const double aim = max_norm * kClipSlack;
+template <class D>
+DPK_HD D clip_factor(D norm, D max_norm, bool automatic) {
+  const D aim = max_norm * kClipSlack;
   if (automatic) return aim / (norm + kAutomaticGamma);
-  return norm <= aim ? 1.0 : aim / norm;
+  return norm <= aim ? D{1} : aim / norm;
 }
 
 // The factor in the kernel's type, never above `factor`: near the smallest floats, rounding to

@@ -53,7 +53,8 @@ DPK_HD W draw(const W w[6], int b, const Lookup& lookup, W& escaped) {
 }
 
 // k = 255 + #{t in 1..557 : R < N_t} with R the block's first 128 bits: N is decreasing.
-DPK_HD std::uint32_t tail_magnitude(Gaussian, const std::uint32_t block[16]) {
+template <class W>
+DPK_HD W tail_magnitude(Gaussian, const W block[16]) {
   int low = 0;
   int high = kGaussianTailSize;
   while (low < high) {
@@ -72,29 +73,30 @@ DPK_HD std::uint32_t tail_magnitude(Gaussian, const std::uint32_t block[16]) {
       high = middle;
     }
   }
-  return kEscape + static_cast<std::uint32_t>(low);
+  return W(kEscape + static_cast<std::uint32_t>(low));
 }
 
 // Memoryless: each escape starts the law again 255 further out, at most 16 times.
-DPK_HD std::uint32_t tail_magnitude(Laplace, const std::uint32_t block[16]) {
+template <class W>
+DPK_HD W tail_magnitude(Laplace, const W block[16]) {
   std::uint32_t base = kEscape;
   for (int restart = 0; restart < 16; ++restart, base += kEscape) {
-    const std::uint32_t column = (block[restart] >> 16) & 0xffu;
-    const std::uint32_t entry = kLaplaceTable[column];
-    const std::uint32_t k = (block[restart] & 0xffffu) < (entry & 0xffffu) ? column : entry >> 16;
+    const W column = (block[restart] >> 16) & 0xffu;
+    const W entry = kLaplaceTable[index_of(column)];
+    const W k = (block[restart] & 0xffffu) < (entry & 0xffffu) ? column : entry >> 16;
     if (k != kEscape) return base + k;
   }
-  return base;
+  return W(base);
 }
 
 // The draw at `position` made again from scratch, tail included.
-template <class Law>
-DPK_HD std::int32_t draw_tail(const Stream& stream, std::uint64_t position,
-                              const std::uint32_t w[6], int b) {
-  std::uint32_t block[16];
+template <class Law, class W>
+DPK_HD typename SignedTwin<W>::type draw_tail(const Stream& stream, std::uint64_t position,
+                                              const W w[6], int b) {
+  W block[16];
   chacha_block(stream, stream.n0 ^ kTailDomain, position, block);
-  const std::uint32_t magnitude = tail_magnitude(Law{}, block);
-  return static_cast<std::int32_t>(assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b)));
+  const W magnitude = tail_magnitude(Law{}, block);
+  return as_signed(assemble(magnitude, w[2 + (b >> 1)], b, Law::offset(w[5], b)));
 }
 
 // The same from the draw itself, whose magnitude is that of the escape, 255: the tail moves it
@@ -109,33 +111,36 @@ DPK_HD std::int32_t extend_escape(const Stream& stream, std::uint64_t position, 
 }
 
 // A draw may only have escaped if it lies this far out; used to find escapes in a finished tile.
-DPK_HD bool may_have_escaped(std::int32_t x) {
+template <class I>
+DPK_HD bool may_have_escaped(I x) {
   constexpr std::int32_t far = 254 << kFineBits;
   return x >= far || x < -far;
 }
 
 // y = floor((v + X) / 2^14) without overflow for any v: the integer part of v moves past the carry.
-template <class T>
-DPK_HD T release_integer(T v, std::int32_t x) {
-  constexpr T low_mask = (T{1} << kFineBits) - 1;
-  const std::int32_t low = static_cast<std::int32_t>(v & low_mask);
+template <class T, class I>
+DPK_HD T release_integer(T v, I x) {
+  constexpr T low_mask{(1 << kFineBits) - 1};
+  const I low = static_cast<I>(v & low_mask);
   return (v >> kFineBits) + static_cast<T>((low + x) >> kFineBits);
 }
 
 // The float tier: v / u = `units` is rounded stochastically with 16 bits, then released. The split
 // into cells and the rest keeps every step exact, so y is exact until it exceeds T's mantissa.
-template <class T>
-DPK_HD T release_float(T units, std::uint32_t rounding, std::int32_t x) {
-  const T below = std::floor(units);
-  const std::int32_t fraction = static_cast<std::int32_t>((units - below) * T{65536});
-  const std::int32_t carry = fraction + static_cast<std::int32_t>(rounding) >= 65536 ? 1 : 0;
-  const T cells = std::floor(below * (T{1} / (1 << kFineBits)));
-  const std::int32_t low = static_cast<std::int32_t>(below - cells * T{1 << kFineBits}) + carry;
+template <class T, class U, class I>
+DPK_HD T release_float(T units, U rounding, I x) {
+  using std::floor;
+  const T below = floor(units);
+  const I fraction = static_cast<I>((units - below) * T{65536});
+  const I carry = fraction + static_cast<I>(rounding) >= 65536 ? 1 : 0;
+  const T cells = floor(below * T{1.0 / (1 << kFineBits)});
+  const I low = static_cast<I>(below - cells * T{1 << kFineBits}) + carry;
   return cells + static_cast<T>((low + x) >> kFineBits);
 }
 
 // Coordinate j of a tile takes half j div 16 (low first) of the block of lane j mod 16.
-DPK_HD std::uint32_t rounding_bits(std::uint32_t word, int half) {
+template <class W>
+DPK_HD W rounding_bits(W word, int half) {
   return (word >> (16 * (half & 1))) & 0xffffu;
 }
 

@@ -30,6 +30,9 @@ DPK_HD typename SignedTwin<W>::type as_signed(const W& x) {
   return (typename SignedTwin<W>::type)x;
 }
 
+// A word as the index of a table.
+DPK_HD std::uint32_t index_of(std::uint32_t x) { return x; }
+
 // All ones where a == b.
 DPK_HD std::uint32_t mask_equal(std::uint32_t a, std::uint32_t b) { return a == b ? ~0u : 0u; }
 template <class W>

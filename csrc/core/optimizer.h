@@ -108,13 +108,14 @@ DPK_HD void apply(const Nesterov<T>& rule, T gradient, T& param, T& buffer, T&) 
 
 template <class T>
 DPK_HD void apply(const Adam<T>& rule, T gradient, T& param, T& mean, T& square) {
+  using std::sqrt;
   const T p = param * rule.shrink;
   const T g = gradient + rule.decay * param;
   const T m = mean + rule.fresh1 * (g - mean);
   const T v = rule.keep2 * square + rule.fresh2 * g * g;
   mean = m;
   square = v;
-  param = p - rule.step * (m / (std::sqrt(v) / rule.root2 + rule.eps));
+  param = p - rule.step * (m / (sqrt(v) / rule.root2 + rule.eps));
 }
 
 }  // namespace dpkern

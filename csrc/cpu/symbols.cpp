@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/divisor.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
 #include "cpu/parallel.h"
@@ -12,24 +13,6 @@ namespace {
 constexpr int kPerBlock = 8;  // symbols of a cipher block
 constexpr int kTileSymbols = kRowBlocks * kPerBlock;
 constexpr std::int64_t kGrain = 32 * kTileSymbols;  // symbols worth a thread
-
-// v / width by one multiplication: the quotient by the rounded reciprocal is at most one too small.
-struct Divisor {
-  std::uint64_t width;
-  std::uint64_t reciprocal;  // floor((2^64 - 1) / width)
-
-  explicit Divisor(std::uint64_t w) : width(w), reciprocal(~std::uint64_t{0} / w) {}
-  std::uint64_t quotient(std::uint64_t v) const {
-    const auto wide = static_cast<unsigned __int128>(v) * reciprocal;
-    const auto q = static_cast<std::uint64_t>(wide >> 64);
-    return q + (v - q * width >= width ? 1 : 0);
-  }
-};
-
-std::uint64_t width_of(const Lies& lies) {
-  // 2^64 - keep, which is not 0, in arithmetic modulo 2^64.
-  return (std::uint64_t{0} - lies.keep) / (lies.categories - 1);
-}
 
 // How far each symbol of a tile moves, in the order of symbols; rows as `keystream_rows` makes
 // them.

@@ -13,6 +13,11 @@ struct Lies {
   std::uint64_t keep;
 };
 
+inline std::uint64_t width_of(const Lies& lies) {
+  // 2^64 - keep, which is not 0, in arithmetic modulo 2^64.
+  return (std::uint64_t{0} - lies.keep) / (lies.categories - 1);
+}
+
 // out[i] = the response to x[i], a category below `categories`; T = uint8_t, int32_t or int64_t.
 // Symbol i takes words 2 (first + i) and 2 (first + i) + 1 of the keystream.
 template <class T>

@@ -88,6 +88,12 @@ class Request:
         """B."""
         return int(self.tensors[0].shape[0])
 
+    @property
+    def exact_dtype(self) -> torch.dtype:
+        """The narrowest dtype that holds every sum of integers."""
+        most = self.batch_size * max(self.unit_bounds)
+        return torch.int32 if most <= _INT32_MOST else torch.int64
+
     def accumulators(self, out: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
         """The tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
         most = self.batch_size * max(self.unit_bounds)
@@ -96,10 +102,8 @@ class Request:
                 if tensor.dtype is torch.int32 and tensor.numel():
                     _check_room(tensor, most)
             return tuple(out)
-        if self.arithmetic == "exact":
-            dtype = torch.int32 if most <= _INT32_MOST else torch.int64
-        else:
-            dtype = sum_dtype(self.tensors[0].dtype)
+        exact = self.arithmetic == "exact"
+        dtype = self.exact_dtype if exact else sum_dtype(self.tensors[0].dtype)
         return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
 
     def result(self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor) -> ClipResult:

@@ -90,10 +90,15 @@ def validate(
 
 
 def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:
+    # Everything is taken for outside the ball.
     size = sum(p.numel() * p.element_size() for p in params)
-    entries = sum(p.numel() for p in params)
-    passes = 2 if isinstance(onto, Ball) else 1
-    return Cost(bytes_read=passes * size, bytes_written=size, flops=3 * entries)
+    n = sum(p.numel() for p in params)
+    if isinstance(onto, Box) or not n:
+        flops = 0
+    else:
+        # Norm, factor and product; or, behind a library's sort, threshold and shift.
+        flops = 3 * n + 1 if isinstance(onto, Ball) else 4 * n - 1
+    return Cost(bytes_read=size, bytes_written=size, flops=flops)
 
 
 @torch.no_grad()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..errors import InvalidInput
+from . import _clip_cost
 from ._clip_request import (
     ClipResult,
     Gradients,
@@ -94,14 +94,7 @@ def _validate_sample_norm(
     return tensors[0].device.type
 
 
-def _cost_sample_norm(grads: Gradients, **_: Any) -> Cost:
-    tensors = tensors_of(grads)
-    entries = sum(t.numel() for t in tensors)
-    read = entries * tensors[0].element_size()
-    return Cost(bytes_read=read, bytes_written=8 * tensors[0].shape[0], flops=2 * entries)
-
-
-@op(validate=_validate_sample_norm, cost=_cost_sample_norm)
+@op(validate=_validate_sample_norm, cost=_clip_cost.sample_norm)
 @torch.no_grad()
 def sample_norm(
     grads: Gradients,
@@ -242,15 +235,7 @@ def _check_out(
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-def _cost_clip_sum(grads: Gradients, *_: Any, **__: Any) -> Cost:
-    tensors = tensors_of(grads)
-    entries = sum(t.numel() for t in tensors)
-    read = entries * tensors[0].element_size()
-    columns = sum(t.shape[1:].numel() for t in tensors)
-    return Cost(bytes_read=read, bytes_written=4 * columns, flops=4 * entries)
-
-
-@op(validate=_validate_clip_sum, cost=_cost_clip_sum)
+@op(validate=_validate_clip_sum, cost=_clip_cost.clip_sum)
 @torch.no_grad()
 def clip_sum(
     grads: Gradients,

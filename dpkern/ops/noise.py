@@ -15,6 +15,7 @@ from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
 from . import _lattice
+from ._lattice import TILE
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
@@ -32,6 +33,11 @@ def noise_words(count: int) -> int:
 def rounding_words(count: int) -> int:
     """Keystream words of ``count`` stochastic roundings: 16 bits each."""
     return -(-count // 2)
+
+
+def tiles(position: int, count: int) -> int:
+    """Tiles that ``count`` coordinates from ``position`` on touch; each is made as a whole."""
+    return (position + count - 1) // TILE - position // TILE + 1 if count else 0
 
 
 def check_scale(name: str, scale: object) -> None:
@@ -190,8 +196,9 @@ def _validate_draws(
     return check_place(device)
 
 
-def _cost_draws(stream: Stream, *, count: int, **_: Any) -> Cost:
-    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=noise_words(count))
+def _cost_draws(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
+    words = noise_words(TILE) * tiles(position, count)
+    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=words)
 
 
 @op(validate=_validate_draws, cost=_cost_draws)
@@ -238,8 +245,8 @@ def _validate_rounding_bits(
     return check_place(device)
 
 
-def _cost_rounding_bits(stream: Stream, *, count: int, **_: Any) -> Cost:
-    words = rounding_words(count)
+def _cost_rounding_bits(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
+    words = rounding_words(TILE) * tiles(position, count)
     return Cost(bytes_read=0, bytes_written=2 * count, flops=0, random_words=words)
 
 
@@ -314,12 +321,27 @@ def _validate_add_noise(
     return x.device.type
 
 
-def _cost_add_noise(x: torch.Tensor, **_: Any) -> Cost:
+RELEASE_FLOPS = 7
+"""Of a float: to multiples of u, fraction, whole cells, the rest, and their sum."""
+
+
+def _cost_add_noise(
+    x: torch.Tensor,
+    *,
+    position: int = 0,
+    scale: float | torch.Tensor | None = None,
+    **_: Any,
+) -> Cost:
     n, size = x.numel(), x.numel() * x.element_size()
+    made = tiles(position, n)
+    words = noise_words(TILE) * made
     if x.dtype in INTEGERS:
-        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=noise_words(n))
-    words = noise_words(n) + rounding_words(n)
-    return Cost(bytes_read=size, bytes_written=size, flops=9 * n, random_words=words)
+        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
+    words += rounding_words(TILE) * made
+    each = isinstance(scale, torch.Tensor)
+    scales = scale.numel() * scale.element_size() if isinstance(scale, torch.Tensor) else 0
+    flops = (RELEASE_FLOPS + 1 + (2 if each else 0)) * n
+    return Cost(bytes_read=size + scales, bytes_written=size, flops=flops, random_words=words)
 
 
 @op(validate=_validate_add_noise, cost=_cost_add_noise)
@@ -382,10 +404,12 @@ def add_noise(
 
 __all__ = [
     "SCALE_CELLS",
+    "TILE",
     "add_noise",
     "keystream",
     "lattice_draws",
     "noise_words",
     "rounding_bits",
     "rounding_words",
+    "tiles",
 ]

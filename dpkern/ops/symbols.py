@@ -59,9 +59,16 @@ def _outside(low: torch.Tensor, high: torch.Tensor, categories: int) -> InvalidI
     )
 
 
-def _cost(symbols: torch.Tensor, **_: Any) -> Cost:
+def blocks(position: int, count: int) -> int:
+    """Cipher blocks that serve ``count`` symbols from ``position`` on."""
+    if not count:
+        return 0
+    return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
+
+
+def _cost(symbols: torch.Tensor, *, position: int = 0, **_: Any) -> Cost:
     size = symbols.numel() * symbols.element_size()
-    words = 2 * symbols.numel()
+    words = 16 * blocks(position, symbols.numel())
     return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
 
 
@@ -110,8 +117,7 @@ def randomize(
         PrivacyError: a CUDA graph is recorded, whose every replay would tell the same lies.
     """
     first, count = position // PER_BLOCK, symbols.numel()
-    blocks = -(-(position + count) // PER_BLOCK) - first
-    words = _lattice.keystream(stream, first, blocks).numpy()
+    words = _lattice.keystream(stream, first, blocks(position, count)).numpy()
     skip = position - first * PER_BLOCK
     u = words.view("<u8")[skip : skip + count]
     width = numpy.uint64(lie_width(keep, categories))

@@ -17,7 +17,7 @@ from ._count import Count, count
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Draws, Noise, at_clock, check_noise
-from .noise import FLOATS, INTEGERS, noise_words, rounding_words
+from .noise import FLOATS, INTEGERS, RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
 
 
 def _validate_step(
@@ -110,9 +110,24 @@ def _cost_step(
     moved = sum(p.numel() * p.element_size() for p in params) * (1 + len(rule.buffer_names()))
     read = moved + sum(s.numel() * s.element_size() for s in sums)
     rounded = noise is not None and bool(sums) and sums[0].dtype not in INTEGERS
-    words = (noise_words(n) if noise else 0) + (rounding_words(n) if rounded else 0)
-    per_entry = (4 if isinstance(rule, SGD) else 14) + (9 if rounded else 1)
-    return Cost(bytes_read=read, bytes_written=moved, flops=per_entry * n, random_words=words)
+    drawn, words = _noise_cost(noise, params, rounded) if noise is not None else (0, 0)
+    per_entry = rule.flops + (RELEASE_FLOPS + 1 if rounded else 1)
+    return Cost(
+        bytes_read=read + drawn, bytes_written=moved, flops=per_entry * n, random_words=words
+    )
+
+
+def _noise_cost(noise: Noise, params: Sequence[torch.Tensor], rounded: bool) -> tuple[int, int]:
+    """Bytes of what was made ahead and of the clock, and words made now."""
+    n = sum(p.numel() for p in params)
+    made = sum(tiles(at, p.numel()) for at, p in zip(noise.positions, params, strict=True))
+    read = 0 if noise.clock is None or not params else 8 * SIZE
+    ahead = noise.draws
+    words = noise_words(TILE) * made if ahead is None else 0
+    read += 0 if ahead is None else 4 * n
+    if rounded and ahead is not None and ahead.rounding is not None:
+        return read + 2 * n, words
+    return read, words + (rounding_words(TILE) * made if rounded else 0)
 
 
 @op(validate=_validate_step, cost=_cost_step)
@@ -189,7 +204,7 @@ def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = 
 
 
 def _cost_advance(clock: torch.Tensor, **_: Any) -> Cost:
-    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE)
+    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE - 1)
 
 
 @op(validate=_validate_advance, cost=_cost_advance)

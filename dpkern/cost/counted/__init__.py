@@ -10,9 +10,17 @@ from typing import Any
 
 from ..._dispatch import Op
 from ...errors import InvalidInput
+from . import clip, ghost_explicit, noise, symbols, update
+from ._native import open_cipher
 from ._tally import Kernel, Tally
 
-KERNELS: dict[str, Kernel] = {}
+KERNELS: dict[str, Kernel] = {
+    **noise.KERNELS,
+    **update.KERNELS,
+    **clip.KERNELS,
+    **ghost_explicit.KERNELS,
+    **symbols.KERNELS,
+}
 """Counted kernels by the name of their op."""
 
 
@@ -35,4 +43,4 @@ def tally_of(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return kernel(*args, **given)
 
 
-__all__ = ["KERNELS", "Kernel", "Tally", "tally_of"]
+__all__ = ["KERNELS", "Kernel", "Tally", "open_cipher", "tally_of"]

@@ -1,0 +1,228 @@
+// Bindings of the counted kernels: arguments as those of the kernels.
+
+#include "bindings/counted.h"
+
+#include "bindings/bindings.h"
+#include "counted/kernels.h"
+
+namespace py = pybind11;
+
+namespace dpkern::bindings {
+namespace {
+
+using Address = std::uintptr_t;
+using Size = std::int64_t;
+
+// body(zero of the type): 0 = float, 1 = double.
+template <class F>
+auto by_type(bool wide, const F& body) {
+  return wide ? body(double{}) : body(float{});
+}
+
+py::tuple keystream(Address out, const py::tuple& stream, std::uint64_t first_block, Size blocks) {
+  const Stream s = stream_of(stream);
+  return counted([&] { counted::keystream(s, first_block, blocks, pointer<std::uint32_t>(out)); });
+}
+
+py::tuple lattice_draws(Address out, const py::tuple& stream, int law, std::uint64_t first,
+                        Size n) {
+  const Stream s = stream_of(stream);
+  return counted([&] {
+    counted::lattice_draws(s, static_cast<Distribution>(law), first, n, pointer<std::int32_t>(out));
+  });
+}
+
+py::tuple rounding_bits(Address out, const py::tuple& stream, std::uint64_t first, Size n) {
+  const Stream s = stream_of(stream);
+  return counted([&] { counted::rounding_bits(s, first, n, pointer<std::int16_t>(out)); });
+}
+
+py::tuple add_noise_integer(Address x, bool wide, const py::tuple& stream, int law,
+                            std::uint64_t first, Size n) {
+  const Stream s = stream_of(stream);
+  const auto distribution = static_cast<Distribution>(law);
+  return counted([&] {
+    if (wide) {
+      counted::add_noise_integer(s, distribution, first, n, pointer<std::int64_t>(x));
+    } else {
+      counted::add_noise_integer(s, distribution, first, n, pointer<std::int32_t>(x));
+    }
+  });
+}
+
+// scales: an address of one scale per coordinate (of float64 if `wide_scales`), or 0.
+py::tuple add_noise_float(Address x, bool wide, const py::tuple& stream, const py::tuple& rounding,
+                          int law, std::uint64_t first, Size n, double scale, Address scales,
+                          bool wide_scales) {
+  const Stream s = stream_of(stream);
+  const Stream r = stream_of(rounding);
+  const auto distribution = static_cast<Distribution>(law);
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      by_type(wide_scales, [&](auto scale_zero) {
+        using T = decltype(zero);
+        using R = decltype(scale_zero);
+        counted::add_noise_float(s, r, distribution, first, n, scale, pointer<const R>(scales),
+                                 pointer<T>(x));
+      });
+    });
+  });
+}
+
+// draws: None or (first position, how many, address, address of rounding bits or 0).
+py::tuple update_step(const py::tuple& rule, const py::object& noise, const py::object& draws,
+                      int sum_type, bool wide, double gradient_scale, const Addresses& params,
+                      const Addresses& sums, const Addresses& state1, const Addresses& state2,
+                      const Integers& sizes, const Integers& positions, const Numbers& scales) {
+  const Rule r = rule_of(rule);
+  const cpu::UpdateNoise n = update_noise_of(noise);
+  const auto items = update_items_of(params, sums, state1, state2, sizes, positions, scales);
+  counted::Draws ahead{};
+  if (!draws.is_none()) {
+    const py::tuple packed = draws.cast<py::tuple>();
+    ahead = {packed[0].cast<std::uint64_t>(), packed[1].cast<Size>(),
+             pointer<const std::int32_t>(packed[2].cast<Address>()),
+             pointer<const std::int16_t>(packed[3].cast<Address>())};
+  }
+  const auto type = static_cast<SumType>(sum_type);
+  return counted([&] {
+    return by_type(wide, [&](auto zero) {
+      return counted::update_step<decltype(zero)>(r, n, ahead, type, gradient_scale, items);
+    });
+  });
+}
+
+py::tuple advance(Address clock, double beta1, double beta2) {
+  return counted([&] { counted::advance(pointer<Size>(clock), beta1, beta2); });
+}
+
+// kind: 0 = box (low, high), 1 = ball (radius), 2 = simplex (total).
+py::tuple project(int kind, bool wide, const Addresses& params, const Integers& sizes, double first,
+                  double second) {
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using T = decltype(zero);
+      std::vector<counted::Part<T>> parts;
+      for (std::size_t i = 0; i < params.size(); ++i) {
+        parts.push_back({pointer<T>(params[i]), sizes.at(i)});
+      }
+      if (kind == 0) return counted::project_box(parts, first, second);
+      if (kind == 1) return counted::project_ball(parts, first);
+      counted::project_simplex(parts, first);
+    });
+  });
+}
+
+// centers and scales: addresses, 0 for none, each of float64 where its flag says so.
+py::tuple sample_norm(int type, Size rows, int p, const Addresses& gradients,
+                      const Integers& columns, const Addresses& centers,
+                      const std::vector<bool>& wide_centers, const Addresses& scales,
+                      const std::vector<bool>& wide_scales, Address norms) {
+  const Addresses none(gradients.size(), 0);
+  const Numbers ones(gradients.size(), 1);
+  const Integers zeros(gradients.size(), 0);
+  const auto items = clip_items_of(gradients, none, columns, ones, ones, zeros);
+  std::vector<counted::Whitening> whitenings;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    whitenings.push_back({{pointer<const void>(centers.at(i)), wide_centers.at(i)},
+                          {pointer<const void>(scales.at(i)), wide_scales.at(i)}});
+  }
+  return counted([&] {
+    counted::sample_norm(static_cast<GradType>(type), rows, p, items, whitenings,
+                         pointer<double>(norms));
+  });
+}
+
+py::tuple clip_sum(Size rows, int p, int style, int arithmetic, int type, bool fresh,
+                   const Addresses& gradients, const Addresses& sums, const Integers& columns,
+                   const Numbers& max_norms, const Numbers& per_units, const Integers& unit_bounds,
+                   Address norms) {
+  const auto items = clip_items_of(gradients, sums, columns, max_norms, per_units, unit_bounds);
+  const ClipPlan plan{rows, p, static_cast<Style>(style), static_cast<Arithmetic>(arithmetic)};
+  return counted([&] {
+    return counted::clip_sum(plan, static_cast<GradType>(type), fresh, items,
+                             pointer<double>(norms));
+  });
+}
+
+template <class F>
+std::vector<cpu::Explicit<F>> parts_of(const Addresses& rows, const Integers& columns,
+                                       const Addresses& outs) {
+  std::vector<cpu::Explicit<F>> parts;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    parts.push_back({pointer<const F>(rows[i]), columns.at(i), pointer<F>(outs.at(i))});
+  }
+  return parts;
+}
+
+py::tuple explicit_norm(bool wide, const Addresses& rows, const Integers& columns, Size batch,
+                        Address squares) {
+  const Addresses none(rows.size(), 0);
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      counted::explicit_norm(parts_of<decltype(zero)>(rows, columns, none), batch,
+                             pointer<double>(squares));
+    });
+  });
+}
+
+py::tuple contract(bool wide, const Addresses& rows, const Integers& columns, const Addresses& outs,
+                   Address factors, Size batch) {
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using F = decltype(zero);
+      counted::contract(parts_of<F>(rows, columns, outs), pointer<const F>(factors), batch);
+    });
+  });
+}
+
+py::tuple clip_factors(bool wide, const Addresses& squares, Size batch, double max_norm,
+                       double scale, bool automatic, Address norms, Address factors) {
+  std::vector<const double*> parts;
+  for (const Address part : squares) parts.push_back(pointer<const double>(part));
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      counted::clip_factors(parts, batch, {max_norm, scale, automatic}, pointer<double>(norms),
+                            pointer<decltype(zero)>(factors));
+    });
+  });
+}
+
+// type: 0 = uint8, 1 = int32, 2 = int64.
+py::tuple randomize_symbols(int type, const py::tuple& stream, std::uint64_t first,
+                            std::uint32_t categories, std::uint64_t keep, Address x, Size n,
+                            Address out) {
+  const Stream s = stream_of(stream);
+  const cpu::Lies lies{categories, keep};
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    counted::randomize(s, first, lies, pointer<const T>(x), n, pointer<T>(out));
+  };
+  return counted([&] {
+    if (type == 0) return run(std::uint8_t{});
+    if (type == 1) return run(std::int32_t{});
+    run(std::int64_t{});
+  });
+}
+
+}  // namespace
+
+void add_counted(py::module_& m) {
+  m.def("open_cipher", [](bool open) { cipher_is_open = open; });
+  m.def("keystream", &keystream);
+  m.def("lattice_draws", &lattice_draws);
+  m.def("rounding_bits", &rounding_bits);
+  m.def("add_noise_integer", &add_noise_integer);
+  m.def("add_noise_float", &add_noise_float);
+  m.def("update_step", &update_step);
+  m.def("advance", &advance);
+  m.def("project", &project);
+  m.def("sample_norm", &sample_norm);
+  m.def("clip_sum", &clip_sum);
+  m.def("explicit_norm", &explicit_norm);
+  m.def("contract", &contract);
+  m.def("clip_factors", &clip_factors);
+  m.def("randomize_symbols", &randomize_symbols);
+}
+
+}  // namespace dpkern::bindings

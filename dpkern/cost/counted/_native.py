@@ -1,0 +1,70 @@
+"""The compiled counted kernels, and what they bring back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+from ...errors import BackendError
+from ..primitives import PRIMITIVES, Counts
+from ._tally import Tally
+
+
+@cache
+def kernels() -> Any:
+    """``dpkern._C.counted``.
+
+    Raises:
+        BackendError: the kernels are not compiled.
+    """
+    try:
+        from dpkern import _C  # type: ignore[attr-defined, unused-ignore]
+    except ImportError as error:
+        raise BackendError(
+            "counted execution",
+            expected="the compiled kernels",
+            got=str(error),
+            remedy="Build with a C++17 compiler and cmake, or use the closed forms.",
+        ) from error
+    return _C.counted
+
+
+def tallied(packed: tuple[Any, ...]) -> tuple[Any, Tally]:
+    """A counted kernel's own result and the tally."""
+    result, exact, chance, flops, read, written = packed
+    tally = Tally(
+        counts=_counts(exact),
+        random=_counts(chance),
+        flops=flops,
+        bytes_read=read,
+        bytes_written=written,
+    )
+    return result, tally
+
+
+def _counts(numbers: Sequence[int]) -> Counts:
+    return Counts(dict(zip(PRIMITIVES, numbers, strict=True)))
+
+
+@contextmanager
+def open_cipher() -> Iterator[None]:
+    """Count the generator's inner operations too, besides its words."""
+    kernels().open_cipher(True)
+    try:
+        yield
+    finally:
+        kernels().open_cipher(False)
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Where these begin."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many elements each has."""
+    return [tensor.numel() for tensor in tensors]

@@ -1,0 +1,76 @@
+"""Noise, counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...laws import LAWS
+from ...ops import noise
+from ...rng import Stream
+from ._native import kernels, tallied
+from ._tally import Kernel, Tally
+
+LAW_CODES = {name: code for code, name in enumerate(LAWS)}
+
+
+def _keystream(
+    stream: Stream, *, first_block: int, blocks: int, **_: Any
+) -> tuple[torch.Tensor, Tally]:
+    out = torch.empty(16 * blocks, dtype=torch.int32)
+    packed = kernels().keystream(out.data_ptr(), stream.packed(), first_block, blocks)
+    return out, tallied(packed)[1]
+
+
+def _lattice_draws(
+    stream: Stream, *, position: int, count: int, distribution: str = "gaussian", **_: Any
+) -> tuple[torch.Tensor, Tally]:
+    out = torch.empty(count, dtype=torch.int32)
+    law = LAW_CODES[distribution]
+    packed = kernels().lattice_draws(out.data_ptr(), stream.packed(), law, position, count)
+    return out, tallied(packed)[1]
+
+
+def _rounding_bits(
+    stream: Stream, *, position: int, count: int, **_: Any
+) -> tuple[torch.Tensor, Tally]:
+    out = torch.empty(count, dtype=torch.int16)
+    packed = kernels().rounding_bits(out.data_ptr(), stream.packed(), position, count)
+    return out, tallied(packed)[1]
+
+
+def _add_noise(
+    x: torch.Tensor,
+    *,
+    stream: Stream,
+    position: int = 0,
+    distribution: str = "gaussian",
+    scale: float | torch.Tensor | None = None,
+    rounding: Stream | None = None,
+) -> tuple[torch.Tensor, Tally]:
+    law = LAW_CODES[distribution]
+    place = law, position, x.numel()
+    if x.dtype in noise.INTEGERS:
+        wide = x.dtype is torch.int64
+        packed = kernels().add_noise_integer(x.data_ptr(), wide, stream.packed(), *place)
+        return x, tallied(packed)[1]
+    assert rounding is not None
+    each = scale.contiguous() if isinstance(scale, torch.Tensor) else None
+    scales = (
+        (float(scale), 0, False)  # type: ignore[arg-type]
+        if each is None
+        else (1.0, each.data_ptr(), each.dtype is torch.float64)
+    )
+    streams = stream.packed(), rounding.packed()
+    wide = x.dtype is torch.float64
+    packed = kernels().add_noise_float(x.data_ptr(), wide, *streams, *place, *scales)
+    return x, tallied(packed)[1]
+
+
+KERNELS: dict[str, Kernel] = {
+    "noise.keystream": _keystream,
+    "noise.lattice_draws": _lattice_draws,
+    "noise.rounding_bits": _rounding_bits,
+    "noise.add_noise": _add_noise,
+}

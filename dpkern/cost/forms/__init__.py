@@ -1,0 +1,19 @@
+"""Closed forms: what each op takes, from its arguments alone; the same as its counted execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..primitives import Itemised
+from . import clip, ghost_explicit, noise, symbols, update
+
+FORMS: dict[str, Callable[..., Itemised]] = {
+    **noise.FORMS,
+    **update.FORMS,
+    **clip.FORMS,
+    **ghost_explicit.FORMS,
+    **symbols.FORMS,
+}
+"""By the name of the op; they take the op's arguments, and what its data decides by keyword."""
+
+__all__ = ["FORMS"]

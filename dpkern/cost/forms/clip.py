@@ -1,0 +1,153 @@
+"""Clipping: closed forms of norms, factors, and sums in both arithmetics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...ops import clip
+from ..primitives import Counts, Item, Itemised
+
+WIDENED = {torch.float32: 1, torch.float64: 0, torch.bfloat16: 2}
+"""Changes of format from a gradient's entry to float64, by way of float32 for bfloat16."""
+
+
+def sum_of(terms: int) -> int:
+    """Additions of a sum."""
+    return max(terms - 1, 0)
+
+
+def power_sum(entries: int, p: int) -> Counts:
+    """``sum |x|^p`` of float64 numbers."""
+    power = Counts(MUL=entries) if p == 2 else Counts(AND=entries)
+    return power + Counts(ADD=sum_of(entries))
+
+
+def round_down(dtype: torch.dtype) -> Counts:
+    """A float64 factor in another dtype, never larger."""
+    return Counts() if dtype is torch.float64 else Counts(CVT=2, CMP=1, SUB=1, MUX=1)
+
+
+def factor(automatic: bool) -> Counts:
+    """A factor but for the division of a sample that is clipped."""
+    return Counts(MUL=1, ADD=1, DIV=1) if automatic else Counts(MUL=1, CMP=1)
+
+
+def combined(tensors: int, p: int) -> Counts:
+    """The norm of a sample from the powers of its tensors."""
+    if p == 1:
+        return Counts(ADD=sum_of(tensors))
+    return Counts(SQRT=tensors + 1, MUL=tensors, ADD=sum_of(tensors))
+
+
+def sample_norm(
+    grads: clip.Gradients,
+    *,
+    p: int = 2,
+    scale: clip.Gradients | None = None,
+    center: clip.Gradients | None = None,
+    **_: Any,
+) -> Itemised:
+    """``clip.sample_norm``."""
+    tensors = clip.tensors_of(grads)
+    batch, columns = len(tensors[0]), _columns(tensors)
+    entries = batch * sum(columns)
+    widened = Counts(CVT=WIDENED[tensors[0].dtype] * entries)
+    powers = sum((power_sum(n, p) for n in columns), Counts())
+    items = [
+        Item(name="read and written", counts=Counts(LOAD=entries, STORE=batch)),
+        Item(name="norms", counts=widened + batch * (powers + combined(len(tensors), p))),
+    ]
+    for name, extra, work in (("centred", center, "SUB"), ("scaled", scale, "DIV")):
+        if extra is None:
+            continue
+        given = clip.tensors_of(extra)
+        numbers = sum(t.numel() for t in given)
+        narrow = sum(t.numel() for t in given if t.dtype is torch.float32)
+        counts = Counts({work: entries, "LOAD": numbers, "CVT": narrow})
+        items.append(Item(name=name, counts=counts))
+    return Itemised(tuple(items))
+
+
+def clip_sum(
+    grads: clip.Gradients,
+    max_grad_norm: float | Sequence[float],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    arithmetic: str = "float",
+    out: Sequence[torch.Tensor] | None = None,
+    clipped: int | None = None,
+    nonfinite: int = 0,
+    **_: Any,
+) -> Itemised:
+    """``clip.clip_sum``.
+
+    Args:
+        grads, max_grad_norm, p, style, arithmetic, out: as the op's.
+        clipped: samples beyond the bound (per layer: samples and tensors); None: all. Automatic
+            clipping divides for every one.
+        nonfinite: samples with NaN or inf, which are not summed.
+    """
+    tensors = clip.tensors_of(grads)
+    batch, columns = len(tensors[0]), _columns(tensors)
+    finite, groups = batch - nonfinite, len(tensors)
+    entries, exact = sum(columns), arithmetic == "exact"
+    sum_dtype = clip.sum_dtype(tensors[0].dtype)
+    widened = Counts(CVT=WIDENED[tensors[0].dtype] * batch * entries)
+    powers = sum((power_sum(n, p) for n in columns), Counts())
+    whole = Counts(ADD=sum_of(groups), CMP=1)
+    divided = (finite if style != "per_layer" else finite * groups) if clipped is None else clipped
+    per_sample = 1 if style == "per_layer" else groups
+    factors = batch * groups * (Counts(SQRT=int(p == 2), MUL=int(exact)) + round_down(sum_dtype))
+    factors += finite * groups * factor(style == "automatic")
+    if style != "automatic":
+        factors += Counts(DIV=divided * per_sample)
+    touched = entries if finite else 0
+    read = batch * entries + (touched if out is not None else 0)
+    written = batch + (touched if out is not None else entries)
+    return Itemised(
+        (
+            Item(name="read and written", counts=Counts(LOAD=read, STORE=written)),
+            Item(
+                name="norms",
+                counts=widened
+                + batch * (powers + whole + combined(groups, p) + Counts(CMP=1, ADD=1)),
+                note="of each tensor, together, and which are finite",
+            ),
+            Item(name="factors", counts=factors),
+            Item(
+                name="sums",
+                counts=_exact(tensors[0].dtype, columns, p, style, batch, finite)
+                if exact
+                else batch * Counts(CMP=groups)
+                + finite * entries * (Counts(MUL=1, ADD=1) + _narrowed(tensors[0].dtype)),
+            ),
+        )
+    )
+
+
+def _exact(
+    dtype: torch.dtype, columns: Sequence[int], p: int, style: str, batch: int, finite: int
+) -> Counts:
+    """Integers, their sum, and the proof; a sample shrunk again counts as chance."""
+    entries, tensors = sum(columns), len(columns)
+    integer = Counts(MUL=1, CVT=1, ADD=1) + _narrowed(dtype)
+    power = Counts(MUL=1) if p == 2 else Counts(AND=1)
+    together = [sum(columns)] if style != "per_layer" else list(columns)
+    proof = Counts(ADD=sum(sum_of(n) for n in together))
+    tests = Counts(CMP=tensors + len(together))
+    return batch * tests + finite * (entries * (integer + power) + proof)
+
+
+def _narrowed(dtype: torch.dtype) -> Counts:
+    return Counts(CVT=int(dtype is torch.bfloat16))
+
+
+def _columns(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [t.shape[1:].numel() for t in tensors]
+
+
+FORMS = {"clip.sample_norm": sample_norm, "clip.clip_sum": clip_sum}

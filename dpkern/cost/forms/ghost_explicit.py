@@ -1,0 +1,88 @@
+"""Per-sample gradients that exist anyway: closed forms of norms, factors and weighted sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..primitives import Counts, Item, Itemised
+from . import clip
+
+Tensors = Sequence[torch.Tensor]
+
+
+def _columns(grads: Tensors) -> list[int]:
+    return [part.shape[1:].numel() for part in grads]
+
+
+def explicit_norm(grads: Tensors, **_: Any) -> Itemised:
+    """``ghost.explicit_norm``."""
+    batch, columns = len(grads[0]), _columns(grads)
+    entries = sum(columns)
+    powers = sum((clip.power_sum(n, 2) for n in columns), Counts(ADD=clip.sum_of(len(grads))))
+    widened = Counts(CVT=clip.WIDENED[grads[0].dtype] * entries)
+    return Itemised(
+        (
+            Item(name="read and written", counts=Counts(LOAD=batch * entries, STORE=batch)),
+            Item(name="squares", counts=batch * (powers + widened)),
+        )
+    )
+
+
+def clip_factors(
+    squares: Tensors,
+    max_grad_norm: float,
+    *,
+    dtype: torch.dtype,
+    automatic: bool = False,
+    clipped: int | None = None,
+    nonfinite: int = 0,
+    **_: Any,
+) -> Itemised:
+    """``ghost.clip_factors``.
+
+    Args:
+        squares, max_grad_norm, dtype, automatic: as the op's.
+        clipped: samples beyond the bound; None: all that are finite.
+        nonfinite: samples whose norm is not finite.
+    """
+    batch, parts = len(squares[0]), len(squares)
+    finite = batch - nonfinite
+    norm = Counts(ADD=clip.sum_of(parts), SQRT=1, MUL=1, CMP=1)
+    factors = finite * clip.factor(automatic)
+    if not automatic:
+        factors += Counts(DIV=finite if clipped is None else clipped)
+    return Itemised(
+        (
+            Item(name="read and written", counts=batch * Counts(LOAD=parts, STORE=2)),
+            Item(name="norms", counts=batch * norm),
+            Item(name="factors", counts=factors + batch * (Counts(MUL=1) + clip.round_down(dtype))),
+        )
+    )
+
+
+def contract(
+    grads: Tensors, factors: torch.Tensor, outs: Tensors, *, dropped: int = 0, **_: Any
+) -> Itemised:
+    """``ghost.contract``; ``dropped``: samples of factor 0, whose gradients are not read."""
+    batch, entries = len(factors), sum(_columns(grads))
+    used = batch - dropped
+    parts = sum(1 for n in _columns(grads) if n)
+    touched = entries if used else 0
+    read = used * entries + touched + (batch if parts else 0)
+    return Itemised(
+        (
+            Item(name="read and written", counts=Counts(LOAD=read, STORE=touched)),
+            Item(name="tests", counts=Counts(CMP=batch * parts)),
+            Item(name="sums", counts=used * entries * Counts(MUL=1, ADD=1)),
+        )
+    )
+
+
+FORMS = {
+    "ghost.explicit_norm": explicit_norm,
+    "ghost.clip_factors": clip_factors,
+    "ghost.contract": contract,
+}

@@ -1,0 +1,34 @@
+"""Randomized response: its closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops.symbols import blocks
+from ..primitives import Counts, Item, Itemised
+
+_WORD = Counts(SHIFT=1, OR=1, CMP=1)
+"""Two words to one, which is compared with the words that tell the truth."""
+_WRAP = Counts(ADD=1, CMP=1, SUB=1, MUX=1)
+_LIE = Counts(SUB=2, MUL=2, CMP=2, ADD=2, MUX=2)
+"""Quotient by a rounded reciprocal, put right; at most the last lie; 1 + lie, or the truth."""
+
+
+def randomize(
+    symbols: torch.Tensor, *, categories: int = 2, position: int = 0, **_: Any
+) -> Itemised:
+    """``symbols.randomize``."""
+    n = symbols.numel()
+    each = _WORD + _WRAP + (_LIE if categories > 2 else Counts())
+    return Itemised(
+        (
+            Item(name="words", counts=Counts(RNG=16 * blocks(position, n))),
+            Item(name="read and written", counts=Counts(LOAD=n, STORE=n)),
+            Item(name="responses", counts=n * each),
+        )
+    )
+
+
+FORMS = {"symbols.randomize": randomize}
