@@ -124,7 +124,7 @@ def circulant_norm(
     squares = (pairs * weights).sum(1)
     # Every term is at most the product of the operands' norms.
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
-    error = 3 * transform_error(torch.float64, (1, block)) + (x[:1].numel() + g[:1].numel()) * _UNIT
+    error = norm_error(x, g)
     if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
         above: torch.Tensor = squares + 2 * error * block * sizes.square()
     else:
@@ -133,6 +133,12 @@ def circulant_norm(
 
 
 _UNIT = 2.0**-53
+
+
+def norm_error(x: torch.Tensor, g: torch.Tensor) -> float:
+    """Of the transforms and sums, of the product of the operands' norms."""
+    terms = x.shape[1] * (x.shape[2] + g.shape[2]) * x.shape[3]
+    return 3 * transform_error(torch.float64, (1, x.shape[3])) + terms * _UNIT
 
 
 def _power(spectra: torch.Tensor) -> torch.Tensor:
@@ -256,4 +262,11 @@ def circulant_sum(
     out.add_(torch.fft.irfft(spectra, n=x.shape[-1]))
 
 
-__all__ = ["circulant_gradient", "circulant_norm", "circulant_sum", "norm_route", "transforms"]
+__all__ = [
+    "circulant_gradient",
+    "circulant_norm",
+    "circulant_sum",
+    "norm_error",
+    "norm_route",
+    "transforms",
+]

@@ -140,13 +140,13 @@ def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch
 
 def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
     """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
-    down, across = (m.to(x) for m in _toeplitz(band, before, used, (x.shape[2], x.shape[3])))
+    down, across = (m.to(x) for m in toeplitz(band, before, used, (x.shape[2], x.shape[3])))
     rows, columns = down.shape[1], across.shape[1]
     return down @ (x[:, :, :rows, :columns] @ across.T)
 
 
 @lru_cache(maxsize=256)
-def _toeplitz(
+def toeplitz(
     band: Band, before: Pair, used: Pair, given: Pair
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
@@ -161,4 +161,4 @@ def _toeplitz(
     return made[0], made[1]
 
 
-__all__ = ["filtered", "read_places"]
+__all__ = ["filtered", "read_places", "toeplitz"]
