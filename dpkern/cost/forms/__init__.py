@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..primitives import Itemised
 from . import clip, ghost_explicit, noise, symbols, update
+from ._form import Form
 
-FORMS: dict[str, Callable[..., Itemised]] = {
+FORMS: dict[str, Form] = {
     **noise.FORMS,
     **update.FORMS,
     **clip.FORMS,
@@ -16,4 +14,4 @@ FORMS: dict[str, Callable[..., Itemised]] = {
 }
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "Form"]
