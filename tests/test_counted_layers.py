@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from counted_layer_cases import CASES, Call, Draw
 
 from dpkern import _dispatch
-from dpkern.cost.counted import KERNELS, tally_of
-from dpkern.cost.counted._tally import Tally
+from dpkern.cost.counted import KERNELS, Tally, tally_of
 from dpkern.cost.forms import FORMS
 from dpkern.cost.primitives import PRIMITIVES, Counts
 from dpkern.errors import InvalidInput
 from dpkern.ops import ghost, spectral
 from dpkern.ops.spectral._transform_flops import of_line, of_plane
+from tests.counted_layer_cases import CASES, Call, Draw
 
 SHAPES = 24
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 1e-9}
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    if not _dispatch.availability("cpu")[0]:
+        pytest.skip("the kernels are not compiled")
 
 
 def calls(name: str) -> Iterator[tuple[Draw, Call]]:

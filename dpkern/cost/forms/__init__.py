@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ..primitives import Itemised
 from . import (
     clip,
     ghost_affine,
@@ -17,8 +14,9 @@ from . import (
     symbols,
     update,
 )
+from ._form import Form
 
-FORMS: dict[str, Callable[..., Itemised]] = {
+FORMS: dict[str, Form] = {
     **noise.FORMS,
     **update.FORMS,
     **clip.FORMS,
@@ -32,4 +30,4 @@ FORMS: dict[str, Callable[..., Itemised]] = {
 }
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "Form"]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..primitives import Counts, Itemised
+from ._form import Form
 from ._layers import dots, itemised
 
 
@@ -73,7 +74,7 @@ def group_norm_backward(
     )
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "ghost.layer_norm_backward": layer_norm_backward,
     "ghost.rms_norm_backward": rms_norm_backward,
     "ghost.group_norm_backward": group_norm_backward,

@@ -18,6 +18,7 @@ from ...ops import _values
 from ...ops.ghost import conv
 from ...ops.ghost._conv_geometry import Geometry
 from ..primitives import Counts, Itemised
+from ._form import Form
 from ._layers import dots, itemised, summed, widened
 
 
@@ -106,7 +107,7 @@ def conv_sum(
     )
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "ghost.conv_norm": conv_norm,
     "ghost.conv_gradient": conv_gradient,
     "ghost.conv_sum": conv_sum,

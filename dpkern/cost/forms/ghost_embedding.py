@@ -12,6 +12,7 @@ import torch
 from ...ops._values import Repeats
 from ...ops._values import used as used_by
 from ..primitives import Counts, Itemised
+from ._form import Form
 from ._layers import dots, itemised, widened
 
 
@@ -95,7 +96,7 @@ def tied_cross(
     )
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "ghost.embedding_norm": embedding_norm,
     "ghost.embedding_sum": embedding_sum,
     "ghost.tied_cross": tied_cross,

@@ -19,6 +19,7 @@ import torch
 from ...ops import _values
 from ...ops.ghost import linear
 from ..primitives import Counts, Itemised
+from ._form import Form
 from ._layers import dots, itemised, summed, widened
 
 
@@ -104,7 +105,7 @@ def matmul(
     )
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "ghost.linear_norm": linear_norm,
     "ghost.linear_gradient": linear_gradient,
     "ghost.linear_sum": linear_sum,

@@ -19,6 +19,7 @@ from ...ops.spectral._spectra import Grid, half_gains
 from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import read_entries, transforms
 from ..primitives import Counts, Item, Itemised
+from ._form import Form
 from ._layers import dots, itemised, widened
 
 _NOTE = "split radix for powers of two, 5 n lg n for other complex lines, half of it for real ones"
@@ -207,7 +208,7 @@ def circulant_sum(
     ) + _modelled(circulant.transforms(x, g, used, inverse=1))
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "spectral.conv_norm": conv_norm,
     "spectral.conv_bins": conv_bins,
     "spectral.bins_sum": bins_sum,
