@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from dpkern import DPStep
+from dpkern.cost._step_operands import geometry
+from dpkern.cost._step_operands import operands as _operands
+from dpkern.engine.clipping import GroupSums
+from dpkern.engine.records import Circulant, Convolution, Explicit
+from dpkern.engine.released import Spectrum
+from dpkern.engine.uses import Arrival
 from dpkern.mechanisms import (
     DPSGD,
     AdaClip,
@@ -83,34 +90,86 @@ class Case:
                     samples[i][b] *= 1e4 if large else 1e-5
         if step.plan.importance is not None and step.plan.importance.source == "full":
             self.means = [sample.mean(0) for sample in samples]
+        if self.samples == "operands":
+            return self.operands(step, samples)
         if self.samples != "sum":
             return samples
-        plan = step.plan
         one = clip.clip_sum(samples, 1.0)
+        return self.result(step, one.sums, one.norms, 0)
+
+    def operands(self, step: DPStep, samples: list[torch.Tensor]) -> list[Any]:
+        """Records of spectral layers, whose gradients are large or small with the others'."""
+        records: list[Any] = []
+        for site, block, grads in zip(self.mechanism.sites, step.plan.blocks, samples, strict=True):
+            if block.release is None:
+                records.append(Explicit(grads))
+                continue
+            shapes = _operands(site, self.batch, self.dtype)
+            x, g = (torch.randn(t.shape, dtype=self.dtype) for t in shapes)
+            large = grads.flatten(1).norm(dim=1) > 1
+            g *= torch.where(large, 1e4, 1e-5).view(-1, *(1,) * (g.dim() - 1))
+            record = Circulant(x, g) if site.kind == "circulant" else _convolution(site, x, g)
+            records.append(Spectrum(record, block.release))
+        return records
+
+    def summed(self, step: DPStep, records: list[Any]) -> clip.ClipResult:
+        """The clipped sum of these records, made by the engine's own code."""
+        sums: Any = object.__new__(GroupSums)
+        sums.p, sums.style, sums.raw, sums.norms, sums.sums = 2, "flat", None, {}, {}
+        slots: list[Any] = [
+            SimpleNamespace(
+                index=block.index,
+                shape=block.shape,
+                parameter=parameter,
+                release=block.release,
+                arrivals=[Arrival(record)],
+            )
+            for block, parameter, record in zip(step.plan.blocks, step.params, records, strict=True)
+        ]
+        sums.groups = {k: [slots[i] for i in group] for k, group in enumerate(step.plan.groups)}
+        sums.group_of = {slot.index: k for k, group in sums.groups.items() for slot in group}
+        sums.bounds = dict(enumerate(step.plan.group_bounds))
+        sums.capture = SimpleNamespace(
+            slots=slots, loss_scale=1.0, loss_reduction="sum", arrived_batch=self.batch
+        )
+        result: clip.ClipResult = sums.result()
+        return result
+
+    def result(
+        self, step: DPStep, sums: Sequence[torch.Tensor], norms: torch.Tensor, dropped: Any
+    ) -> clip.ClipResult:
+        """Sums with the plan's bounds."""
         return clip.ClipResult(
-            sums=one.sums,
+            sums=tuple(sums),
             norm_bound=1.0,
-            norms=one.norms,
-            nonfinite=0,
+            norms=norms,
+            nonfinite=dropped,
             batch_size=self.batch,
             arithmetic="float",
             unit=None,
             p=2,
-            max_norms=plan.group_bounds,
-            clipped_as=tuple(block.release for block in plan.blocks),
+            max_norms=step.plan.group_bounds,
+            clipped_as=tuple(block.release for block in step.plan.blocks),
         )
 
     def run(self, step: DPStep, given: Any) -> None:
         """One step."""
         if self.means:
             step.set_importance(self.means)
-        if self.samples == "sum":
+        if self.samples == "operands":
+            step.add(sum=self.summed(step, given))
+        elif self.samples == "sum":
             step.add(sum=given)
         else:
             step.add(given, released=self.samples == "released")
         step.finish()
         if isinstance(self.mechanism, ProjectedSGD):
             self.mechanism.project(step.params)
+
+
+def _convolution(site: Site, x: torch.Tensor, g: torch.Tensor) -> Convolution:
+    given = geometry(site)
+    return Convolution(x, g, given.pop("kernel_size"), given)
 
 
 def shapes(draw: random.Random) -> list[Shape]:
@@ -282,12 +341,17 @@ def spectral(kind: type[GReDP] | type[SpectralDP], mode: str) -> Callable[[rando
             if kind is GReDP:
                 more["unitary_scaling"] = draw.choice(("corrected", "as_printed"))
                 more["clip_domain"] = draw.choice(("spectrum", "cropped"))
+            else:
+                more["mask"] = draw.choice(("shells", "rectangle"))
+                more["keep_fraction"] = draw.choice((0.1, 0.5))
         mechanism = kind(noise_multiplier=1.0, max_grad_norm=1.0, sites=sites, mode=mode, **more)
         plan = mechanism.plan([s.shape for s in sites])
         release = plan.blocks[0].release
         how = "gradients"
         if release is not None and release.operands:
-            how = "released" if release.norm == "release" else "sum"
+            both = ("sum", "operands") if release.norm in ("spectrum", "kept") else ("sum",)
+            how = "released" if release.norm == "release" else draw.choice(both)
+
         return Case(mechanism, [s.shape for s in sites], draw, samples=how)
 
     return make

@@ -41,6 +41,8 @@ std::vector<cpu::UpdateItem> update_items_of(const Addresses& params, const Addr
                                              const Numbers& scales);
 
 void add_counted(pybind11::module_& m);
+void add_counted_ghost(pybind11::module_& m);
+void add_counted_spectral(pybind11::module_& m);
 void add_ghost_dense(pybind11::module_& m);
 void add_ghost_conv(pybind11::module_& m);
 void add_symbols(pybind11::module_& m);

@@ -91,8 +91,7 @@ def _gradient(
 
 def _norm(x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments: Any) -> Any:
     geometry = _geometry(x, g, **arguments)
-    if route == "auto":
-        route = _cheapest(geometry)
+    route = conv.norm_route(geometry, route)
     squares = torch.empty(geometry.batch, dtype=torch.float64)
     cpu._C.conv_norm(
         _sizes(geometry),
@@ -104,14 +103,6 @@ def _norm(x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments:
         cpu._threads(),
     )
     return squares
-
-
-def _cheapest(geometry: Geometry) -> str:
-    """By the time of a multiplication of the direct route; docs/ghost_conv.md has the figures."""
-    if not geometry.has_shifts:
-        return "direct"
-    gram = 2 * conv.gram_multiplications(geometry) + 96 * geometry.batch * geometry.positions**2
-    return "gram" if gram < geometry.multiplications else "direct"
 
 
 def _sum(

@@ -27,10 +27,10 @@ FREE = frozenset(
         *("view", "_unsafe_view", "_reshape_alias", "reshape", "alias", "detach", "expand"),
         *("t", "transpose", "permute", "slice", "select", "squeeze", "unsqueeze", "unbind"),
         *("as_strided", "split", "split_with_sizes", "lift_fresh", "empty", "empty_like"),
-        *("new_empty", "empty_strided"),
+        *("new_empty", "empty_strided", "_record_function_enter_new", "_record_function_exit"),
     }
 )
-"""Views, and memory that nobody has written yet."""
+"""Views, memory that nobody has written yet, and marks for a profiler."""
 
 
 def logarithm(n: int) -> int:

@@ -19,10 +19,11 @@ from ._glue import WIDE
 from ._ops import call, shaped, stream
 from ._step_learning import learning, released, replanning
 from ._step_maps import Items, back, centred, exact, pruned, signal, spread
+from ._step_operands import summing
 from .phases import CLIP, IMPORTANCE, NOISE, UPDATE
 from .primitives import Counts
 
-SAMPLES = ("gradients", "released", "sum")
+SAMPLES = ("gradients", "released", "sum", "operands")
 _INT32_MOST = 2**31 - 1
 _NO_CLIPPING = 2.0**1000
 
@@ -80,6 +81,9 @@ def adding(s: Setting, plan: Plan) -> Items:
     """``DPStep.add``, once, on a new step."""
     if s.samples == "sum":
         return _taken_over(s, plan)
+    if s.samples == "operands":
+        made = summing(plan.blocks, plan.groups, s.clipped, s.batch, s.dtype)
+        return made + _taken_over(s, plan)
     if s.samples == "released":
         shapes = [block.signal_shape for block in plan.blocks]
         zeros = exact(f"{CLIP}: accumulators", glue.filled(sum(map(math.prod, shapes))))

@@ -50,6 +50,8 @@ _WHOLE = {
 _WITHIN = {
     **dict.fromkeys(("accumulators", "adopted", "_clipped_by_group", "common_dtype"), CLIP),
     **dict.fromkeys(("clipped", "DPStep._join", "_check_finite"), CLIP),
+    **dict.fromkeys(("clipped_sums", "GroupSums.finish", "GroupSums.result"), CLIP),
+    **dict.fromkeys(("Spectrum.square", "_combined", "_zeros", "count"), CLIP),
     **dict.fromkeys(("_centred", "signals", "Diagonal.forward", "Crop.forward"), MAP),
     **dict.fromkeys(("Open.forward", "Kept.forward", "Largest.noised"), MAP),
     **dict.fromkeys(("DPStep._samples", "Open.noised"), NOISE),
@@ -58,13 +60,14 @@ _WITHIN = {
 }
 """Functions whose torch operations belong to a phase; the innermost counts."""
 
-_OPS = {
-    **dict.fromkeys(("clip.sample_norm", "clip.clip_sum"), CLIP),
-    **dict.fromkeys(("noise.add_noise", "symbols.randomize"), NOISE),
-    "update.step": UPDATE,
-    "update.project": PROJECT,
-}
+_OPS = {"update.step": UPDATE, "update.project": PROJECT}
 """The phase of an op, wherever it is called."""
+
+_CONSTANTS = frozenset({"kept_bins", "half_gains"})
+"""Functions that make a table once for a configuration and keep it: constants are free."""
+
+_STEMS = {"clip": CLIP, "ghost": CLIP, "spectral": CLIP, "noise": NOISE, "symbols": NOISE}
+"""The phase of the other ops by their stem, unless a whole function says otherwise."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -153,15 +156,17 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run one of our ops by its counted kernel; a library's part in it comes from its form."""
         with self._within_op():
             result, tally = tally_of(op, args, kwargs)
-        modelled = FORMS[op.name](*args, **kwargs).of("modelled")
+            modelled = tally.modelled or FORMS[op.name](*args, **kwargs).of("modelled")
         found = {"exact": tally.counts, "modelled": modelled, "random": tally.random}
         for kind, counts in found.items():
             if counts:
-                self._book(op.name, _OPS.get(op.name), kind, counts)
+                self._book(op.name, _phase(op.name), kind, counts)
         return result
 
     def _book(self, name: str, known: str | None, kind: str, counts: Counts) -> None:
         names = list(_running(sys._getframe(2)))
+        if not _CONSTANTS.isdisjoint(names):
+            return
         whole = [_WHOLE[n] for n in names if n in _WHOLE]
         within = [_WITHIN[n] for n in names if n in _WITHIN]
         phase = whole[-1] if whole else known or (within[0] if within else ELSEWHERE)
@@ -175,6 +180,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 yield
         finally:
             self._inside = False
+
+
+def _phase(op: str) -> str | None:
+    return _OPS.get(op, _STEMS.get(op.split(".")[0]))
 
 
 def _running(frame: FrameType | None) -> Iterator[str]:

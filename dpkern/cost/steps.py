@@ -47,7 +47,8 @@ def form(
         number: of the step, from 1. The first one fills momentum buffers; ``Pruned`` releases
             everything now and then.
         samples: what ``add`` is given: ``gradients``, ``released`` coordinates, or a clipped
-            ``sum``, whose own making is then not part of the count.
+            ``sum``, whose own making is then not part of the count; ``operands``: such a sum of
+            spectral layers, made of their inputs and output gradients.
         moved: whether the projection of ``ProjectedSGD`` onto a ball moves the parameters.
 
     Raises:

@@ -44,11 +44,12 @@ def _validate(
 
 def _cost(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **_: Any) -> Cost:
     rows, columns = x.shape[0], w.shape[1]
-    read = x.numel() + w.numel() + (0 if bias is None else columns)
+    read = (x.numel() if columns else 0) + (w.numel() if rows else 0)
+    read += columns if bias is not None and rows else 0
     return Cost(
         bytes_read=read * x.element_size(),
         bytes_written=rows * columns * x.element_size(),
-        flops=2 * rows * columns * x.shape[1],
+        flops=2 * rows * columns * x.shape[1] + (0 if bias is None else rows * columns),
     )
 
 

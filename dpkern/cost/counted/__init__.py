@@ -10,7 +10,18 @@ from typing import Any
 
 from ..._dispatch import Op
 from ...errors import InvalidInput
-from . import clip, ghost_explicit, noise, symbols, update
+from . import (
+    clip,
+    ghost_affine,
+    ghost_conv,
+    ghost_embedding,
+    ghost_explicit,
+    ghost_linear,
+    noise,
+    spectral,
+    symbols,
+    update,
+)
 from ._native import open_cipher
 from ._tally import Kernel, Tally
 
@@ -19,6 +30,11 @@ KERNELS: dict[str, Kernel] = {
     **update.KERNELS,
     **clip.KERNELS,
     **ghost_explicit.KERNELS,
+    **ghost_linear.KERNELS,
+    **ghost_conv.KERNELS,
+    **ghost_embedding.KERNELS,
+    **ghost_affine.KERNELS,
+    **spectral.KERNELS,
     **symbols.KERNELS,
 }
 """Counted kernels by the name of their op."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...laws import LAWS
 from ...ops import noise
@@ -54,6 +55,7 @@ def _add_noise(
     if x.dtype in noise.INTEGERS:
         wide = x.dtype is torch.int64
         packed = kernels().add_noise_integer(x.data_ptr(), wide, stream.packed(), *place)
+        increment_version(x)
         return x, tallied(packed)[1]
     assert rounding is not None
     each = scale.contiguous() if isinstance(scale, torch.Tensor) else None
@@ -65,6 +67,7 @@ def _add_noise(
     streams = stream.packed(), rounding.packed()
     wide = x.dtype is torch.float64
     packed = kernels().add_noise_float(x.data_ptr(), wide, *streams, *place, *scales)
+    increment_version(x)
     return x, tallied(packed)[1]
 
 

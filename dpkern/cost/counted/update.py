@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
+from ...errors import InvalidInput
 from ...ops import update
 from ..primitives import Counts
 from ._native import addresses, kernels, sizes, tallied
@@ -51,6 +53,7 @@ def _step(
             [0.0] * len(params) if noise is None else list(noise.scales),
         )
     )
+    increment_version(params)
     state.steps += 1
     return bad, tally + clocked
 
@@ -74,21 +77,20 @@ def _advance(clock: torch.Tensor, *, rule: update.Rule) -> tuple[torch.Tensor, T
 
 
 def _project(params: Tensors, onto: update.Projection) -> tuple[None, Tally]:
-    tally = Tally()
-    # The box asks for nothing but each entry, the others for all together.
-    groups = [[p] for p in params] if isinstance(onto, update.Box) else [list(params)]
-    for group in groups:
-        dtype = torch.float64 if len({p.dtype for p in group}) > 1 else group[0].dtype
-        held = [p.detach().to(dtype).contiguous() for p in group]
-        packed = kernels().project(
-            *_set(onto, dtype is torch.float64, addresses(held), sizes(held))
+    dtype = params[0].dtype
+    if any(p.dtype is not dtype for p in params):
+        raise InvalidInput(
+            "params",
+            expected="parameters of one dtype",
+            got=", ".join(sorted({str(p.dtype) for p in params})),
+            remedy="Count each dtype by itself.",
         )
-        tally += tallied(packed)[1]
-        with torch.no_grad():
-            for p, moved in zip(group, held, strict=True):
-                if p.data_ptr() != moved.data_ptr():
-                    p.copy_(moved)
-    return None, tally
+    held = [p.detach().contiguous() for p in params]
+    packed = kernels().project(*_set(onto, dtype is torch.float64, addresses(held), sizes(held)))
+    with torch.no_grad():
+        for p, moved in zip(params, held, strict=True):
+            p.copy_(moved)
+    return None, tallied(packed)[1]
 
 
 def _set(onto: update.Projection, wide: bool, at: list[int], size: list[int]) -> tuple[Any, ...]:

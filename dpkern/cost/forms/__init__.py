@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from . import (
+    clip,
+    ghost_affine,
+    ghost_conv,
+    ghost_embedding,
+    ghost_explicit,
+    ghost_linear,
+    noise,
+    spectral,
+    symbols,
+    update,
+)
+from ._form import Form
 
-from ..primitives import Itemised
-from . import clip, ghost_explicit, noise, symbols, update
-
-FORMS: dict[str, Callable[..., Itemised]] = {
+FORMS: dict[str, Form] = {
     **noise.FORMS,
     **update.FORMS,
     **clip.FORMS,
     **ghost_explicit.FORMS,
+    **ghost_linear.FORMS,
+    **ghost_conv.FORMS,
+    **ghost_embedding.FORMS,
+    **ghost_affine.FORMS,
+    **spectral.FORMS,
     **symbols.FORMS,
 }
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
 
-__all__ = ["FORMS"]
+__all__ = ["FORMS", "Form"]

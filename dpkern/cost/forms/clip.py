@@ -9,6 +9,7 @@ import torch
 
 from ...ops import clip
 from ..primitives import Counts, Item, Itemised
+from ._form import Form
 
 WIDENED = {torch.float32: 1, torch.float64: 0, torch.bfloat16: 2}
 """Changes of format from a gradient's entry to float64, by way of float32 for bfloat16."""
@@ -150,4 +151,4 @@ def _columns(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [t.shape[1:].numel() for t in tensors]
 
 
-FORMS = {"clip.sample_norm": sample_norm, "clip.clip_sum": clip_sum}
+FORMS: dict[str, Form] = {"clip.sample_norm": sample_norm, "clip.clip_sum": clip_sum}

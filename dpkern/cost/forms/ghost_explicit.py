@@ -9,6 +9,7 @@ import torch
 
 from ..primitives import Counts, Item, Itemised
 from . import clip
+from ._form import Form
 
 Tensors = Sequence[torch.Tensor]
 
@@ -81,7 +82,7 @@ def contract(
     )
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "ghost.explicit_norm": explicit_norm,
     "ghost.clip_factors": clip_factors,
     "ghost.contract": contract,

@@ -9,6 +9,7 @@ import torch
 from ...ops import noise
 from ...ops.noise import TILE, tiles
 from ..primitives import Counts, Item, Itemised
+from ._form import Form
 
 NOISE_WORDS, ROUNDING_WORDS = 768, 256
 """Words of a tile: 48 and 16 cipher blocks."""
@@ -106,7 +107,7 @@ def _scale(x: torch.Tensor, scale: torch.Tensor) -> Counts:
     return each
 
 
-FORMS = {
+FORMS: dict[str, Form] = {
     "noise.keystream": keystream,
     "noise.lattice_draws": lattice_draws,
     "noise.rounding_bits": rounding_bits,

@@ -8,6 +8,7 @@ import torch
 
 from ...ops.symbols import blocks
 from ..primitives import Counts, Item, Itemised
+from ._form import Form
 
 _WORD = Counts(SHIFT=1, OR=1, CMP=1)
 """Two words to one, which is compared with the words that tell the truth."""
@@ -31,4 +32,4 @@ def randomize(
     )
 
 
-FORMS = {"symbols.randomize": randomize}
+FORMS: dict[str, Form] = {"symbols.randomize": randomize}

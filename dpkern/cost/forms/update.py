@@ -11,6 +11,7 @@ from ...ops import update
 from ...ops.noise import INTEGERS
 from ..primitives import Counts, Item, Itemised
 from . import noise as noise_forms
+from ._form import Form
 
 Tensors = Sequence[torch.Tensor]
 
@@ -118,4 +119,4 @@ def project(params: Tensors, onto: update.Projection, *, moved: bool = True, **_
     )
 
 
-FORMS = {"update.step": step, "update.advance": advance, "update.project": project}
+FORMS: dict[str, Form] = {"update.step": step, "update.advance": advance, "update.project": project}

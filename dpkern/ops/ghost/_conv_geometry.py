@@ -57,6 +57,16 @@ class Geometry:
         """Of all the per-sample gradients together."""
         return self.batch * math.prod(self.weight_shape) * self.positions
 
+    @cached_property
+    def reached(self) -> int:
+        """Entries of one sample's input that some output sees; a long stride leaves some out."""
+        axes = zip(
+            *(self.input, self.output, self.kernel),
+            *(self.stride, self.padding, self.dilation),
+            strict=True,
+        )
+        return self.in_channels * math.prod(len(reached_along(*axis)) for axis in axes)
+
     @property
     def has_shifts(self) -> bool:
         """Whether all taps see the input through windows that are shifts of each other."""
@@ -76,6 +86,14 @@ class Geometry:
         spatial = x.dim() - 2
         sizes = (_each(size, spatial) for size in (kernel_size, stride, padding, dilation))
         return _geometry(x.shape, g.shape, *sizes, groups)
+
+
+def reached_along(
+    n: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int
+) -> list[int]:
+    """The places of one axis that some output sees."""
+    seen = {stride * o + dilation * k - padding for o in range(outputs) for k in range(kernel)}
+    return sorted(place for place in seen if 0 <= place < n)
 
 
 def _each(size: Size, spatial: int) -> tuple[int, ...]:

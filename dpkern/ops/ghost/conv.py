@@ -18,6 +18,7 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
+from .._values import used
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
@@ -93,6 +94,38 @@ def gram_multiplications(geometry: Geometry) -> int:
     return geometry.batch * (grams + sum(geometry.kernel) * outputs**2) // 2
 
 
+def norm_route(geometry: Geometry, route: str = "auto") -> str:
+    """Which way a norm goes, for ``auto`` the one that the CPU's kernels take, by the time of a
+    multiplication of the direct route; docs/ghost_conv.md has the figures."""
+    if not geometry.has_shifts or len(geometry.input) == 3:
+        return "direct"
+    if route != "auto":
+        return route
+    gram = 2 * gram_multiplications(geometry) + 96 * geometry.batch * geometry.positions**2
+    return "gram" if gram < geometry.multiplications else "direct"
+
+
+def _direct_flops(geometry: Geometry) -> int:
+    """Of one sample: gradient (zeros of the padding included), squares, and the rounding bound from
+    the norms of x and g."""
+    entries = math.prod(geometry.weight_shape)
+    operands = geometry.reached + geometry.out_channels * geometry.positions
+    return 2 * entries * (geometry.positions + 1) + 2 * operands + 7
+
+
+def _gram_flops(geometry: Geometry) -> int:
+    """Of one sample: two symmetric matrices, sums of the first along rows of the kernel, and the
+    products of the second with sums along its columns."""
+    height, width = (1, *geometry.output)[-2:]
+    rows, (kernel_height, kernel_width) = (1, *geometry.input)[-2], (1, *geometry.kernel)[-2:]
+    inputs, outputs = math.prod(geometry.input), height * width
+    grams = geometry.in_channels * inputs * (inputs + 1) + geometry.out_channels * outputs * (
+        outputs + 1
+    )
+    along = rows * (rows + 1) // 2 * width**2 * kernel_width
+    return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
+
+
 def _cost_conv_norm(
     x: torch.Tensor,
     g: torch.Tensor,
@@ -106,12 +139,10 @@ def _cost_conv_norm(
     **_: Any,
 ) -> Cost:
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    multiplications = {"direct": geometry.multiplications}
-    if geometry.has_shifts:
-        multiplications["gram"] = gram_multiplications(geometry)
-    flops = 2 * multiplications.get(route, min(multiplications.values()))
-    read = (x.numel() + g.numel()) * x.element_size()
-    return Cost(bytes_read=read, bytes_written=8 * x.shape[0], flops=flops)
+    one = _gram_flops if norm_route(geometry, route) == "gram" else _direct_flops
+    batch = geometry.batch
+    read = (batch * geometry.reached + g.numel()) * x.element_size()
+    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * one(geometry))
 
 
 def _cost_conv_gradient(
@@ -126,11 +157,12 @@ def _cost_conv_gradient(
     **_: Any,
 ) -> Cost:
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    entries = geometry.batch * math.prod(geometry.weight_shape)
+    batch = geometry.batch
+    entries = batch * math.prod(geometry.weight_shape)
     return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * x.shape[0],
-        flops=2 * geometry.multiplications + 2 * entries,
+        bytes_read=(batch * geometry.reached + g.numel()) * x.element_size(),
+        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * batch,
+        flops=2 * (geometry.positions + 1) * entries + batch,
     )
 
 
@@ -139,13 +171,23 @@ def _cost_conv_sum(
     g: torch.Tensor,
     factors: torch.Tensor,
     out: torch.Tensor,
-    **arguments: Any,
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+    **_: Any,
 ) -> Cost:
-    spent = _cost_conv_gradient(x, g, **arguments)
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    count, size = used(factors), out.element_size()
+    entries = out.numel() if count else 0
+    gradient = geometry.out_channels * geometry.positions
+    read = count * (geometry.reached + gradient) * x.element_size()
     return Cost(
-        bytes_read=spent.bytes_read,
-        bytes_written=out.numel() * out.element_size(),
-        flops=spent.flops + g.numel(),
+        bytes_read=read + (factors.numel() + entries) * size,
+        bytes_written=entries * size,
+        flops=count * gradient + (2 * count * geometry.positions + 1) * entries,
     )
 
 
@@ -342,4 +384,5 @@ __all__ = [
     "conv_norm",
     "conv_sum",
     "gram_multiplications",
+    "norm_route",
 ]

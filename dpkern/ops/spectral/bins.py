@@ -16,13 +16,14 @@ import torch
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
+from .._values import used
 from ..ghost._bounds import FLOATS, of_sums
 from ..ghost._conv_geometry import Size
 from ._band import Band, half_weights
 from ._basis import lags
 from ._sizes import Layer, check_layer
 from ._spectra import Grid, half_gains, powers, product_squares, transform_error
-from .conv_norm import check_band, transform_flops
+from .conv_norm import check_band, norm_flops, read_entries, transforms
 
 
 @lru_cache(maxsize=256)
@@ -78,12 +79,22 @@ def _cost_bins(
     **_: Any,
 ) -> Cost:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
+    grid = Grid(layer, layer.size, None)
     kept = len(kept_bins(band)) * 2 * len(x) * (x.shape[1] + g.shape[1])
     return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_read=read_entries(layer, grid) * x.element_size(),
         bytes_written=kept * of_sums(x.dtype).itemsize + 8 * len(x),
-        flops=transform_flops(layer, Grid.of(layer, band)),
+        flops=transforms(layer, grid).total
+        + norm_flops(layer, grid)
+        + turned_bins(layer, grid, band) * len(g) * g.shape[1],
     )
+
+
+def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
+    """How many retained bins of D are read at their mirror, so that they must be conjugated."""
+    if grid.conjugate is None or layer.extent == (1, 1):
+        return 0
+    return int(grid.conjugate[kept_bins(band)].sum())
 
 
 @op(validate=_validate_bins, cost=_cost_bins)
@@ -181,12 +192,15 @@ def _cost_sum(
     groups: int = 1,
     **_: Any,
 ) -> Cost:
-    products = x_bins.shape[0] * out.shape[0] * out.shape[1]
-    taps = out[0, 0].numel()
+    count, size = used(factors), out.element_size()
+    kept, channels = x_bins.shape[0], x_bins.shape[3] + g_bins.shape[3]
+    products = kept * out.shape[0] * out.shape[1]
+    taps, entries = math.prod(out.shape[2:]), out.numel() if count else 0
+    scaled = 2 * kept * g_bins.shape[3] * count
     return Cost(
-        bytes_read=(x_bins.numel() + g_bins.numel()) * out.element_size(),
-        bytes_written=out.numel() * out.element_size(),
-        flops=products * (8 * x_bins.shape[1] + 4 * taps),
+        bytes_read=(2 * kept * count * channels + factors.numel() + entries) * size,
+        bytes_written=entries * size,
+        flops=scaled + products * (8 * count + (2 + 4 * taps) * bool(count)) + entries,
     )
 
 
@@ -215,9 +229,9 @@ def bins_sum(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
-    used = factors != 0
-    if not bool(used.all()):
-        x_bins, g_bins, factors = x_bins[:, used], g_bins[:, used], factors[used]
+    kept = factors != 0
+    if not bool(kept.all()):
+        x_bins, g_bins, factors = x_bins[:, kept], g_bins[:, kept], factors[kept]
     scaled = g_bins * factors[:, None, None]
     parts = zip(*(t.chunk(groups, d) for t, d in ((scaled, 3), (x_bins, 3), (out, 0))), strict=True)
     for gs, xs, total in parts:
@@ -241,4 +255,12 @@ def add_crop(
     out.add_(taps.view(-1, *re.shape[1:]).permute(1, 2, 0).reshape(out.shape))
 
 
-__all__ = ["add_crop", "bins_sum", "conv_bins", "crop_matrix", "kept_bins", "unfold"]
+__all__ = [
+    "add_crop",
+    "bins_sum",
+    "conv_bins",
+    "crop_matrix",
+    "kept_bins",
+    "turned_bins",
+    "unfold",
+]

@@ -19,9 +19,11 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
+from .._values import used
 from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights
 from ._spectra import half_gains, transform_error
+from ._transform_flops import Flops, of_line
 
 
 def _check(x: torch.Tensor, g: torch.Tensor, band: Band | None = None) -> None:
@@ -48,12 +50,32 @@ def _validate_norm(
 def _cost_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
     batch, positions, ins, block = x.shape
     outs = g.shape[2]
-    pairs = positions * positions * (ins + outs) if _by_positions(x, g) else positions * ins * outs
+    bin_flops, last = {
+        "rank_one": (4 * (ins + outs) + 1, 4),
+        "positions": (8 * positions**2 * (ins + outs) + 4 * positions**2, 3),
+        "spectrum": (8 * positions * ins * outs + 4 * ins * outs, 4),
+    }[norm_route(x, g)]
+    operands = 2 * positions * (ins + outs) * block
+    each = (block // 2 + 1) * (bin_flops + 2) + operands + 3 + last + 1
     return Cost(
         bytes_read=(x.numel() + g.numel()) * x.element_size(),
         bytes_written=8 * batch,
-        flops=batch * (block // 2 + 1) * 8 * (ins + outs if positions == 1 else pairs),
+        flops=transforms(x, g, batch).total + batch * each,
     )
+
+
+def transforms(x: torch.Tensor, g: torch.Tensor, samples: int, inverse: int = 0) -> Flops:
+    """Of both operands of some samples, and of ``inverse`` gradients."""
+    lines = samples * x.shape[1] * (x.shape[2] + g.shape[2]) + inverse * g.shape[2] * x.shape[2]
+    return of_line(x.shape[3], real=True) * lines
+
+
+def norm_route(x: torch.Tensor, g: torch.Tensor) -> str:
+    """``rank_one`` for one position, ``positions`` where Gram matrices over them are cheaper than
+    the gradient's ``spectrum``."""
+    if x.shape[1] == 1:
+        return "rank_one"
+    return "positions" if _by_positions(x, g) else "spectrum"
 
 
 def _by_positions(x: torch.Tensor, g: torch.Tensor) -> bool:
@@ -102,7 +124,7 @@ def circulant_norm(
     squares = (pairs * weights).sum(1)
     # Every term is at most the product of the operands' norms.
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
-    error = 3 * transform_error(torch.float64, (1, block)) + (x[:1].numel() + g[:1].numel()) * _UNIT
+    error = norm_error(x, g)
     if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
         above: torch.Tensor = squares + 2 * error * block * sizes.square()
     else:
@@ -111,6 +133,12 @@ def circulant_norm(
 
 
 _UNIT = 2.0**-53
+
+
+def norm_error(x: torch.Tensor, g: torch.Tensor) -> float:
+    """Of the transforms and sums, of the product of the operands' norms."""
+    terms = x.shape[1] * (x.shape[2] + g.shape[2]) * x.shape[3]
+    return 3 * transform_error(torch.float64, (1, x.shape[3])) + terms * _UNIT
 
 
 def _power(spectra: torch.Tensor) -> torch.Tensor:
@@ -128,7 +156,8 @@ def _cost_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
     return Cost(
         bytes_read=(x.numel() + g.numel()) * x.element_size(),
         bytes_written=batch * outs * ins * block * x.element_size() + 8 * batch,
-        flops=batch * (block // 2 + 1) * 8 * positions * ins * outs,
+        flops=transforms(x, g, batch, inverse=batch).total
+        + batch * outs * ins * (8 * (block // 2 + 1) * positions + 2 * block),
     )
 
 
@@ -173,11 +202,29 @@ def _validate_sum(
 
 
 def _cost_sum(
-    x: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    band: Band | None = None,
+    **_: Any,
 ) -> Cost:
-    spent = _cost_gradient(x, g)
-    written = out.numel() * out.element_size()
-    return Cost(bytes_read=spent.bytes_read, bytes_written=written, flops=spent.flops)
+    count, size = used(factors), out.element_size()
+    if not count:
+        return Cost(bytes_read=factors.numel() * size, bytes_written=0, flops=0)
+    positions, ins, block = x.shape[1:]
+    outs, bins = g.shape[2], block // 2 + 1
+    products = bins * outs * ins * (8 * count * positions + (0 if band is None else 2))
+    read = count * positions * block * (ins + outs) + factors.numel() + out.numel()
+    return Cost(
+        bytes_read=read * size,
+        bytes_written=out.numel() * size,
+        flops=transforms(x, g, count, inverse=1).total
+        + count * positions * outs * block
+        + products
+        + out.numel(),
+    )
 
 
 @op(validate=_validate_sum, cost=_cost_sum)
@@ -202,9 +249,9 @@ def circulant_sum(
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or band.
     """
-    used = factors != 0
-    if not bool(used.all()):
-        x, g, factors = x[used], g[used], factors[used]
+    kept = factors != 0
+    if not bool(kept.all()):
+        x, g, factors = x[kept], g[kept], factors[kept]
     if not len(x):
         return
     g = g * factors[:, None, None, None]
@@ -215,4 +262,11 @@ def circulant_sum(
     out.add_(torch.fft.irfft(spectra, n=x.shape[-1]))
 
 
-__all__ = ["circulant_gradient", "circulant_norm", "circulant_sum"]
+__all__ = [
+    "circulant_gradient",
+    "circulant_norm",
+    "circulant_sum",
+    "norm_error",
+    "norm_route",
+    "transforms",
+]

@@ -17,6 +17,7 @@ from ..ghost._conv_geometry import Size
 from ._band import Band
 from ._sizes import Layer, check_layer
 from ._spectra import Grid, powers, product_squares, transform_error
+from ._transform_flops import Flops, of_plane
 
 _CHUNK = 1 << 20
 
@@ -52,14 +53,32 @@ def _validate(
     return x.device.type
 
 
-def transform_flops(layer: Layer, grid: Grid) -> int:
-    """Of the transforms of all channels of all samples: ``2.5 N log2 N`` for N real values."""
-    counts = layer.geometry.in_channels, layer.geometry.out_channels
-    total = 0.0
-    for channels, (height, width) in zip(counts, (grid.size, grid.folded), strict=True):
-        points = height * width
-        total += 2.5 * layer.geometry.batch * channels * points * max(1, points.bit_length())
-    return int(total)
+def transforms(layer: Layer, grid: Grid) -> Flops:
+    """Of the transforms of all channels of all samples; an output gradient at a single place is its
+    own spectrum."""
+    each = of_plane(grid.size) * layer.geometry.in_channels
+    if layer.extent != (1, 1):
+        each += of_plane(grid.folded) * layer.geometry.out_channels
+    return each * layer.geometry.batch
+
+
+def read_entries(layer: Layer, grid: Grid) -> int:
+    """How many numbers of x and g the transforms take: x up to the last place that is used."""
+    geometry, (height, width) = layer.geometry, grid.rows
+    inputs = geometry.in_channels * height * width
+    return geometry.batch * (inputs + geometry.out_channels * geometry.positions)
+
+
+def norm_flops(layer: Layer, grid: Grid) -> int:
+    """From spectra to squared norms: powers summed over channels, three products over the bins of
+    each group, and the bound; without the transforms."""
+    geometry = layer.geometry
+    ins, outs = (height * (width // 2 + 1) for height, width in (grid.size, grid.folded))
+    gradient = 4 * outs if layer.extent != (1, 1) else 2
+    powers = 4 * ins * geometry.in_channels + gradient * geometry.out_channels
+    folded = ins * (1 if grid.index is None else 2)
+    products = geometry.groups * (folded + 2 * ins + 4 * outs)
+    return geometry.batch * (powers + products + 17)
 
 
 def _cost(
@@ -76,10 +95,11 @@ def _cost(
     **_: Any,
 ) -> Cost:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    grid = Grid.of(layer, band)
     return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
+        bytes_read=read_entries(layer, grid) * x.element_size(),
         bytes_written=8 * x.shape[0],
-        flops=transform_flops(layer, Grid.of(layer, band)),
+        flops=transforms(layer, grid).total + norm_flops(layer, grid),
     )
 
 
@@ -143,4 +163,4 @@ def conv_norm(
     return torch.cat(parts)
 
 
-__all__ = ["check_band", "conv_norm", "transform_flops"]
+__all__ = ["check_band", "conv_norm", "norm_flops", "read_entries", "transforms"]

@@ -22,6 +22,7 @@ from ..ghost._bounds import OPERANDS, of_sums
 from ._band import Band
 from ._sizes import Pair, planes
 from ._spectra import half_gains
+from ._transform_flops import of_plane
 
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
@@ -59,13 +60,27 @@ def _validate(
     return x.device.type
 
 
-def _cost(x: torch.Tensor, *, rows: Sequence[int], band: Band, **_: Any) -> Cost:
+def read_places(x: torch.Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
+    """Rows and columns of x that the filter takes: those in front of the last that is used."""
+    given, before, used = (1, *x.shape[2:])[-2:], (0, *padding)[-2:], (1, *rows)[-2:]
+    y, x_ = (min(n, max(0, u - p)) for n, p, u in zip(given, before, used, strict=True))
+    return y, x_
+
+
+def _cost(
+    x: torch.Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any
+) -> Cost:
+    """A rectangle by two small products per map, other bands by a transform and its inverse."""
     maps, kind = x.shape[0] * x.shape[1], of_sums(x.dtype)
-    (height, width), (p, q) = (1, *rows)[-2:], (1, *band.size)[-2:]
+    (top, left), (height, width) = read_places(x, padding, rows), (1, *rows)[-2:]
+    if band.kind == "rectangle":
+        each = 2 * left * width * top + 2 * height * top * width
+    else:
+        each = 2 * of_plane(band.size).total + 2 * half_gains(band).numel()
     return Cost(
-        bytes_read=x.numel() * x.element_size(),
+        bytes_read=maps * top * left * x.element_size(),
         bytes_written=maps * height * width * kind.itemsize,
-        flops=maps * 5 * p * q * max(1, (p * q).bit_length()),
+        flops=maps * each,
     )
 
 
@@ -125,13 +140,13 @@ def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch
 
 def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
     """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
-    down, across = (m.to(x) for m in _toeplitz(band, before, used, (x.shape[2], x.shape[3])))
+    down, across = (m.to(x) for m in toeplitz(band, before, used, (x.shape[2], x.shape[3])))
     rows, columns = down.shape[1], across.shape[1]
     return down @ (x[:, :, :rows, :columns] @ across.T)
 
 
 @lru_cache(maxsize=256)
-def _toeplitz(
+def toeplitz(
     band: Band, before: Pair, used: Pair, given: Pair
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
@@ -146,4 +161,4 @@ def _toeplitz(
     return made[0], made[1]
 
 
-__all__ = ["filtered"]
+__all__ = ["filtered", "read_places", "toeplitz"]

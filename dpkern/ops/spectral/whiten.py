@@ -44,10 +44,13 @@ def _taps(grads: torch.Tensor) -> int:
 
 
 def _cost(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Cost:
+    batch, (rank, taps) = grads.shape[0], matrix.shape
+    pairs = grads.shape[1] * grads.shape[2]
+    each = pairs * (2 * taps * (rank + 1) + 2 * rank) + 6
     return Cost(
         bytes_read=grads.numel() * grads.element_size() + matrix.numel() * 8,
-        bytes_written=8 * grads.shape[0],
-        flops=2 * grads.numel() * (matrix.shape[0] + 1),
+        bytes_written=8 * batch,
+        flops=batch * each + 2 * matrix.numel() + 2,
     )
 
 

@@ -1,0 +1,32 @@
+"""What the forms of layers are made of."""
+
+from __future__ import annotations
+
+import torch
+
+from ..primitives import Counts, Item, Itemised
+
+
+def widened(dtype: torch.dtype, entries: int) -> Counts:
+    """Operands brought to float64, once each."""
+    return Counts() if dtype is torch.float64 else Counts(CVT=entries)
+
+
+def summed(dtype: torch.dtype, entries: int) -> Counts:
+    """Operands brought to the dtype of the sums: those of 16 bits, once each."""
+    return Counts(CVT=entries) if dtype.itemsize == 2 else Counts()
+
+
+def dots(products: int) -> Counts:
+    """Sums of so many products together; they start at 0 and fuse."""
+    return Counts(MUL=products, ADD=products)
+
+
+def itemised(load: int, store: int, **parts: Counts) -> Itemised:
+    """What is read and written, and the parts by name (underscores stand for spaces)."""
+    edge = Item(name="read and written", counts=Counts(LOAD=load, STORE=store))
+    rest = [Item(name=name.replace("_", " "), counts=counts) for name, counts in parts.items()]
+    return Itemised((edge, *rest))
+
+
+__all__ = ["dots", "itemised", "summed", "widened"]

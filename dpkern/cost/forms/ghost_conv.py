@@ -1,0 +1,114 @@
+"""Convolutions: closed forms by the route that the CPU's kernels take.
+
+O output positions, K taps, E = co ci K / groups entries of a gradient. The direct norm takes
+2 E (O + 1) floating operations per sample and the norms of the operands for its rounding bound.
+The Gram route (stride, dilation and groups 1) takes two symmetric matrices over the positions of x
+and g, sums of the first along the kernel's rows and of the second's products along its columns.
+Zeros of the padding are multiplied; inputs that no output sees are not read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ...ops import _values
+from ...ops.ghost import conv
+from ...ops.ghost._conv_geometry import Geometry
+from ..primitives import Counts, Itemised
+from ._form import Form
+from ._layers import dots, itemised, summed, widened
+
+
+def _geometry(x: torch.Tensor, g: torch.Tensor, arguments: dict[str, Any]) -> Geometry:
+    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
+    names = "kernel_size", "stride", "padding", "dilation", "groups"
+    return Geometry.of(x, g, *(given[name] for name in names))
+
+
+def conv_norm(
+    x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments: Any
+) -> Itemised:
+    """``ghost.conv_norm``; without what a loose Gram bound makes the kernels do again."""
+    geometry = _geometry(x, g, arguments)
+    batch, positions = geometry.batch, geometry.positions
+    operands = geometry.reached + geometry.out_channels * positions
+    wide = widened(x.dtype, batch * operands)
+    if conv.norm_route(geometry, route) == "gram":
+        return _gram(geometry, batch * operands, wide)
+    entries = math.prod(geometry.weight_shape)
+    bound = dots(operands) + Counts(SQRT=2, MUL=4, ADD=1)
+    return itemised(
+        batch * operands,
+        batch,
+        widened=wide,
+        gradients=batch * dots(entries * positions),
+        squares=batch * dots(entries),
+        rounding_bound=batch * bound,
+    )
+
+
+def _gram(geometry: Geometry, read: int, wide: Counts) -> Itemised:
+    batch, inputs, outputs = geometry.batch, math.prod(geometry.input), geometry.positions
+    width, height = geometry.output[-1], (1, *geometry.input)[-2]
+    kernel_height, kernel_width = (1, *geometry.kernel)[-2:]
+    x_pairs, g_pairs = (n * (n + 1) // 2 for n in (inputs, outputs))
+    grams = geometry.in_channels * x_pairs + geometry.out_channels * g_pairs
+    along = height * (height + 1) // 2 * width**2 * kernel_width
+    return itemised(
+        read,
+        batch,
+        widened=wide,
+        Gram_matrices=batch * dots(grams),
+        sums_along_rows=Counts(ADD=batch * along),
+        products_along_columns=batch * (dots(g_pairs * kernel_height) + Counts(MUL=1, ADD=1)),
+        rounding_bound=batch * Counts(MUL=4, ADD=inputs + outputs + 1),
+    )
+
+
+def conv_gradient(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> Itemised:
+    """``ghost.conv_gradient``."""
+    geometry = _geometry(x, g, arguments)
+    batch, positions = geometry.batch, geometry.positions
+    operands = batch * (geometry.reached + geometry.out_channels * positions)
+    entries = batch * math.prod(geometry.weight_shape)
+    return itemised(
+        operands,
+        entries + batch,
+        widened=summed(x.dtype, operands),
+        gradients=dots(entries * positions),
+        squares=widened(x.dtype, entries) + dots(entries) + Counts(MUL=batch),
+    )
+
+
+def conv_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    used: int | None = None,
+    **arguments: Any,
+) -> Itemised:
+    """``ghost.conv_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
+    geometry = _geometry(x, g, arguments)
+    used = _values.used(factors) if used is None else used
+    gradient = geometry.out_channels * geometry.positions
+    operands, entries = used * (geometry.reached + gradient), out.numel() if used else 0
+    return itemised(
+        geometry.batch + operands + entries,
+        entries,
+        tests=Counts(CMP=geometry.batch),
+        widened=summed(x.dtype, operands),
+        scaling=Counts(MUL=used * gradient),
+        sums=dots(used * entries * geometry.positions) + Counts(ADD=entries),
+    )
+
+
+FORMS: dict[str, Form] = {
+    "ghost.conv_norm": conv_norm,
+    "ghost.conv_gradient": conv_gradient,
+    "ghost.conv_sum": conv_sum,
+}

@@ -1,0 +1,103 @@
+"""Embedding tables: closed forms. What the ids decide is read from them, or given as ``found``.
+
+Bringing equal ids together is a matter of addresses and free; a test for the padding is a CMP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops._values import Repeats
+from ...ops._values import used as used_by
+from ..primitives import Counts, Itemised
+from ._form import Form
+from ._layers import dots, itemised, widened
+
+
+def _tests(ids: int, padding_idx: int | None) -> Counts:
+    return Counts(CMP=0 if padding_idx is None else ids)
+
+
+def embedding_norm(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    found: Repeats | None = None,
+    **_: Any,
+) -> Itemised:
+    """``ghost.embedding_norm``: a row whose id stands alone is squared, rows of one id are summed
+    first, with a rounding bound."""
+    found = Repeats.of(ids, padding_idx) if found is None else found
+    batch, columns = len(ids), g.shape[2]
+    alone = found.rows - found.repeated
+    together = found.shared * (Counts(ADD=columns + 1, SQRT=1) + dots(columns))
+    totals = found.repeated * (dots(columns) + Counts(SQRT=1, MUL=3, ADD=1))
+    return itemised(
+        ids.numel() + found.kept * columns,
+        batch,
+        tests=_tests(ids.numel(), padding_idx),
+        widened=widened(g.dtype, found.kept * columns),
+        single_rows=alone * (dots(columns) + Counts(MUL=1)),
+        rows_of_one_id=together + totals,
+        total=Counts(ADD=found.rows, MUL=batch),
+    )
+
+
+def embedding_sum(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    used: int | None = None,
+    found: Repeats | None = None,
+    **_: Any,
+) -> Itemised:
+    """``ghost.embedding_sum``; ``used``: samples whose factor is not 0, ``found``: their ids."""
+    batch, columns = len(ids), g.shape[2]
+    if found is None:
+        found = Repeats.of(ids if ids.is_meta else ids[factors != 0], padding_idx)
+    used = used_by(factors) if used is None else used
+    read, table = used * ids.shape[1], min(found.table, len(out)) * columns
+    return itemised(
+        batch + read + found.kept * columns + table,
+        table,
+        tests=Counts(CMP=batch) + _tests(read, padding_idx),
+        sums=dots(found.kept * columns),
+    )
+
+
+def tied_cross(
+    ids: torch.Tensor,
+    e: torch.Tensor,
+    a: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+    found: Repeats | None = None,
+    **_: Any,
+) -> Itemised:
+    """``ghost.tied_cross``."""
+    found = Repeats.of(ids, padding_idx) if found is None else found
+    batch, rows, columns = a.shape
+    lines, pairs = found.kept + batch * rows, found.kept * rows
+    return itemised(
+        ids.numel() + found.kept * columns + a.numel() + found.rows * rows,
+        batch,
+        tests=_tests(ids.numel(), padding_idx),
+        widened=widened(e.dtype, lines * columns + pairs),
+        inner_products=dots(pairs * columns) + dots(pairs),
+        norms=dots(lines * columns) + Counts(SQRT=lines),
+        rounding_bound=pairs * Counts(AND=1, MUL=2, ADD=1) + batch * Counts(MUL=1, ADD=1),
+    )
+
+
+FORMS: dict[str, Form] = {
+    "ghost.embedding_norm": embedding_norm,
+    "ghost.embedding_sum": embedding_sum,
+    "ghost.tied_cross": tied_cross,
+}

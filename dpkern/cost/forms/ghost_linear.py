@@ -1,0 +1,113 @@
+"""Linear layers and the matrix product: closed forms by the route that the CPU's kernels take.
+
+B samples, T positions, d inputs, p outputs. A norm with its rounding bound takes, per sample,
+
+    rank one   2 (d + p)                                                  one position
+    Gram       T (T + 1) / 2 pairs of 2 (d + p) + 8, 4 T                  (Goodfellow 2015)
+    direct     2 T d p + 2 d p, T (2 (d + p) + 4)                         tile by tile
+
+floating operations and a few. Sums of products start at 0: n products take n additions. A library's
+matrix product takes the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops import _values
+from ...ops.ghost import linear
+from ..primitives import Counts, Itemised
+from ._form import Form
+from ._layers import dots, itemised, summed, widened
+
+
+def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: Any) -> Itemised:
+    """``ghost.linear_norm``; without what a loose Gram bound makes the kernels do again."""
+    (batch, positions, d), p = a.shape, g.shape[2]
+    entries, pairs = a.numel() + g.numel(), positions * (positions + 1) // 2
+    wide = widened(a.dtype, entries)
+    way = linear.norm_route(a, g, route)
+    if way == "rank_one":
+        squares = dots(d + p) + Counts(MUL=2)
+        return itemised(entries, batch, widened=wide, squares=batch * squares)
+    if way == "gram":
+        bound = pairs * Counts(MUL=4, ADD=2, AND=2) + positions * Counts(SQRT=2, MUL=1, ADD=1)
+        return itemised(
+            entries,
+            batch,
+            widened=wide,
+            Gram_matrices=batch * dots(pairs * (d + p)),
+            their_product=batch * (dots(pairs) + Counts(MUL=1, ADD=1)),
+            rounding_bound=batch * (bound + Counts(MUL=4, ADD=3)),
+        )
+    norms = positions * (dots(d + p) + Counts(SQRT=2, MUL=1, ADD=1))
+    return itemised(
+        entries,
+        batch,
+        widened=wide,
+        gradients=batch * dots(positions * d * p),
+        squares=batch * dots(d * p),
+        rounding_bound=batch * (norms + Counts(SQRT=1, MUL=3, ADD=1)),
+    )
+
+
+def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
+    """``ghost.linear_gradient``."""
+    (batch, positions, d), p = a.shape, g.shape[2]
+    entries = batch * d * p
+    return itemised(
+        a.numel() + g.numel(),
+        entries + batch,
+        widened=summed(a.dtype, a.numel() + g.numel()),
+        gradients=dots(positions * entries),
+        squares=widened(a.dtype, entries) + dots(entries) + Counts(MUL=batch),
+    )
+
+
+def linear_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    used: int | None = None,
+    **_: Any,
+) -> Itemised:
+    """``ghost.linear_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
+    (batch, positions, d), p = a.shape, g.shape[2]
+    used = _values.used(factors) if used is None else used
+    rows, entries = used * positions, out.numel() if used else 0
+    return itemised(
+        batch + rows * (d + p) + entries,
+        entries,
+        tests=Counts(CMP=batch),
+        widened=summed(a.dtype, rows * (d + p)),
+        scaling=Counts(MUL=rows * p),
+        sums=dots(rows * entries) + Counts(ADD=entries),
+    )
+
+
+def matmul(
+    x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
+) -> Itemised:
+    """``product.matmul``."""
+    made = x.shape[0] * w.shape[1]
+    # A matrix of no rows needs neither weight nor bias.
+    weights = w.numel() if x.shape[0] else 0
+    added = made if bias is not None else 0
+    return itemised(
+        (x.numel() if w.shape[1] else 0) + weights + (w.shape[1] if added else 0),
+        made,
+        products=dots(made * x.shape[1]),
+        bias=Counts(ADD=added),
+    )
+
+
+FORMS: dict[str, Form] = {
+    "ghost.linear_norm": linear_norm,
+    "ghost.linear_gradient": linear_gradient,
+    "ghost.linear_sum": linear_sum,
+    "product.matmul": matmul,
+}

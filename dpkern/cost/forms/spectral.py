@@ -1,0 +1,220 @@
+"""Spectral ops: closed forms. Transforms are a library's and ``modelled``, by the textbook forms of
+``ops.spectral._transform_flops``; what is done with spectra is ``exact``. A complex product that is
+added to a sum takes four products and four additions or subtractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ...ops import _values
+from ...ops.spectral import bins, circulant, filter
+from ...ops.spectral._band import Band
+from ...ops.spectral._sizes import Layer
+from ...ops.spectral._spectra import Grid, half_gains
+from ...ops.spectral._transform_flops import Flops, of_plane
+from ...ops.spectral.conv_norm import read_entries, transforms
+from ..primitives import Counts, Item, Itemised
+from ._form import Form
+from ._layers import dots, itemised, widened
+
+_NOTE = "split radix for powers of two, 5 n lg n for other complex lines, half of it for real ones"
+
+
+def _modelled(flops: Flops) -> Itemised:
+    counts = Counts(MUL=flops.products, ADD=flops.additions)
+    return Itemised((Item(name="transforms", counts=counts, kind="modelled", note=_NOTE),))
+
+
+def _half(size: tuple[int, int]) -> int:
+    return size[0] * (size[1] // 2 + 1)
+
+
+def _layer(x: torch.Tensor, g: torch.Tensor, size: Sequence[int], arguments: Any) -> Layer:
+    given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
+    names = "kernel_size", "stride", "padding", "dilation", "groups"
+    return Layer.of(x, g, *(given[name] for name in names), size)
+
+
+def _norm_parts(layer: Layer, grid: Grid, dtype: torch.dtype) -> dict[str, Counts]:
+    """From spectra to squared norms."""
+    geometry = layer.geometry
+    batch, ins, outs = geometry.batch, _half(grid.size), _half(grid.folded)
+    x_bins, g_bins = ins * geometry.in_channels, outs * geometry.out_channels
+    if layer.extent == (1, 1):  # g is its own spectrum, real and constant
+        powers = dots(2 * x_bins + geometry.out_channels)
+        wide = widened(dtype, 2 * x_bins + geometry.out_channels)
+    else:
+        powers = dots(2 * (x_bins + g_bins))
+        wide = widened(dtype, 2 * (x_bins + g_bins))
+    folded = Counts(MUL=ins, ADD=0 if grid.index is None else ins)
+    group = folded + dots(ins + 2 * outs) + 2 * outs * Counts(CMP=1, MUX=1)
+    return {
+        "widened": batch * wide,
+        "powers": batch * powers,
+        "products_over_bins": batch * geometry.groups * group,
+        "rounding_bound": batch * Counts(SQRT=5, MUL=9, ADD=3),
+    }
+
+
+def conv_norm(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    size: Sequence[int],
+    band: Band | None = None,
+    **arguments: Any,
+) -> Itemised:
+    """``spectral.conv_norm``."""
+    layer = _layer(x, g, size, arguments)
+    grid = Grid.of(layer, band)
+    parts = _norm_parts(layer, grid, x.dtype)
+    return itemised(read_entries(layer, grid), len(x), **parts) + _modelled(transforms(layer, grid))
+
+
+def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any) -> Itemised:
+    """``spectral.conv_bins``."""
+    layer = _layer(x, g, band.size, arguments)
+    grid = Grid(layer, layer.size, None)
+    kept = 2 * len(bins.kept_bins(band)) * len(x) * (x.shape[1] + g.shape[1])
+    turned = bins.turned_bins(layer, grid, band) * len(g) * g.shape[1]
+    parts = _norm_parts(layer, grid, x.dtype) | {"conjugates": Counts(SUB=turned)}
+    return itemised(read_entries(layer, grid), len(x) + kept, **parts) + _modelled(
+        transforms(layer, grid)
+    )
+
+
+def bins_sum(
+    x_bins: torch.Tensor,
+    g_bins: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    used: int | None = None,
+    **_: Any,
+) -> Itemised:
+    """``spectral.bins_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
+    used = _values.used(factors) if used is None else used
+    kept, channels = len(x_bins), x_bins.shape[3] + g_bins.shape[3]
+    pairs, taps = kept * len(out) * out.shape[1], math.prod(out.shape[2:])
+    entries, any_used = (out.numel(), 1) if used else (0, 0)
+    return itemised(
+        len(factors) + 2 * kept * used * channels + entries,
+        entries,
+        tests=Counts(CMP=len(factors)),
+        scaling=Counts(MUL=2 * kept * used * g_bins.shape[3]),
+        products=dots(4 * pairs * used) + pairs * any_used * Counts(ADD=1, SUB=1),
+        crop=dots(2 * pairs * taps * any_used) + Counts(ADD=entries),
+    )
+
+
+def filtered(
+    x: torch.Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any
+) -> Itemised:
+    """``spectral.filtered``: two small products per map for a rectangle, else there and back."""
+    maps = x.shape[0] * x.shape[1]
+    (top, left), (height, width) = filter.read_places(x, padding, rows), (1, *rows)[-2:]
+    read, written = maps * top * left, maps * height * width
+    if band.kind == "rectangle":
+        products = dots(maps * top * width * (left + height))
+        # A map of which no column is taken has no row either.
+        return itemised(read, written, products=products)
+    gains = Counts(MUL=2 * maps * half_gains(band).numel())
+    return itemised(read, written, gains=gains) + _modelled(of_plane(band.size) * (2 * maps))
+
+
+def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemised:
+    """``spectral.whitened_norm``."""
+    batch, (rank, taps) = len(grads), matrix.shape
+    pairs = batch * grads.shape[1] * grads.shape[2]
+    matrix_norm = dots(matrix.numel()) + Counts(SQRT=1, MUL=1)
+    return itemised(
+        grads.numel() + matrix.numel(),
+        batch,
+        widened=widened(grads.dtype, grads.numel()),
+        coordinates=dots(pairs * rank * (taps + 1)),
+        rounding_bound=dots(pairs * taps) + matrix_norm + batch * Counts(SQRT=2, MUL=3, ADD=1),
+    )
+
+
+def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
+    """``spectral.circulant_norm``: one position, Gram matrices over positions, or the spectrum."""
+    batch, positions, ins, block = x.shape
+    outs, operands = g.shape[2], x.numel() + g.numel()
+    route = circulant.norm_route(x, g)
+    bound = Counts(SQRT=3, MUL=4, ADD=1)
+    if route == "rank_one":
+        each = dots(2 * (ins + outs)) + Counts(MUL=1)
+    elif route == "positions":
+        product = Counts(MUL=4, ADD=3, SUB=1)
+        pairs = (ins + outs) * product + Counts(MUL=2, SUB=1, ADD=1)
+        each = positions**2 * pairs + Counts(CMP=1, MUX=1)
+        bound = Counts(SQRT=2, MUL=4, ADD=1)
+    else:
+        each = ins * outs * (positions * Counts(MUL=4, ADD=3, SUB=1) + dots(2))
+    return itemised(
+        operands,
+        batch,
+        widened=widened(x.dtype, operands),
+        products_over_bins=batch * (block // 2 + 1) * (each + dots(1)),
+        rounding_bound=dots(operands) + batch * bound,
+    ) + _modelled(circulant.transforms(x, g, batch))
+
+
+def circulant_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
+    """``spectral.circulant_gradient``."""
+    batch, positions, ins, block = x.shape
+    pairs = batch * ins * g.shape[2]
+    entries, products = pairs * block, pairs * (block // 2 + 1) * positions
+    return itemised(
+        x.numel() + g.numel(),
+        entries + batch,
+        products=products * Counts(MUL=4, ADD=3, SUB=1),
+        squares=widened(x.dtype, entries) + dots(entries),
+    ) + _modelled(circulant.transforms(x, g, batch, inverse=batch))
+
+
+def circulant_sum(
+    x: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    band: Band | None = None,
+    used: int | None = None,
+    **_: Any,
+) -> Itemised:
+    """``spectral.circulant_sum``; ``used``: samples whose factor is not 0 (None: as the factors
+    say)."""
+    used = _values.used(factors) if used is None else used
+    tests = Counts(CMP=len(factors))
+    if not used:
+        return itemised(len(factors), 0, tests=tests)
+    _, positions, ins, block = x.shape
+    outs, rows = g.shape[2], used * positions
+    pairs = ins * outs * (block // 2 + 1)
+    return itemised(
+        len(factors) + rows * block * (ins + outs) + out.numel(),
+        out.numel(),
+        tests=tests,
+        scaling=Counts(MUL=rows * outs * block),
+        products=pairs * rows * Counts(MUL=4, ADD=3, SUB=1),
+        gains=Counts(MUL=0 if band is None else 2 * pairs),
+        sums=Counts(ADD=out.numel()),
+    ) + _modelled(circulant.transforms(x, g, used, inverse=1))
+
+
+FORMS: dict[str, Form] = {
+    "spectral.conv_norm": conv_norm,
+    "spectral.conv_bins": conv_bins,
+    "spectral.bins_sum": bins_sum,
+    "spectral.filtered": filtered,
+    "spectral.whitened_norm": whitened_norm,
+    "spectral.circulant_norm": circulant_norm,
+    "spectral.circulant_gradient": circulant_gradient,
+    "spectral.circulant_sum": circulant_sum,
+}

@@ -1,0 +1,60 @@
+"""How many operations a Fourier transform takes: textbook forms, because a library makes it.
+
+Of n complex values, n a power of two, by the split radix (Duhamel, Hollmann 1984), and of n real
+ones (Sorensen, Jones, Heideman, Burrus 1987):
+
+    complex   n lg n - 3 n + 4           products   3 n lg n - 3 n + 4         additions
+    real      (n lg n - 3 n + 4) / 2     products   (3 n lg n - 5 n + 8) / 2   additions
+
+Other n take ``2 n lg n`` products and ``3 n lg n`` additions, the radix 2's 5 n lg n of Cooley and
+Tukey 1965, by which transforms of all sizes are compared; real values half of it; both rounded up.
+A plane is transformed by rows, then by the columns of the half that is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Products and additions; adds, and multiplies by n."""
+
+    products: int = 0
+    additions: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.products + self.additions
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.products + other.products, self.additions + other.additions)
+
+    def __mul__(self, times: int) -> Flops:
+        return Flops(self.products * times, self.additions * times)
+
+
+def of_line(n: int, *, real: bool) -> Flops:
+    """One transform of ``n`` values, forwards or back."""
+    if n == 1:
+        return Flops()
+    if n & (n - 1):
+        half = 2 if real else 1
+        work = n * math.log2(n) / half
+        return Flops(math.ceil(2 * work), math.ceil(3 * work))
+    work = n * (n.bit_length() - 1)
+    if real:
+        return Flops((work - 3 * n + 4) // 2, (3 * work - 5 * n + 8) // 2)
+    return Flops(work - 3 * n + 4, 3 * work - 3 * n + 4)
+
+
+def of_plane(size: tuple[int, ...]) -> Flops:
+    """One transform of a real plane ``(P, Q)`` or line ``(d,)``, forwards or back."""
+    height, width = (1, *size)[-2:]
+    rows = of_line(width, real=True) * height
+    return rows + of_line(height, real=False) * (width // 2 + 1)
+
+
+__all__ = ["Flops", "of_line", "of_plane"]

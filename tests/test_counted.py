@@ -1,0 +1,204 @@
+"""Counted executions: the kernels' results, the closed forms' counts, the declared costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from dpkern import _dispatch
+from dpkern.cost import CIPHER, Counts
+from dpkern.cost.counted import KERNELS, Tally, open_cipher, tally_of
+from dpkern.cost.counted._native import kernels, tallied
+from dpkern.cost.forms import FORMS
+from dpkern.errors import InvalidInput
+from dpkern.laws import ESCAPE, FINE_BITS
+from dpkern.ops import clip, ghost, noise, update
+from dpkern.rng import Key, Purpose
+from tests.counted_cases import CASES, DRAWING, Call, build
+
+SEEDS = range(40)
+
+
+@pytest.fixture(autouse=True)
+def _native() -> None:
+    if not _dispatch.availability("cpu")[0]:
+        pytest.skip("the kernels are not compiled")
+
+
+def tensors_in(result: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of an op's result."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, clip.ClipResult):
+        yield from (*result.sums, result.norms)
+    elif isinstance(result, tuple):
+        for part in result:
+            yield from tensors_in(part)
+
+
+def by_kernel(call: Call) -> Any:
+    """The call by the compiled kernel, or where there is none by the reference.
+
+    Draws made ahead are the streams'; the kernel makes them itself.
+    """
+    made = call.kwargs.get("noise")
+    if made is not None:
+        call.kwargs["noise"] = dataclasses.replace(made, draws=None)
+    refused = call.op.kernels["reference"]
+    kernel = call.op.kernels.get("cpu", refused)
+    if kernel.refuse(*call.args, **call.kwargs) is not None:
+        kernel = refused
+    return kernel.run(*call.args, **call.kwargs)
+
+
+def check(call: Call) -> Tally:
+    """Count a call and compare it with its closed form and its declared cost."""
+    cost = call.op.cost(*call.args, **call.kwargs)
+    result, tally = tally_of(call.op, call.args, call.kwargs)
+    form = FORMS[call.op.name]
+    facts = call.facts(result)
+    assert form(*call.args, **call.kwargs, **facts).of("exact") == tally.counts
+    assert cost.random_words == tally.counts["RNG"]
+    # What is declared holds for samples that are finite and clipped, and points that move.
+    usual = form(*call.args, **call.kwargs).of("exact")
+    spared = usual - tally.counts
+    if not any(spared[p] for p in ("LOAD", "STORE")):
+        assert (cost.bytes_read, cost.bytes_written) == (tally.bytes_read, tally.bytes_written)
+    if not any(spared[p] for p in ("LOAD", "STORE", "ADD", "CMP")):
+        assert cost.flops - spared["DIV"] - spared["MUL"] == tally.flops
+    return tally
+
+
+def same(a: torch.Tensor, b: torch.Tensor, bits: bool) -> bool:
+    """Whether two results are."""
+    if bits:
+        return a.dtype == b.dtype and torch.equal(a.nan_to_num(7.5), b.nan_to_num(7.5))
+    return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_counted_is_the_closed_form_and_the_declared_cost(name: str) -> None:
+    checked = 0
+    for seed in SEEDS:
+        checked += check(build(name, seed)).counts != Counts()
+    assert checked >= 20
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_counted_is_what_the_kernel_does(name: str) -> None:
+    for seed in SEEDS:
+        counted, run = build(name, seed), build(name, seed)
+        given, _ = tally_of(counted.op, counted.args, counted.kwargs)
+        expected = by_kernel(run)
+        pairs = zip(
+            (*tensors_in(given), *counted.outputs),
+            (*tensors_in(expected), *run.outputs),
+            strict=True,
+        )
+        assert all(same(a, b, counted.bits) for a, b in pairs)
+        if isinstance(expected, int):
+            assert given == expected
+
+
+@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("seed", range(6))
+def test_opening_the_cipher_adds_its_blocks(name: str, seed: int) -> None:
+    call, again = build(name, seed), build(name, seed)
+    _, closed = tally_of(call.op, call.args, call.kwargs)
+    with open_cipher():
+        _, opened = tally_of(again.op, again.args, again.kwargs)
+    stream = call.kwargs.get("stream") or (call.args[0] if name != "step" else None)
+    if name == "step":
+        stream = call.kwargs["noise"].stream if "noise" in call.kwargs else None
+    rounds = 20 if stream is None else stream.rounds
+    for words, inside in (
+        (closed.counts["RNG"], opened.counts - closed.counts),
+        (closed.random["RNG"], opened.random - closed.random),
+    ):
+        assert words % 16 == 0
+        assert inside == words // 16 * CIPHER[rounds]
+    assert opened.flops == closed.flops
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_more_operation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = build(name, 3)
+    honest = KERNELS[call.op.name]
+
+    def busy(*args: Any, **kwargs: Any) -> tuple[Any, Tally]:
+        result, tally = honest(*args, **kwargs)
+        clock = torch.zeros(3, dtype=torch.int64)
+        return result, tally + tallied(kernels().advance(clock.data_ptr(), 1.0, 1.0))[1]
+
+    monkeypatch.setitem(KERNELS, call.op.name, busy)
+    with pytest.raises(AssertionError):
+        check(call)
+
+
+def test_the_tail_counts_as_chance() -> None:
+    stream = Key.from_unsafe_seed(2).stream(Purpose.NOISE, 0)
+    call = {"position": 512, "count": 20 * 512, "distribution": "laplace"}
+    draws, tally = tally_of(noise.lattice_draws, (stream,), call)
+    # X = K 2^14 + U1 + 2^13 lies in the cell of K or above.
+    magnitude = torch.where(draws < 0, -1 - (draws >> FINE_BITS), draws >> FINE_BITS)
+    escaped, rest = divmod(tally.random["RNG"], 16)
+    assert rest == 0
+    assert 10 < int((magnitude > ESCAPE).sum()) <= escaped <= int((magnitude >= ESCAPE - 1).sum())
+    assert tally.counts["RNG"] == 20 * 768
+    assert tally.random_words == 20 * 768 + 16 * escaped
+
+
+def test_a_sample_shrunk_again_counts_as_chance() -> None:
+    # In units this coarse beside the bound's slack, truncation does not always save a sample.
+    tallies = []
+    for seed in range(40):
+        grads = torch.randn(8, 6, generator=torch.Generator().manual_seed(seed))
+        call = {"arithmetic": "exact", "unit": 0.2 / 20000.3}
+        tallies.append(tally_of(clip.clip_sum, (grads, 0.2), call)[1])
+    shrunk = [t for t in tallies if t.random]
+    assert 0 < len(shrunk) < len(tallies)
+    assert len({t.counts for t in tallies}) == 1
+    assert all(t.random["SUB"] % 6 == 0 for t in shrunk)
+
+
+def test_an_operand_counts_once_however_often_it_is_read() -> None:
+    grads = [torch.randn(3, 10)]
+    out = [torch.zeros(10)]
+    _, tally = tally_of(clip.clip_sum, (grads, 1.0), {"out": out})
+    assert (tally.counts["LOAD"], tally.counts["STORE"]) == (30 + 10, 10 + 3)
+    assert (tally.bytes_read, tally.bytes_written) == (160, 40 + 24)
+    _, fresh = tally_of(clip.clip_sum, (grads, 1.0), {})
+    assert (fresh.bytes_read, fresh.bytes_written) == (120, 64)
+
+
+def test_dropped_samples_are_not_read() -> None:
+    grads, factors = [torch.full((3, 4), float("nan"))], torch.zeros(3)
+    outs = [torch.ones(4)]
+    _, tally = tally_of(ghost.contract, (grads, factors, outs), {})
+    assert (tally.bytes_read, tally.bytes_written, tally.flops) == (12, 0, 0)
+    assert torch.equal(outs[0], torch.ones(4))
+
+
+def test_invalid_calls_and_ops_without_a_kernel_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call = build("add_noise", 0)
+    with pytest.raises(InvalidInput, match="position"):
+        tally_of(call.op, call.args, {**call.kwargs, "position": -1})
+    monkeypatch.delitem(KERNELS, "noise.add_noise")
+    with pytest.raises(InvalidInput, match="op"):
+        tally_of(call.op, call.args, call.kwargs)
+    params = [torch.zeros(2), torch.zeros(2, dtype=torch.float64)]
+    with pytest.raises(InvalidInput, match="params"):
+        tally_of(update.project, (params, update.Ball(1.0)), {})
+
+
+def test_tallies_add() -> None:
+    one = Tally(counts=Counts(ADD=1), random=Counts(RNG=16), flops=2, bytes_read=3, bytes_written=4)
+    assert one + Tally() == one
+    assert (one + one).counts == Counts(ADD=2)
+    assert (one + one).bytes_written == 8
