@@ -159,6 +159,10 @@ def test_a_count_is_reported_line_by_line(mechanism: str) -> None:
     whole(report)
     facts = report.facts
     assert facts["cost"] == sum(item["cost"] for item in facts["items"])
+    assert facts["cost"] == sum(weight["cost"] for weight in facts["weights"])
+    assert sum(weight["share_percent"] for weight in facts["weights"]) == pytest.approx(
+        100, abs=0.1
+    )
     total = report.tables[0].rows[-1]
     assert total[0] == "total"
     assert total[2] == facts["cost"]
