@@ -12,6 +12,7 @@ from dpkern.cost.autoencoder import CORRECTED, Options, op_count
 from dpkern.cost.report import Report
 from dpkern.cost.sensitivity import crossovers, reduction, sensitivities
 from dpkern.cost.systems import SYSTEMS
+from dpkern.cost.table_read import TableReader
 from dpkern.errors import InvalidInput
 
 K7 = processors.load("k7")
@@ -172,10 +173,8 @@ def test_a_count_is_reported_line_by_line(mechanism: str) -> None:
 
 
 def test_an_execution_that_differs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpkern.cost import trace
-
-    read = trace.TableReader.read
-    monkeypatch.setattr(trace.TableReader, "read", lambda self: read(self) + 0.0)
+    read = TableReader.read
+    monkeypatch.setattr(TableReader, "read", lambda self: read(self) + 0.0)
     report = count.report("spof")
     assert not report.facts["execution"]["agrees"]
     assert "DIFFERS" in report.summary
