@@ -145,7 +145,6 @@ def update_row(
     if not bool(torch.isfinite(params[0]).all()) or torch.equal(before, params[0]):
         raise AssertionError("the update left its parameters alone, or not finite")
     size = update.step.cost(params, sums, state=state, **arguments).bytes
-    size += 4 * n if source == "draws" else 0
     return timed(calls, where, copy, size, torch_update(rule, private, n, where))
 
 

@@ -238,7 +238,7 @@ def test_costs_count_words_and_bytes() -> None:
     rounded = noise.add_noise.cost(x.float(), stream=testing.KEY.stream(Purpose.NOISE, 0))
     assert rounded.random_words == 2048
     grads = torch.zeros(8, 100)
-    assert clip.clip_sum.cost(grads, 1.0).bytes == 3200 + 400
+    assert clip.clip_sum.cost(grads, 1.0).bytes == 3200 + 400 + 64
     params = [torch.zeros(100)]
     rule = ops.update.SGD(lr=0.1, momentum=0.9)
     moved = update.step.cost(params, params, rule=rule, state=rule.init(params))

@@ -17,6 +17,7 @@ int main() {
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
   std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));
+  std::printf("counted %lld cases\n", static_cast<long long>(test::test_counted()));
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",
               static_cast<long long>(test::test_ghost_conv()));
