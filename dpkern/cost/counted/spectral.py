@@ -14,7 +14,7 @@ import torch
 
 from ...ops.spectral import bins, circulant, filter
 from ...ops.spectral._band import Band, half_weights
-from ...ops.spectral._sizes import Layer
+from ...ops.spectral._sizes import Layer, Pair
 from ...ops.spectral._spectra import Grid, half_gains, parseval, transform_error
 from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import transforms
@@ -30,17 +30,22 @@ def _modelled(flops: Flops) -> Tally:
     return Tally(modelled=counts, flops=flops.total)
 
 
+def _pair(numbers: Sequence[int], missing: int) -> Pair:
+    """Height and width; a line is a plane of height 1."""
+    height, width = (missing, *numbers)[-2:]
+    return height, width
+
+
 def _placed(
     x: torch.Tensor,
-    used: tuple[int, int],
-    size: tuple[int, int],
-    first: tuple[int, int] = (0, 0),
-    step: tuple[int, int] = (1, 1),
+    used: Pair,
+    size: Pair,
+    first: Pair = (0, 0),
+    step: Pair = (1, 1),
 ) -> tuple[torch.Tensor, Tally]:
     """Maps on grids ``[B, channels, *size]``, and what reading them took."""
-    height, width = (1, *x.shape[2:])[-2:]
     grids = torch.zeros(*x.shape[:2], *size, dtype=x.dtype)
-    placement = [x.shape[0] * x.shape[1], height, width, *used, *size, *first, *step]
+    placement = [x.shape[0] * x.shape[1], *_pair(x.shape[2:], 1), *used, *size, *first, *step]
     return grids, run("spectral_place", x.dtype, x, placement, grids)
 
 
@@ -49,7 +54,8 @@ def _spectra(maps: torch.Tensor) -> torch.Tensor:
     if not maps.numel():
         shape = (*maps.shape[:2], maps.shape[2] * (maps.shape[3] // 2 + 1))
         return torch.zeros(shape, dtype=(maps.new_zeros(1) + 0j).dtype)
-    return torch.fft.rfft2(maps).flatten(2).contiguous()
+    spectra: torch.Tensor = torch.fft.rfft2(maps)
+    return spectra.flatten(2).contiguous()
 
 
 class _Operands:
@@ -178,17 +184,16 @@ def _bins_sum(
 def _filtered(
     x: torch.Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band
 ) -> tuple[torch.Tensor, Tally]:
-    height, width = (1, *x.shape[2:])[-2:]
-    used, before = (1, *rows)[-2:], (0, *padding)[-2:]
+    given, used, before = _pair(x.shape[2:], 1), _pair(rows, 1), _pair(padding, 0)
     read = filter.read_places(x, padding, rows)
     maps = x.shape[0] * x.shape[1]
     out = torch.empty(*x.shape[:2], *rows, dtype=x.dtype)
     if band.kind == "rectangle":
-        down, across = filter.toeplitz(band, before, used, (height, width))
+        down, across = filter.toeplitz(band, before, used, given)
         down, across = (m.to(x.dtype).contiguous() for m in (down, across))
-        sizes = [maps, height, width, *read, *used]
+        sizes = [maps, *given, *read, *used]
         return out, run("spectral_separable", x.dtype, x, sizes, down, across, out)
-    size = (1, *band.size)[-2:]
+    size = _pair(band.size, 1)
     grids, tally = _placed(x, read, size, before)
     spectra, gains = _spectra(grids), half_gains(band).to(x.dtype).contiguous()
     tally += run("spectral_gain", x.dtype, spectra, maps, gains.numel(), gains)
@@ -212,7 +217,8 @@ def _lines(x: torch.Tensor) -> torch.Tensor:
     if not x.numel():
         shape = (*x.shape[:-1], x.shape[-1] // 2 + 1)
         return torch.zeros(shape, dtype=(x.new_zeros(1) + 0j).dtype)
-    return torch.fft.rfft(x).contiguous()
+    spectra: torch.Tensor = torch.fft.rfft(x)
+    return spectra.contiguous()
 
 
 def _circulant_norm(

@@ -37,7 +37,8 @@ def _half(size: tuple[int, int]) -> int:
 def _layer(x: torch.Tensor, g: torch.Tensor, size: Sequence[int], arguments: Any) -> Layer:
     given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
     names = "kernel_size", "stride", "padding", "dilation", "groups"
-    return Layer.of(x, g, *(given[name] for name in names), size)
+    kernel, stride, padding, dilation, groups = (given[name] for name in names)
+    return Layer.of(x, g, kernel, stride, padding, dilation, groups, size)
 
 
 def _norm_parts(layer: Layer, grid: Grid, dtype: torch.dtype) -> dict[str, Counts]:
@@ -194,7 +195,7 @@ def circulant_sum(
     tests = Counts(CMP=len(factors))
     if not used:
         return itemised(len(factors), 0, tests=tests)
-    _, positions, ins, block = x.shape
+    positions, ins, block = x.shape[1:]
     outs, rows = g.shape[2], used * positions
     pairs = ins * outs * (block // 2 + 1)
     return itemised(
