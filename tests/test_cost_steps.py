@@ -8,13 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from dpkern import DPStep
+from dpkern import DPStep, PrivacyEngine, survey
 from dpkern.cost import counting, step_systems, steps
-from dpkern.cost.phases import ELSEWHERE, UPDATE, by_phase
+from dpkern.cost.phases import BACK, CLIP, ELSEWHERE, MAP, NOISE, UPDATE, by_phase
 from dpkern.cost.primitives import Counts, Itemised
 from dpkern.errors import InvalidInput
-from dpkern.mechanisms import Directional, Mechanism, Memory, ProjectedSGD, RandomizedResponse
+from dpkern.mechanisms import (
+    Directional,
+    Mechanism,
+    Memory,
+    ProjectedSGD,
+    RandomizedResponse,
+    SpectralDP,
+)
 from dpkern.rng import Key, Purpose
 from tests.step_count_cases import CASES, Case
 
@@ -170,6 +178,31 @@ def test_refused(changes: dict[str, Any], word: str) -> None:
     given |= changes
     with pytest.raises(InvalidInput, match=word):
         steps.form(given.pop("mechanism"), given.pop("shapes"), given.pop("batch"), **given)
+
+
+@pytest.mark.parametrize("mode", ["published", "corrected"])
+def test_a_step_of_the_engine_can_be_counted(mode: str) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    model = torch.nn.Sequential(*layers)
+    inputs, labels = torch.randn(12, 2, 4, 4), torch.zeros(12, dtype=torch.long)
+    mechanism = SpectralDP(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sites=survey(model, inputs[:1]),
+        mode=mode,
+        clipping="flat",
+    )
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(inputs, labels), batch_size=12),
+        mechanism=mechanism,
+    )
+    x, y = next(iter(loader))
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    found = exact(counting.count(optimizer.step).items)
+    assert {phase for phase, _ in found} == {CLIP, MAP, NOISE, BACK, UPDATE}
 
 
 def test_what_the_table_does_not_know_is_refused() -> None:
