@@ -37,12 +37,14 @@ BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call moves and computes.
+    """What one call moves and computes; equal to its counted execution (``dpkern.cost``).
 
     Attributes:
-        bytes_read, bytes_written: traffic to memory if every operand is touched once.
-        flops: floating-point operations; random words are counted apart.
-        random_words: 32-bit keystream words.
+        bytes_read, bytes_written: traffic at the call's edge: every byte of an operand that is read
+            and every one that is written once, whatever a kernel reads again.
+        flops: additions, subtractions, products, quotients and roots of floating numbers, for data
+            that is finite, clipped and moved.
+        random_words: 32-bit words that the generator makes, in whole tiles, tails apart.
         launches: kernel launches (parallel regions on a CPU).
     """
 

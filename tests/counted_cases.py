@@ -47,7 +47,10 @@ def _law(rng: random.Random) -> str:
 
 
 def _place(rng: random.Random) -> dict[str, int]:
-    return {"position": rng.randrange(3000), "count": rng.choice((0, 1, rng.randrange(1600)))}
+    return {
+        "position": rng.randrange(3000),
+        "count": rng.choice((0, 1, rng.randrange(1600), rng.randrange(1600))),
+    }
 
 
 def keystream(rng: random.Random) -> Call:
@@ -165,7 +168,7 @@ def project(rng: random.Random) -> Call:
 
 
 def _gradients(rng: random.Random, dtypes: Sequence[torch.dtype]) -> list[torch.Tensor]:
-    dtype, batch = rng.choice(dtypes), rng.choice((0, 1, rng.randrange(2, 9)))
+    dtype, batch = rng.choice(dtypes), rng.choice((0, 1, *(rng.randrange(2, 9) for _ in range(3))))
     shapes = [rng.choice(((), (rng.randrange(1, 200),), (3, rng.randrange(40)))) for _ in range(3)]
     shapes = shapes[: rng.randrange(1, 4)]
     return [(3 * rng.random() * torch.randn((batch, *s))).to(dtype) for s in shapes]
@@ -220,7 +223,7 @@ def contract(rng: random.Random) -> Call:
     grads = _gradients(rng, FLOATS)
     grads = [g.transpose(1, 2) if g.dim() == 3 and rng.random() < 0.5 else g for g in grads]
     factors = torch.rand(len(grads[0]), dtype=grads[0].dtype)
-    dropped = rng.randrange(len(factors) + 1)
+    dropped = rng.randrange(len(factors) + 1) if rng.random() < 0.25 else 0
     factors[:dropped] = 0
     outs = [torch.ones(g.shape[1:], dtype=g.dtype) for g in grads]
     given = {"dropped": dropped}
@@ -231,7 +234,7 @@ def contract(rng: random.Random) -> Call:
 def clip_factors(rng: random.Random) -> Call:
     batch = rng.randrange(9)
     squares = [torch.rand(batch, dtype=torch.float64) for _ in range(rng.randrange(1, 4))]
-    if batch:
+    if batch and rng.random() < 0.25:
         squares[0][0] = float("inf")
     automatic, bound = rng.random() < 0.5, rng.uniform(0.2, 2)
     given = {"dtype": rng.choice(FLOATS), "scale": 1.5, "automatic": automatic}

@@ -5,17 +5,15 @@ Laws and layout: ``docs/noise.md``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
-from . import _lattice
-from ._lattice import TILE
+from . import _lattice, _noise_cost
+from ._noise_cost import TILE, noise_words, rounding_words, tiles
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
@@ -23,21 +21,6 @@ _NOISED = INTEGERS + FLOATS
 _LAST_POSITION = 2**62
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
 """Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""
-
-
-def noise_words(count: int) -> int:
-    """Keystream words of ``count`` lattice draws: 48 bits each."""
-    return -(-3 * count // 2)
-
-
-def rounding_words(count: int) -> int:
-    """Keystream words of ``count`` stochastic roundings: 16 bits each."""
-    return -(-count // 2)
-
-
-def tiles(position: int, count: int) -> int:
-    """Tiles that ``count`` coordinates from ``position`` on touch; each is made as a whole."""
-    return (position + count - 1) // TILE - position // TILE + 1 if count else 0
 
 
 def check_scale(name: str, scale: object) -> None:
@@ -151,11 +134,7 @@ def _validate_keystream(
     return check_place(device)
 
 
-def _cost_keystream(stream: Stream, *, blocks: int, **_: Any) -> Cost:
-    return Cost(bytes_read=0, bytes_written=64 * blocks, flops=0, random_words=16 * blocks)
-
-
-@op(validate=_validate_keystream, cost=_cost_keystream)
+@op(validate=_validate_keystream, cost=_noise_cost.keystream)
 def keystream(
     stream: Stream,
     *,
@@ -196,12 +175,7 @@ def _validate_draws(
     return check_place(device)
 
 
-def _cost_draws(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
-    words = noise_words(TILE) * tiles(position, count)
-    return Cost(bytes_read=0, bytes_written=4 * count, flops=0, random_words=words)
-
-
-@op(validate=_validate_draws, cost=_cost_draws)
+@op(validate=_validate_draws, cost=_noise_cost.lattice_draws)
 def lattice_draws(
     stream: Stream,
     *,
@@ -245,12 +219,7 @@ def _validate_rounding_bits(
     return check_place(device)
 
 
-def _cost_rounding_bits(stream: Stream, *, position: int, count: int, **_: Any) -> Cost:
-    words = rounding_words(TILE) * tiles(position, count)
-    return Cost(bytes_read=0, bytes_written=2 * count, flops=0, random_words=words)
-
-
-@op(validate=_validate_rounding_bits, cost=_cost_rounding_bits)
+@op(validate=_validate_rounding_bits, cost=_noise_cost.rounding_bits)
 def rounding_bits(
     stream: Stream,
     *,
@@ -321,30 +290,7 @@ def _validate_add_noise(
     return x.device.type
 
 
-RELEASE_FLOPS = 7
-"""Of a float: to multiples of u, fraction, whole cells, the rest, and their sum."""
-
-
-def _cost_add_noise(
-    x: torch.Tensor,
-    *,
-    position: int = 0,
-    scale: float | torch.Tensor | None = None,
-    **_: Any,
-) -> Cost:
-    n, size = x.numel(), x.numel() * x.element_size()
-    made = tiles(position, n)
-    words = noise_words(TILE) * made
-    if x.dtype in INTEGERS:
-        return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
-    words += rounding_words(TILE) * made
-    each = isinstance(scale, torch.Tensor)
-    scales = scale.numel() * scale.element_size() if isinstance(scale, torch.Tensor) else 0
-    flops = (RELEASE_FLOPS + 1 + (2 if each else 0)) * n
-    return Cost(bytes_read=size + scales, bytes_written=size, flops=flops, random_words=words)
-
-
-@op(validate=_validate_add_noise, cost=_cost_add_noise)
+@op(validate=_validate_add_noise, cost=_noise_cost.add_noise)
 def add_noise(
     x: torch.Tensor,
     *,

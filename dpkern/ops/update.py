@@ -14,10 +14,11 @@ from ..laws import SCALE_CELLS
 from . import _lattice, _project
 from ._clock import SIZE, check_clock, clock
 from ._count import Count, count
+from ._noise_cost import RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Draws, Noise, at_clock, check_noise
-from .noise import FLOATS, INTEGERS, RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
+from .noise import FLOATS, INTEGERS
 
 
 def _validate_step(
