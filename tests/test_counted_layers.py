@@ -123,6 +123,12 @@ def test_operands_of_16_bits_have_closed_forms_only() -> None:
         tally_of(ghost.linear_norm, (a, a), {})
     wide = FORMS["ghost.linear_norm"](a.float(), a.float())
     assert FORMS["ghost.linear_norm"](a, a).counts == wide.counts
+    for name in ("ghost.linear_gradient", "ghost.conv_norm", "ghost.conv_gradient"):
+        args, kwargs = CASES[name](Draw(1))
+        half = [x.bfloat16() for x in args]
+        form, cost = FORMS[name](*half, **kwargs), _dispatch.OPS[name].cost(*half, **kwargs)
+        assert cost.bytes_read == 2 * form.counts["LOAD"]
+        assert cost.flops == sum(form.counts[p] for p in ("ADD", "MUL", "SQRT"))
 
 
 def test_forms_take_what_the_data_decides_by_keyword() -> None:

@@ -1,6 +1,6 @@
 """What the cost of an op depends on besides shapes: which samples are used, which ids occur.
 
-A cost reads these values; of a meta tensor, which has none, it supposes that every sample is used
+A cost reads these values, which waits for a device; of a meta tensor, which has none, it supposes that every sample is used
 and every id is another one.
 """
 
