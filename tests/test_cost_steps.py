@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
-from dpkern.cost import counting, steps
-from dpkern.cost.phases import ELSEWHERE, UPDATE, by_phase
+from dpkern import DPStep, PrivacyEngine, survey
+from dpkern.cost import counting, step_systems, steps
+from dpkern.cost.phases import BACK, CLIP, ELSEWHERE, MAP, NOISE, UPDATE, by_phase
 from dpkern.cost.primitives import Counts, Itemised
 from dpkern.errors import InvalidInput
-from dpkern.mechanisms import Mechanism, Memory, RandomizedResponse
+from dpkern.mechanisms import (
+    Directional,
+    Mechanism,
+    Memory,
+    ProjectedSGD,
+    RandomizedResponse,
+    SpectralDP,
+)
 from dpkern.rng import Key, Purpose
 from tests.step_count_cases import CASES, Case
 
@@ -107,6 +117,92 @@ def test_an_operation_added_to_a_mechanism_is_seen(
     # The added line stands in this file; dpkern's function that led to it is the step's.
     assert changed == {(UPDATE, "exact")}
     assert found[UPDATE, "exact"] - wanted[UPDATE, "exact"] == Counts(SUB=n, LOAD=n, STORE=n)
+
+
+@pytest.mark.parametrize("name", step_systems.systems())
+def test_a_system_is_the_step_that_it_names(name: str) -> None:
+    n, code = 5, 3
+    system = step_systems.systems()[name]
+    mechanism = system.make(n, code)
+    if isinstance(mechanism, RandomizedResponse):
+        assert system(n, code) == steps.response(mechanism, n)
+        return
+    shapes = [site.shape for site in step_systems.sites(n, code)]
+    if not getattr(mechanism, "sites", None):
+        shapes[0] = (code, n)
+    torch.manual_seed(1)
+    params = [torch.randn(shape) for shape in shapes]
+    sampling = {"sampling": "fixed", "dataset_size": 5} if name == "projected_sgd" else {}
+    step = DPStep(
+        mechanism,
+        params,
+        expected_batch_size=1,
+        sample_rate=0.2,
+        optimizer=step_systems.RULE,
+        unsafe_seed=1,
+        **sampling,
+    )
+
+    large = [torch.full((1, *shape), 1e4) for shape in shapes]
+
+    def run() -> None:
+        step.add(large)
+        step.finish()
+        if isinstance(mechanism, ProjectedSGD):
+            mechanism.project(params)
+
+    run()
+    for parameter in params:
+        parameter.mul_(100)  # outside of any ball
+    assert exact(counting.count(run).items) == exact(by_phase(system(n, code)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"batch": 0}, "batch"),
+        ({"clipped": (1, 1)}, "clipped"),
+        ({"clipped": 3}, "clipped"),
+        ({"samples": "operands"}, "samples"),
+        ({"dtype": torch.float16}, "dtype"),
+        ({"mechanism": RandomizedResponse(epsilon=1.0)}, "mechanism"),
+    ],
+    ids=["batch", "groups", "clipped", "operands", "dtype", "symbols"],
+)
+def test_refused(changes: dict[str, Any], word: str) -> None:
+    given: dict[str, Any] = {
+        "mechanism": Directional(noise_multiplier=1.0, max_grad_norm=1.0, shape="elliptic"),
+        "shapes": [(2, 3)],
+        "batch": 2,
+    }
+    given |= changes
+    with pytest.raises(InvalidInput, match=word):
+        steps.form(given.pop("mechanism"), given.pop("shapes"), given.pop("batch"), **given)
+
+
+@pytest.mark.parametrize("mode", ["published", "corrected"])
+def test_a_step_of_the_engine_can_be_counted(mode: str) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(12, 2)
+    model = torch.nn.Sequential(*layers)
+    inputs, labels = torch.randn(12, 2, 4, 4), torch.zeros(12, dtype=torch.long)
+    mechanism = SpectralDP(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sites=survey(model, inputs[:1]),
+        mode=mode,
+        clipping="flat",
+    )
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(inputs, labels), batch_size=12),
+        mechanism=mechanism,
+    )
+    x, y = next(iter(loader))
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    found = exact(counting.count(optimizer.step).items)
+    assert {phase for phase, _ in found} == {CLIP, MAP, NOISE, BACK, UPDATE}
 
 
 def test_what_the_table_does_not_know_is_refused() -> None:

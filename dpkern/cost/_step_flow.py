@@ -62,19 +62,19 @@ class Setting:
         """Entries per parameter."""
         return [math.prod(shape) for shape in self.shapes]
 
-    def plan(self) -> Plan:
-        """Of this step; the places of pruned coordinates are only as many as they will be."""
-        plan = self.mechanism.plan(self.shapes)
-        if not isinstance(self.mechanism, Pruned):
-            return plan
-        blocks = []
-        for block in plan.blocks:
-            release = block.release
-            if isinstance(release, Kept):
-                count = released(self.mechanism, math.prod(block.shape), self.number)
-                release = replace(release, places=torch.empty(count, device="meta"))
-            blocks.append(replace(block, release=release))
-        return replace(plan, blocks=laid_out(blocks))
+
+def planned(mechanism: Mechanism, plan: Plan, number: int) -> Plan:
+    """The plan of step ``number``: pruned coordinates are as many as they will be then."""
+    if not isinstance(mechanism, Pruned):
+        return plan
+    blocks = []
+    for block in plan.blocks:
+        release = block.release
+        if isinstance(release, Kept):
+            count = released(mechanism, math.prod(block.shape), number)
+            release = replace(release, places=torch.empty(count, device="meta"))
+        blocks.append(replace(block, release=release))
+    return replace(plan, blocks=laid_out(blocks))
 
 
 def adding(s: Setting, plan: Plan) -> Items:
@@ -196,7 +196,7 @@ def finishing(s: Setting, plan: Plan) -> Items:
     for block in ready:
         items += _gradient(s, plan, block)
     if s.learns:
-        items += learning(s.mechanism, s.shapes, s.number)
+        items += learning(s.mechanism, s.shapes)
         items += replanning(s.mechanism, s.shapes, s.number)
     for block in ready:
         items += exact(
@@ -302,4 +302,4 @@ def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -
     return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
 
 
-__all__ = ["SAMPLES", "Setting", "adding", "finishing"]
+__all__ = ["SAMPLES", "Setting", "adding", "finishing", "planned"]

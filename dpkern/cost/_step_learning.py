@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..errors import InvalidInput
 from ..mechanisms import AdaClip, Directional, Mechanism, Pruned
 from ..rng import Purpose
 from . import _glue as glue
@@ -17,8 +18,8 @@ _MASK, _FEEDBACK = f"{LEARN}: next mask", f"{LEARN}: error feedback"
 Shapes = Sequence[tuple[int, ...]]
 
 
-def learning(mechanism: Mechanism, shapes: Shapes, number: int) -> Items:
-    """What ``learn`` takes on float64 gradients, in step ``number`` (from 1)."""
+def learning(mechanism: Mechanism, shapes: Shapes) -> Items:
+    """What ``learn`` takes on float64 gradients."""
     sizes = [math.prod(shape) for shape in shapes]
     if isinstance(mechanism, AdaClip):
         moments = sum(map(_moments, sizes), Counts())
@@ -28,8 +29,9 @@ def learning(mechanism: Mechanism, shapes: Shapes, number: int) -> Items:
         return (
             exact(f"{LEARN}: running mean", sum(map(_running, sizes), Counts())) if running else []
         )
-    assert isinstance(mechanism, Pruned)
-    return _feedback(mechanism, sizes)
+    if isinstance(mechanism, Pruned):
+        return _feedback(mechanism, sizes)
+    raise _unknown(mechanism)
 
 
 def replanning(mechanism: Mechanism, shapes: Shapes, number: int, phase: str = LEARN) -> Items:
@@ -39,8 +41,18 @@ def replanning(mechanism: Mechanism, shapes: Shapes, number: int, phase: str = L
         return exact(f"{phase}: scales", deviations(sizes))
     if isinstance(mechanism, Directional):
         return exact(f"{phase}: scales", _importances(mechanism, sizes))
-    assert isinstance(mechanism, Pruned)
-    return _masks(mechanism, sizes, number)
+    if isinstance(mechanism, Pruned):
+        return _masks(mechanism, sizes, number)
+    raise _unknown(mechanism)
+
+
+def _unknown(mechanism: Mechanism) -> InvalidInput:
+    return InvalidInput(
+        "mechanism",
+        expected="one whose learning has a closed form",
+        got=type(mechanism).__name__,
+        remedy="Write it in dpkern/cost/_step_learning.py, or use cost.counting.count.",
+    )
 
 
 def deviations(sizes: Sequence[int]) -> Counts:

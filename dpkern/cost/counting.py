@@ -115,7 +115,8 @@ def count(call: Callable[[], Any]) -> Execution:
 
     Args:
         call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Its ops run
-            as counted kernels on the CPU: slowly.
+            as counted kernels on the CPU: slowly. Operations of torch on other threads, such as a
+            device's backward pass, are not seen.
 
     Raises:
         InvalidInput: an op without a counted kernel, or an operation of torch that the table does

@@ -17,7 +17,7 @@ from ..ops import update
 from ..rng import Purpose
 from . import _glue as glue
 from ._ops import call, shaped, stream
-from ._step_flow import SAMPLES, Setting, adding, finishing
+from ._step_flow import SAMPLES, Setting, adding, finishing, planned
 from ._step_maps import Items, exact
 from .phases import LEARN, NOISE, PROJECT, by_line
 from .primitives import Counts, Itemised
@@ -62,24 +62,20 @@ def form(
     check.choice((torch.float32, torch.float64), dtype=dtype)
     check.choice(SAMPLES, samples=samples)
     sizes = tuple(tuple(int(n) for n in shape) for shape in shapes)
-    groups = len(mechanism.plan(sizes).groups)
-    shrunk: Sequence[int] = (
-        (batch if clipped is None else clipped,) * groups
-        if clipped is None or isinstance(clipped, int)
-        else clipped
-    )
-    check.one_each("clipped", shrunk, groups)
+    plan = planned(mechanism, mechanism.plan(sizes), number)
+    shrunk = batch if clipped is None else clipped
+    each = (shrunk,) * len(plan.groups) if isinstance(shrunk, int) else tuple(shrunk)
+    check.one_each("clipped", each, len(plan.groups))
     setting = Setting(
         mechanism=mechanism,
         shapes=sizes,
         batch=batch,
         dtype=dtype,
         rule=rule,
-        clipped=tuple(check.integer(0, batch, clipped=c) for c in shrunk),
+        clipped=tuple(check.integer(0, batch, clipped=count) for count in each),
         number=number,
         samples=samples,
     )
-    plan = setting.plan()
     items: Items = adding(setting, plan) + finishing(setting, plan)
     if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
         params = [shaped(shape, dtype) for shape in sizes]
