@@ -22,7 +22,8 @@ from dpkern.cost.autoencoder import (
 from dpkern.cost.primitives import Counts
 from dpkern.cost.scalar import Number, Tally, select
 from dpkern.cost.sensitivity import reduction
-from dpkern.cost.trace import Sample, TableReader, op_trace
+from dpkern.cost.table_read import TableReader
+from dpkern.cost.trace import Sample, op_trace
 from dpkern.errors import InvalidInput
 
 K7 = processors.load("k7")
@@ -171,7 +172,7 @@ def draws(sample: Sample, number: int) -> list[float]:
 
 def test_the_pointer_stays_in_the_table() -> None:
     sample, tally = sample_of(3, 2), Tally()
-    reader = TableReader(sample, tally)
+    reader = TableReader(sample.table, tally, stride=5, base=3)
     for k, draw in enumerate(draws(sample, 100), start=1):
         assert reader.read().value == draw
         assert reader.pointer.value == 5 * k % 32

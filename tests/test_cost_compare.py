@@ -12,6 +12,7 @@ from dpkern.cost.autoencoder import CORRECTED, Options, op_count
 from dpkern.cost.report import Report
 from dpkern.cost.sensitivity import crossovers, reduction, sensitivities
 from dpkern.cost.systems import SYSTEMS
+from dpkern.cost.table_read import TableReader
 from dpkern.errors import InvalidInput
 
 K7 = processors.load("k7")
@@ -159,6 +160,10 @@ def test_a_count_is_reported_line_by_line(mechanism: str) -> None:
     whole(report)
     facts = report.facts
     assert facts["cost"] == sum(item["cost"] for item in facts["items"])
+    assert facts["cost"] == sum(weight["cost"] for weight in facts["weights"])
+    assert sum(weight["share_percent"] for weight in facts["weights"]) == pytest.approx(
+        100, abs=0.1
+    )
     total = report.tables[0].rows[-1]
     assert total[0] == "total"
     assert total[2] == facts["cost"]
@@ -168,10 +173,8 @@ def test_a_count_is_reported_line_by_line(mechanism: str) -> None:
 
 
 def test_an_execution_that_differs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpkern.cost import trace
-
-    read = trace.TableReader.read
-    monkeypatch.setattr(trace.TableReader, "read", lambda self: read(self) + 0.0)
+    read = TableReader.read
+    monkeypatch.setattr(TableReader, "read", lambda self: read(self) + 0.0)
     report = count.report("spof")
     assert not report.facts["execution"]["agrees"]
     assert "DIFFERS" in report.summary

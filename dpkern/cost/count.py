@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import _validate as check
 from . import processors, trace
-from ._numbers import listed, tidy
+from ._numbers import listed, percent, tidy
 from .autoencoder import PRINTED, Options
 from .primitives import Item, Itemised
 from .processors import Processor
@@ -45,7 +45,8 @@ def report(
     total = machine.price(itemised.counts)
     unpriced = machine.unpriced(itemised.counts)
     execution = executed(system, n, code, options) if system.traced else None
-    tables = [_itemised_table(itemised, machine)]
+    weights = _weights(itemised, machine)
+    tables = [_itemised_table(itemised, machine), _weight_table(weights, machine)]
     if execution is not None:
         tables.append(difference_table(execution["differences"], machine))
     return Report(
@@ -67,6 +68,7 @@ def report(
             "operations": machine.operations(itemised.counts),
             "unpriced": unpriced,
             "items": [_fact(item, machine) for item in itemised.items],
+            "weights": weights,
             "execution": execution,
         },
         tables=tables,
@@ -156,6 +158,34 @@ def _itemised_table(itemised: Itemised, machine: Processor) -> Table:
         rows=rows,
         note="printed: as the source counts; exact: as an execution counts; modelled: a textbook "
         "form of a library's routine; random: depends on the noise.",
+    )
+
+
+def _weights(itemised: Itemised, machine: Processor) -> list[dict[str, Any]]:
+    """Each operation's share of the cost, which is also by how many percent the cost rises when its
+    price rises by one percent."""
+    done = machine.operations(itemised.counts)
+    total = machine.price(itemised.counts)
+    return [
+        {
+            "operation": operation,
+            "times": times,
+            "price": tidy(machine.costs[operation]),
+            "cost": tidy(times * machine.costs[operation]),
+            "share_percent": percent(100 * times * machine.costs[operation] / total)
+            if total
+            else None,
+        }
+        for operation, times in done.items()
+    ]
+
+
+def _weight_table(weights: list[dict[str, Any]], machine: Processor) -> Table:
+    return Table(
+        title="What each price weighs",
+        columns=("operation", "times", f"price ({machine.unit})", "cost", "share (%)"),
+        rows=[tuple(weight.values()) for weight in weights],
+        note="The share is also by how many percent the cost rises per percent of the price.",
     )
 
 

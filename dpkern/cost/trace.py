@@ -14,7 +14,8 @@ from .. import _validate as check
 from ..errors import InvalidInput
 from .autoencoder import FORMS, PRINTED, Options, executed, op_count
 from .primitives import Counts, Item, Itemised
-from .scalar import Number, Tally, Word, select
+from .scalar import Number, Tally, select
+from .table_read import TableReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,34 +71,6 @@ class Sample:
         ):
             if not good:
                 raise InvalidInput(name, expected=expected, got=got, remedy="Pass that many.")
-
-
-class TableReader:
-    """The published read of a noise table: two adders, a 2:1 multiplexer, an idle shifter.
-
-    Attributes:
-        pointer: the place p of the last read, before the base is added.
-    """
-
-    def __init__(self, sample: Sample, tally: Tally) -> None:
-        self._table, self._tally = sample.table, tally
-        self.pointer = tally.word(0)
-        self._stride, self._base = tally.word(sample.stride), tally.word(sample.base)
-
-    def read(self) -> Number:
-        """The next sample: u = p + s; p = u >= K ? u - K : u; T[(p + o) mod K]."""
-        size = len(self._table)
-        moved = self.pointer + self._stride
-        # K is a power of two: the adder's carries are the select, u - K is u without them.
-        wrapped = self._tally.word(moved.value % size)
-        carry = self._tally.word(-1 if moved.value >= size else 0)
-        self.pointer = _multiplexer(carry, wrapped, moved)
-        index = self.pointer + self._base
-        return self._tally.number(self._table[index.value % size])
-
-
-def _multiplexer(choice: Word, chosen: Word, otherwise: Word) -> Word:
-    return (choice & chosen) | (~choice & otherwise)
 
 
 def op_trace(
@@ -161,7 +134,7 @@ def _functional(
     outputs: dict[str, list[float]] = {}
     unit = 1 / (math.sqrt(2) * sample.epsilon)
     public = 1.5 * n * unit  # FM's scale and the constant part of SPOF's: made with the table
-    reader = TableReader(sample, tally)
+    reader = TableReader(sample.table, tally, stride=sample.stride, base=sample.base)
     scale = None
     if stabilised:
         with tally.phase("constant c_j"):
@@ -215,7 +188,7 @@ def _dpsgd(sample: Sample, options: Options, tally: Tally) -> dict[str, list[flo
         )
     with tally.phase("clipping divisions"):
         clipped = [g / divisor for g in gradient]
-    reader = TableReader(sample, tally)
+    reader = TableReader(sample.table, tally, stride=sample.stride, base=sample.base)
     noisy = []
     for component in clipped:
         with tally.phase("noise"):
@@ -250,4 +223,4 @@ def _sum(values: Sequence[Number]) -> Number:
     return total
 
 
-__all__ = ["Sample", "TableReader", "Trace", "differences", "op_trace"]
+__all__ = ["Sample", "Trace", "differences", "op_trace"]
