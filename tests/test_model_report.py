@@ -172,6 +172,12 @@ def test_layers_that_share_an_input_get_their_own_work(cases):
             assert mine[0].cost == OPS[mine[0].op].cost(x, g, **geometry)
 
 
+def test_random_words_are_those_of_the_plan(case):
+    _, measured = case
+    declared = sum(call.cost.random_words for call in measured.private.ops)
+    assert declared == measured.engine.step.plan.words["consumed"]
+
+
 def test_joint_work_is_divided_by_parameters(cases):
     _, measured = cases[0]
     shares = {call.op: dict(call.shares) for call in measured.private.ops}
