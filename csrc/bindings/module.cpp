@@ -99,8 +99,8 @@ std::int64_t add_noise_float(std::uintptr_t x, bool wide, const py::tuple& strea
   const Stream r = stream_of(rounding);
   const auto distribution = static_cast<Distribution>(law);
   py::gil_scoped_release release;
-  return wide ? cpu::add_noise_float(s, r, distribution, ahead, first, n, scale,
-                                     pointer<double>(x), threads)
+  return wide ? cpu::add_noise_float(s, r, distribution, ahead, first, n, scale, pointer<double>(x),
+                                     threads)
               : cpu::add_noise_float(s, r, distribution, ahead, first, n, scale, pointer<float>(x),
                                      threads);
 }
