@@ -4,6 +4,7 @@ Usage::
 
     python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
+    python -m benchmarks ring [--parameters N]              noise made ahead by a second thread
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
 """
 
@@ -23,7 +24,7 @@ import typer
 import dpkern
 from dpkern.backends import cpu
 
-from . import spectral_report, step_report
+from . import ring_speed, spectral_report, step_report
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -166,6 +167,19 @@ def spectral(
     content = {"machine": machine, "layers": speeds, "memory": memories, "steps": whole}
     table = spectral_report.markdown(machine, speeds, memories, whole)
     write(path or RESULTS / "spectral.json", content, table)
+
+
+@app.command()
+def ring(
+    parameters: Annotated[int, typer.Option(min=1000, help="how many")] = 10_000_000,
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 9,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Noise made ahead by a second thread, beside noise drawn in the update and no noise."""
+    rows = [ring_speed.measured(parameters, threads, rounds) for threads in (1, 2)]
+    machine = this_machine()
+    table = ring_speed.markdown(machine, rows)
+    write(path or RESULTS / "ring.json", {"machine": machine, "rows": rows}, table)
 
 
 def write(path: Path, content: dict[str, Any], table: str) -> None:

@@ -1,4 +1,4 @@
-"""The noise source of a ``DPStep``: asked for the draws of each release, and for what they certify."""
+"""The noise source of a ``DPStep``: asked for each release's draws, and for what they certify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private steps whose noise a source makes ahead: the same bits, and never a release without noise."""
+"""Private steps whose noise a source makes ahead: the same bits, and none without noise."""
 
 from __future__ import annotations
 

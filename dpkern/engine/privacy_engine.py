@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from .. import _validate as check
 from .. import accounting
+from .._step_source import refuse_shards
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..mechanisms.base import Mechanism
-from .._step_source import refuse_shards
 from ..step import DPStep
 from . import checkpoint, distributed, validate
 from .accountant import Accountant

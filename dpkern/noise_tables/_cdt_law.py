@@ -89,7 +89,7 @@ class CdtLaw:
         return self.word_bits * (len(self.cumulative) - 1)
 
     def magnitude(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """k for indices ``W = high 2^(w - h) + low``, h = min(w, 62) bits in ``high``, both int64."""
+        """k for indices ``W = high 2^(w - h) + low``, int64, h = min(w, 62) bits in ``high``."""
         rest = max(0, self.word_bits - HIGH_BITS)
         table = self.cumulative[:-1]
         heads = torch.tensor([entry >> rest for entry in table], dtype=torch.int64)

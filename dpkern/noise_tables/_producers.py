@@ -56,7 +56,7 @@ class Memory:
 
     def handed_out(self, first: int) -> Draws:
         """The block for its consumer, who loses it when these tensors are emptied."""
-        values, *rounding = (torch.empty_like(t[:0]).set_(t) for t in self.tensors)
+        values, *rounding = map(_alias, self.tensors)
         return Draws(first, values, rounding[0] if rounding else None)
 
     def wipe(self) -> None:
@@ -66,6 +66,12 @@ class Memory:
                 ctypes.memset(tensor.data_ptr(), 0, tensor.nbytes)
             else:
                 tensor.zero_()
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory under a tensor of its own, which can be emptied alone."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(tensor)  # type: ignore[call-overload, no-any-return]
 
 
 class Producer(Protocol):

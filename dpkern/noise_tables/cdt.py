@@ -30,8 +30,8 @@ class CdtTable(NoiseSource):
     """Draws whose magnitudes are looked up in a table of ``word_bits``-bit cumulative words.
 
     Certificates hold for the law with the table's total variation distance set aside,
-    ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. Made when they are taken, in
-    plain torch on the CPU; sums are rounded by the usual stream.
+    ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. They are made when they are
+    taken, in plain torch on the CPU; sums are rounded by the usual stream.
 
     Args:
         word_bits: from 8 to 124.

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from statistics import NormalDist
 
 from ._cdt_law import CdtLaw, magnitudes
@@ -127,7 +128,7 @@ def rounded_gaussian(word_bits: int, cells: int = 16) -> Masses:
             break
         k += 1
     items = [(0, words - 2 * half[0])]
-    for value, (inner, outer) in enumerate(zip(half, half[1:], strict=False), start=1):
+    for value, (inner, outer) in enumerate(pairwise(half), start=1):
         items += [(value, inner - outer), (-value, inner - outer)]
     return Masses.of(items)
 

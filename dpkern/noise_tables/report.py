@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 from ..cost.report import Figure, Report, Series, Table
@@ -19,7 +20,7 @@ EPSILON = 4.377
 """Where a Gaussian with noise multiplier 1 has delta 1e-5."""
 
 WORD_BITS = (16, 20, 24, 32, 53, 64, 96)
-_EPSILONS = tuple(k / 4 for k in range(0, 49))
+_EPSILONS = tuple(k / 4 for k in range(49))
 _COUNTED = 256
 
 
@@ -178,8 +179,8 @@ def sample_report(shape: TableShape | None = None, *, coordinates: int = 1 << 20
         tables=(_sample_table(facts), _reads_table(per_read)),
         figures=(_law_figure(shape, masses), _sample_curve(shape, masses)),
         notes=(
-            "Even one coordinate with a fresh index for each read has this curve: entries that only "
-            "one neighbour can reach.",
+            "Even one coordinate with a fresh index for each read has this curve: some entries "
+            "only one neighbour can reach.",
             "Modelled from the published inventory: two additions, a 2:1 multiplexer, an idle "
             "shifter.",
         ),
@@ -274,7 +275,7 @@ def _law_figure(shape: TableShape, masses: Masses) -> Figure:
         if 0 <= bin_ < len(held):
             held[bin_] += count
     cdf = [_distribution(shape.distribution, edge) for edge in edges]
-    law = [after - before for before, after in zip(cdf, cdf[1:], strict=False)]
+    law = [after - before for before, after in pairwise(cdf)]
     return Figure(
         name="samples-law",
         title="Samples in the table and their law",

@@ -50,7 +50,7 @@ class RingPrefetch(NoiseSource):
         self._words = {"produced": 0, "consumed": 0, "discarded": 0}
 
     def provenance(self) -> dict[str, Any]:
-        """Fresh draws: keystream words produced, consumed, discarded, and waiting for their step."""
+        """Fresh draws: words produced, consumed, discarded, and waiting for their step."""
         with self._mine():
             waiting = self._size * sum(block.work.done() for block in self._blocks)
             words = {**self._words, "waiting": waiting}

@@ -1,8 +1,8 @@
 """Noise from a table of ready-made samples that is read again and again, as the published hardware
 does it.
 
-It protects nothing: whoever knows the table, or sees two releases that read the same entries, removes
-the noise. It is here so that this can be measured; ledgers and reports call it non-private.
+It protects nothing: whoever knows the table, or sees two releases that read the same entries, takes
+the noise off. It is here so that this can be measured; ledgers and reports call it non-private.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where the draws of a private step come from, if not from the update itself.
 
-A draw that is used twice cancels in the difference of two releases, so whatever a source is made of,
-it hands the draws of each step out once, in the order of the steps, and takes them back empty.
+A draw that is used twice cancels in the difference of two releases. So whatever a source is made
+of, it hands each step's draws out once, in the order of the steps, and takes them back empty.
 """
 
 from __future__ import annotations
@@ -137,12 +137,10 @@ class NoiseSource(ABC):
 
         Raises:
             PrivacyError: a second time: two users would get the same draws.
-            InvalidInput: a layout that the source cannot serve.
         """
         if self._layout is not None or self._closed:
             got = "one that was closed" if self._closed else "one that has a user"
             self._refuse("a new noise source", got)
-        self._accept(layout)
         self._key, self._layout, self._backend = key, layout, backend
 
     def prepare(self, step: int) -> None:
@@ -199,19 +197,16 @@ class NoiseSource(ABC):
     def _made(self, step: int) -> Draws:
         """The draws of this step; a source's own lock is held."""
 
-    def _accept(self, layout: Layout) -> None:
-        """Refuse a layout that the source cannot serve."""
-
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int) -> None:  # noqa: B027
         """Begin with this step, if the source works ahead."""
 
-    def _returned(self) -> None:
+    def _returned(self) -> None:  # noqa: B027
         """The draws that were out are empty now."""
 
-    def _end(self) -> None:
+    def _end(self) -> None:  # noqa: B027
         """Let go of everything."""
 
-    def _forked(self) -> None:
+    def _forked(self) -> None:  # noqa: B027
         """Forget what is the parent's."""
 
     def _take_back(self) -> None:

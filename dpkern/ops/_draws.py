@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def check_draws(name: str, draws: object, first: int, end: int, device: torch.de
             got=type(draws).__name__,
             remedy="Take draws from a noise source.",
         )
-    kind = {"device": device, "contiguous": True}
+    kind: dict[str, Any] = {"device": device, "contiguous": True}
     check.tensor_at(f"{name}.values", draws.values, shape=(None,), dtypes=(torch.int32,), **kind)
     if draws.rounding is not None:
         check.tensor_at(
