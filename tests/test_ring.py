@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -182,6 +183,7 @@ def in_a_fork(work: Callable[[], bytes]) -> bytes:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
+        signal.alarm(30)  # a child that waits for its parent's thread waits for ever
         try:
             os.write(theirs, work())
         finally:

@@ -179,8 +179,8 @@ def sample_report(shape: TableShape | None = None, *, coordinates: int = 1 << 20
         tables=(_sample_table(facts), _reads_table(per_read)),
         figures=(_law_figure(shape, masses), _sample_curve(shape, masses)),
         notes=(
-            "Even one coordinate with a fresh index for each read has this curve: some entries only "
-            "one neighbour can reach.",
+            "Even one coordinate with a fresh index for each read has this curve: some entries "
+            "only one neighbour can reach.",
             "Modelled from the published inventory: two additions, a 2:1 multiplexer, an idle "
             "shifter.",
         ),

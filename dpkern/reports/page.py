@@ -53,7 +53,7 @@ def page(report: Report) -> str:
 
 
 def tied(text: str) -> str:
-    """A sentence as it is set: 6.6e-06 as in print; no line ends within ``n = 14`` or before ``%``."""
+    """A sentence as in print, also 6.6e-06; no line ends within ``n = 14`` or before ``%``."""
     text = _SCIENTIFIC.sub(lambda found: ink.cell(float(found[0])), text)
     return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
 

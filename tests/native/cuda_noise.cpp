@@ -107,8 +107,8 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   }
   sums.resize(draws.size());
   std::vector<T> want = sums;
-  const std::int64_t bad =
-      cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first, window.n, kScale, want.data(), 1);
+  const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first,
+                                                window.n, kScale, want.data(), 1);
   const cpu::Lattice<T> lattice(kScale);
   const NoisedType type = sizeof(T) == 4 ? NoisedType::kFloat : NoisedType::kDouble;
   in_both_orders([&](const std::string& order) {

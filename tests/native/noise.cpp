@@ -195,8 +195,8 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(sums, 1);
-    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first, window.n,
-                                                  scale, x.data(), threads);
+    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first,
+                                                  window.n, scale, x.data(), threads);
     check(bad == 4, "float noise counts non-finite entries" + setting);
     const auto got = x.values();
     if (first.empty()) first = got;

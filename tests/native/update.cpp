@@ -188,8 +188,8 @@ std::vector<double> gradients(const Tensor<T>& tensor, std::vector<Sum> sum,
       cpu::add_noise_integer(noise.stream, noise.law, cpu::Ahead{}, tensor.first, n, sum.data(), 1);
       scale *= kScale / 64;
     } else {
-      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, cpu::Ahead{}, tensor.first, n, kScale,
-                           sum.data(), 1);
+      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, cpu::Ahead{}, tensor.first, n,
+                           kScale, sum.data(), 1);
     }
   }
   std::vector<double> gradient;
