@@ -29,5 +29,7 @@ int main() {
               static_cast<long long>(test::test_cuda_update()));
   std::printf("emulated CUDA %lld cases (clip and explicit gradients)\n",
               static_cast<long long>(test::test_cuda_rows()));
+  std::printf("emulated CUDA %lld cases (symbols)\n",
+              static_cast<long long>(test::test_cuda_symbols()));
   return 0;
 }
