@@ -124,43 +124,6 @@ def test_circulant_positions_that_cancel_are_not_under_reported() -> None:
 SETS: list[Projection] = [Ball(0.7), Ball(1e3), Box(-0.2, 0.5), Simplex(3.0)]
 
 
-@pytest.mark.parametrize("onto", SETS, ids=str)
-@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
-def test_projections_are_those_of_one_vector(onto: Projection, bad: float) -> None:
-    if isinstance(onto, Simplex) and math.isinf(bad):
-        return  # no point is the nearest
-    generator = torch.Generator().manual_seed(3)
-    start = [torch.randn(n, generator=generator) for n in ((3, 4), (), (0,), (7,))]
-    start[1].fill_(bad)
-    mine = [part.clone() for part in start]
-    update.project(mine, onto, backend="cuda")
-    whole = torch.cat([part.double().flatten() for part in start])
-    if isinstance(onto, Ball):
-        norm = float(whole.norm())
-        want = whole if norm <= onto.radius else whole * (onto.radius / norm)
-    elif isinstance(onto, Box):
-        want = whole.clamp(onto.low, onto.high)
-    else:
-        want = (whole - _threshold(whole, onto.total)).clamp(min=0)
-    got = torch.cat([part.flatten() for part in mine])
-    assert torch.equal(got.isnan(), want.isnan())
-    testing.assert_close("point", got.nan_to_num(), want.nan_to_num(), 1e-6)
-    if isinstance(onto, Ball) and not bad:
-        assert torch.equal(got, want.float())
-
-
-def _threshold(whole: torch.Tensor, total: float) -> float:
-    """By halving; NaN and inf leave none."""
-    low, high = float(whole.min()) - total, float(whole.max())
-    if not math.isfinite(low + high):
-        return math.nan
-    for _ in range(200):
-        middle = (low + high) / 2
-        above = float((whole - middle).clamp(min=0).sum()) > total
-        low, high = (middle, high) if above else (low, middle)
-    return low
-
-
 def _calls() -> dict[str, Callable[[], Any]]:
     x, g = FOLDED.operands(3, torch.float32)
     band, sizes = FOLDED.band(), FOLDED.sizes | {"size": FOLDED.size}

@@ -19,6 +19,7 @@ Stream stream_of(const pybind11::tuple& packed);
 
 void add_ghost_dense(pybind11::module_& m);
 void add_ghost_conv(pybind11::module_& m);
+void add_project(pybind11::module_& m);
 void add_symbols(pybind11::module_& m);
 void add_spectral(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

@@ -15,7 +15,16 @@ from ..errors import InvalidInput
 from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..rng import Stream
-from . import _explicit, _ghost_conv, _ghost_dense, _product, _rounding, _spectral, _symbols
+from . import (
+    _explicit,
+    _ghost_conv,
+    _ghost_dense,
+    _product,
+    _project,
+    _rounding,
+    _spectral,
+    _symbols,
+)
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -50,6 +59,7 @@ def load() -> tuple[bool, str]:
         *_explicit.KERNELS,
         *_ghost_dense.KERNELS,
         *_ghost_conv.KERNELS,
+        *_project.KERNELS,
         *_symbols.KERNELS,
         *_spectral.KERNELS,
     ):

@@ -16,6 +16,7 @@ int main() {
   std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
+  std::printf("project %lld cases\n", static_cast<long long>(test::test_project()));
   std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",
