@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,17 @@ import torch
 from dpkern import DPStep
 from dpkern.accounting import events
 from dpkern.accounting.events import EventSpec
-from dpkern.mechanisms import Block, Crop, Importance, Mechanism, Memory, Plan, Release, Site
+from dpkern.mechanisms import (
+    Block,
+    Crop,
+    Diagonal,
+    Importance,
+    Mechanism,
+    Memory,
+    Plan,
+    Release,
+    Site,
+)
 from dpkern.mechanisms.certify import gaussian_spec, laplace_spec
 from dpkern.mechanisms.notes import notes
 from dpkern.mechanisms.plan import laid_out
@@ -122,3 +132,53 @@ def gradients(batch: int, seed: int = 1) -> list[torch.Tensor]:
 def without_noise(change: Callable[..., Made] = Made, **fields: Any) -> Made:
     """The mechanism with noise off: what is left is clipping and the maps."""
     return change(noise_multiplier=0.0, **fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner(Made):
+    """Scales every coordinate by a running mean of noisy gradients; keeps a secret beside it."""
+
+    name: ClassVar[str] = "learner"
+    doubled: bool = False
+    drifting: bool = False
+
+    def memory(self, params: Sequence[torch.Tensor]) -> Memory:
+        ones = [torch.ones_like(p, dtype=torch.float64) for p in params]
+        own = [torch.zeros_like(p, dtype=torch.float64) for p in params]
+        seen = [torch.zeros_like(p, dtype=torch.float64) for p in params]
+        kept = {"scale": ones, "secret": own, "seen": seen}
+        return Memory(kept, unsaved=frozenset({"secret"}))
+
+    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
+        if memory is None:
+            return super().plan(shapes)
+        norm = "release" if self.importance is None else "gradient"
+        scales = tuple(Diagonal(scale=scale.clone(), norm=norm) for scale in memory["scale"])
+        plan = replace(self, releases=scales)._made(shapes)
+        if self.drifting and memory["seen"][0].any():
+            plan = replace(plan, spec={**plan.spec, "noise_multiplier": 5.0})
+        return plan
+
+    def _made(self, shapes: Sequence[Sequence[int]]) -> Plan:
+        return Made.plan(self, shapes)
+
+    def weigh(self, memory: Memory, importance: Sequence[torch.Tensor]) -> None:
+        for seen, scale, w in zip(memory["seen"], memory["scale"], importance, strict=True):
+            seen.copy_(w)
+            scale.copy_(2.0 + w.abs())
+
+    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+        for scale, secret, g in zip(memory["scale"], memory["secret"], gradients, strict=True):
+            scale.mul_(0.5).add_(0.5 * (1 + g.abs()))
+            secret.add_(1)
+            if self.doubled:
+                g.mul_(2)
+        if self.drifting:
+            memory["seen"][0].fill_(1)
+
+    def realised(self, memory: Memory | None) -> dict[str, float]:
+        return {} if memory is None else {"largest": max(float(s.max()) for s in memory["scale"])}
+
+
+def weighing(source: str, bound: float = 1e6, sd: float = 2.0**-4) -> Learner:
+    return Learner(importance=Importance(bound=bound, sd=sd, source=source))

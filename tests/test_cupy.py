@@ -27,7 +27,7 @@ from dpkern.backends import _cupy_sources, cpu, cuda, cupy
 from dpkern.backends._cupy_kernels import Launchers
 from dpkern.backends._launch import Launch
 from dpkern.errors import BackendError
-from dpkern.ops import clip, noise, update
+from dpkern.ops import clip, noise, symbols, update
 from dpkern.ops.ghost import explicit
 from dpkern.rng import Purpose
 
@@ -96,11 +96,13 @@ class FakeCupy:
 def plain(name: str) -> str:
     """A kernel's name without namespaces and parameters, integers by their size."""
     name = re.sub(r"\bdpkern::(cuda::)?", "", name.removeprefix("void ")).split("(")[0]
-    return re.sub(r"\blong\b", "std::int64_t", re.sub(r"\bint\b", "std::int32_t", name))
+    for type_, sized in (("unsigned char", "uint8"), ("long", "int64"), ("int", "int32")):
+        name = re.sub(rf"\b{type_}\b", f"std::{sized}_t", name)
+    return name
 
 
 @cache
-def symbols(path: str) -> dict[int, str]:
+def functions(path: str) -> dict[int, str]:
     """Functions of the emulator by their place in it."""
     listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
     rows = (line.split(" ", 2) for line in listed.splitlines() if "_kernel" in line)
@@ -127,7 +129,7 @@ class Both:
             for (place, *sizes, wanted), (kernel, *mine, given) in zip(
                 started, self.fake.launches, strict=True
             ):
-                assert kernel == symbols(self.emulator.__file__)[place]
+                assert kernel == functions(self.emulator.__file__)[place]
                 assert mine == sizes
                 self.kernels.add(kernel)
                 for packed, argument in zip(wanted, given, strict=True):
@@ -199,12 +201,22 @@ def update_everything() -> None:
     update.advance(update.clock(rule, 0, "cpu"), rule=rule, backend="cupy")
 
 
+def randomize_everything() -> None:
+    """Symbols of every type."""
+    for dtype in (torch.uint8, *INTEGERS):
+        for count, position in ((0, 3), (5000, 3)):
+            given: dict[str, Any] = {"keep": 2**63, "categories": 3, "position": position}
+            values = torch.ones(count, dtype=dtype)
+            symbols.randomize(values, stream=STREAM, backend="cupy", **given)
+
+
 def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
     for case in SMALL_CASES:
         case.verify("cupy")
     clip_everything()
     contract_everything()
     update_everything()
+    randomize_everything()
     noise.keystream(STREAM, first_block=3, blocks=257, backend="cupy")
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import DPStep, accounting
+from dpkern import DPStep, accounting, testing
 from dpkern.errors import InvalidInput
 from dpkern.mechanisms import DPSGD, ProjectedSGD
 from dpkern.ops import update
 from dpkern.ops.update import Ball, Box, Projection, Simplex
 from dpkern.theory import pnsgd
+from tests.every_backend import every_backend
 
 SETS: list[Projection] = [Ball(0.7), Box(-0.2, 0.5), Simplex(), Simplex(3.0)]
 
@@ -55,6 +56,57 @@ def test_projections_are_the_nearest_points(onto: Projection, far: float) -> Non
         again = [p.clone() for p in params]
         update.project(again, onto)
         assert torch.allclose(torch.cat(again), y, atol=1e-12)
+
+
+@every_backend
+@pytest.mark.parametrize("onto", [*SETS, Ball(1e3)], ids=str)
+@pytest.mark.parametrize("bad", [0.0, math.nan, math.inf])
+@pytest.mark.usefixtures("one_thread")
+def test_projections_are_those_of_one_vector(backend: str, onto: Projection, bad: float) -> None:
+    if isinstance(onto, Simplex) and math.isinf(bad):
+        return  # no point is the nearest
+    generator = torch.Generator().manual_seed(3)
+    start = [torch.randn(n, generator=generator) for n in ((3, 40), (), (0,), (5000,))]
+    start[1].fill_(bad)
+    mine = [part.clone() for part in start]
+    update.project(mine, onto, backend=backend)
+    whole = torch.cat([part.double().flatten() for part in start])
+    if isinstance(onto, Ball):
+        norm = float(whole.norm())
+        want = whole if norm <= onto.radius else whole * (onto.radius / norm)
+    elif isinstance(onto, Box):
+        want = whole.clamp(onto.low, onto.high)
+    else:
+        want = (whole - _threshold(whole, onto.total)).clamp(min=0)
+    got = torch.cat([part.flatten() for part in mine])
+    assert torch.equal(got.isnan(), want.isnan())
+    testing.assert_close("point", got.nan_to_num(), want.nan_to_num(), 1e-6)
+    if isinstance(onto, Ball) and not bad:
+        assert torch.equal(got, want.float())
+
+
+def _threshold(whole: torch.Tensor, total: float) -> float:
+    """By halving; NaN and inf leave none."""
+    low, high = float(whole.min()) - total, float(whole.max())
+    if not math.isfinite(low + high):
+        return math.nan
+    for _ in range(200):
+        middle = (low + high) / 2
+        above = float((whole - middle).clamp(min=0).sum()) > total
+        low, high = (middle, high) if above else (low, middle)
+    return low
+
+
+def test_threads_change_no_bit() -> None:
+    start = torch.randn(300_000, generator=torch.Generator().manual_seed(4))
+    for onto in (Ball(3.0), Simplex(50.0)):
+        results = []
+        for count in (1, 2):
+            params = [start[:7].clone(), start[7:].clone()]
+            with testing.threads(count):
+                update.project(params, onto)
+            results.append(torch.cat(params))
+        assert torch.equal(*results)
 
 
 def test_what_is_inside_keeps_its_bits() -> None:

@@ -15,7 +15,7 @@ from dpkern.mechanisms.randomized_response import survey
 from dpkern.ops import noise, symbols
 from dpkern.rng import Key, Purpose
 from dpkern.theory import divergence
-from tests.every_backend import every_backend, running
+from tests.every_backend import every_backend
 
 STREAM = Key.from_unsafe_seed(5).stream(Purpose.SYMBOLS, 1)
 WORDS = 1 << 64
@@ -103,10 +103,9 @@ def test_symbols_follow_their_words(case: tuple[torch.dtype, int, int, int], bac
     dtype, k, count, position = case
     values = (torch.arange(count) * 2654435761 % k).to(dtype)
     keep = max(RandomizedResponse(epsilon=0.5, categories=k).keep, -(-WORDS // k))
-    with running(backend):
-        got = symbols.randomize(
-            values, stream=STREAM, keep=keep, categories=k, position=position, backend=backend
-        )
+    got = symbols.randomize(
+        values, stream=STREAM, keep=keep, categories=k, position=position, backend=backend
+    )
     first = position // 8
     blocks = -(-(position + count) // 8) - first
     words = noise.keystream(STREAM, first_block=first, blocks=blocks).tolist()

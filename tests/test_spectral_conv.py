@@ -194,8 +194,21 @@ def test_few_bins_are_multiplied_and_many_are_filtered() -> None:
         assert spectral.sum_route(x, g, **case.sizes, size=case.size) == "plain"
 
 
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_platforms_transforms_keep_their_bound_by_far(dtype: torch.dtype) -> None:
+def test_the_platforms_transforms_keep_their_bound_by_far(dtype: torch.dtype, device: str) -> None:
     """Errors are at most an eighth of eta, for random maps and for those of one frequency."""
     generator = torch.Generator().manual_seed(3)
     for size in ((1, 12), (5, 5), (8, 10), (18, 18), (36, 36), (65, 66), (72, 50)):
@@ -207,7 +220,8 @@ def test_the_platforms_transforms_keep_their_bound_by_far(dtype: torch.dtype) ->
         turns = [(torch.outer(k, k) % len(k)) / len(k) for k in (n, m)]
         down, across = (torch.exp(-2j * math.pi * t) for t in turns)
         want = (down @ maps.to(torch.complex128) @ across)[..., : size[1] // 2 + 1]
-        error = (torch.fft.rfft2(maps).to(torch.complex128) - want).abs().square().sum((1, 2))
+        got = torch.fft.rfft2(maps.to(device)).cpu()
+        error = (got.to(torch.complex128) - want).abs().square().sum((1, 2))
         whole = maps.double().square().sum((1, 2)) * math.prod(size)
         unit = 8 if dtype is torch.float32 else 1  # the sums of the oracle round as well
         assert bool((error.sqrt() * unit <= transform_error(dtype, size) * whole.sqrt()).all())

@@ -45,6 +45,7 @@ void add_counted_ghost(pybind11::module_& m);
 void add_counted_spectral(pybind11::module_& m);
 void add_ghost_dense(pybind11::module_& m);
 void add_ghost_conv(pybind11::module_& m);
+void add_project(pybind11::module_& m);
 void add_symbols(pybind11::module_& m);
 void add_spectral(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

@@ -193,7 +193,7 @@ py::tuple randomize_symbols(int type, const py::tuple& stream, std::uint64_t fir
                             std::uint32_t categories, std::uint64_t keep, Address x, Size n,
                             Address out) {
   const Stream s = stream_of(stream);
-  const cpu::Lies lies{categories, keep};
+  const Lies lies = lies_of(categories, keep);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     counted::randomize(s, first, lies, pointer<const T>(x), n, pointer<T>(out));

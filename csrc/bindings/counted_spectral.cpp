@@ -130,13 +130,15 @@ counted::Circulant circulant_of(const Sizes& s) {
 }
 
 py::tuple circulant_squares(Address x, Address g, const Sizes& sizes, int route, Address weights,
-                            Address x_squares, Address g_squares, double error, Address out) {
+                            Address x_squares, Address g_squares, double rounding,
+                            double transforming, Address out) {
   const auto s = circulant_of(sizes);
   return counted([&] {
     counted::circulant_squares(pointer<const double>(x), pointer<const double>(g), s,
                                static_cast<counted::CirculantRoute>(route),
                                pointer<const double>(weights), pointer<const double>(x_squares),
-                               pointer<const double>(g_squares), error, pointer<double>(out));
+                               pointer<const double>(g_squares), rounding, transforming,
+                               pointer<double>(out));
   });
 }
 

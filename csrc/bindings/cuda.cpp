@@ -70,6 +70,14 @@ cuda::Error advance(Address clock, double beta1, double beta2, Address cuda) {
   return cuda::advance(pointer<UpdateClock>(clock), beta1, beta2, on(cuda));
 }
 
+cuda::Error randomize_symbols(const std::string& stream, std::uint64_t first,
+                              const std::string& lies, int type, Address x, Size n, Address out,
+                              Address cuda) {
+  return cuda::randomize_symbols(struct_of<Stream>(stream), first, struct_of<Lies>(lies),
+                                 static_cast<cuda::SymbolType>(type), pointer<const void>(x), n,
+                                 pointer<void>(out), on(cuda));
+}
+
 Size clip_workspace(const std::string& plan, int type, Address tasks, Size count, Size chunks,
                     Size columns) {
   return cuda::clip_workspace(struct_of<ClipPlan>(plan), static_cast<GradType>(type),
@@ -132,6 +140,11 @@ py::dict layouts() {
   DPK_FIELD(Stream, n1);
   DPK_FIELD(Stream, rounds);
   done("Stream", sizeof(Stream));
+  DPK_FIELD(Lies, keep);
+  DPK_FIELD(Lies, width);
+  DPK_FIELD(Lies, reciprocal);
+  DPK_FIELD(Lies, categories);
+  done("Lies", sizeof(Lies));
   DPK_FIELD(RowTask, rows);
   DPK_FIELD(RowTask, sum);
   DPK_FIELD(RowTask, columns);
@@ -219,6 +232,7 @@ void add_cuda(py::module_& m) {
   m.def("add_noise", &add_noise, Free());
   m.def("update_step", &update_step, Free());
   m.def("advance", &advance, Free());
+  m.def("randomize_symbols", &randomize_symbols, Free());
   m.def("clip_workspace", &clip_workspace);
   m.def("clip_sum", &clip_sum, Free());
   m.def("explicit_norm_workspace", &explicit_norm_workspace);

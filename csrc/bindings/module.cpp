@@ -217,6 +217,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("update_step", &update_step);
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
+  bindings::add_project(m);
   bindings::add_symbols(m);
   bindings::add_spectral(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");

@@ -10,7 +10,7 @@ namespace dpkern::bindings {
 namespace {
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const cpu::Lies& lies, std::uintptr_t x,
+void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, std::uintptr_t x,
                std::int64_t n, std::uintptr_t out, int threads) {
   cpu::randomize(stream, first, lies, pointer<const T>(x), n, pointer<T>(out), threads);
 }
@@ -20,7 +20,7 @@ void randomize_symbols(int type, const py::tuple& stream, std::uint64_t first,
                        std::uint32_t categories, std::uint64_t keep, std::uintptr_t x,
                        std::int64_t n, std::uintptr_t out, int threads) {
   const Stream s = stream_of(stream);
-  const cpu::Lies lies{categories, keep};
+  const Lies lies = lies_of(categories, keep);
   py::gil_scoped_release release;
   if (type == 0) return randomize<std::uint8_t>(s, first, lies, x, n, out, threads);
   if (type == 1) return randomize<std::int32_t>(s, first, lies, x, n, out, threads);

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/divisor.h"
+#include "core/lies.h"
 #include "core/numeric.h"
 
 namespace dpkern {

@@ -85,7 +85,7 @@ void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,
                   const ClipRule& rule, double* norms, F* factors);
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const cpu::Lies& lies, const T* x,
+void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, const T* x,
                std::int64_t n, T* out);
 
 }  // namespace dpkern::counted

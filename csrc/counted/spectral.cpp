@@ -267,7 +267,7 @@ void circulant_used(const F* x, const F* factors, bool scale, std::int64_t batch
 
 void circulant_squares(const double* x, const double* g, const Circulant& s, CirculantRoute route,
                        const double* weights, const double* x_squares, const double* g_squares,
-                       double error, double* squares) {
+                       double rounding, double transforming, double* squares) {
   const std::int64_t bins = s.block / 2 + 1;
   Operand<double> out(squares, s.batch);
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -308,13 +308,14 @@ void circulant_squares(const double* x, const double* g, const Circulant& s, Cir
     }
     const Counted<double> sizes =
         sqrt(Counted<double>(x_squares[b])) * sqrt(Counted<double>(g_squares[b]));
-    const double block = static_cast<double>(s.block);
+    Counted<double> norm;
     if (route == CirculantRoute::kPositions) {  // the square itself is what is rounded
-      out.store(b, (square + 2 * error * block * (sizes * sizes)) * (1 + 0x1p-42));
+      const double root = std::sqrt(static_cast<double>(s.block));
+      norm = sqrt(square + 2 * root * rounding * (sizes * sizes)) + transforming * sizes;
     } else {
-      const Counted<double> norm = sqrt(square) + error * std::sqrt(block) * sizes;
-      out.store(b, norm * norm * (1 + 0x1p-42));
+      norm = sqrt(square) + (rounding + transforming) * sizes;
     }
+    out.store(b, norm * norm * (1 + 0x1p-42));
   }
 }
 

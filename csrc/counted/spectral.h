@@ -92,7 +92,8 @@ void circulant_used(const F* x, const F* factors, bool scale, std::int64_t batch
 // spectra x [batch, positions, inputs, bins], g [batch, positions, outputs, bins].
 void circulant_squares(const double* x, const double* g, const Circulant& sizes,
                        CirculantRoute route, const double* weights, const double* x_squares,
-                       const double* g_squares, double error, double* squares);
+                       const double* g_squares, double rounding, double transforming,
+                       double* squares);
 // out [batch, outputs, inputs, bins] = sum over positions of conj(g) x, times gains if given.
 template <class F>
 void circulant_products(const F* x, const F* g, const Circulant& sizes, const F* gains, F* out);

@@ -1,17 +1,16 @@
-#include "core/divisor.h"
+#include "core/lies.h"
 #include "counted/kernels.h"
 #include "counted/noise.h"
 
 namespace dpkern::counted {
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const cpu::Lies& lies, const T* x,
+void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, const T* x,
                std::int64_t n, T* out) {
   using Wide = Counted<std::uint64_t>;
   constexpr std::uint64_t kPerBlock = 8;  // symbols of a cipher block
   const Operand<const T> from(x, n);
   Operand<T> to(out, n);
-  const Divisor divisor(cpu::width_of(lies));
   const Wide last(lies.categories - 2);
   Word block[16];
   for (std::int64_t i = 0; i < n; ++i) {
@@ -24,7 +23,7 @@ void randomize(const Stream& stream, std::uint64_t first, const cpu::Lies& lies,
     const bool kept = u < lies.keep;
     Word move(kept ? 0u : 1u);
     if (lies.categories > 2) {
-      const Wide lie = divisor.quotient(u - lies.keep);
+      const Wide lie = width_quotient(lies, u - lies.keep);
       const Wide among = choose(lie < last, lie, last);
       move = choose(kept, Word(0u), Word(among) + 1u);
     }
@@ -34,11 +33,11 @@ void randomize(const Stream& stream, std::uint64_t first, const cpu::Lies& lies,
   }
 }
 
-template void randomize(const Stream&, std::uint64_t, const cpu::Lies&, const std::uint8_t*,
+template void randomize(const Stream&, std::uint64_t, const Lies&, const std::uint8_t*,
                         std::int64_t, std::uint8_t*);
-template void randomize(const Stream&, std::uint64_t, const cpu::Lies&, const std::int32_t*,
+template void randomize(const Stream&, std::uint64_t, const Lies&, const std::int32_t*,
                         std::int64_t, std::int32_t*);
-template void randomize(const Stream&, std::uint64_t, const cpu::Lies&, const std::int64_t*,
+template void randomize(const Stream&, std::uint64_t, const Lies&, const std::int64_t*,
                         std::int64_t, std::int64_t*);
 
 }  // namespace dpkern::counted

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/divisor.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
 #include "cpu/parallel.h"
@@ -37,7 +36,6 @@ DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves,
 template <class T>
 void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, const T* x,
                std::int64_t n, T* out, int threads) {
-  const Divisor divisor(width_of(lies));
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end;) {
       const std::uint64_t position = first + static_cast<std::uint64_t>(index);
@@ -48,24 +46,18 @@ void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, cons
       alignas(64) std::uint32_t moves[kTileSymbols];
       keystream_rows(stream, position / kTileSymbols * kRowBlocks, rows);
       versioned([&]() DPK_INLINE {
-        const std::uint64_t keep = lies.keep;
-        const std::uint32_t categories = lies.categories, last = categories - 2;
-        if (categories == 2) {
-          moves_of(rows, moves, [=](std::uint64_t u) { return u < keep ? 0u : 1u; });
+        const Lies told = lies;
+        if (told.categories == 2) {
+          moves_of(rows, moves, [=](std::uint64_t u) { return u < told.keep ? 0u : 1u; });
         } else {
-          const Divisor by = divisor;
-          moves_of(rows, moves, [=](std::uint64_t u) {
-            const auto lie =
-                static_cast<std::uint32_t>(std::min<std::uint64_t>(by.quotient(u - keep), last));
-            return u < keep ? 0u : 1u + lie;
-          });
+          moves_of(rows, moves, [=](std::uint64_t u) { return lie_of(told, u); });
         }
         const T* from = x + index;
         T* to = out + index;
         const std::uint32_t* move = moves + offset;
         for (int i = 0; i < left; ++i) {
-          const std::uint32_t moved = static_cast<std::uint32_t>(from[i]) + move[i];
-          to[i] = static_cast<T>(moved >= categories ? moved - categories : moved);
+          const auto symbol = static_cast<std::uint32_t>(from[i]);
+          to[i] = static_cast<T>(moved_symbol(symbol, move[i], told.categories));
         }
       });
       index += left;

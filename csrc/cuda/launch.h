@@ -5,6 +5,7 @@
 
 #include "core/abi.h"
 #include "core/clip_plan.h"
+#include "core/lies.h"
 #include "core/update_plan.h"
 
 namespace dpkern::cuda {
@@ -37,6 +38,11 @@ Error update_step(const UpdatePlan& plan, const UpdateTask* tasks, std::int64_t*
                   CudaStream cuda);
 // The clock of the next step.
 Error advance(UpdateClock* clock, double beta1, double beta2, CudaStream cuda);
+
+// symbols.cu. out[i] = the response to x[i], which takes words 2 (first + i) and 2 (first + i) + 1.
+enum class SymbolType : int { kUint8 = 0, kInt32 = 1, kInt64 = 2 };
+Error randomize_symbols(const Stream& stream, std::uint64_t first, const Lies& lies,
+                        SymbolType type, const void* x, std::int64_t n, void* out, CudaStream cuda);
 
 // A list of tensors: `tasks[0 .. count)`, `chunks` and `columns` the totals over all of them.
 struct RowTable {

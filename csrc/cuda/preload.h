@@ -7,6 +7,7 @@ int preload_noise();
 int preload_update();
 int preload_clip();
 int preload_explicit();
+int preload_symbols();
 
 // The first error of asking for each kernel.
 template <class... Kernel>

@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 
 from . import _tables
-from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, Compiler
+from ._cupy_launch import Launcher, blocks_of, by_value
+from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
 from ._launch_update import FROM_STREAM
 
 _CIPHER_THREADS = 256
+_SYMBOLS_PER_BLOCK = 8  # of the cipher
 _TILE_THREADS, _TILES_PER_BLOCK = 128, 8
 _FLAT_THREADS = 256
 _ROW_THREADS, _FACTOR_THREADS, _WARP = 256, 128, 32
 _BLOCK_COLUMNS = 1024
 _BLOCKS_PER_CHUNK = _tables.CHUNK // _BLOCK_COLUMNS
 _SPLIT_BLOCKS, _SPLIT_ROWS = 1024, 32
-_MOST_BLOCKS = 2**31 - 1
 
 _ROWS = _tables.struct(tasks="u8", count="i8", chunks="i8", columns="i8", rows="i8")
 _FACTORS = _tables.struct(of="u8", row_stride="i8", task_stride="i8")
@@ -36,16 +37,6 @@ _CLIP = _tables.struct(
     factors="u8",
     powers="u8",
 )
-
-
-def _blocks(n: int, per_block: int = 1) -> int:
-    # More than a grid may have fail at the launch.
-    return min(-(-n // per_block), _MOST_BLOCKS + 1)
-
-
-def _struct(packed: bytes, layout: np.dtype[Any]) -> _tables.Table:
-    # CuPy passes arrays of one element by value.
-    return np.frombuffer(packed, layout).copy()
 
 
 def _rows(tasks: int, count: int, chunks: int, columns: int, batch: int) -> _tables.Table:
@@ -64,43 +55,11 @@ def _room(count: int, size: int) -> int:
 
 
 def _tile_blocks(first: int, n: int) -> int:
-    return _blocks(first % _tables.TILE + n, _tables.TILE * _TILES_PER_BLOCK)
+    return blocks_of(first % _tables.TILE + n, _tables.TILE * _TILES_PER_BLOCK)
 
 
-class _Stream:
-    """A stream of another library, by the protocol of CUDA streams."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, address."""
-        return 0, self.address
-
-
-class Launchers:
-    """Compile on first use, launch on the caller's stream."""
-
-    def __init__(self, cupy: Any) -> None:
-        self.cupy = cupy
-        self._texts: dict[int, str] = {}
-        self._kernel = Compiler(cupy).kernel
-
-    def error_text(self, error: int) -> str:
-        """What an error of a launch means."""
-        return self._texts[error]
-
-    def _launch(
-        self, source: str, kernel: str, grid: tuple[int, ...], threads: int, cuda: int, *args: Any
-    ) -> int:
-        run = self._kernel(source, kernel)
-        try:
-            with self.cupy.cuda.Stream.from_external(_Stream(cuda)):
-                run(grid, (threads,), args)
-        except self.cupy.cuda.driver.CUDADriverError as error:
-            self._texts[error.status] = str(error)
-            return int(error.status)
-        return 0
+class Launchers(Launcher):
+    """Every launcher by its name in ``launch.h``."""
 
     # noise
 
@@ -108,25 +67,25 @@ class Launchers:
         """``keystream``."""
         if blocks == 0:
             return 0
-        grid = (_blocks(blocks, _CIPHER_THREADS),)
-        what = _struct(stream, _tables.STREAM), np.uint64(first), np.int64(blocks), np.uint64(out)
-        return self._launch("noise", "keystream_kernel", grid, _CIPHER_THREADS, cuda, *what)
+        grid = (blocks_of(blocks, _CIPHER_THREADS),)
+        what = by_value(stream, _tables.STREAM), np.uint64(first), np.int64(blocks), np.uint64(out)
+        return self.launch("noise", "keystream_kernel", grid, _CIPHER_THREADS, cuda, *what)
 
     def lattice_draws(self, stream: bytes, law: int, first: int, n: int, x: int, cuda: int) -> int:
         """``lattice_draws``."""
         if n == 0:
             return 0
         kernel, grid = f"draws_kernel<{LAWS[law]}>", (_tile_blocks(first, n),)
-        what = _struct(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
-        return self._launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
+        what = by_value(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
+        return self.launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
 
     def rounding_bits(self, rounding: bytes, first: int, n: int, bits: int, cuda: int) -> int:
         """``rounding_bits``."""
         if n == 0:
             return 0
         grid = (_tile_blocks(first, n),)
-        what = _struct(rounding, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(bits)
-        return self._launch("noise", "rounding_kernel", grid, _TILE_THREADS, cuda, *what)
+        what = by_value(rounding, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(bits)
+        return self.launch("noise", "rounding_kernel", grid, _TILE_THREADS, cuda, *what)
 
     def add_noise(
         self,
@@ -148,21 +107,35 @@ class Launchers:
         place = np.uint64(first), np.int64(n)
         if kind < len(INTEGERS):
             kernel = f"add_noise_integer_kernel<{INTEGERS[kind]}, {LAWS[law]}>"
-            what: tuple[Any, ...] = _struct(stream, _tables.STREAM), *place, np.uint64(x)
+            what: tuple[Any, ...] = by_value(stream, _tables.STREAM), *place, np.uint64(x)
         else:
             wide = kind - len(INTEGERS)
             number = np.float64 if wide else np.float32
             kernel = f"add_noise_float_kernel<{FLOATS[wide]}, {LAWS[law]}>"
-            streams = (_struct(packed, _tables.STREAM) for packed in (stream, rounding))
+            streams = (by_value(packed, _tables.STREAM) for packed in (stream, rounding))
             numbers = number(per_unit), number(cell)
             what = *streams, *place, *numbers, np.uint64(x), np.uint64(nonfinite)
-        return self._launch("noise", kernel, (_tile_blocks(first, n),), _TILE_THREADS, cuda, *what)
+        return self.launch("noise", kernel, (_tile_blocks(first, n),), _TILE_THREADS, cuda, *what)
+
+    # symbols
+
+    def randomize_symbols(
+        self, stream: bytes, first: int, lies: bytes, kind: int, x: int, n: int, out: int, cuda: int
+    ) -> int:
+        """``randomize_symbols``."""
+        if n == 0:
+            return 0
+        kernel, per_block = f"symbols_kernel<{SYMBOLS[kind]}>", _CIPHER_THREADS * _SYMBOLS_PER_BLOCK
+        grid = (blocks_of(first % _SYMBOLS_PER_BLOCK + n, per_block),)
+        what = by_value(stream, _tables.STREAM), np.uint64(first), by_value(lies, _tables.LIES)
+        places = np.uint64(x), np.int64(n), np.uint64(out)
+        return self.launch("symbols", kernel, grid, _CIPHER_THREADS, cuda, *what, *places)
 
     # update
 
     def update_step(self, plan: bytes, tasks: int, nonfinite: int, cuda: int) -> int:
         """``update_step``."""
-        packed = _struct(plan, _tables.UPDATE_PLAN)
+        packed = by_value(plan, _tables.UPDATE_PLAN)
         fields = {
             name: int(packed[name][0]) for name in ("pieces", "noise", "sum_type", "law", "wide")
         }
@@ -172,18 +145,18 @@ class Launchers:
         total = (*INTEGERS, value)[fields["sum_type"]]
         if fields["noise"] == FROM_STREAM:
             kernel = f"update_tile_kernel<{value}, {total}, {LAWS[fields['law']]}>"
-            grid, threads = (_blocks(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
+            grid, threads = (blocks_of(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
         else:
             types = f"{total}, true" if fields["noise"] else f"{value}, false"
             kernel = f"update_flat_kernel<{value}, {types}>"
-            grid, threads = (_blocks(fields["pieces"]),), _FLAT_THREADS
+            grid, threads = (blocks_of(fields["pieces"]),), _FLAT_THREADS
         what = packed, np.uint64(tasks), np.uint64(nonfinite)
-        return self._launch("update", kernel, grid, threads, cuda, *what)
+        return self.launch("update", kernel, grid, threads, cuda, *what)
 
     def advance(self, clock: int, beta1: float, beta2: float, cuda: int) -> int:
         """``advance``."""
         what = np.uint64(clock), np.float64(beta1), np.float64(beta2)
-        return self._launch("update", "advance_kernel", (1,), 1, cuda, *what)
+        return self.launch("update", "advance_kernel", (1,), 1, cuda, *what)
 
     # clip
 
@@ -197,7 +170,7 @@ class Launchers:
         self, plan: bytes, kind: int, count: int, chunks: int, columns: int
     ) -> tuple[int, int, int, int]:
         """Bytes of the powers of chunks, the factors, the rows' powers and the partial sums."""
-        packed = _struct(plan, _tables.CLIP_PLAN)
+        packed = by_value(plan, _tables.CLIP_PLAN)
         batch, arithmetic = int(packed["rows"][0]), int(packed["arithmetic"][0])
         if not batch or not count:
             return 0, 0, 0, 0
@@ -225,7 +198,7 @@ class Launchers:
         cuda: int,
     ) -> int:
         """``clip_sum``."""
-        packed = _struct(plan, _tables.CLIP_PLAN)
+        packed = by_value(plan, _tables.CLIP_PLAN)
         batch, arithmetic = int(packed["rows"][0]), int(packed["arithmetic"][0])
         if not batch or not count:
             return 0
@@ -248,14 +221,14 @@ class Launchers:
         ).reshape(1)
         error = 0
         if chunks:
-            grid = (_blocks(batch * chunks),)
+            grid = (blocks_of(batch * chunks),)
             what: tuple[Any, ...] = rows, np.int32(p), np.uint64(partial)
-            error = self._launch("clip", f"power_kernel<{grad}>", grid, _ROW_THREADS, cuda, *what)
+            error = self.launch("clip", f"power_kernel<{grad}>", grid, _ROW_THREADS, cuda, *what)
         if not error:
-            grid = (_blocks(batch, _FACTOR_THREADS // _WARP),)
+            grid = (blocks_of(batch, _FACTOR_THREADS // _WARP),)
             kernel = f"factor_kernel<{value}>"
             what = rows, clip, np.uint64(partial)
-            error = self._launch("clip", kernel, grid, _FACTOR_THREADS, cuda, *what)
+            error = self.launch("clip", kernel, grid, _FACTOR_THREADS, cuda, *what)
         if error or not arithmetic or not chunks:
             return error
         per_layer = style == 1
@@ -268,8 +241,8 @@ class Launchers:
         if error or (not exact and splits == 1):
             return error
         if exact:
-            grid = (_blocks(batch),)
-            return self._launch(
+            grid = (blocks_of(batch),)
+            return self.launch(
                 "clip", f"repair_kernel{types}", grid, _ROW_THREADS, cuda, rows, clip
             )
         return self._combine("clip", value, rows, splits, sums, cuda)
@@ -285,16 +258,16 @@ class Launchers:
         powers: _tables.Table,
         cuda: int,
     ) -> int:
-        grid = _blocks(int(rows["chunks"][0]) * _BLOCKS_PER_CHUNK), splits
+        grid = blocks_of(int(rows["chunks"][0]) * _BLOCKS_PER_CHUNK), splits
         what = rows, factors, np.uint64(partial), powers
-        return self._launch(source, f"sum_kernel{types}", grid, _ROW_THREADS, cuda, *what)
+        return self.launch(source, f"sum_kernel{types}", grid, _ROW_THREADS, cuda, *what)
 
     def _combine(
         self, source: str, value: str, rows: _tables.Table, splits: int, partial: int, cuda: int
     ) -> int:
-        grid = (_blocks(int(rows["chunks"][0])),)
+        grid = (blocks_of(int(rows["chunks"][0])),)
         what = rows, np.int64(splits), np.uint64(partial)
-        return self._launch(source, f"combine_kernel<{value}>", grid, _ROW_THREADS, cuda, *what)
+        return self.launch(source, f"combine_kernel<{value}>", grid, _ROW_THREADS, cuda, *what)
 
     # gradients that exist anyway
 
@@ -321,15 +294,15 @@ class Launchers:
             return 0
         if chunks:
             rows = _rows(tasks, count, chunks, columns, batch)
-            grid = (_blocks(batch * chunks),)
+            grid = (blocks_of(batch * chunks),)
             kernel = f"power_kernel<{FLOATS[wide]}>"
             what: tuple[Any, ...] = rows, np.int32(2), np.uint64(workspace)
-            error = self._launch("explicit", kernel, grid, _ROW_THREADS, cuda, *what)
+            error = self.launch("explicit", kernel, grid, _ROW_THREADS, cuda, *what)
             if error:
                 return error
-        grid = (_blocks(batch, _FACTOR_THREADS // _WARP),)
+        grid = (blocks_of(batch, _FACTOR_THREADS // _WARP),)
         what = np.uint64(workspace), np.int64(chunks), np.int64(batch), np.uint64(squares)
-        return self._launch("explicit", "square_kernel", grid, _FACTOR_THREADS, cuda, *what)
+        return self.launch("explicit", "square_kernel", grid, _FACTOR_THREADS, cuda, *what)
 
     def clip_factors(
         self,
@@ -345,11 +318,11 @@ class Launchers:
         """``clip_factors``."""
         if batch == 0:
             return 0
-        grid = (_blocks(batch, _FACTOR_THREADS),)
+        grid = (blocks_of(batch, _FACTOR_THREADS),)
         kernel = f"clip_factors_kernel<{FLOATS[wide]}>"
         sizes = np.uint64(squares), np.int64(count), np.int64(batch)
-        what = *sizes, _struct(rule, _tables.CLIP_RULE), np.uint64(norms), np.uint64(factors)
-        return self._launch("explicit", kernel, grid, _FACTOR_THREADS, cuda, *what)
+        what = *sizes, by_value(rule, _tables.CLIP_RULE), np.uint64(norms), np.uint64(factors)
+        return self.launch("explicit", kernel, grid, _FACTOR_THREADS, cuda, *what)
 
     def contract_workspace(
         self, tasks: int, count: int, chunks: int, columns: int, wide: bool, batch: int

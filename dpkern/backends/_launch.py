@@ -20,7 +20,7 @@ from ..ops import clip, update
 from ..ops._count import Count, known
 from ..ops.ghost import explicit
 from ..rng import Stream
-from . import _device, _numbers, _tables
+from . import _device, _launch_symbols, _library, _numbers, _tables
 from ._launch_update import LAW_CODES, SUM_CODES, Planned, refuse
 
 Tensors = Sequence[torch.Tensor]
@@ -85,7 +85,8 @@ class Launch:
             ("ghost.explicit_norm", self.explicit_norm, self._refuse_lists),
             ("ghost.clip_factors", self.clip_factors, self._refuse_lists),
             ("ghost.contract", self.contract, self._refuse_lists),
-            ("product.matmul", self.matmul, self._refuse_matmul),
+            ("symbols.randomize", self.randomize, self._refuse_first),
+            *((name, run, self._refuse_first) for name, run in _library.KERNELS),
         )
 
     def _check(self, error: int) -> None:
@@ -126,8 +127,8 @@ class Launch:
     def _refuse_clock(self, clock: torch.Tensor, **_: Any) -> str | None:
         return self.refusal(clock)
 
-    def _refuse_matmul(self, x: torch.Tensor, *_: Any, **__: Any) -> str | None:
-        return self.refusal(x)
+    def _refuse_first(self, first: torch.Tensor | Tensors, *_: Any, **__: Any) -> str | None:
+        return self.refusal(first if isinstance(first, torch.Tensor) else first[0])
 
     # noise
 
@@ -216,6 +217,12 @@ class Launch:
             self._check(error)
         increment_version(x)
         return x
+
+    def randomize(self, symbols: torch.Tensor, **given: Any) -> torch.Tensor:
+        given.pop("backend", None)
+        out, error = _launch_symbols.randomize(self.to, symbols, **given)
+        self._check(error)
+        return out
 
     # clip
 
@@ -379,20 +386,6 @@ class Launch:
             order = [i - 1 for i in explicit.memory_order(part)]
             with torch.no_grad():
                 out.permute(order).add_(total.view([out.shape[i] for i in order]))
-
-    # products
-
-    @torch.no_grad()
-    def matmul(
-        self,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        *,
-        backend: str | None = None,
-    ) -> torch.Tensor:
-        # The vendor's library, which torch calls.
-        return x @ w if bias is None else torch.addmm(bias, x, w)
 
 
 def _columns(grads: Tensors) -> list[int]:

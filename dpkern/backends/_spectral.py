@@ -3,7 +3,7 @@ that take their spectra while they are in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ..ops.spectral._spectra import Grid, parseval, transform_error
 from ..ops.spectral.filter import filtered
 from . import _ghost_dense
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._spectra import chunks, constant, room
 
 _CHUNK = 1 << 20
 """Bytes of a chunk's spectra, which stay in the second cache."""
@@ -23,20 +24,6 @@ _CHUNK = 1 << 20
 
 def _refuse(x: torch.Tensor, *_: Any, **__: Any) -> str | None:
     return _cpu._on_cpu(x) or _ghost_dense.not_wide(x)
-
-
-def _chunks(operand: torch.Tensor, grid: Grid, which: str) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Half spectra ``[b, channels, bins]`` of a few samples at a time."""
-    size = grid.size if which == "x" else grid.folded
-    place = grid.place_input if which == "x" else grid.place_gradient
-    channels, points = operand.shape[1], size[0] * (size[1] // 2 + 1)
-    samples = max(1, _CHUNK // max(1, channels * points * 2 * operand.element_size()))
-    samples = max(1, min(samples, len(operand)))
-    maps = operand.new_zeros(samples, channels, *size)
-    for begin in range(0, len(operand), samples):
-        part = operand[begin : begin + samples]
-        spectra = torch.fft.rfft2(place(part, maps[: len(part)]))
-        yield slice(begin, begin + len(part)), spectra.view(len(part), channels, points)
 
 
 def _powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
@@ -70,19 +57,6 @@ def _squares(grid: Grid, powers: list[torch.Tensor], eta: float) -> torch.Tensor
     return squares
 
 
-def _both(x: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
-    """Room for the powers of both operands, float64 ``[B, groups, bins]``."""
-    return [
-        torch.empty(len(x), groups, height * (width // 2 + 1), dtype=torch.float64)
-        for height, width in (grid.size, grid.folded)
-    ]
-
-
-def _constant(g: torch.Tensor, groups: int) -> torch.Tensor:
-    """Powers ``[B, groups, 1]`` of maps that are zero but at the origin."""
-    return g.double().square().view(len(g), groups, -1).sum(2, keepdim=True)
-
-
 def _gather(spectra: torch.Tensor, at: torch.Tensor, part: slice, out: torch.Tensor) -> None:
     """Bins ``at`` of a chunk's samples, into ``[K, B, 2, channels]``."""
     kept, batch, _, channels = out.shape
@@ -106,13 +80,13 @@ def _conv_norm(
 ) -> torch.Tensor:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
     grid = Grid.of(layer, band)
-    powers = _both(x, groups, grid)
-    for part, spectra in _chunks(x, grid, "x"):
+    powers = room(x, groups, grid)
+    for part, spectra in chunks(x, grid, "x", _CHUNK):
         _powers(spectra, groups, powers[0][part])
     if layer.extent == (1, 1):
-        powers[1].copy_(_constant(g, groups))
+        powers[1].copy_(constant(g, groups))
     else:
-        for part, spectra in _chunks(g, grid, "g"):
+        for part, spectra in chunks(g, grid, "g", _CHUNK):
             _powers(spectra, groups, powers[1][part])
     return _squares(grid, powers, transform_error(x.dtype, grid.size))
 
@@ -132,19 +106,19 @@ def _conv_bins(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     grid = Grid(layer, layer.size, None)
-    powers = _both(x, groups, grid)
+    powers = room(x, groups, grid)
     kept = bins.kept_bins(band)
     found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
-    for part, spectra in _chunks(x, grid, "x"):
+    for part, spectra in chunks(x, grid, "x", _CHUNK):
         _powers(spectra, groups, powers[0][part])
         _gather(spectra, kept, part, found[0])
     if layer.extent == (1, 1):
-        powers[1].copy_(_constant(g, groups))
+        powers[1].copy_(constant(g, groups))
         found[1][:, :, 0] = g.flatten(1)
         found[1][:, :, 1] = 0
     else:
-        at = kept if grid.index is None else grid.index[kept]
-        for part, spectra in _chunks(g, grid, "g"):
+        at = bins.gradient_bins(band, grid.size, grid.folded)
+        for part, spectra in chunks(g, grid, "g", _CHUNK):
             _powers(spectra, groups, powers[1][part])
             _gather(spectra, at, part, found[1])
     squares = _squares(grid, powers, transform_error(x.dtype, grid.size))

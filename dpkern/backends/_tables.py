@@ -37,6 +37,7 @@ def struct(**fields: Any) -> np.dtype[Any]:
 
 
 STREAM = struct(key=(_U32, 8), n0=_U32, n1=_U32, rounds=_I32)
+LIES = struct(keep=_U64, width=_U64, reciprocal=_U64, categories=_U32)
 ROW_TASK = struct(rows=_POINTER, sum=_POINTER, columns=_I64, first_chunk=_I64, first_column=_I64)
 CLIP_BOUND = struct(max_norm=_F64, per_unit=_F64, unit_bound=_I64)
 CLIP_PLAN = struct(rows=_I64, p=_I32, style=_I32, arithmetic=_I32)
@@ -86,6 +87,7 @@ UPDATE_PLAN = struct(
 )
 STRUCTS = {
     "Stream": STREAM,
+    "Lies": LIES,
     "RowTask": ROW_TASK,
     "ClipBound": CLIP_BOUND,
     "ClipPlan": CLIP_PLAN,

@@ -17,7 +17,15 @@ from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..ops._draws import Draws
 from ..rng import Stream
-from . import _explicit, _ghost_conv, _ghost_dense, _product, _spectral, _symbols
+from . import (
+    _explicit,
+    _ghost_conv,
+    _ghost_dense,
+    _product,
+    _project,
+    _spectral,
+    _symbols,
+)
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
@@ -52,6 +60,7 @@ def load() -> tuple[bool, str]:
         *_explicit.KERNELS,
         *_ghost_dense.KERNELS,
         *_ghost_conv.KERNELS,
+        *_project.KERNELS,
         *_symbols.KERNELS,
         *_spectral.KERNELS,
     ):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _dispatch
+from . import _library
 
 MODULES = (
     "noise",
@@ -21,7 +22,7 @@ MODULES = (
     "tied",
     "linear",
     "conv",
-    "product",
+    "symbols",
 )
 """Those of ``_triton`` that have kernels."""
 OLDEST = (3, 6)
@@ -79,11 +80,13 @@ def _interpreted() -> bool:
 
 
 def _kernels(device: str) -> tuple[tuple[str, Callable[..., Any], Refuse], ...]:
-    return tuple(
-        (name, run, _on(device, refuse))
-        for module in modules()
-        for name, run, refuse in module.KERNELS
-    )
+    kernels = [kernel for module in modules() for kernel in module.KERNELS]
+    kernels += [(name, run, _never) for name, run in _library.KERNELS]
+    return tuple((name, run, _on(device, refuse)) for name, run, refuse in kernels)
+
+
+def _never(*_: Any, **__: Any) -> None:
+    return None
 
 
 def _on(device: str, refuse: Refuse) -> Refuse:

@@ -7,10 +7,8 @@ batch is decided when the loop receives it, not when a worker prepares it.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +26,7 @@ from .. import _validate as check
 from ..errors import InvalidInput, PrivacyError
 from ..rng import Key
 from .empty import empty_batch
+from .parts import Part, Parts
 from .sampling import Batches, FixedSizeBatches, PoissonBatches, ShuffledBatches
 
 _MOST_STEPS = 1 << 32
@@ -35,49 +34,6 @@ _END = object()
 
 HandOut = Callable[..., None]
 """Called as ``hand_out(size, first=..., final=...)`` when the loop receives a batch."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A physical batch: its size and its place in its logical batch."""
-
-    size: int
-    first: bool
-    final: bool
-    following: int = 0
-    """How many parts of the same logical batch come after this one."""
-
-
-class _Parts:
-    """What the workers are asked for: the records of one physical batch after the other."""
-
-    def __init__(self, batches: Batches, steps: int, shard: tuple[int, int]) -> None:
-        self.batches = batches
-        self.steps = steps
-        self.shard = shard
-        self.left = steps
-        self.most: int | None = None
-        self.queue: deque[Part] = deque()
-        """Parts asked for and not yet handed out, in order; empty ones need no worker."""
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self.queue = deque()
-        return self._draw(self.queue)
-
-    def _draw(self, queue: deque[Part]) -> Iterator[list[int]]:
-        rank, ranks = self.shard
-        for records in islice(iter(self.batches), self.left):
-            size = len(records)
-            most = self.most or max(size, 1)
-            for start in range(0, max(size, 1), most):
-                part = records[start : start + most]
-                following = max(size - 1 - start, 0) // most
-                queue.append(Part(len(part), start == 0, following == 0, following))
-                if len(part):
-                    yield (part * ranks + rank).tolist()
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -123,7 +79,7 @@ class PrivateLoader(DataLoader[Any]):
         self._resumed = False
         self._turn = 0
         self._empty: Any = None
-        self._parts = _Parts(self.batches, steps, shard)
+        self._parts = Parts(self.batches, steps, shard)
         self._seeded = key is not None and key.seeded
         super().__init__(
             original.dataset,

@@ -95,6 +95,11 @@ class Record(ABC):
     def batch(self) -> int:
         """B."""
 
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it lies."""
+
     @abstractmethod
     def part(self, samples: slice) -> Record:
         """The record of these samples alone."""
@@ -151,6 +156,10 @@ class Explicit(Record):
     def batch(self) -> int:
         return int(self.grads.shape[0])
 
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
     def square(self) -> Tensor:
         if self.squares is not None:
             return self.squares
@@ -197,6 +206,10 @@ class Linear(Record):
     def gradient_bytes(self) -> int:
         """Memory that the kept gradients would take."""
         return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
+
+    @property
+    def device(self) -> torch.device:
+        return self.a.device
 
     def square(self) -> Tensor:
         return ghost.linear_norm(*operands(self.a, self.g))
@@ -272,6 +285,10 @@ class Convolution(Record):
         """What ops on the operands take besides them."""
         return {"kernel_size": self.kernel_size, **self.geometry}
 
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
     def square(self) -> Tensor:
         return ghost.conv_norm(*operands(self.x, self.g), **self.options)
 
@@ -329,6 +346,10 @@ class Circulant(Record):
     @property
     def batch(self) -> int:
         return int(self.x.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
 
     def square(self) -> Tensor:
         return spectral.circulant_norm(*operands(self.x, self.g))

@@ -33,6 +33,7 @@ from .records import (
     operands,
     wide_dense,
 )
+from .scaled import scaled_square
 from .uses import Slot
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ class Released(Record):
     @property
     def batch(self) -> int:
         return self.record.batch
+
+    @property
+    def device(self) -> torch.device:
+        return self.record.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -118,26 +123,22 @@ class Scaled(Released):
         centre = self.release.centre
         return None if centre is None else self._on(centre) / self.scale
 
-    @property
-    def _weights(self) -> Tensor | None:
-        """What squares are multiplied by."""
-        scale = self.release.scale
-        return None if scale is None or self.release.norm == "gradient" else self._on(scale) ** -2
-
     def _on(self, constant: Tensor) -> Tensor:
-        device = self.products()[1].device
-        return constant.to(device=device, dtype=torch.float64).reshape(self.shape)
+        return constant.to(device=self.device, dtype=torch.float64).reshape(self.shape)
 
     def square(self) -> Tensor:
         """``sum w grad^2 - 2 <grad, w m> + sum w m^2``, with the rounding of each on top."""
-        centre, weights = self._centre, self._weights
-        if weights is None:
+        centre, weights = self._centre, None
+        scale = None if self.release.norm == "gradient" else self.release.scale
+        if scale is None:
             squares = self.record.square()
         elif isinstance(self.record, Linear) and self.record.a.shape[1] == 1:
+            weights = self._on(scale) ** -2
             a, g = (t[:, 0].double().square() for t in (self.record.a, self.record.g))
             squares = (g @ weights * a).sum(1)
         else:
-            return self._written_out(centre, weights)
+            each = 1 / self._on(scale)
+            return scaled_square(self.record, each, None if centre is None else -centre * each)
         squares = squares * (1 + 2.0**-40)
         if centre is None:
             return squares
@@ -147,14 +148,6 @@ class Scaled(Released):
         slack = (terms + pulled.numel()) * 2.0**-52 * pulled.abs().max() * products
         rounding = 2.0**-40 * (product.abs() + constant)
         return (squares - 2 * product + constant + 2 * slack + rounding).clamp(min=0)
-
-    def _written_out(self, centre: Tensor | None, weights: Tensor) -> Tensor:
-        def one(piece: Record) -> Tensor:
-            grads = piece.per_sample().double().reshape(-1, *self.shape)
-            grads = grads if centre is None else grads - centre
-            return (grads.square() * weights).flatten(1).sum(1)
-
-        return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def add_sum(self, factors: Tensor, out: Tensor) -> None:
         self.record.add_sum(factors, out)

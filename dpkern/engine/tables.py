@@ -28,6 +28,10 @@ class Embedding(Record):
     def batch(self) -> int:
         return int(self.ids.shape[0])
 
+    @property
+    def device(self) -> torch.device:
+        return self.g.device
+
     def square(self) -> Tensor:
         return ghost.embedding_norm(self.ids, wide(self.g), padding_idx=self.padding_idx)
 
@@ -73,6 +77,10 @@ class Tied(Record):
     @property
     def batch(self) -> int:
         return self.table.batch
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
 
     def square(self) -> Tensor:
         """``||E + L||^2 = ||E||^2 + ||L||^2 + 2 <E, L>``; no part is ever under-reported."""

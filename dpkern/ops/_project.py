@@ -103,24 +103,31 @@ def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:
 
 @torch.no_grad()
 def move(params: Sequence[torch.Tensor], onto: Projection) -> None:
-    """The reference of ``update.project``."""
+    """The reference of ``update.project``; on a device it waits for nothing."""
     if isinstance(onto, Box):
         for param in params:
             param.clamp_(onto.low, onto.high)
         return
-    whole = torch.cat([param.detach().double().flatten() for param in params])
-    if not whole.numel():
-        return
+    # With a dimension, so that a product with a float64 number is made in float64.
+    flat = [param if param.dim() else param.view(1) for param in params]
     if isinstance(onto, Ball):
-        norm = torch.linalg.vector_norm(whole)
-        if bool(norm > onto.radius) or bool(norm.isnan()):
-            for param in params:
-                param.copy_(param.double() * (onto.radius / norm))
+        parts = [torch.linalg.vector_norm(part.double()) for part in flat]
+        norm = torch.linalg.vector_norm(torch.stack(parts)).view(1)
+        factor = torch.where(norm <= onto.radius, 1.0, onto.radius / norm)  # NaN is not inside
+        for part in flat:
+            torch.mul(part, factor, out=part)
         return
+    whole = torch.cat([part.double().flatten() for part in flat])
+    if whole.numel():
+        threshold = _threshold(whole, onto.total)
+        for part in flat:
+            part.copy_((part.double() - threshold).clamp_(min=0))
+
+
+def _threshold(whole: torch.Tensor, total: float) -> torch.Tensor:
+    """``[1]``: the t for which ``sum max(x - t, 0)`` is the total."""
     falling = whole.sort(descending=True).values
     count = torch.arange(1, whole.numel() + 1, dtype=torch.float64, device=whole.device)
-    thresholds = (falling.cumsum(0) - onto.total) / count
+    thresholds = (falling.cumsum(0) - total) / count
     last = (falling > thresholds).sum() - 1
-    threshold = thresholds[last.clamp_(min=0)]
-    for param in params:
-        param.copy_((param.double() - threshold).clamp_(min=0))
+    return thresholds.gather(0, last.clamp_(min=0).view(1))

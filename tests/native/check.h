@@ -20,6 +20,7 @@ std::int64_t test_ghost_dense();
 std::int64_t test_update();
 std::int64_t test_symbols();
 std::int64_t test_counted();
+std::int64_t test_project();
 std::int64_t test_ghost_conv();
 std::int64_t test_spectral();
 

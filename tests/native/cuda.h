@@ -13,6 +13,7 @@ std::int64_t test_emulator();
 std::int64_t test_cuda_noise();
 std::int64_t test_cuda_update();
 std::int64_t test_cuda_rows();
+std::int64_t test_cuda_symbols();
 
 inline void check_launch(cuda::Error error, const std::string& what) {
   check(error == 0, what + ": " + cuda::error_text(error));

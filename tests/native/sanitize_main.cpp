@@ -16,6 +16,7 @@ int main() {
   std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
+  std::printf("project %lld cases\n", static_cast<long long>(test::test_project()));
   std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));
   std::printf("counted %lld cases\n", static_cast<long long>(test::test_counted()));
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
@@ -30,5 +31,7 @@ int main() {
               static_cast<long long>(test::test_cuda_update()));
   std::printf("emulated CUDA %lld cases (clip and explicit gradients)\n",
               static_cast<long long>(test::test_cuda_rows()));
+  std::printf("emulated CUDA %lld cases (symbols)\n",
+              static_cast<long long>(test::test_cuda_symbols()));
   return 0;
 }

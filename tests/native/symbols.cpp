@@ -15,7 +15,7 @@ std::uint64_t word_at(const Stream& stream, std::uint64_t position) {
   return static_cast<std::uint64_t>(block[2 * pair + 1]) << 32 | block[2 * pair];
 }
 
-std::uint64_t response(const Stream& stream, std::uint64_t position, const cpu::Lies& lies,
+std::uint64_t response(const Stream& stream, std::uint64_t position, const Lies& lies,
                        std::uint64_t x) {
   using Wide = unsigned __int128;
   const Wide u = word_at(stream, position), whole = Wide{1} << 64;
@@ -34,7 +34,7 @@ std::int64_t sweep(std::uint32_t categories) {
   const std::uint64_t least = ~std::uint64_t{0} / categories + 1;
   const std::uint64_t most = std::uint64_t{0} - (categories - 1);
   for (const std::uint64_t keep : {least, std::uint64_t{1} << 63, most}) {
-    const cpu::Lies lies{categories, keep < least ? least : keep};
+    const Lies lies = lies_of(categories, keep < least ? least : keep);
     for (const std::int64_t n : {0, 1, 385, 25000}) {
       for (const std::uint64_t first : {5ull, (1ull << 35) - 100}) {
         std::vector<T> x, want;

@@ -236,11 +236,13 @@ def _circulant_norm(
     weights = torch.from_numpy(half_weights(block)) / block
     if band is not None:
         weights = weights * half_gains(band).flatten().square()
-    error = circulant.norm_error(x, g)
+    errors = circulant.norm_errors(x, g)
     squares = torch.empty(batch, dtype=torch.float64)
     shape = [batch, positions, ins, g.shape[2], block]
     route = _CIRCULANT[circulant.norm_route(x, g)]
-    tally += run("circulant_squares", None, *spectra, shape, route, weights, *sizes, error, squares)
+    tally += run(
+        "circulant_squares", None, *spectra, shape, route, weights, *sizes, *errors, squares
+    )
     return squares, tally + _modelled(circulant.transforms(x, g, batch))
 
 

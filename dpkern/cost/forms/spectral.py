@@ -154,7 +154,7 @@ def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
         product = Counts(MUL=4, ADD=3, SUB=1)
         pairs = (ins + outs) * product + Counts(MUL=2, SUB=1, ADD=1)
         each = positions**2 * pairs + Counts(CMP=1, MUX=1)
-        bound = Counts(SQRT=2, MUL=4, ADD=1)
+        bound = Counts(SQRT=3, MUL=6, ADD=2)
     else:
         each = ins * outs * (positions * Counts(MUL=4, ADD=3, SUB=1) + dots(2))
     return itemised(

@@ -12,8 +12,10 @@ other factor is folded, sum_j X^2(k + j P/s).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 
@@ -82,17 +84,18 @@ class Grid:
     @cached_property
     def index(self) -> torch.Tensor | None:
         """``[bins of X]``: which bin of D has the same value or its conjugate; None: its own."""
-        return None if self.folds == (1, 1) else _index(self)[0]
-
-    @cached_property
-    def conjugate(self) -> torch.Tensor | None:
-        """``[bins of X]``, bool: where it is the conjugate."""
-        return None if self.folds == (1, 1) else _index(self)[1]
+        return None if self.folds == (1, 1) else fold_index(self.size, self.folded)[0]
 
     @cached_property
     def factors(self) -> torch.Tensor:
         """``[bins of X]``: ``w Gamma^2 / PQ``."""
-        return _factors(self)
+        return _factors(self.size, self.band)
+
+
+@lru_cache(maxsize=1024)
+def on(device: torch.device, make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """``make(*args)``, kept on the device: a copy at every call would let the host wait."""
+    return make(*args).to(device)
 
 
 @lru_cache(maxsize=256)
@@ -103,19 +106,33 @@ def parseval(size: Pair) -> torch.Tensor:
 
 
 @lru_cache(maxsize=256)
-def _factors(grid: Grid) -> torch.Tensor:
-    factors = parseval(grid.size)
-    return factors if grid.band is None else factors * half_gains(grid.band).square().flatten()
+def _factors(size: Pair, band: Band | None) -> torch.Tensor:
+    factors = parseval(size)
+    return factors if band is None else factors * half_gains(band).square().flatten()
 
 
 @lru_cache(maxsize=256)
-def _index(grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
-    (p, q), (height, width) = grid.folded, grid.size
+def fold_index(size: Pair, folded: Pair) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[bins of X]``: the bin of D that has the same value or its conjugate, and bool: which."""
+    (p, q), (height, width) = folded, size
     ky = torch.arange(height)[:, None] % p
     kx = torch.arange(width // 2 + 1)[None] % q
     beyond = kx > q // 2
     ky, kx = torch.where(beyond, (p - ky) % p, ky), torch.where(beyond, q - kx, kx)
     return (ky * (q // 2 + 1) + kx).flatten(), beyond.expand(height, -1).flatten()
+
+
+def _folding(size: Pair, folded: Pair) -> torch.Tensor:
+    """``[bins of D, most]``: the bins of X that fold onto each, then one behind the last of X.
+
+    Sums over it have one order; scattered additions on a device have none."""
+    index, _ = fold_index(size, folded)
+    counts = index.bincount()
+    order = index.argsort(stable=True)
+    place = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index[order]]
+    table = torch.full((len(counts), int(counts.max())), len(index))
+    table[index[order], place] = order
+    return table
 
 
 def half_gains(band: Band) -> torch.Tensor:
@@ -145,14 +162,14 @@ def product_squares(
         eta: of ``transform_error``.
     """
     device = x_powers.device
-    folded = grid.factors.to(device) * x_powers
+    folded = on(device, _factors, grid.size, grid.band) * x_powers
     if grid.index is not None:
-        empty = folded.new_zeros(g_powers.shape)
-        folded = empty.index_add_(2, grid.index.to(device), folded)
+        bins = on(device, _folding, grid.size, grid.folded)
+        folded = torch.nn.functional.pad(folded, (0, 1))[:, :, bins].sum(-1)
     squares = (folded * g_powers).flatten(1).sum(1)
     # The operands' norms come from computed spectra.
     x_norm, g_norm = (
-        (p * parseval(size).to(device)).flatten(1).sum(1).sqrt() * (1 + 2.0**-10)
+        (p * on(device, parseval, size)).flatten(1).sum(1).sqrt() * (1 + 2.0**-10)
         for p, size in ((x_powers, grid.size), (g_powers, grid.folded))
     )
     # A folded bin counts with its mirror: at least the largest value.
@@ -165,7 +182,9 @@ def product_squares(
 
 __all__ = [
     "Grid",
+    "fold_index",
     "half_gains",
+    "on",
     "parseval",
     "powers",
     "product_squares",

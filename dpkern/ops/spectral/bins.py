@@ -16,13 +16,22 @@ import torch
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
+from .._products import exact
 from .._values import used
 from ..ghost._bounds import FLOATS, of_sums
 from ..ghost._conv_geometry import Size
 from ._band import Band, half_weights
 from ._basis import lags
-from ._sizes import Layer, check_layer
-from ._spectra import Grid, half_gains, powers, product_squares, transform_error
+from ._sizes import Layer, Pair, check_layer
+from ._spectra import (
+    Grid,
+    fold_index,
+    half_gains,
+    on,
+    powers,
+    product_squares,
+    transform_error,
+)
 from .conv_norm import check_band, norm_flops, read_entries, transforms
 
 
@@ -47,6 +56,12 @@ def crop_matrix(
     turns = taps[:, :1] * rows / gains.shape[0] + taps[:, 1:] * columns / width
     angles = 2 * math.pi * turns
     return weights * angles.cos(), -weights * angles.sin()
+
+
+def _turn(
+    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int
+) -> torch.Tensor:
+    return crop_matrix(band, kernel, dilation)[part]
 
 
 def _validate_bins(
@@ -125,7 +140,7 @@ def conv_bins(
     """
     layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     grid = Grid(layer, layer.size, None)
-    kept = kept_bins(band).to(x.device)
+    kept = on(x.device, kept_bins, band)
     xs, gs = x.double(), g.double()
     x_map = grid.place_input(xs, xs.new_zeros(*xs.shape[:2], *grid.size))
     g_map = grid.place_gradient(gs, gs.new_zeros(*gs.shape[:2], *grid.folded))
@@ -142,7 +157,7 @@ def conv_bins(
         powers(g_spectra, groups),
         transform_error(torch.float64, grid.size),
     )
-    index = kept if grid.index is None else grid.index.to(x.device)[kept]
+    index = on(x.device, gradient_bins, band, grid.size, grid.folded)
     x_bins, g_bins = (
         torch.view_as_real(spectra[:, :, bins]).permute(2, 0, 3, 1).to(of_sums(x.dtype))
         for spectra, bins in ((x_spectra, kept), (g_spectra, index))
@@ -150,11 +165,22 @@ def conv_bins(
     return x_bins.contiguous(), unfold(g_bins.contiguous(), grid, band), squares
 
 
+def gradient_bins(band: Band, size: Pair, folded: Pair) -> torch.Tensor:
+    """``[K]``: which bins of D stand for the retained ones."""
+    kept = kept_bins(band)
+    return kept if size == folded else fold_index(size, folded)[0][kept]
+
+
+def _signs(band: Band, size: Pair, folded: Pair) -> torch.Tensor:
+    """``[K]``: -1 where ``gradient_bins`` reads a conjugate, else 1."""
+    return 1.0 - 2.0 * fold_index(size, folded)[1][kept_bins(band)].double()
+
+
 def unfold(g_bins: torch.Tensor, grid: Grid, band: Band) -> torch.Tensor:
     """Bins of D that were read at their mirror, conjugated in place."""
-    if grid.conjugate is not None:
-        turned = grid.conjugate[kept_bins(band)].to(g_bins.device)
-        g_bins[turned, :, 1] *= -1
+    if grid.index is not None:
+        signs = on(g_bins.device, _signs, band, grid.size, grid.folded)
+        g_bins[:, :, 1] *= signs.to(g_bins.dtype)[:, None, None]
     return g_bins
 
 
@@ -232,7 +258,20 @@ def bins_sum(
     kept = factors != 0
     if not bool(kept.all()):
         x_bins, g_bins, factors = x_bins[:, kept], g_bins[:, kept], factors[kept]
-    scaled = g_bins * factors[:, None, None]
+    add_products(x_bins, g_bins * factors[:, None, None], out, dilation, groups, band)
+
+
+def add_products(
+    x_bins: torch.Tensor,
+    scaled: torch.Tensor,
+    out: torch.Tensor,
+    dilation: Size,
+    groups: int,
+    band: Band,
+) -> None:
+    """``out += `` the taps of the products of X's bins and D's, which hold the factors."""
+    kind = exact(out.dtype, out.device)
+    x_bins, scaled = x_bins.to(kind), scaled.to(kind)
     parts = zip(*(t.chunk(groups, d) for t, d in ((scaled, 3), (x_bins, 3), (out, 0))), strict=True)
     for gs, xs, total in parts:
         # Rows are real and imaginary parts of D^, columns those of X^.
@@ -250,16 +289,20 @@ def add_crop(
     axes = len(band.size)
     steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
     kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))
-    cosines, sines = (m.to(re) for m in crop_matrix(band, kernel, between))
+    cosines, sines = (
+        on(re.device, _turn, band, kernel, between, part).to(re.dtype) for part in (0, 1)
+    )
     taps = cosines @ re.flatten(1) + sines @ im.flatten(1)
     out.add_(taps.view(-1, *re.shape[1:]).permute(1, 2, 0).reshape(out.shape))
 
 
 __all__ = [
     "add_crop",
+    "add_products",
     "bins_sum",
     "conv_bins",
     "crop_matrix",
+    "gradient_bins",
     "kept_bins",
     "turned_bins",
     "unfold",

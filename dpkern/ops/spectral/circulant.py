@@ -19,10 +19,11 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
+from .._products import exact
 from .._values import used
 from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights
-from ._spectra import half_gains, transform_error
+from ._spectra import half_gains, on, transform_error
 from ._transform_flops import Flops, of_line
 
 
@@ -52,7 +53,7 @@ def _cost_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
     outs = g.shape[2]
     bin_flops, last = {
         "rank_one": (4 * (ins + outs) + 1, 4),
-        "positions": (8 * positions**2 * (ins + outs) + 4 * positions**2, 3),
+        "positions": (8 * positions**2 * (ins + outs) + 4 * positions**2, 7),
         "spectrum": (8 * positions * ins * outs + 4 * ins * outs, 4),
     }[norm_route(x, g)]
     operands = 2 * positions * (ins + outs) * block
@@ -107,10 +108,19 @@ def circulant_norm(
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or band.
     """
-    block = x.shape[-1]
     if not len(x):  # MKL has no transform of nothing
         return x.new_zeros(0, dtype=torch.float64)
-    xs, gs = (torch.fft.rfft(t.double()).movedim(-1, 1) for t in (x, g))  # [B, K, T, q or p]
+    xs, gs = (torch.fft.rfft(t.double()) for t in (x, g))
+    return norm_of_spectra(x, g, xs, gs, band)
+
+
+def norm_of_spectra(
+    x: torch.Tensor, g: torch.Tensor, xs: torch.Tensor, gs: torch.Tensor, band: Band | None
+) -> torch.Tensor:
+    """``circulant_norm``, from transforms that were computed in the precision they have."""
+    block = x.shape[-1]
+    rounding, transforming = norm_errors(x, g, xs.real.dtype)
+    xs, gs = (t.to(torch.complex128).movedim(-1, 1) for t in (xs, gs))  # [B, K, T, q or p]
     if x.shape[1] == 1:
         pairs = _power(xs) * _power(gs)
     elif _by_positions(x, g):
@@ -118,27 +128,36 @@ def circulant_norm(
         pairs = grams.sum((-2, -1)).clamp(min=0)
     else:
         pairs = _power(gs.mH @ xs)
-    weights = torch.from_numpy(half_weights(block)).to(x.device) / block
-    if band is not None:
-        weights = weights * half_gains(band).flatten().to(x.device).square()
+    weights = on(x.device, _weights, block, band)
     squares = (pairs * weights).sum(1)
-    # Every term is at most the product of the operands' norms.
+    # Every term is at most the product of the operands' norms; transforms are off by eta of them.
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
-    error = norm_error(x, g)
     if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
-        above: torch.Tensor = squares + 2 * error * block * sizes.square()
+        exact = (squares + 2 * math.sqrt(block) * rounding * sizes.square()).sqrt()
+        above: torch.Tensor = exact + transforming * sizes
     else:
-        above = (squares.sqrt() + error * math.sqrt(block) * sizes).square()
-    return above * (1 + 2.0**-42)
+        above = squares.sqrt() + (rounding + transforming) * sizes
+    return above.square() * (1 + 2.0**-42)
+
+
+def _weights(block: int, band: Band | None) -> torch.Tensor:
+    """``[K]``: ``w Gamma^2 / d``."""
+    weights = torch.from_numpy(half_weights(block)) / block
+    return weights if band is None else weights * half_gains(band).flatten().square()
 
 
 _UNIT = 2.0**-53
 
 
-def norm_error(x: torch.Tensor, g: torch.Tensor) -> float:
-    """Of the transforms and sums, of the product of the operands' norms."""
-    terms = x.shape[1] * (x.shape[2] + g.shape[2]) * x.shape[3]
-    return 3 * transform_error(torch.float64, (1, x.shape[3])) + terms * _UNIT
+def norm_errors(
+    x: torch.Tensor, g: torch.Tensor, dtype: torch.dtype = torch.float64
+) -> tuple[float, float]:
+    """What sums and what transforms of this dtype err by, of the product of the operands' norms."""
+    block = x.shape[3]
+    terms = x.shape[1] * (x.shape[2] + g.shape[2]) * block
+    return terms * _UNIT * math.sqrt(block), 3 * transform_error(dtype, (1, block)) * math.sqrt(
+        block
+    )
 
 
 def _power(spectra: torch.Tensor) -> torch.Tensor:
@@ -254,19 +273,30 @@ def circulant_sum(
         x, g, factors = x[kept], g[kept], factors[kept]
     if not len(x):
         return
-    g = g * factors[:, None, None, None]
-    xs, gs = (torch.fft.rfft(t).flatten(0, 1).movedim(-1, 0) for t in (x, g))  # [K, B T, .]
+    add_transformed(x, g * factors[:, None, None, None], out, band)
+
+
+def add_transformed(
+    x: torch.Tensor, scaled: torch.Tensor, out: torch.Tensor, band: Band | None
+) -> None:
+    """``out += sum_b h * grad_b`` of output gradients that hold the factors."""
+    kind = exact(x.dtype, x.device)
+    xs, gs = (
+        torch.fft.rfft(t.to(kind)).flatten(0, 1).movedim(-1, 0) for t in (x, scaled)
+    )  # [K, B T, q or p]
     spectra = (gs.mH @ xs).movedim(0, -1)
     if band is not None:
-        spectra = spectra * half_gains(band).flatten().to(x)
+        spectra = spectra * on(x.device, half_gains, band).flatten().to(kind)
     out.add_(torch.fft.irfft(spectra, n=x.shape[-1]))
 
 
 __all__ = [
+    "add_transformed",
     "circulant_gradient",
     "circulant_norm",
     "circulant_sum",
-    "norm_error",
+    "norm_errors",
+    "norm_of_spectra",
     "norm_route",
     "transforms",
 ]

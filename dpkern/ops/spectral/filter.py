@@ -18,14 +18,17 @@ import torch
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...errors import InvalidInput
+from .._products import exact
 from ..ghost._bounds import OPERANDS, of_sums
 from ._band import Band
 from ._sizes import Pair, planes
-from ._spectra import half_gains
+from ._spectra import half_gains, on
 from ._transform_flops import of_plane
 
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
+_DEVICE_CHUNK = 1 << 23
+"""On a device: its spectra stay small beside the activations."""
 
 
 def _validate(
@@ -116,7 +119,8 @@ def filtered(
     maps = planes(x).to(of_sums(x.dtype))
     run = _separable if band.kind == "rectangle" else _transformed
     out = maps.new_empty(*maps.shape[:2], *used)
-    samples = max(1, _CHUNK // max(1, maps.shape[1] * used[0] * used[1]))
+    chunk = _CHUNK if x.is_cpu else _DEVICE_CHUNK
+    samples = max(1, chunk // max(1, maps.shape[1] * used[0] * used[1]))
     for begin in range(0, len(maps), samples):
         out[begin : begin + samples] = run(maps[begin : begin + samples], before, used, band)
     result: torch.Tensor = out.view(*x.shape[:2], *rows)
@@ -124,7 +128,7 @@ def filtered(
 
 
 def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
-    gains = half_gains(band).to(x)
+    gains = on(x.device, half_gains, band).to(x.dtype)
     size: Pair = (1, *band.size)[-2:]  # type: ignore[assignment]
     (top, left), (height, width) = (
         before,
@@ -140,9 +144,17 @@ def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch
 
 def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
     """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
-    down, across = (m.to(x) for m in toeplitz(band, before, used, (x.shape[2], x.shape[3])))
+    kind = exact(x.dtype, x.device)
+    given = x.shape[2], x.shape[3]
+    down, across = (
+        on(x.device, _side, band, before, used, given, axis).to(kind) for axis in (0, 1)
+    )
     rows, columns = down.shape[1], across.shape[1]
-    return down @ (x[:, :, :rows, :columns] @ across.T)
+    return (down @ (x[:, :, :rows, :columns].to(kind) @ across.T)).to(x.dtype)
+
+
+def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> torch.Tensor:
+    return toeplitz(band, before, used, given)[axis]
 
 
 @lru_cache(maxsize=256)

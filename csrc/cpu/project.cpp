@@ -1,0 +1,131 @@
+#include "cpu/project.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/parallel.h"
+#include "cpu/rows.h"
+
+namespace dpkern::cpu {
+namespace {
+
+constexpr std::int64_t kPiece = 1 << 14;  // entries of a partial sum: threads change no bit
+constexpr std::int64_t kGrain = 4;        // pieces worth a thread
+
+template <class F>
+double square_of(const Part<F>& part, int threads) {
+  const std::int64_t pieces = (part.size + kPiece - 1) / kPiece;
+  std::vector<double> sums(static_cast<std::size_t>(pieces));
+  parallel_for(pieces, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      const std::int64_t first = piece * kPiece;
+      sums[static_cast<std::size_t>(piece)] =
+          power_sum(part.values + first, std::min(kPiece, part.size - first), 2);
+    }
+  });
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+// values = body(values), in float64 between.
+template <class F, class Body>
+void each(const std::vector<Part<F>>& parts, int threads, const Body& body) {
+  for (const Part<F>& part : parts) {
+    parallel_for(part.size, kGrain * kPiece, threads, [&](std::int64_t begin, std::int64_t end) {
+      versioned([&]() DPK_INLINE {
+        F* const values = part.values;
+        const std::int64_t last = end;
+        const Body apply = body;
+        for (std::int64_t i = begin; i < last; ++i) {
+          values[i] = static_cast<F>(apply(static_cast<double>(values[i])));
+        }
+      });
+    });
+  }
+}
+
+// The largest entry; NaN if any is.
+template <class F>
+double most_of(const std::vector<Part<F>>& parts) {
+  double most = -std::numeric_limits<double>::infinity();
+  for (const Part<F>& part : parts) {
+    versioned([&]() DPK_INLINE {
+      const F* const values = part.values;
+      const std::int64_t size = part.size;
+      F largest = -std::numeric_limits<F>::infinity();
+      int bad = 0;
+      for (std::int64_t i = 0; i < size; ++i) {
+        largest = values[i] > largest ? values[i] : largest;
+        bad |= values[i] != values[i];
+      }
+      most = bad != 0 || static_cast<double>(largest) > most ? static_cast<double>(largest) : most;
+      if (bad != 0) most = std::numeric_limits<double>::quiet_NaN();
+    });
+    if (std::isnan(most)) return most;
+  }
+  return most;
+}
+
+// Entries above t, moved to the front; returns how many.
+template <class F>
+std::int64_t keep_above(const F* from, std::int64_t size, double t, double* to) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < size; ++i) {
+    const double x = static_cast<double>(from[i]);
+    to[count] = x;
+    count += x > t ? 1 : 0;
+  }
+  return count;
+}
+
+// Newton's method from below on sum max(x - t, 0) = total, which is convex: t only rises, and every
+// round but the last drops an entry. Michelot 1986.
+template <class F>
+double threshold_of(const std::vector<Part<F>>& parts, double total) {
+  // With t = max - total the largest alone gives the total.
+  double t = most_of(parts) - total;
+  if (!std::isfinite(t)) return t;
+  std::int64_t size = 0;
+  for (const Part<F>& part : parts) size += part.size;
+  std::vector<double> above(static_cast<std::size_t>(size) + 1);
+  std::int64_t count = 0;
+  for (const Part<F>& part : parts) {
+    count += keep_above(part.values, part.size, t, above.data() + count);
+  }
+  for (;;) {
+    double excess = 0;
+    for (std::int64_t i = 0; i < count; ++i) excess += above[static_cast<std::size_t>(i)] - t;
+    if (count > 0) t += (excess - total) / static_cast<double>(count);
+    const std::int64_t left = keep_above(above.data(), count, t, above.data());
+    if (left == count || left == 0) return t;
+    count = left;
+  }
+}
+
+}  // namespace
+
+template <class F>
+void project_ball(const std::vector<Part<F>>& parts, double radius, int threads) {
+  double square = 0;
+  for (const Part<F>& part : parts) square += square_of(part, threads);
+  const double norm = std::sqrt(square);
+  if (norm <= radius) return;
+  const double factor = radius / norm;
+  each(parts, threads, [=](double x) DPK_INLINE { return x * factor; });
+}
+
+template <class F>
+void project_simplex(const std::vector<Part<F>>& parts, double total, int threads) {
+  const double t = threshold_of(parts, total);
+  // In this order NaN stays.
+  each(parts, threads, [=](double x) DPK_INLINE { return x - t < 0 ? 0.0 : x - t; });
+}
+
+template void project_ball(const std::vector<Part<float>>&, double, int);
+template void project_ball(const std::vector<Part<double>>&, double, int);
+template void project_simplex(const std::vector<Part<float>>&, double, int);
+template void project_simplex(const std::vector<Part<double>>&, double, int);
+
+}  // namespace dpkern::cpu
