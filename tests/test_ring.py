@@ -55,6 +55,8 @@ def ahead(made: RingPrefetch, *, floats: bool) -> Callable[[int], update.Noise]:
 
     def given(step: int) -> update.Noise:
         draws = made.take(step)
+        for block in made._blocks:  # emulated devices run one kernel at a time
+            block.work.exception()
         own, other = noise_at(step, floats=floats), testing.KEY.stream(Purpose.SAMPLING, step)
         return replace(own, stream=other, rounding=None, draws=draws)
 
