@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from ...errors import InvalidInput
 from ...laws import LAWS
-from ...ops import noise
+from ...ops import noise, update
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
@@ -25,18 +26,24 @@ def _keystream(
 
 
 def _lattice_draws(
-    stream: Stream, *, position: int, count: int, distribution: str = "gaussian", **_: Any
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    distribution: str = "gaussian",
+    out: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, Tally]:
-    out = torch.empty(count, dtype=torch.int32)
+    out = torch.empty(count, dtype=torch.int32) if out is None else out
     law = LAW_CODES[distribution]
     packed = kernels().lattice_draws(out.data_ptr(), stream.packed(), law, position, count)
     return out, tallied(packed)[1]
 
 
 def _rounding_bits(
-    stream: Stream, *, position: int, count: int, **_: Any
+    stream: Stream, *, position: int, count: int, out: torch.Tensor | None = None, **_: Any
 ) -> tuple[torch.Tensor, Tally]:
-    out = torch.empty(count, dtype=torch.int16)
+    out = torch.empty(count, dtype=torch.int16) if out is None else out
     packed = kernels().rounding_bits(out.data_ptr(), stream.packed(), position, count)
     return out, tallied(packed)[1]
 
@@ -49,7 +56,15 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
+    draws: update.Draws | None = None,
 ) -> tuple[torch.Tensor, Tally]:
+    if draws is not None:
+        raise InvalidInput(
+            "draws",
+            expected="noise that add_noise makes itself, to be counted",
+            got="draws made ahead",
+            remedy="Count update.step with them, or lattice_draws and rounding_bits apart.",
+        )
     law = LAW_CODES[distribution]
     place = law, position, x.numel()
     if x.dtype in noise.INTEGERS:

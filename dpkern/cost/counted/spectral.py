@@ -15,7 +15,7 @@ import torch
 from ...ops.spectral import bins, circulant, filter
 from ...ops.spectral._band import Band, half_weights
 from ...ops.spectral._sizes import Layer, Pair
-from ...ops.spectral._spectra import Grid, half_gains, parseval, transform_error
+from ...ops.spectral._spectra import Grid, fold_index, half_gains, parseval, transform_error
 from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import transforms
 from ..primitives import Counts
@@ -152,7 +152,7 @@ def _conv_bins(
     grid = Grid(layer, layer.size, None)
     kept = bins.kept_bins(band)
     operands = _Operands(x, g, grid, groups)
-    turned = None if grid.conjugate is None else grid.conjugate[kept]
+    turned = None if grid.index is None else fold_index(grid.size, grid.folded)[1][kept]
     x_bins = operands.gathered(operands.x, kept, None)
     at = kept if grid.index is None else grid.index[kept]
     g_bins = operands.gathered(operands.g, at, turned)

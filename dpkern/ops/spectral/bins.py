@@ -107,9 +107,9 @@ def _cost_bins(
 
 def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     """How many retained bins of D are read at their mirror, so that they must be conjugated."""
-    if grid.conjugate is None or layer.extent == (1, 1):
+    if grid.index is None or layer.extent == (1, 1):
         return 0
-    return int(grid.conjugate[kept_bins(band)].sum())
+    return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
 
 
 @op(validate=_validate_bins, cost=_cost_bins)
