@@ -191,7 +191,8 @@ def simulate(
     """Frequencies of b_j < 1 and b_j < l, with encoder, record and noise drawn afresh each time.
 
     Encoder entries are uniform on [-spread, spread], records uniform on [0, 1]^n, noise is
-    N(0, sigma^2). Much noise makes b_j < 1 when all l projections are negative: 2^-l.
+    N(0, sigma^2). b_j < 1 needs all l projections of the noise to be negative, since b_r > 1 for a
+    positive one: its probability is at most 2^-l, and tends to it with more noise.
 
     Raises:
         InvalidInput: a number out of its range.
