@@ -189,6 +189,10 @@ def test_printed_rewriting_of_the_shift_is_another_function_v7_s5() -> None:
     torch.testing.assert_close(direct, expanded.sum(-1))
     assert (rewritten(1.7, rewriting="correct") - direct).abs().max() < 1e-12
     assert (rewritten(1.7, rewriting="printed") - direct).abs().min() > 0.1
+    printed = N * math.log(2) + (
+        1.7**2 * alpha.quadratic + alpha.linear * 4.4 * net.z + alpha.quadratic * net.z**2
+    ).sum(-1)
+    torch.testing.assert_close(rewritten(1.7, rewriting="printed"), printed)
     linear = alpha.linear + 2 * 1.7 * alpha.quadratic
     torch.testing.assert_close(linear, alpha.linear * (1 - 1.7))
     assert torch.equal(rewritten(0.0, rewriting="printed"), rewritten(0.0, rewriting="correct"))
@@ -508,6 +512,10 @@ def test_printed_density_as_a_formula() -> None:
     torch.testing.assert_close(bmax.pdf(x, h, s), correct)
     same = [bmax.pdf(x, 0.0, s, form=form) for form in bmax.FORMS]
     assert torch.equal(*same)
+    ends = [bmax.support(h, form=form) for form in bmax.FORMS]
+    assert ends == pytest.approx([(1 + h) / h, 1 / h])
+    assert [bmax.support(0.0, form=form) for form in bmax.FORMS] == [math.inf, math.inf]
+    assert bmax.pdf(real(4.0), h, s, form="printed") > 0
     for level in (0.0, 0.3, 0.9):
         assert bmax.cdf(real(1.0), level, s).item() == near(0.5)
 
@@ -570,9 +578,18 @@ def test_b_is_hardly_ever_below_one_v12_s10() -> None:
     paper = run(spread=10, sigma=5, draws=20_000, generator=seeded(3))
     assert paper.below_one == pytest.approx(0.0071, abs=1.4e-3)
     assert paper.below_one < paper.below_codes < 0.5
-    assert run(spread=1, sigma=1, draws=5_000, generator=seeded(3)) == run(
-        spread=1, sigma=1, draws=5_000, generator=seeded(3)
-    )
+
+
+def test_simulated_multipliers_are_those_of_34() -> None:
+    draws, generator = 3_000, seeded(4)
+    encoder = 2 * torch.rand(draws, N, CODES, generator=generator, dtype=REAL) - 1
+    record = torch.rand(draws, 1, N, generator=generator, dtype=REAL)
+    noise = 3 * torch.randn(draws, 1, N, generator=generator, dtype=REAL)
+    b = environment.multipliers(torch.sigmoid(record @ encoder), noise @ encoder).sum((1, 2))
+    found = bmax.simulate(CODES, N, spread=1, sigma=3, draws=draws, generator=seeded(4))
+    wanted = [(b < level).double().mean().item() for level in (1, CODES)]
+    assert [found.below_one, found.below_codes] == pytest.approx(wanted, abs=1e-12)
+    assert 0 < found.below_one < found.below_codes
 
 
 @pytest.mark.parametrize(
@@ -595,3 +612,10 @@ def test_numbers_out_of_range_are_refused(call: object, name: str) -> None:
     assert callable(call)
     with pytest.raises(InvalidInput, match=f"^{name}: "):
         call()
+
+
+def test_log_ratio_is_that_of_two_densities() -> None:
+    y = torch.linspace(-5, 5, 21, dtype=REAL)
+    one, other = torch.distributions.Laplace(0.5, 2.0), torch.distributions.Laplace(-1.0, 3.0)
+    found = spof_sensitivity.log_ratio(y, 0.5, 2.0, -1.0, 3.0)
+    torch.testing.assert_close(found, one.log_prob(y) - other.log_prob(y))
