@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkern import PrivacyEngine
-from dpkern.errors import DPKernError, InvalidInput
+from dpkern.errors import InvalidInput, UnsupportedModule
 from dpkern.nn import BatchMinMax, BoundedResponseNorm, normalise, polynomial
 from dpkern.theory import adlm, adlm_loss
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def drawn(*shape: int, seed: int = 1) -> Tensor:
@@ -86,7 +88,9 @@ def test_running_range() -> None:
     assert other.eval()(torch.tensor([[3.5]])).item() == 0.5
 
 
-def test_the_engine_refuses_the_layer_that_mixes_samples() -> None:
+def test_the_engine_refuses_what_it_remembers_and_what_it_mixes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def step(between: nn.Module) -> None:
         model = nn.Sequential(nn.Linear(4, 3), between, nn.Linear(3, 2))
         rows = torch.utils.data.TensorDataset(drawn(8, 4).float(), torch.arange(8) % 2)
@@ -103,7 +107,10 @@ def test_the_engine_refuses_the_layer_that_mixes_samples() -> None:
             optimizer.step()
 
     step(BoundedResponseNorm())
-    with pytest.raises(DPKernError):
+    with pytest.raises(UnsupportedModule, match=r"low, .*high"):
+        step(BatchMinMax(3))
+    monkeypatch.setattr(BatchMinMax, "_remember", lambda *_: None)
+    with pytest.raises(UnsupportedModule, match="other samples"):
         step(BatchMinMax(3))
 
 

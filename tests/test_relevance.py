@@ -15,6 +15,8 @@ from dpkern.nn import (
     relevance,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -25,7 +27,10 @@ def network(bias: bool = False) -> nn.Sequential:
     torch.manual_seed(5)
     model = nn.Sequential(
         nn.Sequential(
-            nn.Conv2d(2, 6, 3, padding=1, bias=bias), nn.ReLU(), BoundedResponseNorm(), nn.MaxPool2d(2)
+            nn.Conv2d(2, 6, 3, padding=1, bias=bias),
+            nn.ReLU(),
+            BoundedResponseNorm(),
+            nn.MaxPool2d(2),
         ),
         nn.Conv2d(6, 4, 3, stride=2, padding=2, dilation=2, groups=2, bias=bias),
         nn.ReLU(),
@@ -156,9 +161,7 @@ class Doubled(nn.Linear):
     ],
     ids=["training", "batch in training", "no rule", "a subclass", "no scores"],
 )
-def test_what_cannot_be_attributed_is_refused(
-    model: nn.Sequential, error: type[Exception]
-) -> None:
+def test_what_cannot_be_attributed_is_refused(model: nn.Sequential, error: type[Exception]) -> None:
     with pytest.raises(error):
         relevance.propagate(model, torch.ones(3, 4))
 

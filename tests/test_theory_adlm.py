@@ -15,6 +15,8 @@ from dpkern.theory import adlm, adlm_loss
 near = partial(pytest.approx, rel=1e-6)
 PUBLISHED = torch.tensor([0.1, -0.3, 0.2, 0.4], dtype=torch.float64)
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def toy(**sizes: int) -> adlm.FirstLayer:
     return adlm.FirstLayer(**{"features": 4, "maps": 3, "positions": 2, "patch": 2, **sizes})
@@ -100,7 +102,9 @@ def test_a1_noise_of_a_batch_sum() -> None:
 
 def test_a1_published_claims_fail_and_the_local_form_keeps_them() -> None:
     shares = adlm.budget_shares(PUBLISHED, beta_min=0.1)
-    published = adlm.input_scales(shares, layer=adlm.FirstLayer(features=4, maps=1), batch=9, epsilon=0.5)
+    published = adlm.input_scales(
+        shares, layer=adlm.FirstLayer(features=4, maps=1), batch=9, epsilon=0.5
+    )
     assert adlm.input_cost(published, reach=1.0) == near(4.5 * 0.5)
     shared = adlm.input_cost(published, reach=1.0, noise_sharing="shared_per_feature")
     assert shared == math.inf

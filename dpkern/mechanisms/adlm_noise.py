@@ -3,7 +3,8 @@
 Scales come from ``dpkern.theory.adlm``, published or local. All noise is the lattice law of
 ``noise.add_noise`` with a certified Laplace scale, all randomized labels those of
 ``RandomizedResponse``. Record i of ``[n, d]`` values stands at ``position + i d`` in the streams,
-so that a data set can be released in pieces of any size.
+so that a data set can be released in pieces of any size. Every release needs streams of its own,
+such as ``key.stream(Purpose.LAPLACE, 0, stream=k)``.
 
 Inputs with ``shared_per_feature`` noise are the print's other reading and protect nothing: the
 difference of two records is released exactly.
@@ -22,7 +23,7 @@ from ..errors import InvalidInput
 from ..nn.polynomial import Coefficients, label_coefficients
 from ..ops import noise
 from ..rng import Stream
-from ..theory.adlm import LABEL_SENSITIVITY, NOISE_SHARING
+from ..theory.adlm import LABEL_SENSITIVITY, NOISE_SHARING, below
 from .randomized_response import RandomizedResponse
 
 FLOATS = (torch.float32, torch.float64)
@@ -77,8 +78,8 @@ def private_inputs(
     count, features = x.shape
     tensor(scales=scales, shape=(features,), dtypes=FLOATS, device=x.device)
     choice(NOISE_SHARING, noise_sharing=noise_sharing)
-    positive(reach=reach)
-    if not bool(((x >= 0) & (x <= torch.tensor(reach).to(x))).all()):
+    highest = below(positive(reach=reach), x.dtype)
+    if not bool(((x >= 0) & (x <= highest)).all()):
         raise InvalidInput(
             "x",
             expected=f"entries in [0, {reach:g}]",
@@ -152,7 +153,7 @@ def randomized_targets(
     """Corrected: labels by randomized response, as unbiased targets float64 ``[n, classes]``.
 
     With p0 the probability of the truth and q0 that of each lie, ``(onehot - q0) / (p0 - q0)`` has
-    the true one-hot label as its mean, and the polynomial loss, affine in the label, its true value.
+    the true one-hot label as its mean, and the polynomial loss, affine in the label, the true loss.
 
     Args:
         labels: int64 ``[n]``.

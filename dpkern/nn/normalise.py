@@ -66,9 +66,7 @@ class BoundedResponseNorm(nn.Module):
         self.q, self.size, self.alpha, self.beta = q, size, alpha, beta
 
     def forward(self, h: Tensor) -> Tensor:
-        return bounded_response_norm(
-            h, q=self.q, size=self.size, alpha=self.alpha, beta=self.beta
-        )
+        return bounded_response_norm(h, q=self.q, size=self.size, alpha=self.alpha, beta=self.beta)
 
     def extra_repr(self) -> str:
         return f"q={self.q}, size={self.size}, alpha={self.alpha}, beta={self.beta}"
@@ -80,6 +78,9 @@ class BatchMinMax(nn.Module):
     In training **samples mix**, and gradients pass through chi and phi. A unit that is the same
     for the whole batch becomes 0. In evaluation chi and phi are running ones, results are clamped
     to [0, 1], and samples do not mix; before the first batch that is an error.
+
+    The running range is data: like all else here it is private only if the layer's inputs are,
+    which in AdLM come from noisy records.
 
     Args:
         units: extent of dimension 1.

@@ -88,6 +88,14 @@ def reach(input_range: str, features: int) -> float:
     return 1.0 if input_range == "unit" else 1 / math.sqrt(features)
 
 
+def below(number: float, dtype: torch.dtype) -> float:
+    """The largest number of this dtype that is at most ``number``, which rounding may exceed."""
+    rounded = torch.tensor(number, dtype=dtype)
+    if float(rounded) > number:
+        rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
+    return float(rounded)
+
+
 def normalised_inputs(
     x: Tensor, low: Tensor | float, high: Tensor | float, *, input_range: str = "unit_l2"
 ) -> Tensor:
@@ -117,7 +125,8 @@ def normalised_inputs(
             got="NaN, or an input outside",
             remedy="Clamp the inputs, or state the domain that they really have.",
         )
-    return (x - low) / (high - low) * reach(input_range, x.shape[1])
+    rho = reach(input_range, x.shape[1])
+    return ((x - low) / (high - low) * rho).clamp_max(below(rho, x.dtype))
 
 
 def relevance_sensitivity(features: int, records: int) -> float:
@@ -193,9 +202,7 @@ def input_scales(
     return bias_scale(layer=layer, batch=batch, epsilon=epsilon, h0_count=h0_count) / shares
 
 
-def bias_scale(
-    *, layer: FirstLayer, batch: int, epsilon: float, h0_count: str = "maps"
-) -> float:
+def bias_scale(*, layer: FirstLayer, batch: int, epsilon: float, h0_count: str = "maps") -> float:
     """``D_h0 / (|L| eps2)``, line 14; a bias is no data and needs no noise.
 
     Raises:
