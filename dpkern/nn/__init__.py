@@ -1,7 +1,17 @@
-"""Layers of the frequency domain: block-circulant linear layers, convolutions by FFT."""
+"""Layers of the frequency domain, bounded normalisations, the polynomial loss, and relevance."""
 
-from . import functional
+from . import functional, normalise, polynomial, relevance
 from .circulant import BlockCirculantLinear
+from .normalise import BatchMinMax, BoundedResponseNorm
 from .spectral_conv import SpectralConv2d
 
-__all__ = ["BlockCirculantLinear", "SpectralConv2d", "functional"]
+__all__ = [
+    "BatchMinMax",
+    "BlockCirculantLinear",
+    "BoundedResponseNorm",
+    "SpectralConv2d",
+    "functional",
+    "normalise",
+    "polynomial",
+    "relevance",
+]

@@ -1,6 +1,8 @@
 """The sources' formulas as printed, beside the exact ones; nothing here certifies anything."""
 
 from . import (
+    adlm,
+    adlm_loss,
     bmax,
     composition,
     directional,
@@ -18,6 +20,8 @@ from . import (
 )
 
 __all__ = [
+    "adlm",
+    "adlm_loss",
     "bmax",
     "composition",
     "directional",
