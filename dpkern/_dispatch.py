@@ -12,6 +12,7 @@ import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -98,7 +99,7 @@ class Op(Generic[P, R]):
         OPS[self.name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _interceptor is not None:
+        if _interceptor is not None and not _passing.on:
             seen: R = _interceptor(self, args, kwargs)
             return seen
         if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
@@ -180,6 +181,15 @@ Interceptor = Callable[["Op[..., Any]", tuple[Any, ...], dict[str, Any]], Any]
 _interceptor: Interceptor | None = None
 
 
+class _Passing(threading.local):
+    """Whether this thread's calls pass by the interceptor: they come from it."""
+
+    on = False
+
+
+_passing = _Passing()
+
+
 def op(
     *, validate: Callable[P, str], cost: Callable[..., Cost]
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
@@ -252,15 +262,21 @@ def use(backend: str) -> Iterator[None]:
 def intercepted(interceptor: Interceptor | None) -> Iterator[None]:
     """Hand every call of an op in the block, on any thread, to ``interceptor(op, args, kwargs)``.
 
-    What it returns is the call's result. It runs the op itself under ``intercepted(None)``. For
-    counters and clocks; calls are not checked before it sees them.
+    What it returns is the call's result. It runs the op itself under ``intercepted(None)``, which
+    lets the calls of its own thread pass. For counters and clocks; calls are not checked before it
+    sees them.
     """
     global _interceptor
-    before, _interceptor = _interceptor, interceptor
+    before, passed = _interceptor, _passing.on
+    _passing.on = interceptor is None
+    if interceptor is not None:
+        _interceptor = interceptor
     try:
         yield
     finally:
-        _interceptor = before
+        _passing.on = passed
+        if interceptor is not None:
+            _interceptor = before
 
 
 def table() -> list[dict[str, Any]]:

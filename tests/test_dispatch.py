@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch
 import dpkern
 from dpkern import _dispatch, testing
 from dpkern.ops import clip, noise
-from dpkern.rng import Purpose
+from dpkern.rng import Key, Purpose
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
 NEEDS_KERNELS = pytest.mark.skipif(
@@ -105,3 +107,29 @@ def test_table_has_a_row_for_every_op_and_backend() -> None:
     assert len(rows) == len(_dispatch.OPS) * len(_dispatch.BACKENDS)
     assert all(row["available"] == (row["reason"] == "") for row in rows)
     assert all(row["available"] for row in rows if row["backend"] == "reference")
+
+
+def test_an_interceptor_sees_every_thread_and_not_its_own_calls() -> None:
+    seen: list[int] = []
+    x = torch.zeros(8, dtype=torch.int32)
+    stream = Key.from_unsafe_seed(0).stream(Purpose.NOISE, 1)
+
+    def watch(op: _dispatch.Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(threading.get_ident())
+        with _dispatch.intercepted(None):
+            barrier.wait()  # both threads are inside now: neither may end the other's watch
+            return op(*args, **kwargs)
+
+    def call() -> None:
+        for step in range(3):
+            noise.add_noise(x.clone(), stream=stream, position=512 * step)
+
+    barrier = threading.Barrier(2, timeout=30)
+    other = threading.Thread(target=call)
+    with _dispatch.intercepted(watch):
+        other.start()
+        call()
+        other.join()
+    assert sorted(seen.count(thread) for thread in set(seen)) == [3, 3]
+    call()
+    assert len(seen) == 6

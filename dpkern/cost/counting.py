@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -115,8 +116,8 @@ def count(call: Callable[[], Any]) -> Execution:
 
     Args:
         call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Its ops run
-            as counted kernels on the CPU: slowly. Operations of torch on other threads, such as a
-            device's backward pass, are not seen.
+            as counted kernels on the CPU: slowly. What other threads do, such as a device's backward
+            pass or a ring of noise, is not counted.
 
     Raises:
         InvalidInput: an op without a counted kernel, or an operation of torch that the table does
@@ -135,6 +136,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._inside = False
+        self._thread = get_ident()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -155,6 +157,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of our ops by its counted kernel; a library's part in it comes from its form."""
+        if get_ident() != self._thread:
+            with _dispatch.intercepted(None):
+                return op(*args, **kwargs)
         with self._within_op():
             result, tally = tally_of(op, args, kwargs)
             modelled = tally.modelled or FORMS[op.name](*args, **kwargs).of("modelled")
