@@ -116,8 +116,8 @@ def count(call: Callable[[], Any]) -> Execution:
 
     Args:
         call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Its ops run
-            as counted kernels on the CPU: slowly. What other threads do, such as a device's backward
-            pass or a ring of noise, is not counted.
+            as counted kernels on the CPU: slowly. What other threads do, such as a device's
+            backward pass or a ring of noise, is not counted.
 
     Raises:
         InvalidInput: an op without a counted kernel, or an operation of torch that the table does
