@@ -129,7 +129,7 @@ def test_calibration_pays_for_the_table() -> None:
     found = []
     for source in (None, CdtTable(word_bits=words)):
         run = Run(private=False)
-        engine = PrivacyEngine()
+        engine = PrivacyEngine(accountant="rdp")
         engine.make_private_with_epsilon(
             module=run.module,
             optimizer=run.optimizer,

@@ -27,7 +27,8 @@ class RingPrefetch(NoiseSource):
     lowest priority on a GPU (that part has not yet run on one).
 
     A block is filled for step n, handed out once to step n, and filled with draws of a later step
-    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero it.
+    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero it, but
+    never while it is out.
     What goes wrong beside the model's work is raised by ``take``, which may then be called again.
     Memory: ``depth`` times 4 bytes for each position, 6 for float sums.
 
