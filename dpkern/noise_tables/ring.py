@@ -27,9 +27,9 @@ class RingPrefetch(NoiseSource):
     lowest priority on a GPU (that part has not yet run on one).
 
     A block is filled for step n, handed out once to step n, and filled with draws of a later step
-    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero it, but
-    never while it is out.
-    What goes wrong beside the model's work is raised by ``take``, which may then be called again.
+    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero all
+    but those that are out. What goes wrong beside the model's work is raised by ``take``, which may
+    then be called again.
     Memory: ``depth`` times 4 bytes for each position, 6 for float sums.
 
     Args:
