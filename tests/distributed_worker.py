@@ -27,6 +27,7 @@ from dpkern.engine import distributed
 from dpkern.errors import DPKernError
 from dpkern.mechanisms import SpectralDP
 from dpkern.nn import BlockCirculantLinear
+from dpkern.noise_tables import RingPrefetch
 
 WORLD, STEPS, ROWS = 2, 3, 37
 KINDS: dict[str, dict[str, Any]] = {
@@ -180,6 +181,24 @@ def released(rank: int) -> dict[str, Any]:
     for tier in ("exact", "float"):
         wrapped = DistributedDataParallel(images())
         result[tier] = train(wrapped, [HALVES[rank]], mechanism=spectral(tier), **given)
+    return result
+
+
+def ahead(rank: int) -> dict[str, Any]:
+    """The steps of ``alike`` and ``released`` with draws made ahead, a ring on every rank."""
+    result = {}
+    spectra = {"noise_multiplier": None, "max_grad_norm": None}
+    for tier in ("exact", "float"):
+        for kind in ("SGD", "RMSprop"):
+            with RingPrefetch() as ring:
+                given = {"kind": kind, "arithmetic": tier, "noise_source": ring}
+                wrapped = DistributedDataParallel(model())
+                result[f"{kind} {tier}"] = train(wrapped, [HALVES[rank]], **given)
+                result[f"words {kind} {tier}"] = ring.provenance()["words"]
+        with RingPrefetch() as ring:
+            given = {"mechanism": spectral(tier), "noise_source": ring} | spectra
+            wrapped = DistributedDataParallel(images())
+            result[tier] = train(wrapped, [HALVES[rank]], **given)
     return result
 
 
@@ -409,8 +428,18 @@ def refused(rank: int) -> dict[str, Any]:
         mechanism = spectral("float")
         private(module, mechanism=mechanism, noise_multiplier=None, max_grad_norm=None)
 
+    def one_source() -> None:
+        private(model(), noise_source=RingPrefetch() if rank else None)
+
+    def sharded_source() -> None:
+        private(sharded_model(), noise_source=RingPrefetch())
+
+    def one_sharded_source() -> None:
+        private(sharded_model(), noise_source=RingPrefetch() if rank else None)
+
     result = {}
     checks: tuple[Callable[[], None], ...] = (
+        *(one_source, sharded_source, one_sharded_source),
         *(other_start, other_rate, other_noise, other_key, wrapper, other_sampler, fixed),
         *(columns, partly, hybrid, offloaded, twice, coordinates),
     )
@@ -427,6 +456,7 @@ CHECKS: tuple[Callable[[int], dict[str, Any]], ...] = (
     *(
         alike,
         released,
+        ahead,
         uneven,
         sharded,
         sharded_loader,

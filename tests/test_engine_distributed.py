@@ -110,6 +110,17 @@ def test_release_coordinates(ranks: list[dict[str, Any]], tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ["exact", "float"])
+def test_draws_made_ahead_change_no_bit_on_any_rank(ranks: list[dict[str, Any]], tier: str) -> None:
+    results = of(ranks, "ahead")
+    for kind in ("SGD", "RMSprop"):
+        inline = same(of(ranks, "alike"), f"{kind} {tier}")
+        assert torch.equal(same(results, f"{kind} {tier}"), inline)
+        words, others = (result[f"words {kind} {tier}"] for result in results)
+        assert words["consumed"] == others["consumed"] > 0
+    assert torch.equal(same(results, tier), same(of(ranks, "released"), tier))
+
+
+@pytest.mark.parametrize("tier", ["exact", "float"])
 def test_empty_ranks_and_other_numbers_of_parts(ranks: list[dict[str, Any]], tier: str) -> None:
     trained = same(of(ranks, "uneven"), tier)
     parts = [[slice(0, 4), slice(4, 6), slice(6, 8)]]
@@ -197,6 +208,9 @@ def test_reduction(ranks: list[dict[str, Any]]) -> None:
 
 
 REFUSED = {
+    "one_source": "InvalidInput settings",
+    "sharded_source": "InvalidInput noise_source",
+    "one_sharded_source": "InvalidInput settings",
     "other_start": "InvalidInput parameters",
     "other_rate": "InvalidInput settings",
     "other_noise": "PrivacyError optimizer.step",

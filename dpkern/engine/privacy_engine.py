@@ -178,8 +178,6 @@ class PrivacyEngine:
             )
         wrapper, module = module, distributed.unwrapped(module)
         sharded = ShardedModule(module) if is_sharded(module) else None
-        if sharded is not None and options.noise_source is not None:
-            refuse_shards()
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
         processes = distributed.processes_of(wrapper) if sharded is None else sharded.processes()
         capture = Capture(
@@ -199,6 +197,8 @@ class PrivacyEngine:
             source = None if options.noise_source is None else options.noise_source.settings
             settings = (mechanism, expected, run, shared, options.loss_reduction, source)
             processes.check_start(module, optimizer, settings)
+            if sharded is not None and options.noise_source is not None:
+                refuse_shards()  # every process at once: none is left waiting
             shared = {"key": processes.noise_key(**shared), "reduce": processes.reduce}
         if sharded is not None and processes is not None:
             sharded.bind(capture, processes)
