@@ -25,6 +25,7 @@ from .backends import cpu
 from .engine import check_model
 from .errors import DPKernError
 from .train import display
+from .train.ahead import SOURCES
 from .train.mechanism import NAMES
 from .train.models import ALL_MODELS, build, example_rows
 from .train.options import (
@@ -250,6 +251,13 @@ def train(
     threads: Annotated[
         int | None,
         typer.Option(help="Threads of a step.", show_default="1 for small models, else torch's"),
+    ] = None,
+    noise_source: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Make the next steps' noise ahead, with the same bits: {', '.join(SOURCES)}.",
+            show_default="in the update",
+        ),
     ] = None,
     out: Annotated[
         Path | None,

@@ -172,6 +172,12 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "max_physical_batch_size",
     ),
     "threads 0": ((*GOOD, "--threads", "0"), "InvalidInput", "threads"),
+    "unknown noise source": ((*GOOD, "--noise-source", "table"), "InvalidInput", "noise_source"),
+    "no noise to make ahead": (
+        (*"train --data points.npz --noise-multiplier 0 --noise-source ring".split(),),
+        "InvalidInput",
+        "noise_source",
+    ),
     "lr NaN": ((*GOOD, "--lr", "nan"), "InvalidInput", "lr"),
     "unknown model": ((*GOOD, "--model", "vgg"), "InvalidInput", "model"),
     "unknown optimizer": ((*GOOD, "--optimizer", "lbfgs"), "InvalidInput", "optimizer"),
@@ -311,8 +317,14 @@ def test_interrupt_and_resume(
     assert code == 2
     assert found["error"]["type"] == "PrivacyError"
 
-    code, found = run_json(capsys, "train", "--resume", "--out", "o", "--no-figure")
+    resume = ("train", "--resume", "--out", "o", "--no-figure", "--noise-source", "ring")
+    code, found = run_json(capsys, *resume)
     assert code == 0
+    made = found["noise"]["provenance"]
+    assert made["source"] == "ring"
+    assert made["words"]["consumed"] > 0
+    assert (made["words"]["reused"], made["words"]["waiting"]) == (0, 0)
+    assert "noise_source" not in found["options"]
     assert found["steps"] == 4
     planned = run_json(
         capsys, *"privacy --noise-multiplier 1 --sample-rate 0.25 --steps 4".split()

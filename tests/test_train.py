@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+import dpkern.train.session
 from dpkern.engine.parameter import PrivateParameter
-from dpkern.errors import DPKernError, InvalidInput, PrivacyError
+from dpkern.errors import BackendError, DPKernError, InvalidInput, PrivacyError
 from dpkern.rng import Purpose
 from dpkern.train import Session, build
 from dpkern.train.checkpoint import read
@@ -204,6 +205,71 @@ def test_a_seeded_run_resumed_equals_the_uninterrupted_one(
             two, epsilon_if_seed_secret=None
         )
     assert math.isinf(second.training.step.epsilon(1e-5))
+
+
+RING = {"noise_source": "ring"}
+
+
+def values(session: Session) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in session.training.model.parameters()])
+
+
+def source_of(session: Session) -> str:
+    return str(session.training.step.provenance()["source"])
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_noise_made_ahead_changes_no_bit_resumed_or_not(
+    options: dict[str, Any], arithmetic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dpkern.train.session, "EPSILON_POINTS", 0)  # the accountant takes longer
+    given = options | {"unsafe_seed": 7, "arithmetic": arithmetic}
+    plain, ring = (Session(given | more | {"out": tmp_path / "whole"}) for more in ({}, RING))
+    for session in (plain, ring):
+        session.training.run()
+    assert torch.equal(values(plain), values(ring))
+    assert (source_of(plain), source_of(ring)) == ("inline", "ring")
+    for first, then in (RING, {}), ({}, RING):
+        interrupted(given | first | {"overwrite": True}, 3)
+        resumed = Session({"out": options["out"], "resume": True, "figure": False} | then)
+        resumed.training.run()
+        assert torch.equal(values(plain), values(resumed))
+        assert source_of(resumed) == ("ring" if then else "inline")
+
+
+def test_an_interrupted_session_goes_on_with_its_source(options: dict[str, Any]) -> None:
+    session = interrupted(options | RING | {"epochs": 1}, 3)
+    assert session.run()["steps"] == 4
+    with pytest.raises(PrivacyError, match="closed"):
+        session.training.step.finish()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_source": "cdt"},
+        {"noise_source": "sample"},
+        RING | {"noise_multiplier": 0.0},
+        RING | {"mechanism": "randomized_response", "epsilon": 1.0, "noise_multiplier": None},
+        RING | {"mechanism": "pruned"},
+    ],
+    ids=str,
+)
+def test_noise_that_cannot_be_made_ahead(options: dict[str, Any], change: dict[str, Any]) -> None:
+    given = {name: value for name, value in (options | change).items() if value is not None}
+    with pytest.raises(InvalidInput) as caught:
+        Session(given)
+    assert caught.value.name == "noise_source"
+    assert not options["out"].exists()
+
+
+def test_a_backend_that_takes_no_draws_is_refused_before_training(
+    options: dict[str, Any],
+) -> None:
+    pytest.importorskip("numba")
+    with pytest.raises(BackendError, match="draws made ahead"):
+        Session(options | RING | {"backend": "numba"})
+    assert not options["out"].exists()
 
 
 def test_an_unseeded_run_resumed_keeps_the_history_and_takes_a_fresh_key(

@@ -15,6 +15,7 @@ from typing import Any
 from .. import _validate
 from ..errors import DPKernError, InvalidInput, PrivacyError
 from ..ops.update import SGD, Adam, AdamW
+from .ahead import SOURCES
 from .data import DIGITS
 from .mechanism import MODES, NAMES, parsed
 from .models import ALL_MODELS
@@ -137,8 +138,10 @@ class RunOptions:
     backend: str | None = None
     max_physical_batch_size: int = 256
     threads: int | None = None
+    noise_source: str | None = None
 
     def __post_init__(self) -> None:
+        _validate.choice((None, *SOURCES), noise_source=self.noise_source)
         if self.threads is not None:
             _validate.integer(1, 1024, threads=self.threads)
         _validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)

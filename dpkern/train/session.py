@@ -19,7 +19,7 @@ from ..mechanisms import ProjectedSGD, RandomizedResponse
 from ..mechanisms.base import Mechanism
 from ..rng import Key
 from ..step import DPStep
-from . import checkpoint, data, files, models, projected, report, responses
+from . import ahead, checkpoint, data, files, models, projected, report, responses
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .machine import backend_in_use, torch_threads
 from .mechanism import CALIBRATED_TO, Run, make
@@ -60,6 +60,7 @@ class Session:
             require("matplotlib", extra="demo")
         self.backend = backend_in_use(run.backend)
         self.data = _load(self.options)
+        self.noise_source = ahead.source_of(run.noise_source)
         self.training = self._prepare(saved)
         if saved is not None:
             self._resume(saved)
@@ -123,8 +124,10 @@ class Session:
             unsafe_seed=privacy.unsafe_seed,
             rounds=privacy.rounds,
             backend=run.backend,
+            noise_source=self.noise_source,
             **sampling,
         )
+        ahead.check(self.noise_source, mechanism, key=step.key, backend=run.backend)
         before, after = None, None
         if isinstance(mechanism, ProjectedSGD):
             projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
@@ -242,6 +245,8 @@ class Session:
         """
         with torch_threads(self.threads):
             self.training.run(on_step=on_step, on_epoch=on_epoch)
+        if self.noise_source is not None:  # an interrupted run keeps it, for the steps left
+            self.noise_source.close()
         summary = self.summary()
         self.save()
         if self.options.run.figure:
