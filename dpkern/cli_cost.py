@@ -18,7 +18,6 @@ from rich.text import Text
 
 from ._validate import choice, require
 from .cost import compare as cost_compare
-from .cost import count as cost_count
 from .cost.autoencoder import CORRECTED, PRINTED, Options
 from .cost.processors import available
 from .cost.report import Report
@@ -27,7 +26,7 @@ from .errors import InvalidInput
 from .laws import LAWS
 from .noise_tables import TableShape
 from .noise_tables import report as cost_tables
-from .reports import files
+from .reports import files, three_ways
 from .reports import model as cost_model
 from .reports.text import as_text
 from .train.mechanism import MODES, NAMES
@@ -79,7 +78,7 @@ def count(
     """One mechanism and shape, line by line: closed form beside a counted execution."""
     options = counting(mode, settings)
     publish(
-        lambda: cost_count.report(mechanism, size=(n, l), processor=processor, options=options),
+        lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
         format,
         out,
         figures,
@@ -289,9 +288,11 @@ def counting(mode: str, settings: list[str] | None) -> Options:
         if known[key] == "int" and value.isdecimal():
             read = int(value)
         if read is None:
-            wanted = "true or false" if known[key] == "bool" else "a whole number"
+            wanted, such = (
+                ("true or false", "true") if known[key] == "bool" else ("a whole number", "1")
+            )
             raise InvalidInput(
-                key, expected=wanted, got=value, remedy=f"Write --set {key}={wanted.split()[0]}."
+                key, expected=wanted, got=value, remedy=f"Write, say, --set {key}={such}."
             )
         changes[key] = read
     return replace(options, **changes)

@@ -138,8 +138,8 @@ def _summary(made: Subject, measured: Measured, mechanism: Mechanism) -> str:
     return (
         f"A private step of {made.name} ({type(mechanism).__name__}) on {made.batch} samples takes "
         f"{_milliseconds(private.median)}, {private.median / plain.median:.2f} times the "
-        f"{_milliseconds(plain.median)} of a step without privacy. The largest part of the "
-        f"difference is {most}, {_milliseconds(more[most])}."
+        f"{_milliseconds(plain.median)} of a step without privacy. Where a step was traced, the "
+        f"phase that grew most is {most}, by {_milliseconds(more[most])}."
     )
 
 
@@ -286,7 +286,8 @@ def _notes(measured: Measured) -> list[str]:
     private, plain = measured.private, measured.plain
     notes = [
         "Tables and figures show the traced step of median length, whose parts add up; the step's "
-        f"own time and the ratio are medians of {len(private.plain)} steps without tracing. "
+        f"own time and the ratio are medians of {len(private.plain)} {'step' if len(private.plain) == 1 else 'steps'} "
+        "without tracing. "
         f"Tracing took the private step to {_length(private) / private.median:.2f} times and the "
         f"other to {_length(plain) / plain.median:.2f} times that.",
         "FLOPs of torch's operations are those of products and convolutions; bytes those of all "
