@@ -175,7 +175,7 @@ def test_layers_that_share_an_input_get_their_own_work(cases):
 def test_random_words_are_those_of_the_plan(case):
     _, measured = case
     declared = sum(call.cost.random_words for call in measured.private.ops)
-    assert declared == measured.engine.step.plan.words["consumed"]
+    assert declared == measured.engine.step.plan.words["produced"]
 
 
 def test_joint_work_is_divided_by_parameters(cases):
