@@ -6,7 +6,7 @@ A report goes to standard output, or to ``--out``; where files went is said on s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
@@ -180,6 +180,7 @@ def model(
 
 @app.command()
 def table(
+    context: typer.Context,
     kind: Annotated[
         str,
         typer.Argument(
@@ -208,15 +209,17 @@ def table(
 ) -> None:
     """A noise table: reads, entropy, period, law, and what it leaks."""
     choice(("cdt", "samples"), kind=kind)
+    if kind == "cdt":
+        refuse_given(context, OF_SAMPLES)
 
     def make() -> Report:
         if kind == "cdt":
-            return cost_tables.cdt_report(law=law, word_bits=word_bits or 32)
+            return cost_tables.cdt_report(law=law, word_bits=32 if word_bits is None else word_bits)
         shape = TableShape(
             entries=entries,
             stride=stride,
             base=base,
-            word_bits=word_bits or 16,
+            word_bits=16 if word_bits is None else word_bits,
             fraction_bits=fraction_bits,
             distribution=law,
             scrambled=scrambled,
@@ -225,6 +228,35 @@ def table(
         return cost_tables.sample_report(shape, coordinates=coordinates)
 
     publish(make, format, out, figures)
+
+
+OF_SAMPLES = (
+    "entries",
+    "fraction_bits",
+    "stride",
+    "base",
+    "scrambled",
+    "multiplied",
+    "coordinates",
+)
+"""Options of ``dpkern cost table`` that only a table of samples has."""
+
+
+def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
+    """Refuses options on the command line that the report would not look at.
+
+    Raises:
+        InvalidInput: one of ``names`` was given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                name,
+                expected="nothing for a cumulative table",
+                got=context.params[name],
+                remedy="Leave it out, or ask for `dpkern cost table samples`.",
+            )
 
 
 def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:

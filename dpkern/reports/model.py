@@ -284,10 +284,10 @@ def _machine_table(measured: Measured, limits: Limits) -> Table:
 
 def _notes(measured: Measured) -> list[str]:
     private, plain = measured.private, measured.plain
+    steps = "1 step" if len(private.plain) == 1 else f"{len(private.plain)} steps"
     notes = [
         "Tables and figures show the traced step of median length, whose parts add up; the step's "
-        f"own time and the ratio are medians of {len(private.plain)} {'step' if len(private.plain) == 1 else 'steps'} "
-        "without tracing. "
+        f"own time and the ratio are medians of {steps} without tracing. "
         f"Tracing took the private step to {_length(private) / private.median:.2f} times and the "
         f"other to {_length(plain) / plain.median:.2f} times that.",
         "FLOPs of torch's operations are those of products and convolutions; bytes those of all "
