@@ -119,6 +119,7 @@ class Case:
         slots: list[Any] = [
             SimpleNamespace(
                 index=block.index,
+                name=str(block.index),
                 shape=block.shape,
                 parameter=parameter,
                 release=block.release,
