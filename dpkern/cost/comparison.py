@@ -70,6 +70,12 @@ def asked(
     sources: Sequence[str | Path | Processor],
     options: Options | None,
 ) -> Question:
+    """The question that names and sizes make.
+
+    Raises:
+        InvalidInput: fewer than two mechanisms, nothing to compare them at, an unknown or repeated
+            name, or options that change nothing.
+    """
     names = [check.choice(tuple(SYSTEMS), mechanisms=name) for name in mechanisms]
     if len(set(names)) < 2 or len(set(names)) != len(names):
         raise InvalidInput(
@@ -266,6 +272,7 @@ def corrections(question: Question) -> list[dict[str, Any]]:
 
 
 def system_fact(system: System) -> dict[str, Any]:
+    """A mechanism as JSON values."""
     return {
         "name": system.name,
         "title": system.title,
@@ -275,6 +282,7 @@ def system_fact(system: System) -> dict[str, Any]:
 
 
 def processor_fact(machine: Processor) -> dict[str, Any]:
+    """A processor as JSON values."""
     return {
         "name": machine.name,
         "title": machine.title,
