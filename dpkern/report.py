@@ -48,9 +48,11 @@ def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
     """Why epsilon is infinite, in words; None where it is not."""
     if not math.isinf(certificate.epsilon):
         return None
+    if step.noise_warning:
+        return step.noise_warning
     if step.key.seeded:
         return "the noise comes from a known seed"
-    return step.noise_warning or non_private_reason(step.plan) or certificate.notes[-1]
+    return non_private_reason(step.plan) or certificate.notes[-1]
 
 
 def _blocks(plan: Plan) -> list[dict[str, Any]]:

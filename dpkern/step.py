@@ -257,10 +257,10 @@ class DPStep:
         else:
             updates = check_updates(updates, held, self._optimizer)
         check_ready(self.plan, shards=self.shards is not None, importance=self._importance)
-        samples = self._samples()
+        samples, sums = self._samples(), list(self._accumulators(0))
         draws = self._supply.take(self, samples)
         try:
-            return self._finish(updates, held, samples, draws)
+            return self._finish(updates, held, sums, samples, draws)
         finally:
             self._supply.done()
 
@@ -268,11 +268,12 @@ class DPStep:
         self,
         updates: Updates,
         held: Sequence[torch.Tensor],
+        sums: list[torch.Tensor],
         samples: int | None,
         draws: update.Draws | None,
     ) -> list[torch.Tensor | None] | None:
         """Release with these draws, which nobody has seen; None: with what the streams give."""
-        sums = self._begin()
+        sums = self._begin(sums)
         offsets = None if self.shards is None else self.shards.offsets
         noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
         left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
@@ -299,9 +300,8 @@ class DPStep:
         check_samples(samples, self.plan.samples)
         return samples if self.plan.noise_by_samples else None
 
-    def _begin(self) -> list[torch.Tensor]:
-        """Record the release of the current step and hand over its sums, those of all processes."""
-        sums = list(self._accumulators(0))
+    def _begin(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Record the release of the current step; its sums are then those of all processes."""
         raw, means = self._raw, self._importance
         self.steps += 1
         # Recorded first: a release that fails half-way counts as one that happened.

@@ -189,3 +189,17 @@ def test_products_are_wide_where_tf32_is_allowed(monkeypatch: pytest.MonkeyPatch
         assert _products.exact(torch.float32, device) is kind
         assert _products.exact(torch.float32, torch.device("cpu")) is torch.float32
         assert _products.exact(torch.float64, device) is torch.float64
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kind"),
+    [("none", torch.float32), ("ieee", torch.float32)]
+    + [(short, torch.float64) for short in ("tf32", "bf16")],
+)
+def test_products_are_wide_where_a_processor_may_shorten_them(
+    monkeypatch: pytest.MonkeyPatch, allowed: str, kind: torch.dtype
+) -> None:
+    library = type(torch.backends.mkldnn.matmul)
+    monkeypatch.setattr(library, "fp32_precision", property(lambda _: allowed), raising=False)
+    assert _products.exact(torch.float32, torch.device("cpu")) is kind
+    assert _products.exact(torch.float64, torch.device("cpu")) is torch.float64

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import DPStep, InvalidInput, PrivacyError, _step_source
+from dpkern import DPStep, InvalidInput, PrivacyError, _step_source, _step_sums
 from dpkern.mechanisms import (
     DPSGD,
     AdaClip,
@@ -159,6 +159,19 @@ def test_an_update_that_fails_uses_its_draws_up(monkeypatch: pytest.MonkeyPatch)
         step.add(gradients(2))
         step.finish()
         assert ring._taken == 2
+
+
+def test_no_room_for_the_sums_costs_no_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that was not recorded can be finished: its draws have not been out."""
+    with RingPrefetch() as ring:
+        step = make(CASES["float"][0], optimizer=SGD, noise_source=ring)
+        with monkeypatch.context() as patch:
+            patch.setattr(_step_sums, "accumulators", broken)
+            with pytest.raises(MemoryError):
+                step.finish()
+        assert (step.steps, step.ledger.steps) == (0, 0)
+        step.finish()
+        assert step.steps == 1
 
 
 def test_dropped_samples_cost_no_draws() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import DPStep, InvalidInput, testing
+from dpkern import DPStep, InvalidInput, PrivacyEngine, PrivacyError, testing
 from dpkern.accounting import Ledger
 from dpkern.cost.primitives import Counts
 from dpkern.laws import LAWS
@@ -25,6 +25,7 @@ from dpkern.noise_tables.report import cdt_report, sample_report
 from dpkern.noise_tables.sample import POINTER, table_of
 from dpkern.ops import noise, update
 from dpkern.rng import Key, Purpose
+from tests.engine_run import Run
 
 DELTA = 1e-5
 FLOAT = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
@@ -120,6 +121,52 @@ def test_the_certificate_pays_for_the_table(mechanism: DPSGD) -> None:
     left = DELTA - (1 + math.exp(mine.epsilon)) * slack
     assert plain.epsilon(left) == pytest.approx(mine.epsilon, rel=1e-4)
     assert any("36-bit words" in note for note in mine.notes)
+
+
+def test_calibration_pays_for_the_table() -> None:
+    """(1 + e^epsilon) N TV of the whole run comes out of the target's delta."""
+    words = 34
+    found = []
+    for source in (None, CdtTable(word_bits=words)):
+        run = Run(private=False)
+        engine = PrivacyEngine(accountant="rdp")
+        engine.make_private_with_epsilon(
+            module=run.module,
+            optimizer=run.optimizer,
+            data_loader=run.loader,
+            target_epsilon=4.0,
+            target_delta=DELTA,
+            epochs=1,
+            max_grad_norm=1.0,
+            noise_source=source,
+        )
+        assert engine.step.calibrated_to == "certified"
+        steps = round(1 / engine.step.sampling["sample_rate"])
+        engine.step._record(steps)
+        assert engine.get_epsilon(DELTA) <= 4.0
+        found.append(engine.step.mechanism.noise_multiplier)
+    assert found[0] < found[1]
+
+
+def test_nothing_is_calibrated_to_a_table_of_samples() -> None:
+    run = Run(private=False)
+    with pytest.raises(PrivacyError, match="no DP guarantee"):
+        PrivacyEngine().make_private_with_epsilon(
+            module=run.module,
+            optimizer=run.optimizer,
+            data_loader=run.loader,
+            target_epsilon=4.0,
+            target_delta=DELTA,
+            epochs=1,
+            max_grad_norm=1.0,
+            noise_source=SampleTable(),
+        )
+
+
+def test_processes_compare_more_than_the_name_of_a_table() -> None:
+    assert CdtTable(word_bits=16).settings != CdtTable(word_bits=17).settings
+    one, other = (SampleTable(TableShape(stride=s)).settings for s in (1, 3))
+    assert one != other
 
 
 def test_short_words_certify_nothing_at_a_small_delta() -> None:
@@ -267,7 +314,11 @@ def test_the_record_says_not_private() -> None:
     secret = step_of(FLOAT, SampleTable())
     secret.finish()
     found = secret.report(DELTA)
-    for text in (found["non_private"], found["noise"]["provenance"]["text"]):
+    for text in (
+        report["non_private"],
+        found["non_private"],
+        found["noise"]["provenance"]["text"],
+    ):
         assert "no DP guarantee" in text
     assert "worst_case_float_sensitivity" not in found
 

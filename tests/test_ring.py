@@ -298,13 +298,46 @@ def test_draws_are_useless_after_their_update_and_wiped_in_the_end() -> None:
     assert not any(bool(part.any()) for part in memory)
 
 
-def test_a_forgotten_ring_is_wiped() -> None:
+def test_a_forgotten_ring_is_wiped_and_what_it_handed_out_is_noise_still() -> None:
     made = small()
-    memory = memory_of(made)
-    made._producer.submit(lambda: None).exception()  # type: ignore[union-attr]  # all is filled
+    draws = made.take(1)
+    assert made._producer is not None
+    made._producer.submit(lambda: None).exception()  # all is filled
+    waiting = [part.view(-1) for block in made._blocks for part in block.memory.tensors]
+    assert waiting
     del made
     gc.collect()
-    assert not any(bool(part.any()) for part in memory)
+    assert not any(bool(part.any()) for part in waiting)
+    values, bits = streams_own(1)
+    assert torch.equal(draws.values, values)
+    assert draws.rounding is not None
+    assert torch.equal(draws.rounding, bits)
+
+
+def test_draws_are_their_threads_until_it_is_done() -> None:
+    """Its update may be reading them: nobody refills or wipes them meanwhile."""
+    made = small(depth=1)
+    with ThreadPoolExecutor(1) as other:
+        draws = other.submit(made.take, 1).result()
+        memory = draws.values.view(-1)
+        for call in (lambda: made.take(2), made.done):
+            with pytest.raises(PrivacyError, match="another thread"):
+                call()
+        made.close()
+        assert torch.equal(draws.values, streams_own(1)[0])
+        other.submit(made.done).result()
+    assert len(draws.values) == 0
+    assert not bool(memory.any())
+    with pytest.raises(PrivacyError, match="closed"):
+        made.take(2)
+
+
+def test_a_thread_that_ended_keeps_no_draws() -> None:
+    with small(depth=1) as made:
+        thread = threading.Thread(target=made.take, args=(1,))
+        thread.start()
+        thread.join()
+        assert torch.equal(made.take(2).values, streams_own(2)[0])
 
 
 SHUTDOWN = """
@@ -316,6 +349,32 @@ ring.bind(testing.KEY, Layout.of("gaussian", (0,), (3_000_000,), "cpu", rounding
 kept = ring.take(1)
 raise SystemExit(7)
 """
+
+
+LATE = """
+import atexit
+held = []
+@atexit.register
+def late():
+    try:
+        held[0].take(1)
+    except Exception as error:
+        print(type(error).__name__)
+import torch
+from dpkern import testing
+from dpkern.noise_tables import Layout, RingPrefetch
+held.append(RingPrefetch())
+held[0].bind(testing.KEY, Layout.of("gaussian", (0,), (512,), "cpu", rounding=True))
+held[0].prepare(1)
+held[0]._blocks[0].work.exception()
+"""
+
+
+def test_the_last_moments_of_a_process_have_no_draws_without_noise() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "PrivacyError\n", "")
 
 
 def test_the_interpreter_ends_while_a_ring_is_filled() -> None:

@@ -166,7 +166,7 @@ class Use:
             count=integer(steps=count),
             unsampled=mechanism.unsampled,
             remarks=tuple(mechanism.remarks),
-            variation=_checked(getattr(mechanism, "variation", 0.0)),
+            variation=checked_variation(getattr(mechanism, "variation", 0.0)),
         )
         if sampling in ("fixed", "with_replacement"):
             use.subset()
@@ -229,7 +229,7 @@ class Use:
         return events.repeated(step, self.count)
 
 
-def _checked(variation: object) -> float:
+def checked_variation(variation: object) -> float:
     """A total variation distance, in [0, 1]."""
     if type(variation) not in (int, float) or not 0 <= variation <= 1:  # type: ignore[operator]
         raise InvalidInput(
@@ -270,7 +270,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
         ):
             raise bad
         use = replace(use, remarks=tuple(use.remarks))
-        _checked(use.variation)
+        checked_variation(use.variation)
         events.leaves(use.unsampled)
         choice(RELATIONS, neighbouring=use.neighbouring)
         choice(SAMPLING, sampling=use.sampling)

@@ -17,6 +17,7 @@ from .history import (
     Certificate,
     Use,
     certify_uses,
+    checked_variation,
 )
 
 _CALIBRATION_STEP = 2e-4
@@ -92,8 +93,13 @@ def certify(
     sampling: str = "poisson",
     dataset_size: int | None = None,
     dimension: int | None = None,
+    variation: float = 0.0,
 ) -> Certificate:
-    """``epsilon`` with everything that it rests on; same arguments and errors."""
+    """``epsilon`` with everything that it rests on; same arguments and errors.
+
+    ``variation`` is the total variation distance of a coordinate's noise from the mechanism's, as
+    of a noise table.
+    """
     use = Use.of(
         mechanism,
         sampling=sampling,
@@ -102,6 +108,8 @@ def certify(
         count=steps,
         dimension=dimension,
     )
+    if variation:
+        use = replace(use, variation=checked_variation(variation))
     return certify_uses([use], delta)
 
 
@@ -157,6 +165,7 @@ def calibrate(
     dimension: int | None = None,
     accountant: str | None = None,
     to: str = "certified",
+    variation: float = 0.0,
 ) -> M:
     """The mechanism with the least noise whose epsilon does not exceed the target.
 
@@ -164,7 +173,8 @@ def calibrate(
     epsilon of the returned mechanism has been computed and is at most ``target_epsilon``. With
     ``accountant`` (``RDP`` or ``PLD``) that accountant's bound has to meet it, not the smallest; a
     claim has none. With ``to="claimed"`` it is ``claimed_epsilon`` that meets the target, as in the
-    sources' experiments: in ``published`` mode that bounds nothing.
+    sources' experiments: in ``published`` mode that bounds nothing. ``variation`` as for
+    ``certify``; claims know of none.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -187,7 +197,7 @@ def calibrate(
         changed = mechanism.with_noise_multiplier(noise_multiplier)
         if to == "claimed":
             return claimed_epsilon(changed, **run)
-        return certify(changed, **run).epsilon_by(accountant)
+        return certify(changed, variation=variation, **run).epsilon_by(accountant)
 
     best = _least_noise(spent, target)
     if best is None:

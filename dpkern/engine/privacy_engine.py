@@ -136,8 +136,17 @@ class PrivacyEngine:
                     got=None,
                     remedy="Calibrate with dpkern.accounting.calibrate, then call make_private.",
                 )
+            source = chosen.noise_source
+            if source is not None and source.warning:
+                raise PrivacyError(
+                    "noise_source",
+                    expected="a source that a certificate can speak of",
+                    got=source.warning,
+                    remedy="Use make_private, which calls such a run non-private.",
+                )
             return accounting.calibrate(
                 start,
+                variation=0.0 if source is None else source.variation,
                 accountant=self.accountant.bound,
                 target_epsilon=target_epsilon,
                 delta=target_delta,
@@ -187,7 +196,7 @@ class PrivacyEngine:
         mechanism = choose(options, capture.names, run)
         shared: dict[str, Any] = {"unsafe_seed": options.unsafe_seed, "rounds": options.rounds}
         if processes is not None:
-            source = None if options.noise_source is None else options.noise_source.name
+            source = None if options.noise_source is None else options.noise_source.settings
             settings = (mechanism, expected, run, shared, options.loss_reduction, source)
             processes.check_start(module, optimizer, settings)
             shared = {"key": processes.noise_key(**shared), "reduce": processes.reduce}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Work(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Memory:
     """Room for one block."""
 
@@ -98,7 +98,7 @@ class Producer(Protocol):
         """Until nothing is being filled any more."""
         ...
 
-    def end(self, memories: Sequence[Memory]) -> None:
+    def end(self, memories: Collection[Memory]) -> None:
         """Fill nothing more and wipe these."""
         ...
 
@@ -133,12 +133,12 @@ class SideThread:
         self._ended.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def end(self, memories: Sequence[Memory]) -> None:
+    def end(self, memories: Collection[Memory]) -> None:
         # Never waits: the garbage collector may call this on any thread, the executor's too. What
         # that is filling it wipes behind itself.
         self._ended.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        for memory in memories:
+        for memory in tuple(memories):
             memory.wipe()
 
 
@@ -174,10 +174,10 @@ class SideStream:
     def wait(self) -> None:
         self.ended = True
 
-    def end(self, memories: Sequence[Memory]) -> None:
+    def end(self, memories: Collection[Memory]) -> None:
         self.ended = True
         with self._behind(), torch.no_grad():
-            for memory in memories:
+            for memory in tuple(memories):
                 memory.wipe()
 
     def _behind(self) -> AbstractContextManager[Any]:

@@ -51,6 +51,14 @@ class CdtTable(NoiseSource):
     def covered(self, plan: Plan) -> Accountable:
         return plan if plan.distribution is None else _Covered(plan, self._laws[plan.distribution])
 
+    @property
+    def variation(self) -> float:
+        return max(law.variation_bound for law in self._laws.values())
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.name, self._word_bits
+
     def words(self, plan: Plan) -> dict[str, int]:
         """Keystream words: of each coordinate one and its index, and one half for rounding."""
         found = dict(plan.words)

@@ -27,8 +27,9 @@ class RingPrefetch(NoiseSource):
     lowest priority on a GPU (that part has not yet run on one).
 
     A block is filled for step n, handed out once to step n, and filled with draws of a later step
-    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero it.
-    What goes wrong beside the model's work is raised by ``take``, which may then be called again.
+    when ``done`` gives it back; ``close``, garbage collection and the end of the process zero all
+    but those that are out. What goes wrong beside the model's work is raised by ``take``, which may
+    then be called again.
     Memory: ``depth`` times 4 bytes for each position, 6 for float sums.
 
     Args:
@@ -45,6 +46,7 @@ class RingPrefetch(NoiseSource):
         self._depth = check.integer(1, 64, depth=depth)
         self._producer: Producer | None = None
         self._free: list[Memory] = []
+        self._idle: set[Memory] = set()
         self._blocks: deque[_Block] = deque()
         self._used: Memory | None = None
         self._words = {"produced": 0, "consumed": 0, "discarded": 0}
@@ -81,9 +83,10 @@ class RingPrefetch(NoiseSource):
         cuda = layout.device.type == "cuda"
         producer: Producer = SideStream(layout.device) if cuda else SideThread()
         memories = [producer.memory(layout) for _ in range(self._depth)]
-        self._producer, self._free = producer, list(memories)
-        # Knows nothing of this object: it runs when the last reference to it is gone.
-        self._finalizer = weakref.finalize(self, producer.end, memories)
+        self._producer, self._free, self._idle = producer, list(memories), set(memories)
+        # Knows nothing of this object: it runs when the last reference to it is gone. What is out
+        # then is left as it is: zeros would be an update without noise.
+        self._finalizer = weakref.finalize(self, producer.end, self._idle)
 
     def _filled(self, step: int, layout: Layout) -> _Block:
         assert self._producer is not None
@@ -105,6 +108,10 @@ class RingPrefetch(NoiseSource):
         if block.streams != self._streams(step):
             self._start_again()
             self._refuse("the key that the draws were made with", "another one")
+        self._idle.discard(block.memory)
+        if self._producer.ended:  # with the interpreter: the block may be wiped, or half filled
+            self._idle.add(block.memory)
+            self._refuse("a process that goes on", "one whose rings have been wiped")
         self._blocks.popleft()
         self._words["produced"] += self._size
         self._words["consumed"] += self._size
@@ -114,7 +121,10 @@ class RingPrefetch(NoiseSource):
     def _returned(self) -> None:
         assert self._used is not None
         self._free.append(self._used)
+        self._idle.add(self._used)
         self._used = None
+        if self._closed:
+            return
         try:
             self._begin(self._taken + 1)
         except (PrivacyError, RuntimeError):
@@ -145,8 +155,9 @@ class RingPrefetch(NoiseSource):
         nobody reads: letting go of a thread's queue would touch locks that are its."""
         if self._producer is not None:
             self._finalizer.detach()
-            self._parents = (self._producer, self._blocks, self._free, self._used)
+            self._parents = (self._producer, self._blocks, self._idle, self._used)
         self._producer, self._blocks, self._free, self._used = None, deque(), [], None
+        self._idle = set()
 
     def _streams(self, step: int) -> tuple[Stream, Stream]:
         assert self._key is not None
@@ -176,9 +187,23 @@ def _fill(
     layout: Layout,
     backend: str | None,
 ) -> None:
+    try:
+        _fill_pieces(producer, memory, streams, layout, backend)
+    finally:
+        if producer.ended:
+            memory.wipe()
+
+
+def _fill_pieces(
+    producer: Producer,
+    memory: Memory,
+    streams: tuple[Stream, Stream],
+    layout: Layout,
+    backend: str | None,
+) -> None:
     for start in range(0, layout.count, PIECE):
         if producer.ended:
-            break
+            return
         count = min(PIECE, layout.count - start)
         where: dict[str, Any] = {"position": layout.first + start, "count": count}
         where |= {"device": layout.device, "backend": backend}
@@ -187,8 +212,6 @@ def _fill(
         if memory.rounding is not None:
             bits = memory.rounding[start : start + count]
             noise.rounding_bits(streams[1], out=bits, **where)
-    if producer.ended:
-        memory.wipe()
 
 
 __all__ = ["RingPrefetch"]

@@ -49,6 +49,10 @@ class SampleTable(NoiseSource):
     def covered(self, plan: Plan) -> Accountable:
         return _Uncovered(plan, self.warning)
 
+    @property
+    def settings(self) -> tuple[object, ...]:
+        return self.name, self.shape
+
     def words(self, plan: Plan) -> dict[str, int]:
         """Keystream words of the rounding alone: nothing else is fresh."""
         inline = plan.words

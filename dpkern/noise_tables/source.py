@@ -103,7 +103,8 @@ class NoiseSource(ABC):
     """Draws of one ``DPStep``, or of a loop of one's own around ``update.step``.
 
     ``bind`` it once, then for every step ``take`` its draws, launch the update, and say ``done``.
-    Calls may come from any thread, and ``close`` ends it. Subclasses make draws in ``_made``.
+    Calls may come from any thread, but while draws are out they are the thread's that took them:
+    its update may be reading them. ``close`` ends it. Subclasses make draws in ``_made``.
 
     In a forked process a source forgets what it had ready, which is the parent's; the child's key
     is another one, unless it comes from a seed.
@@ -123,7 +124,8 @@ class NoiseSource(ABC):
         self._backend: str | None = None
         self._taken = -1
         self._out: Draws | None = None
-        self._closed = False
+        self._user: threading.Thread | None = None
+        self._closed = self._ended = False
         self._process = os.getpid()
         self._lock = threading.Lock()
 
@@ -157,33 +159,54 @@ class NoiseSource(ABC):
         """The draws of this step, once; steps in between are never made good.
 
         Raises:
-            PrivacyError: a step that is out or lies before one that is, a source without a key, or
-                a closed one.
+            PrivacyError: a step that is out or lies before one that is, a source without a key, a
+                closed one, or draws that another thread still has.
             DPKernError: whatever went wrong where they were made; the step is then still to be had.
         """
         with self._mine():
             self._check_step(step)
+            self._check_user()
             self._take_back()
             draws = self._made(step)
-            self._taken, self._out = step, draws
+            self._taken, self._out, self._user = step, draws, threading.current_thread()
             return draws
 
     def done(self) -> None:
-        """The update that needed the draws has been launched: whoever keeps them has nothing."""
+        """The update that needed the draws has been launched: whoever keeps them has nothing.
+
+        Raises:
+            PrivacyError: draws that another thread has.
+        """
         with self._mine():
+            self._check_user()
             self._take_back()
+            if self._closed:
+                self._finish()
 
     def close(self) -> None:
-        """Wipe everything and hand out nothing more. Calling it twice changes nothing."""
+        """Wipe everything and hand out nothing more. Calling it twice changes nothing.
+
+        Draws that another thread has are left to it until it says ``done``.
+        """
         with self._mine():
-            if not self._closed:
+            self._closed = True
+            if not self._elsewhere:
                 self._take_back()
-                self._closed = True
-                self._end()
+                self._finish()
 
     def covered(self, plan: Plan) -> Accountable:
         """What a release of this plan with these draws certifies."""
         return plan
+
+    @property
+    def variation(self) -> float:
+        """Total variation distance of a coordinate from the certified law, whichever law it is."""
+        return 0.0
+
+    @property
+    def settings(self) -> tuple[object, ...]:
+        """What decides the draws besides key and layout: the same in every process of a group."""
+        return (self.name,)
 
     def words(self, plan: Plan) -> dict[str, int]:
         """Keystream words that one release of this plan ``produced`` and ``consumed``."""
@@ -209,10 +232,25 @@ class NoiseSource(ABC):
     def _forked(self) -> None:  # noqa: B027
         """Forget what is the parent's."""
 
+    def _finish(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._end()
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether another thread has draws, and may be reading them at this moment."""
+        user = self._user if self._out is not None else None
+        return user is not None and user is not threading.current_thread() and user.is_alive()
+
+    def _check_user(self) -> None:
+        if self._elsewhere:
+            self._refuse("done() by the thread that has the last draws", "a call of another thread")
+
     def _take_back(self) -> None:
         """Leave whoever still holds the draws with empty tensors, never with zeros: an update
         without noise."""
-        draws, self._out = self._out, None
+        draws, self._out, self._user = self._out, None, None
         if draws is None:
             return
         for tensor in (draws.values, draws.rounding):
