@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .step import DPStep
 
 
+_IN_REGISTERS = ("numba", "triton")
+"""Backends whose update refuses draws made ahead: it would, after the release was recorded."""
+
+
 class Supply:
     """A noise source in the hands of one step; without one, noise is drawn inside the update.
 
@@ -35,9 +39,18 @@ class Supply:
 
         Raises:
             PrivacyError: one that serves another step.
+            InvalidInput: a backend that makes its noise in registers only.
         """
-        if self.source is not None:
-            self._bound(step, self.source)
+        if self.source is None:
+            return
+        if step.backend in _IN_REGISTERS:
+            raise InvalidInput(
+                "backend",
+                expected="one whose update takes draws made ahead",
+                got=step.backend,
+                remedy="Leave the choice to dpkern, or noise_source away.",
+            )
+        self._bound(step, self.source)
 
     def prepare(self, step: DPStep) -> None:
         """The next release will need its draws.

@@ -6,7 +6,7 @@ A report goes to standard output, or to ``--out``; where files went is said on s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +18,6 @@ from rich.text import Text
 
 from ._validate import choice, require
 from .cost import compare as cost_compare
-from .cost import count as cost_count
 from .cost.autoencoder import CORRECTED, PRINTED, Options
 from .cost.processors import available
 from .cost.report import Report
@@ -27,7 +26,7 @@ from .errors import InvalidInput
 from .laws import LAWS
 from .noise_tables import TableShape
 from .noise_tables import report as cost_tables
-from .reports import files
+from .reports import files, three_ways
 from .reports import model as cost_model
 from .reports.text import as_text
 from .train.mechanism import MODES, NAMES
@@ -79,7 +78,7 @@ def count(
     """One mechanism and shape, line by line: closed form beside a counted execution."""
     options = counting(mode, settings)
     publish(
-        lambda: cost_count.report(mechanism, size=(n, l), processor=processor, options=options),
+        lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
         format,
         out,
         figures,
@@ -181,6 +180,7 @@ def model(
 
 @app.command()
 def table(
+    context: typer.Context,
     kind: Annotated[
         str,
         typer.Argument(
@@ -209,15 +209,17 @@ def table(
 ) -> None:
     """A noise table: reads, entropy, period, law, and what it leaks."""
     choice(("cdt", "samples"), kind=kind)
+    if kind == "cdt":
+        refuse_given(context, OF_SAMPLES)
 
     def make() -> Report:
         if kind == "cdt":
-            return cost_tables.cdt_report(law=law, word_bits=word_bits or 32)
+            return cost_tables.cdt_report(law=law, word_bits=32 if word_bits is None else word_bits)
         shape = TableShape(
             entries=entries,
             stride=stride,
             base=base,
-            word_bits=word_bits or 16,
+            word_bits=16 if word_bits is None else word_bits,
             fraction_bits=fraction_bits,
             distribution=law,
             scrambled=scrambled,
@@ -226,6 +228,35 @@ def table(
         return cost_tables.sample_report(shape, coordinates=coordinates)
 
     publish(make, format, out, figures)
+
+
+OF_SAMPLES = (
+    "entries",
+    "fraction_bits",
+    "stride",
+    "base",
+    "scrambled",
+    "multiplied",
+    "coordinates",
+)
+"""Options of ``dpkern cost table`` that only a table of samples has."""
+
+
+def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
+    """Refuses options on the command line that the report would not look at.
+
+    Raises:
+        InvalidInput: one of ``names`` was given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                name,
+                expected="nothing for a cumulative table",
+                got=context.params[name],
+                remedy="Leave it out, or ask for `dpkern cost table samples`.",
+            )
 
 
 def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:
@@ -289,9 +320,11 @@ def counting(mode: str, settings: list[str] | None) -> Options:
         if known[key] == "int" and value.isdecimal():
             read = int(value)
         if read is None:
-            wanted = "true or false" if known[key] == "bool" else "a whole number"
+            wanted, such = (
+                ("true or false", "true") if known[key] == "bool" else ("a whole number", "1")
+            )
             raise InvalidInput(
-                key, expected=wanted, got=value, remedy=f"Write --set {key}={wanted.split()[0]}."
+                key, expected=wanted, got=value, remedy=f"Write, say, --set {key}={such}."
             )
         changes[key] = read
     return replace(options, **changes)

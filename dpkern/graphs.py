@@ -97,7 +97,7 @@ class UpdateGraph:
         """
         recording = self._check()
         # The ledger is written before anything runs.
-        sums = self.step._begin()
+        sums = self.step._begin(list(self.step._accumulators(0)))
         for mine, theirs in zip(self._sums, sums, strict=True):
             mine.copy_(theirs)
         recording.replay()
@@ -195,6 +195,7 @@ def _recordable(step: DPStep) -> tuple[update.Rule, update.State]:
         "no noise": step.plan.distribution is None,
         "shards": step.shards is not None,
         "release coordinates or a memory": not step.plan.direct or step.memory is not None,
+        "a noise source": step._supply.source is not None,
         "noise once per sample": step.plan.noise_point != "per_batch",
         "parameters on the CPU": any(not _on_device(p) for p in step.params),
     }

@@ -212,6 +212,30 @@ def test_a_report_that_fails_leaves_nothing(
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("cdt", "--entries", "65536"), "entries"),
+        (("--scrambled",), "scrambled"),
+        (("cdt", "--word-bits", "0"), "word_bits"),
+        (("samples", "--word-bits", "0"), "word_bits"),
+        (("rows",), "kind"),
+    ],
+)
+def test_what_a_table_has_not_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], name: str
+) -> None:
+    code, facts = run_json(capsys, "table", *arguments)
+    assert (code, facts["error"]["name"]) == (cli.REFUSED, name)
+
+
+def test_a_private_step_is_counted_in_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    _, facts = run_json(capsys, "count", "--mechanism", "dpsgd", "-n", "6", "-l", "3")
+    assert facts["execution"]["agrees"]
+    assert facts["execution"]["seconds"] > 0
+    assert [op["op"] for op in facts["execution"]["ops"]] == ["clip.clip_sum", "update.step"]
+
+
 def test_modes_and_settings() -> None:
     assert cli_cost.counting("published", None) == PRINTED
     assert cli_cost.counting("corrected", ["shared_exp=False"]).shared_exp is False

@@ -196,8 +196,14 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare.report(sizes=[])
     with pytest.raises(InvalidInput, match="processors: expected at least one"):
         compare.report(processors=[])
-    with pytest.raises(InvalidInput, match="code"):
-        compare.report(sizes=[(7, 14)])
+    for question in (compare.report, lambda sizes: count.report("dpsgd", size=sizes[0])):
+        with pytest.raises(InvalidInput, match="l: expected an int >= 1 and <= 7"):
+            question(sizes=[(7, 14)])
+    with pytest.raises(InvalidInput, match="processors: expected different names"):
+        compare.report(processors=["k7", "zen4", "k7"])
+    for question in (compare.report, lambda names, options: count.report("gredp", options=options)):
+        with pytest.raises(InvalidInput, match="options: expected the printed ones"):
+            question(["gredp", "dpsgd"], options=Options(squarings=1))
     with pytest.raises(InvalidInput, match="mechanism: expected one of 'spof'"):
         count.report("sgd")
 

@@ -154,3 +154,11 @@ def test_a_file_without_prices_is_refused() -> None:
     text = OWN[: OWN.index("[costs]")]
     with pytest.raises(InvalidInput, match=r"a table \[costs\] or \[per_clock\]"):
         processors.parse(text, where="own.toml")
+
+
+@pytest.mark.parametrize("text", [b'name = "x"\ncosts = 3\n', b"\xff\xfe\x00", b"costs = []"])
+def test_what_is_not_a_processor_is_refused(text: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_bytes(text)
+    with pytest.raises(InvalidInput, match=r"mine\.toml"):
+        processors.load(file)

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import types
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from dpkern.errors import DPKernError, InvalidInput, UnsupportedModule
 from dpkern.mechanisms import DPSGD
 from dpkern.ops import ghost
 from dpkern.reports import layers, model, roofline
-from dpkern.reports.measured import Measured, fields_of, measure
+from dpkern.reports.measured import Measured, Side, fields_of, measure
 from dpkern.reports.model import report
 from dpkern.reports.subject import Subject, subject
 from dpkern.reports.trace import PHASES, REST, ROOT, phase_of
@@ -287,3 +287,12 @@ def test_who_would_run_a_call_is_told_without_running_it():
         assert ghost.linear_norm.backend_of(a, g) == "reference"
     with pytest.raises(InvalidInput):
         ghost.linear_norm.backend_of(a, torch.ones(1))
+
+
+def test_unsteady_times_are_said(case):
+    made, measured = case
+    side = Side(plain=[0.1, 0.11], traced=[{("forward", "0"): 0.12}], calls=[[]])
+    slow = Side(plain=[0.1, 0.31], traced=[{("forward", "0"): 0.12}], calls=[[]])
+    for plain, warned in ((side, False), (slow, True)):
+        summary = model._summary(made, replace(measured, private=side, plain=plain), FLAT)
+        assert ("3.1-fold" in summary) == warned

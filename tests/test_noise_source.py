@@ -299,3 +299,18 @@ def test_layouts_know_their_words() -> None:
     one = Layout.of("gaussian", (0, 512), (512, 1), "cpu", rounding=True)
     assert one.words == 2 * (768 + 256)
     assert Layout.of("laplace", (), (), "cpu", rounding=False).words == 0
+
+
+@pytest.mark.parametrize("backend", ["numba", "triton"])
+def test_a_backend_that_cannot_take_draws_is_refused_before_anything_is_released(
+    backend: str,
+) -> None:
+    with pytest.raises(InvalidInput, match="takes draws made ahead"):
+        DPStep(
+            DPSGD(noise_multiplier=1.0, max_grad_norm=0.5),
+            [torch.zeros(4)],
+            expected_batch_size=1,
+            sample_rate=0.1,
+            noise_source=RingPrefetch(),
+            backend=backend,
+        )

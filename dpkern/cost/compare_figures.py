@@ -164,7 +164,7 @@ def _processors(question: Question) -> Figure:
     return Figure(
         name="processors",
         title=f"Saved against {question.baseline.title} by processor, n = {n}, l = {code}",
-        caption="The same counts at other prices: where a division costs little, little is saved.",
+        caption="The same counts at other prices.",
         kind="bars",
         x_label="processor",
         y_label="% saved",

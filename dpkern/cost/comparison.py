@@ -16,7 +16,7 @@ from .autoencoder import PRINTED, VARIANTS, Options
 from .primitives import Counts
 from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
-from .systems import SYSTEMS, System
+from .systems import SYSTEMS, System, check_options, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +70,12 @@ def asked(
     sources: Sequence[str | Path | Processor],
     options: Options | None,
 ) -> Question:
+    """The question that names and sizes make.
+
+    Raises:
+        InvalidInput: fewer than two mechanisms, nothing to compare them at, an unknown or repeated
+            name, or options that change nothing.
+    """
     names = [check.choice(tuple(SYSTEMS), mechanisms=name) for name in mechanisms]
     if len(set(names)) < 2 or len(set(names)) != len(names):
         raise InvalidInput(
@@ -81,11 +87,25 @@ def asked(
     for name, given in (("sizes", sizes), ("processors", sources)):
         if not given:
             raise InvalidInput(name, expected="at least one", got="none", remedy="Pass one.")
+    for n, code in sizes:
+        check_size(n, code)
+    systems = tuple(SYSTEMS[name] for name in names)
+    options = PRINTED if options is None else options
+    check_options(systems, options)
+    machines = tuple(processors.load(source) for source in sources)
+    called = [machine.name for machine in machines]
+    if len(set(called)) < len(called):
+        raise InvalidInput(
+            "processors",
+            expected="different names",
+            got=", ".join(called),
+            remedy="Name each once; give a file of yours a name of its own.",
+        )
     return Question(
-        systems=tuple(SYSTEMS[name] for name in names),
-        machines=tuple(processors.load(source) for source in sources),
+        systems=systems,
+        machines=machines,
         sizes=tuple((n, code) for n, code in sizes),
-        options=PRINTED if options is None else options,
+        options=options,
     )
 
 
@@ -252,6 +272,7 @@ def corrections(question: Question) -> list[dict[str, Any]]:
 
 
 def system_fact(system: System) -> dict[str, Any]:
+    """A mechanism as JSON values."""
     return {
         "name": system.name,
         "title": system.title,
@@ -261,6 +282,7 @@ def system_fact(system: System) -> dict[str, Any]:
 
 
 def processor_fact(machine: Processor) -> dict[str, Any]:
+    """A processor as JSON values."""
     return {
         "name": machine.name,
         "title": machine.title,

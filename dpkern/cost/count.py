@@ -16,7 +16,7 @@ from .autoencoder import PRINTED, Options
 from .primitives import Item, Itemised
 from .processors import Processor
 from .report import Figure, Report, Series, Table
-from .systems import SYSTEMS, System
+from .systems import SYSTEMS, System, check_options, check_size
 
 
 def report(
@@ -35,12 +35,14 @@ def report(
         options: how to count; as printed by default.
 
     Raises:
-        InvalidInput: another name, size or file.
+        InvalidInput: another name, size or file, or options that change nothing.
     """
     system = SYSTEMS[check.choice(tuple(SYSTEMS), mechanism=mechanism)]
     machine = processors.load(processor)
     options = PRINTED if options is None else options
     n, code = size
+    check_size(n, code)
+    check_options([system], options)
     itemised = system.form(n, code, options)
     total = machine.price(itemised.counts)
     unpriced = machine.unpriced(itemised.counts)
@@ -213,7 +215,7 @@ def _figures(system: System, itemised: Itemised, machine: Processor) -> list[Fig
         Figure(
             name="cost",
             title=f"{system.title}: cost of every line",
-            caption="The same operations by their price: divisions and multiplications weigh more.",
+            caption="The same operations by their price.",
             kind="stacked",
             x_label="line of the count",
             y_label=machine.unit,

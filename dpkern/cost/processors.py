@@ -104,7 +104,11 @@ def load(source: str | Path | Processor) -> Processor:
             got=str(source),
             remedy="Name one of these, or give the path of a file such as those.",
         )
-    return parse(path.read_text(), where=str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _wrong(str(path), "a TOML file", str(error)) from error
+    return parse(text, where=str(path))
 
 
 def parse(text: str, *, where: str) -> Processor:
@@ -113,6 +117,9 @@ def parse(text: str, *, where: str) -> Processor:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(where, "a TOML file", str(error)) from error
+    for name in _TABLES:
+        if not isinstance(data.get(name, {}), dict):
+            raise _wrong(f"{where}: {name}", "a table", data[name])
     keys = (*_TEXTS, "sources", "lanes", *_TABLES)
     unknown = data.keys() - set(keys)
     if unknown:

@@ -50,10 +50,13 @@ class StepForm:
         mechanism = self.make(n, code)
         if isinstance(mechanism, RandomizedResponse):
             return steps.response(mechanism, n)
-        shapes = [site.shape for site in sites(n, code)]
-        if not isinstance(mechanism, (SpectralDP, GReDP)):
-            shapes[0] = (code, n)
-        return steps.form(mechanism, shapes, 1, rule=RULE)
+        return steps.form(mechanism, shapes(mechanism, n, code), 1, rule=RULE)
+
+
+def shapes(mechanism: Mechanism, n: int, code: int) -> list[tuple[int, ...]]:
+    """Of the parameters that a mechanism trains."""
+    weight, *biases = (site.shape for site in sites(n, code))
+    return [weight if isinstance(mechanism, (SpectralDP, GReDP)) else (code, n), *biases]
 
 
 def sites(n: int, code: int) -> tuple[Site, ...]:
@@ -169,4 +172,4 @@ def _pruned(mask: str) -> Pruned:
     return Pruned(inner=_dpsgd(), expected_batch_size=1.0, mask=mask)
 
 
-__all__ = ["SCOPE", "StepForm", "sites", "systems"]
+__all__ = ["SCOPE", "StepForm", "shapes", "sites", "systems"]

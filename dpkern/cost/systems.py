@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .. import _validate as check
+from ..errors import InvalidInput
 from . import autoencoder, step_systems
-from .autoencoder import Options
+from .autoencoder import PRINTED, Options
 from .primitives import Itemised
 
 APPENDIX_G = "noise and clipping of one sample (the steps of SPOF's Appendix G)"
@@ -74,10 +76,35 @@ def _step(name: str, step: step_systems.StepForm) -> System:
     )
 
 
+def check_size(n: int, code: int) -> None:
+    """Refuses sizes that no autoencoder of these mechanisms has.
+
+    Raises:
+        InvalidInput: unless 1 <= l <= n, with l = ``code``.
+    """
+    check.integer(1, n=n)
+    check.integer(1, n, l=code)
+
+
+def check_options(systems: Sequence[System], options: Options) -> None:
+    """Refuses ways of counting where nothing can be counted otherwise.
+
+    Raises:
+        InvalidInput: other options than the printed ones, without a system of Appendix G.
+    """
+    if options != PRINTED and not any(system.scope == APPENDIX_G for system in systems):
+        raise InvalidInput(
+            "options",
+            expected="the printed ones, unless a mechanism of SPOF's Appendix G is counted",
+            got=", ".join(system.name for system in systems),
+            remedy="Leave --mode and --set out: whole steps are counted as they run.",
+        )
+
+
 SYSTEMS: dict[str, System] = {
     **{system.name: system for system in _APPENDIX},
     **{name: _step(name, step) for name, step in step_systems.systems().items()},
 }
 """By name. ``Options`` say how to count Appendix G; the whole steps are counted as they run."""
 
-__all__ = ["APPENDIX_G", "SYSTEMS", "System"]
+__all__ = ["APPENDIX_G", "SYSTEMS", "System", "check_options", "check_size"]

@@ -58,7 +58,7 @@ def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
     series.append(Series(label="certified law", x=_EPSILONS, y=_curve(ideal)))
     return Report(
         name=f"noise-table-cdt-{law}-{word_bits}",
-        title=f"Cumulative table of the {law} law, {word_bits}-bit words",
+        title=f"Cumulative table of the {law.capitalize()} law, {word_bits}-bit words",
         summary=(
             f"{len(chosen.cumulative)} entries of {word_bits} bits. A coordinate of the sum that "
             f"moves by one noise scale leaks delta {facts['delta']:.3g} at epsilon {EPSILON} "
@@ -168,7 +168,8 @@ def sample_report(shape: TableShape | None = None, *, coordinates: int = 1 << 20
     }
     return Report(
         name=f"noise-table-samples-{shape.entries}",
-        title=f"Table of {shape.entries} {shape.distribution} samples, read again and again",
+        title=f"Table of {shape.entries:,} {shape.distribution.capitalize()} samples, "
+        "read again and again",
         summary=(
             f"No DP guarantee (delta = 1 against an adversary who knows the table). A read costs "
             f"{facts['macro_operations_per_read']} operations; a release of any length holds "
@@ -279,7 +280,7 @@ def _law_figure(shape: TableShape, masses: Masses) -> Figure:
     return Figure(
         name="samples-law",
         title="Samples in the table and their law",
-        caption="The histogram is right; what is missing is that nobody knows which sample comes.",
+        caption="How often samples occur, and how often they should; which one comes is no secret.",
         kind="lines",
         x_label="noise / scale",
         y_label="share",

@@ -72,6 +72,8 @@ def draw(
     coloured = parts(figure, colours or {}) if stacked else _side_by_side(figure, names)
     across = 1 if stacked else len(coloured)
     slot = 0.1 + 0.17 * across if across > 1 else 0.26 if len(names) > 12 else 0.33
+    if flat and any("\n" in label for label in _wrapped(names, size, flat)):
+        slot = max(slot, 0.36)
     height = 0.5 + slot * max(len(names), 2)
     sheet = Sheet(size, height if flat else 3.0, title)
     axes = sheet.axes
@@ -129,16 +131,20 @@ def _side_by_side(figure: Figure, names: list[str]) -> list[tuple[str, list[floa
     ]
 
 
+def _wrapped(names: list[str], size: Size, flat: bool) -> list[str]:
+    """Names in lines that fit beside lying bars, or below standing ones."""
+    letters = max(12, 66 // max(len(names), 1))
+    if flat:
+        letters = 18 if size.narrow else 30
+    return [ink.wrapped(name, letters) for name in names]
+
+
 def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
     axes, size = sheet.axes, sheet.size
     ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
     along, across = (axes.yaxis, axes.xaxis) if flat else (axes.xaxis, axes.yaxis)
-    letters = max(12, 66 // len(names))
-    if flat:
-        letters = 18 if size.narrow else 30
-    wrapped = [ink.wrapped(name, letters) for name in names]
     along.set_major_locator(ticker.FixedLocator(list(range(len(names)))))
-    along.set_major_formatter(ticker.FixedFormatter(wrapped))
+    along.set_major_formatter(ticker.FixedFormatter(_wrapped(names, size, flat)))
     along.set_tick_params(labelcolor=ink.INK)
     across.grid(True)
     if figure.log_y:

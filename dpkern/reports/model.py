@@ -29,6 +29,10 @@ BATCH_SIZE = 4
 """Of a report if nobody says; ResNet-18 then takes a few seconds on two cores."""
 
 
+UNSTEADY = 2.0
+"""Longest over shortest step of one kind, from which on a report warns of its times."""
+
+
 def report(
     model: str | nn.Module,
     *,
@@ -138,8 +142,22 @@ def _summary(made: Subject, measured: Measured, mechanism: Mechanism) -> str:
     return (
         f"A private step of {made.name} ({type(mechanism).__name__}) on {made.batch} samples takes "
         f"{_milliseconds(private.median)}, {private.median / plain.median:.2f} times the "
-        f"{_milliseconds(plain.median)} of a step without privacy. The largest part of the "
-        f"difference is {most}, {_milliseconds(more[most])}."
+        f"{_milliseconds(plain.median)} of a step without privacy. Where a step was traced, the "
+        f"phase that grew most is {most}, by {_milliseconds(more[most])}.{_unsteady(measured)}"
+    )
+
+
+def _unsteady(measured: Measured) -> str:
+    """A warning where steps of the same kind took very different times."""
+    spreads = []
+    for side in (measured.private, measured.plain):
+        times = [*side.plain, *(sum(step.values()) for step in side.traced)]
+        spreads.append(max(times) / min(times))
+    if max(spreads) < UNSTEADY:
+        return ""
+    return (
+        f" Steps of one kind differed up to {max(spreads):.1f}-fold: the machine was busy, and its "
+        "times and ratios are not to be quoted."
     )
 
 
@@ -284,9 +302,10 @@ def _machine_table(measured: Measured, limits: Limits) -> Table:
 
 def _notes(measured: Measured) -> list[str]:
     private, plain = measured.private, measured.plain
+    steps = "1 step" if len(private.plain) == 1 else f"{len(private.plain)} steps"
     notes = [
         "Tables and figures show the traced step of median length, whose parts add up; the step's "
-        f"own time and the ratio are medians of {len(private.plain)} steps without tracing. "
+        f"own time and the ratio are medians of {steps} without tracing. "
         f"Tracing took the private step to {_length(private) / private.median:.2f} times and the "
         f"other to {_length(plain) / plain.median:.2f} times that.",
         "FLOPs of torch's operations are those of products and convolutions; bytes those of all "

@@ -41,6 +41,7 @@ def as_text(report: Report, console: Console) -> None:
     console.print(Text(report.summary))
     for table in map(condensed, report.tables):
         console.print()
+        console.print(Text(table.title, style="bold"))
         console.print(_rich(table))
         if table.note:
             console.print(Text(table.note, style="dim"))
@@ -79,9 +80,7 @@ def numeric_columns(table: Table) -> Sequence[bool]:
 
 
 def _rich(table: Table) -> RichTable:
-    drawn = RichTable(
-        title=table.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for heading, numeric in zip(table.columns, numeric_columns(table), strict=True):
         drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:

@@ -1,0 +1,258 @@
+"""One private step three ways: its closed form, a counted execution, and its time on this machine.
+
+The step is the one that ``cost.step_systems`` has the form of: one sample on one small layer, far
+above its bound. The same step runs under ``cost.counting`` and, by the backends that would train,
+under a clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _dispatch
+from ..cost import count, counting, processors
+from ..cost._numbers import tidy
+from ..cost.autoencoder import Options
+from ..cost.forms import FORMS
+from ..cost.phases import by_phase
+from ..cost.primitives import Counts, Itemised
+from ..cost.processors import Processor
+from ..cost.report import Report, Table
+from ..cost.step_systems import RULE, StepForm, shapes, systems
+from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
+from ..rng import Key, Purpose
+from ..step import DPStep
+
+ROUNDS = 25
+"""Steps under each clock; a step takes about a millisecond."""
+_SEED = 7
+_FAR = 1e4
+"""Gradients this large exceed every bound."""
+
+
+@dataclass(frozen=True)
+class ThreeWays:
+    """A step in its three ways.
+
+    Attributes:
+        closed, counted: by phase and kind.
+        ops: of every op: calls, closed form, counted execution, median seconds of all its calls.
+        seconds: median of the whole step.
+    """
+
+    closed: Itemised
+    counted: Itemised
+    ops: dict[str, tuple[int, Counts, Counts, float]]
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both counts are equal, phase by phase and op by op; the noise's tails apart."""
+        both = (_settled(self.closed), _settled(self.counted))
+        return both[0] == both[1] and all(form == run for _, form, run, _ in self.ops.values())
+
+
+def report(
+    mechanism: str = "spof",
+    *,
+    size: tuple[int, int] = (14, 7),
+    processor: str | Path | Processor = "k7",
+    options: Options | None = None,
+) -> Report:
+    """``cost.count.report``; of a private step of dpkern also its execution and its time.
+
+    Args:
+        mechanism: a name in ``cost.systems.SYSTEMS``.
+        size: features n and length l of the code.
+        processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
+        options: how to count Appendix G; as printed by default.
+
+    Raises:
+        InvalidInput: another name, size or file, or options that change nothing.
+    """
+    machine = processors.load(processor)
+    found = count.report(mechanism, size=size, processor=machine, options=options)
+    form = systems().get(mechanism)
+    if form is None:
+        return found
+    ways = three_ways(form, *size)
+    verdict = "agrees with" if ways.agrees else "DIFFERS from"
+    return replace(
+        found,
+        summary=f"{found.summary} A counted execution {verdict} the closed form, phase by phase "
+        f"and op by op; on this machine the step takes {1e6 * ways.seconds:,.0f} µs.",
+        facts={**found.facts, "execution": _facts(ways)},
+        tables=[*found.tables, _phase_table(ways, machine), _op_table(ways, machine)],
+    )
+
+
+def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
+    """Count and time the step that ``form`` describes."""
+    step = _step(form.make(n, code), n, code)
+    step()  # momentum and tables of the first step
+    spans: dict[str, list[float]] = {}
+    whole = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        step()
+        whole.append(time.perf_counter() - started)
+        for op, seconds in _timed(step).items():
+            spans.setdefault(op, []).append(seconds)
+    forms: dict[str, Counts] = {}
+
+    def noting(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = {name: value for name, value in kwargs.items() if name != "backend"}
+        exact = FORMS[op.name](*args, **given).of("exact")
+        forms[op.name] = forms.get(op.name, Counts()) + exact
+        with _dispatch.intercepted(None):
+            return op(*args, **kwargs)
+
+    with _dispatch.intercepted(noting):
+        step()
+    execution = counting.count(step)
+    calls = [call for call in execution.calls if call.name in forms and call.kind == "exact"]
+    ops = {
+        name: (
+            sum(call.name == name for call in calls),
+            exact,
+            sum((call.counts for call in calls if call.name == name), Counts()),
+            statistics.median(spans[name]),
+        )
+        for name, exact in forms.items()
+    }
+    closed = by_phase(form(n, code))
+    return ThreeWays(closed, execution.items, ops, statistics.median(whole))
+
+
+def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
+    """Makes one step each time that it is called."""
+    draw = torch.Generator().manual_seed(_SEED)
+    if isinstance(mechanism, RandomizedResponse):
+        values = torch.randint(mechanism.categories, (n,), generator=draw)
+        stream = Key.from_unsafe_seed(_SEED).stream(Purpose.SYMBOLS, 0)
+
+        def respond() -> None:
+            mechanism.estimate(mechanism.randomize(values, stream=stream))
+
+        return respond
+    step = DPStep(
+        mechanism,
+        [torch.randn(shape, generator=draw) for shape in shapes(mechanism, n, code)],
+        optimizer=RULE,
+        unsafe_seed=_SEED,
+        expected_batch_size=1.0,
+        **_sampling(mechanism),
+    )
+    gradients = [
+        _FAR * torch.randn((1, *block.shape), generator=draw) for block in step.plan.blocks
+    ]
+
+    def train() -> None:
+        step.add(gradients)
+        step.finish()
+        if isinstance(mechanism, ProjectedSGD):
+            mechanism.project(step.params)
+
+    return train
+
+
+def _sampling(mechanism: Mechanism) -> dict[str, Any]:
+    if isinstance(mechanism, ProjectedSGD):
+        return {"sampling": "fixed", "dataset_size": mechanism.n, "sample_rate": 1 / mechanism.n}
+    return {"sample_rate": 0.1}
+
+
+def _timed(step: Callable[[], None]) -> dict[str, float]:
+    """Seconds of every op in one step."""
+    spans: dict[str, float] = {}
+
+    def clocked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with _dispatch.intercepted(None):
+            started = time.perf_counter()
+            result = op(*args, **kwargs)
+            spans[op.name] = spans.get(op.name, 0.0) + time.perf_counter() - started
+        return result
+
+    with _dispatch.intercepted(clocked):
+        step()
+    return spans
+
+
+def _settled(items: Itemised) -> dict[tuple[str, str], Counts]:
+    """By phase and kind, without what depends on the noise."""
+    return {(i.name, i.kind): i.counts for i in items.items if i.kind != "random"}
+
+
+def _primitives(counts: Counts) -> int:
+    return sum(counts.values())
+
+
+def _pairs(ways: ThreeWays) -> list[tuple[str, str, Counts, Counts]]:
+    closed, counted = _settled(ways.closed), _settled(ways.counted)
+    none = Counts()
+    return [
+        (*key, closed.get(key, none), counted.get(key, none)) for key in closed.keys() | counted
+    ]
+
+
+def _phase_table(ways: ThreeWays, machine: Processor) -> Table:
+    pairs = sorted(_pairs(ways), key=lambda pair: -machine.price(pair[2]))
+    forms = sum((form for _, _, form, _ in pairs), Counts())
+    runs = sum((run for _, _, _, run in pairs), Counts())
+    rows = [
+        *((name, kind, *_numbers((form, run), machine), None) for name, kind, form, run in pairs),
+        ("whole step", "", *_numbers((forms, runs), machine), tidy(1e6 * ways.seconds)),
+    ]
+    return Table(
+        title="Closed, counted, measured: phases",
+        columns=("phase", "kind", *_columns(machine), "measured, µs"),
+        rows=rows,
+        note="Primitives of the closed form and of a counted execution of the same step, and their "
+        f"prices. Measured: median of {ROUNDS} steps, Python included. The noise's tails apart.",
+    )
+
+
+def _op_table(ways: ThreeWays, machine: Processor) -> Table:
+    rows = [
+        (name, calls, *_numbers((form, run), machine), tidy(1e6 * seconds))
+        for name, (calls, form, run, seconds) in ways.ops.items()
+    ]
+    return Table(
+        title="Closed, counted, measured: ops",
+        columns=("op", "calls", *_columns(machine), "measured, µs"),
+        rows=rows,
+        note="What torch does between ops is in the phases alone.",
+    )
+
+
+def _columns(machine: Processor) -> tuple[str, ...]:
+    return "closed", "counted", f"closed ({machine.unit})", f"counted ({machine.unit})"
+
+
+def _numbers(both: Sequence[Counts], machine: Processor) -> tuple[int | float, ...]:
+    return (*map(_primitives, both), *(tidy(machine.price(counts)) for counts in both))
+
+
+def _facts(ways: ThreeWays) -> dict[str, Any]:
+    return {
+        "agrees": ways.agrees,
+        "seconds": ways.seconds,
+        "phases": [
+            {"phase": name, "kind": kind, "closed": dict(form), "counted": dict(run)}
+            for name, kind, form, run in _pairs(ways)
+        ],
+        "ops": [
+            {"op": name, "calls": n, "closed": dict(form), "counted": dict(run), "seconds": seconds}
+            for name, (n, form, run, seconds) in ways.ops.items()
+        ],
+    }
+
+
+__all__ = ["ThreeWays", "report", "three_ways"]
