@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import _dispatch
 from .accounting import Accountable
 from .errors import InvalidInput, PrivacyError
 from .mechanisms.plan import Plan
@@ -43,11 +44,12 @@ class Supply:
         """
         if self.source is None:
             return
-        if step.backend in _IN_REGISTERS:
+        wanted = step.backend or _dispatch.environment_choice()
+        if wanted in _IN_REGISTERS:
             raise InvalidInput(
                 "backend",
                 expected="one whose update takes draws made ahead",
-                got=step.backend,
+                got=wanted,
                 remedy="Leave the choice to dpkern, or noise_source away.",
             )
         self._bound(step, self.source)

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import dpkern.train.session
+from dpkern import _dispatch
 from dpkern.engine.parameter import PrivateParameter
-from dpkern.errors import BackendError, DPKernError, InvalidInput, PrivacyError
+from dpkern.errors import DPKernError, InvalidInput, PrivacyError
 from dpkern.rng import Purpose
 from dpkern.train import Session, build
 from dpkern.train.checkpoint import read
@@ -263,12 +264,15 @@ def test_noise_that_cannot_be_made_ahead(options: dict[str, Any], change: dict[s
     assert not options["out"].exists()
 
 
+@pytest.mark.parametrize("named", ["option", "environment"])
 def test_a_backend_that_takes_no_draws_is_refused_before_training(
-    options: dict[str, Any],
+    options: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    with pytest.raises(BackendError, match="draws made ahead"):
-        Session(options | RING | {"backend": "numba"})
+    if named == "environment":
+        monkeypatch.setattr(_dispatch, "environment_choice", lambda: "numba")
+    with pytest.raises(InvalidInput, match="draws made ahead"):
+        Session(options | RING | ({"backend": "numba"} if named == "option" else {}))
     assert not options["out"].exists()
 
 

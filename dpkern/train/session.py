@@ -127,7 +127,7 @@ class Session:
             noise_source=self.noise_source,
             **sampling,
         )
-        ahead.check(self.noise_source, mechanism, key=step.key, backend=run.backend)
+        ahead.check(self.noise_source, mechanism)
         before, after = None, None
         if isinstance(mechanism, ProjectedSGD):
             projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
