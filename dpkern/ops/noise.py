@@ -41,6 +41,21 @@ def check_scale(name: str, scale: object) -> None:
         )
 
 
+def check_scales(name: str, scales: torch.Tensor) -> None:
+    """``check_scale`` for every entry of a tensor.
+
+    Raises:
+        InvalidInput: another entry.
+    """
+    if not bool(((scales >= _SMALLEST_SCALE) & (scales <= _LARGEST_SCALE)).all()):
+        raise InvalidInput(
+            name,
+            expected="numbers from 2^-104 to 2^116",
+            got="a tensor with other entries",
+            remedy="A coordinate without noise cannot be released.",
+        )
+
+
 def check_rounding(name: str, rounding: object, stream: Stream) -> None:
     """A stream for stochastic rounding that is not the noise's.
 
@@ -299,13 +314,7 @@ def _validate_add_noise(
         return x.device.type
     if isinstance(scale, torch.Tensor):
         check.tensor(shape=x.shape, dtypes=FLOATS, device=x.device, scale=scale)
-        if not bool(((scale >= _SMALLEST_SCALE) & (scale <= _LARGEST_SCALE)).all()):
-            raise InvalidInput(
-                "scale",
-                expected="numbers from 2^-104 to 2^116",
-                got="a tensor with other entries",
-                remedy="A coordinate without noise cannot be released.",
-            )
+        check_scales("scale", scale)
     elif type(scale) is not float or not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
         check_scale("scale", scale)
     if draws is not None and draws.rounding is not None:

@@ -1,0 +1,41 @@
+"""Coefficients of polynomial losses, counted."""
+
+from __future__ import annotations
+
+import torch
+
+from ...ops import coef
+from ._native import kernels, tallied
+from ._tally import Kernel, Tally
+
+
+def _perturb(
+    targets: torch.Tensor, *, form: str, noise: coef.Noise | None = None
+) -> tuple[coef.Coefficients, Tally]:
+    made = coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+    places = (tensor.data_ptr() for tensor in (targets, *made))
+    packed = kernels().coef_perturb(*coef.packed(targets, form, noise), *places)
+    return made, tallied(packed)[1]
+
+
+def _quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    shift: torch.Tensor | None = None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
+    loss, dz = torch.empty(len(z), dtype=torch.float64), torch.empty_like(z)
+    packed = kernels().coef_quadratic(
+        *coef.packed(targets, form, noise),
+        z.data_ptr(),
+        targets.data_ptr(),
+        0 if shift is None else shift.data_ptr(),
+        loss.data_ptr(),
+        dz.data_ptr(),
+    )
+    return (loss, dz), tallied(packed)[1]
+
+
+KERNELS: dict[str, Kernel] = {"coef.perturb": _perturb, "coef.quadratic": _quadratic}
