@@ -198,12 +198,25 @@ def test_quadratic_coefficients_begin_at_a_multiple_of_512() -> None:
         coef.quadratic_position(0, -1)
 
 
+@every_backend
+def test_results_go_where_they_are_wanted(backend: str) -> None:
+    given = {"form": "printed", "noise": release(), "backend": backend}
+    for call, inputs in ((coef.perturb, (X,)), (coef.quadratic, (Z, X))):
+        want = call(*inputs, **given)
+        out = tuple(torch.full_like(part, 7.0) for part in want)
+        before = out[1]._version
+        got = call(*inputs, out=out, **given)
+        assert got[0] is out[0]
+        assert same(out, want)
+        assert out[1]._version > before  # autograd notices
+
+
 def bad(**change: Any) -> dict[str, Any]:
     given = {"scale": 0.75, "stream": STREAM, "rounding": ROUNDING, "position": 0, "draws": None}
     return {"noise": coef.Noise(**{**given, **change})}
 
 
-X = targets_of((3, 4))
+X, Y = targets_of((3, 4)), targets_of((3, 4))
 Z = logits_of((3, 4))
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "targets-list": ("targets", {"targets": [[0.5]]}),
@@ -225,6 +238,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "stream": ("noise.stream", bad(stream=None)),
     "rounding": ("noise.rounding", bad(rounding=None)),
     "position": ("noise.position", bad(position=-1)),
+    "out-one": ("out", {"out": X}),
+    "out-three": ("out", {"out": (X, X, X)}),
     "draws": ("noise.draws", bad(draws=torch.zeros(12))),
     # They end with the linear coefficients.
     "draws-short": (
@@ -236,6 +251,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         bad(draws=coef.Draws(0, torch.zeros(524, dtype=torch.int32)), rounding=None),
     ),
 }
+REFUSED_COEFFICIENTS = {
+    "out-shape": ("out[1]", {"out": (X.clone(), X[:2].clone())}),
+    "out-dtype": ("out[0]", {"out": (X.double(), X.clone())}),
+    "out-strides": ("out[0]", {"out": (torch.zeros(4, 3).t(), X.clone())}),
+    "out-input": ("out", {"out": (X.clone(), X)}),
+    "out-same": ("out", {"out": (Y, Y)}),
+}
 REFUSED_LOGITS: dict[str, tuple[str, dict[str, Any]]] = {
     "z-shape": ("z", {"z": Z[0]}),
     "z-strides": ("z", {"z": Z.t()}),
@@ -244,6 +266,8 @@ REFUSED_LOGITS: dict[str, tuple[str, dict[str, Any]]] = {
     "shift-shape": ("shift", {"shift": torch.zeros(4)}),
     "shift-dtype": ("shift", {"shift": torch.zeros(3, dtype=torch.float64)}),
     "shift-number": ("shift", {"shift": 1.0}),
+    "out-loss": ("out[0]", {"out": (torch.zeros(3), Z.clone())}),
+    "out-logits": ("out", {"out": (torch.zeros(3, dtype=torch.float64), Z)}),
 }
 
 
@@ -255,9 +279,9 @@ def refuses(call: Any, name: str, error: type[DPKernError] = InvalidInput) -> No
     assert caught.value.remedy.endswith(".")
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", [*REFUSED, *REFUSED_COEFFICIENTS])
 def test_bad_releases_are_refused(case: str) -> None:
-    name, change = REFUSED[case]
+    name, change = (REFUSED | REFUSED_COEFFICIENTS)[case]
     given = {"targets": X, "form": "printed", "noise": None, **change}
     refuses(lambda: coef.perturb(given.pop("targets"), **given), name)
 

@@ -1,6 +1,7 @@
 #include "cpu/coef.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
@@ -14,30 +15,27 @@ constexpr std::int64_t kGrain = 16 * kTile;  // coefficients worth a thread
 // of coefficients cut tiles at different places: a tile is kept until it was used to its end.
 class NoiseWindow {
  public:
-  NoiseWindow(const CoefNoise& noise)
+  explicit NoiseWindow(const CoefNoise& noise)
       : stream_(noise.stream), rounded_(noise.rounding), ahead_(noise.ahead) {}
 
+  // Bits = uint32_t, or int16_t if they were made ahead.
+  template <class Bits>
   struct Part {
     const std::int32_t* draws;
-    const std::uint32_t* rounding;
+    const Bits* rounding;
   };
 
   // Valid until the next call.
-  Part at(std::uint64_t position, int count) {
-    if (ahead_.values == nullptr || ahead_.rounding == nullptr) {
-      hold(position / kTile, static_cast<int>(position % kTile) + count > kTile);
-    }
-    const std::uint64_t offset = position % kTile;
-    Part part{draws_ + offset, bits_ + offset};
-    if (ahead_.values == nullptr) return part;
+  template <class Bits>
+  Part<Bits> at(std::uint64_t position, int count) {
     const std::uint64_t place = position - ahead_.first;
-    part.draws = ahead_.values + place;
-    if (ahead_.rounding != nullptr) {
-      const std::int16_t* made = ahead_.rounding + place;
-      for (int i = 0; i < count; ++i) bits_[i] = static_cast<std::uint16_t>(made[i]);
-      part.rounding = bits_;
+    if constexpr (std::is_same_v<Bits, std::int16_t>) {
+      return {ahead_.values + place, ahead_.rounding + place};
+    } else {
+      const std::uint64_t offset = position % kTile;
+      hold(position / kTile, static_cast<int>(offset) + count > kTile);
+      return {ahead_.values == nullptr ? draws_ + offset : ahead_.values + place, bits_ + offset};
     }
-    return part;
   }
 
  private:
@@ -81,18 +79,19 @@ struct Plain {
   DPK_INLINE T a2(T x, int) const { return quadratic_coefficient(x, form); }
 };
 
-template <class T>
+template <class T, class Bits>
 struct Noised {
+  using Part = NoiseWindow::Part<Bits>;
   CoefForm form;
   Lattice<T> lattice;
-  NoiseWindow::Part linear;
-  NoiseWindow::Part quadratic;
+  Part linear;
+  Part quadratic;
 
   DPK_INLINE T a1(T x, int i) const { return noised(linear_coefficient(x), linear, i); }
   DPK_INLINE T a2(T x, int i) const { return noised(quadratic_coefficient(x, form), quadratic, i); }
-  DPK_INLINE T noised(T value, const NoiseWindow::Part& part, int i) const {
-    return noised_coefficient(value, lattice.per_unit, lattice.cell, part.rounding[i],
-                              part.draws[i]);
+  DPK_INLINE T noised(T value, const Part& part, int i) const {
+    const std::uint32_t bits = static_cast<std::make_unsigned_t<Bits>>(part.rounding[i]);
+    return noised_coefficient(value, lattice.per_unit, lattice.cell, bits, part.draws[i]);
   }
 };
 
@@ -116,11 +115,17 @@ void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t columns, bool 
     std::int64_t count = std::min<std::int64_t>(kTile - offset, end - index);
     if (by_row) count = std::min(count, (row + 1) * columns - index);
     const Run run{index, row, static_cast<int>(count)};
-    if (noise.on) {
-      body(run, Noised<T>{form, lattice, linear.at(noise.linear + at, run.count),
-                          quadratic.at(noise.quadratic + at, run.count)});
-    } else {
+    const auto noised = [&](auto bits) {
+      using Bits = decltype(bits);
+      return Noised<T, Bits>{form, lattice, linear.at<Bits>(noise.linear + at, run.count),
+                             quadratic.at<Bits>(noise.quadratic + at, run.count)};
+    };
+    if (!noise.on) {
       body(run, Plain<T>{form});
+    } else if (noise.ahead.rounding != nullptr) {
+      body(run, noised(std::int16_t{}));
+    } else {
+      body(run, noised(std::uint32_t{}));
     }
     index += count;
     if (by_row && index == (row + 1) * columns && index < end) {
@@ -135,16 +140,23 @@ template <class T, class Coefficients>
 void evaluate(const Coefficients& coefficients, std::int64_t column, int count, const T* z,
               const T* targets, const T* shift, double* lanes, T* dz) {
   alignas(64) double terms[kTile];
+  alignas(64) T first[kTile], second[kTile];
   versioned([&]() DPK_INLINE {
-    const Coefficients own = coefficients;  // a copy: stores through `dz` could change the original
+    // Copies: stores through `dz` could change the originals.
+    const Coefficients own = coefficients;
+    const T* x = targets;
+    const T* logits = z;
+    T* slopes = dz;
+    const T moved = shift != nullptr ? *shift : T{0};
     const bool shifted = shift != nullptr;
-    const T moved = shifted ? *shift : T{0};
     const int n = count;
     for (int i = 0; i < n; ++i) {
-      const T w = shifted ? z[i] + moved : z[i];
-      const T a1 = own.a1(targets[i], i);
-      const T a2 = own.a2(targets[i], i);
-      dz[i] = quadratic_slope(a1, a2, w);
+      first[i] = own.a1(x[i], i);
+      second[i] = own.a2(x[i], i);
+    }
+    for (int i = 0; i < n; ++i) {
+      const T a1 = first[i], a2 = second[i], w = shifted ? logits[i] + moved : logits[i];
+      slopes[i] = quadratic_slope(a1, a2, w);
       terms[i] =
           quadratic_term(static_cast<double>(a1), static_cast<double>(a2), static_cast<double>(w));
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ..ops import coef
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
@@ -19,15 +20,17 @@ def _perturb(
     *,
     form: str,
     noise: coef.Noise | None = None,
+    out: coef.Coefficients | None = None,
     backend: str | None = None,
 ) -> coef.Coefficients:
-    made = coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+    made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
     _cpu._C.coef_perturb(
         *coef.packed(targets, form, noise),
         targets.data_ptr(),
-        *(out.data_ptr() for out in made),
+        *(tensor.data_ptr() for tensor in made),
         _cpu._threads(),
     )
+    increment_version(made)
     return made
 
 
@@ -38,19 +41,20 @@ def _quadratic(
     form: str,
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    loss, dz = torch.empty(len(z), dtype=torch.float64), torch.empty_like(z)
+    made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     _cpu._C.coef_quadratic(
         *coef.packed(targets, form, noise),
         z.data_ptr(),
         targets.data_ptr(),
         0 if shift is None else shift.data_ptr(),
-        loss.data_ptr(),
-        dz.data_ptr(),
+        *(tensor.data_ptr() for tensor in made),
         _cpu._threads(),
     )
-    return loss, dz
+    increment_version(made)
+    return made
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

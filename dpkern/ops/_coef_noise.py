@@ -13,12 +13,11 @@ from ..rng import Stream
 from ._draws import Draws, check_draws
 from ._lattice import TILE
 from ._noise_cost import RELEASE_FLOPS, noise_words, rounding_words, tiles
+from ._scale import check_scale, check_scales
 from .noise import (
     FLOATS,
     check_recording,
     check_rounding,
-    check_scale,
-    check_scales,
     check_stream,
 )
 

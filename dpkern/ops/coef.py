@@ -13,6 +13,8 @@ Source: SPOF, equations (11)-(12) and steps 3-5 of algorithm 1; AdLM, (24)-(25) 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -50,15 +52,45 @@ def _validate_perturb(
     *,
     form: str,
     noise: Noise | None = None,
+    out: Coefficients | None = None,
     backend: str | None = None,
 ) -> str:
     check.tensor(targets=targets, shape=(None, None), dtypes=FLOATS, contiguous=True)
     check.choice(FORMS, form=form)
+    if out is not None:
+        like = targets.shape, targets.dtype
+        _check_out(out, (like, like), (targets,))
     if noise is not None:
         n = targets.numel()
         check_noise(noise, len(targets), n, n, targets)
         check_targets("targets", targets)
     return targets.device.type
+
+
+def _check_out(
+    out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[torch.Tensor]
+) -> None:
+    """Two tensors of these shapes and dtypes that share no memory with anything else here."""
+    if not isinstance(out, tuple) or len(out) != len(like):
+        raise InvalidInput(
+            "out",
+            expected=f"a tuple of {len(like)} tensors",
+            got=type(out).__name__,
+            remedy="Pass an earlier result.",
+        )
+    for i, (tensor, (shape, dtype)) in enumerate(zip(out, like, strict=True)):
+        kind: dict[str, Any] = {"dtypes": (dtype,), "device": inputs[0].device}
+        check.tensor_at(f"out[{i}]", tensor, shape=shape, contiguous=True, **kind)
+    taken = sorted(
+        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (*inputs, *out)
+    )
+    if any(end > begin for (_, end), (begin, _) in pairwise(taken)):
+        raise InvalidInput(
+            "out",
+            expected="tensors that share no memory with each other or the inputs",
+            got="an overlap",
+            remedy="Pass an earlier result.",
+        )
 
 
 def check_targets(name: str, targets: torch.Tensor) -> None:
@@ -126,6 +158,7 @@ def perturb(
     *,
     form: str,
     noise: Noise | None = None,
+    out: Coefficients | None = None,
     backend: str | None = None,
 ) -> Coefficients:
     """Both coefficients of every target with Laplace noise on the lattice; new tensors.
@@ -137,6 +170,7 @@ def perturb(
         targets: float32 or float64 ``[B, n]``, contiguous; with noise, entries in [0, 1].
         form: ``printed`` (x/2 - 1/4) or ``taylor`` (1/8).
         noise: scale, streams and position; None gives the coefficients themselves.
+        out: written and returned instead of new tensors, such as an earlier result.
         backend: who runs it.
 
     Guarantee: that of ``add_noise`` for one coefficient. What a scale protects follows from the
@@ -162,7 +196,15 @@ def perturb(
         behind = quadratic_position(noise.position, targets.numel())
         _add(made.linear, noise, noise.position)
         _add(made.quadratic, noise, behind)
-    return made
+    return made if out is None else Coefficients(*_copied(made, out))
+
+
+def _copied(
+    made: tuple[torch.Tensor, torch.Tensor], out: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for values, place in zip(made, out, strict=True):
+        place.detach().copy_(values)
+    return out
 
 
 def _validate_quadratic(
@@ -172,6 +214,7 @@ def _validate_quadratic(
     form: str,
     noise: Noise | None = None,
     shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
     backend: str | None = None,
 ) -> str:
     check.tensor(z=z, shape=(None, None), dtypes=FLOATS, contiguous=True)
@@ -179,6 +222,9 @@ def _validate_quadratic(
     check.tensor(targets=targets, shape=z.shape, **kind)
     if shift is not None:
         check.tensor(shift=shift, shape=(len(z),), **kind)
+    if out is not None:
+        given = (z, targets) if shift is None else (z, targets, shift)
+        _check_out(out, (((len(z),), torch.float64), (z.shape, z.dtype)), given)
     return _validate_perturb(targets, form=form, noise=noise)
 
 
@@ -213,6 +259,7 @@ def quadratic(
     form: str,
     noise: Noise | None = None,
     shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The polynomial loss of every record and its derivative, coefficients never written.
@@ -231,6 +278,7 @@ def quadratic(
         form, noise: as for ``perturb``.
         shift: c_b of each record, ``[B]`` of z's dtype: what a constant on the decoder adds to all
             its logits.
+        out: loss and dz, written and returned instead of new tensors.
         backend: who runs it.
 
     Returns:
@@ -255,7 +303,8 @@ def quadratic(
     w = z.detach() if shift is None else z.detach() + shift.detach()[:, None]
     dz = (a2 + a2) * w + a1
     wide = w.double()
-    return lane_sum(wide * (a1.double() + a2.double() * wide)), dz
+    made = lane_sum(wide * (a1.double() + a2.double() * wide)), dz
+    return made if out is None else _copied(made, out)
 
 
 def lane_sum(terms: torch.Tensor) -> torch.Tensor:

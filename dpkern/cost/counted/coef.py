@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ...ops import coef
 from ._native import kernels, tallied
@@ -10,11 +11,16 @@ from ._tally import Kernel, Tally
 
 
 def _perturb(
-    targets: torch.Tensor, *, form: str, noise: coef.Noise | None = None
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    out: coef.Coefficients | None = None,
 ) -> tuple[coef.Coefficients, Tally]:
-    made = coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+    made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
     places = (tensor.data_ptr() for tensor in (targets, *made))
     packed = kernels().coef_perturb(*coef.packed(targets, form, noise), *places)
+    increment_version(made)
     return made, tallied(packed)[1]
 
 
@@ -25,17 +31,18 @@ def _quadratic(
     form: str,
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
-    loss, dz = torch.empty(len(z), dtype=torch.float64), torch.empty_like(z)
+    made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     packed = kernels().coef_quadratic(
         *coef.packed(targets, form, noise),
         z.data_ptr(),
         targets.data_ptr(),
         0 if shift is None else shift.data_ptr(),
-        loss.data_ptr(),
-        dz.data_ptr(),
+        *(tensor.data_ptr() for tensor in made),
     )
-    return (loss, dz), tallied(packed)[1]
+    increment_version(made)
+    return made, tallied(packed)[1]
 
 
 KERNELS: dict[str, Kernel] = {"coef.perturb": _perturb, "coef.quadratic": _quadratic}
