@@ -32,8 +32,6 @@ STREAM = testing.KEY.stream(Purpose.NOISE, 4)
 ROUNDING = testing.KEY.stream(Purpose.ROUNDING, 4)
 FUSED = re.compile(r"\bvfn?m(add|sub)")
 WITHOUT_KERNEL = {
-    "coef.perturb",
-    "coef.quadratic",
     "ghost.conv_gradient",
     "ghost.conv_norm",
     "ghost.conv_sum",
