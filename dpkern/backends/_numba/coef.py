@@ -170,10 +170,13 @@ def _run_perturb(
     backend: str | None = None,
 ) -> coef.Coefficients:
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
-    given: tuple[Any, ...]
-    given = *_flat(targets), form == "printed", _release(noise, targets), targets.shape[1]
-    n, places = targets.numel(), _flat(*made)
-    in_parts(n, team_of(n, _GRAIN), lambda _, *part: _perturb(*given, places, *part))
+    (x,), places, columns = _flat(targets), _flat(*made), targets.shape[1]
+    printed, release = form == "printed", _release(noise, targets)
+    in_parts(
+        len(x),
+        team_of(len(x), _GRAIN),
+        lambda _, begin, end: _perturb(x, printed, release, columns, places, begin, end),
+    )
     increment_version(made)
     return made
 
@@ -190,10 +193,14 @@ def _run_quadratic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     moved = z.new_empty(0) if shift is None else shift
-    given: tuple[Any, ...]
-    given = *_flat(z, targets, moved), form == "printed", _release(noise, targets), z.shape[1]
-    team, places = team_of(z.numel(), _GRAIN), _flat(*made)
-    in_parts(len(z), team, lambda _, *part: _quadratic(*given, places, *part))
+    logits, x, c = _flat(z, targets, moved)
+    printed, release = form == "printed", _release(noise, targets)
+    places, columns = _flat(*made), z.shape[1]
+    in_parts(
+        len(z),
+        team_of(len(x), _GRAIN),
+        lambda _, *rows: _quadratic(logits, x, c, printed, release, columns, places, *rows),
+    )
     increment_version(made)
     return made
 
