@@ -15,7 +15,7 @@ import torch
 
 from dpkern._dispatch import Cost
 from dpkern.mechanisms import RandomizedResponse
-from dpkern.ops import clip, noise, symbols, update
+from dpkern.ops import clip, coef, noise, symbols, update
 from dpkern.rng import Key, Purpose
 from dpkern.testing import KEY, assert_close
 
@@ -366,7 +366,97 @@ class SymbolCase:
         assert_close(self.name, got.double(), wanted.double(), 0.0)
 
 
-Case = NoiseCase | ClipCase | UpdateCase | SymbolCase
+@dataclass(frozen=True, kw_only=True)
+class CoefCase:
+    """Noisy coefficients of a polynomial loss; beside torch's exponential draws.
+
+    Attributes:
+        rows, columns: of the targets; each has two coefficients.
+        loss: evaluate loss and slope, nothing else is written; else the coefficients.
+        ahead: the noise was made before, so that the memory sets the pace.
+    """
+
+    rows: int
+    columns: int
+    form: str = "printed"
+    loss: bool = False
+    ahead: bool = False
+    scaled: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        kind = f"{'loss' if self.loss else 'perturb'}-{self.form}"
+        kind += ("-ahead" if self.ahead else "") + ("-scaled" if self.scaled else "")
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"coef-{kind}-{dtype}-{self.rows}x{self.columns}"
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        """Logits (of the loss only) and targets."""
+        shape = (self.rows, self.columns)
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=self.dtype)
+        return (_random(shape, self.dtype, 2), x) if self.loss else (x,)
+
+    def _arguments(self) -> dict[str, Any]:
+        key, first = Key.from_unsafe_seed(0), 100
+        stream, rounding = key.stream(Purpose.LAPLACE, 1), key.stream(Purpose.ROUNDING, 1)
+        draws = None
+        if self.ahead:
+            n = self.rows * self.columns
+            place = {"position": first, "count": coef.quadratic_position(first, n) + n - first}
+            values = noise.lattice_draws(stream, distribution="laplace", **place)
+            draws = coef.Draws(first, values, noise.rounding_bits(rounding, **place))
+        scale = torch.linspace(0.5, 2, self.rows) if self.scaled else 1.5
+        given = {"scale": scale, "stream": stream, "rounding": rounding, "position": first}
+        return {"form": self.form, "noise": coef.Noise(draws=draws, **given)}
+
+    def _op(self) -> Any:
+        return coef.quadratic if self.loss else coef.perturb
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        tensors, given = self._tensors(), self._arguments()
+        x, out = tensors[-1], self._op()(*tensors, backend=backend, **given)
+        a1, a2, u, w = (torch.empty_like(x) for _ in range(4))
+
+        def coefficients() -> None:
+            torch.sub(0.5, x, out=a1)
+            torch.mul(x, 0.5, out=a2).sub_(0.25)
+            if self.ahead:
+                a1.add_(u)
+                a2.add_(w)
+                return
+            for values in (a1, a2):  # the difference of two exponential variables is Laplace's
+                values.add_(u.exponential_()).sub_(u.exponential_())
+
+        def evaluated() -> None:
+            coefficients()
+            z = tensors[0]
+            torch.addcmul(a1, a2, z, out=w).mul_(z).sum(1)
+            torch.addcmul(a1, a2, z, value=2, out=w)
+
+        return Work(
+            ours=lambda: self._op()(*tensors, out=out, backend=backend, **given),
+            torch=evaluated if self.loss else coefficients,
+            cost=self._op().cost(*tensors, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The backend gives the reference's bits.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        tensors, given = self._tensors(), self._arguments()
+        got = self._op()(*tensors, backend=backend, **given)
+        want = self._op()(*tensors, backend="reference", **given)
+        for mine, theirs in zip(got, want, strict=True):
+            if not torch.equal(mine, theirs):
+                raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
+
+
+Case = NoiseCase | ClipCase | UpdateCase | SymbolCase | CoefCase
 
 _F32, _F64, _BF16 = torch.float32, torch.float64, torch.bfloat16
 _I32, _I64 = torch.int32, torch.int64
@@ -400,6 +490,12 @@ SMALL_CASES: tuple[Case, ...] = (
     *(UpdateCase(sizes=(1000, 77), rule=rule, sums=_F32, noise=False) for rule in RULES),
     SymbolCase(count=3000),
     SymbolCase(count=3000, categories=10, dtype=_I64),
+    *(
+        CoefCase(rows=9, columns=170, form=form, loss=loss, scaled=loss, dtype=dtype)
+        for form in coef.FORMS
+        for loss in (False, True)
+        for dtype in (_F32, _F64)
+    ),
 )
 
 LARGE_CASES: tuple[Case, ...] = (
@@ -421,4 +517,10 @@ LARGE_CASES: tuple[Case, ...] = (
     UpdateCase(sizes=(1000,) * 1000, rule="momentum", sums=_I32),
     SymbolCase(count=4_000_000),
     SymbolCase(count=4_000_000, categories=10),
+    # 10^7 coefficients.
+    *(
+        CoefCase(rows=5000, columns=1000, loss=loss, ahead=ahead)
+        for loss in (False, True)
+        for ahead in (True, False)
+    ),
 )

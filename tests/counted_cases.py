@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dpkern._dispatch import Op
-from dpkern.ops import clip, ghost, noise, symbols, update
+from dpkern.ops import clip, coef, ghost, noise, symbols, update
 from dpkern.rng import Key, Purpose
 
 KEY = Key.from_unsafe_seed(6)
@@ -255,6 +255,44 @@ def randomize(rng: random.Random) -> Call:
     return Call(symbols.randomize, (x,), given)
 
 
+def _release(rng: random.Random, records: int, count: int) -> coef.Noise | None:
+    """Laplace noise of one scale or of each record's, draws of three kinds; or none."""
+    if rng.random() < 0.2:
+        return None
+    stream, rounding = _streams(rng)
+    first = rng.choice((0, rng.randrange(1200)))
+    draws = None
+    if rng.random() < 0.5:
+        made = {"position": first, "count": coef.quadratic_position(first, count) + count - first}
+        values = noise.lattice_draws(stream, distribution="laplace", **made)
+        bits = noise.rounding_bits(rounding, **made) if rng.random() < 0.5 else None
+        draws = update.Draws(first, values, bits)
+    scale: Any = 0.75
+    if rng.random() < 0.5:
+        scale = torch.rand(records, dtype=rng.choice(FLOATS)) + 0.1
+    return coef.Noise(scale=scale, stream=stream, rounding=rounding, position=first, draws=draws)
+
+
+def _targets(rng: random.Random) -> torch.Tensor:
+    shape = rng.randrange(9), rng.choice((0, 1, 17, rng.randrange(90), rng.randrange(300)))
+    return torch.rand(shape, dtype=rng.choice(FLOATS))
+
+
+def perturb(rng: random.Random) -> Call:
+    x = _targets(rng)
+    given = {"form": rng.choice(coef.FORMS), "noise": _release(rng, len(x), x.numel())}
+    return Call(coef.perturb, (x,), given)
+
+
+def quadratic(rng: random.Random) -> Call:
+    x = _targets(rng)
+    given: dict[str, Any] = {"form": rng.choice(coef.FORMS)}
+    given["noise"] = _release(rng, len(x), x.numel())
+    if rng.random() < 0.5:
+        given["shift"] = torch.randn(len(x), dtype=x.dtype)
+    return Call(coef.quadratic, (torch.randn_like(x), x), given)
+
+
 CASES = {
     make.__name__: make
     for make in (
@@ -262,9 +300,11 @@ CASES = {
         *(step, advance, project),
         *(sample_norm, clip_sum),
         *(explicit_norm, contract, clip_factors, randomize),
+        *(perturb, quadratic),
     )
 }
-DRAWING = ("keystream", "lattice_draws", "rounding_bits", "add_noise", "step", "randomize")
+WITH_STREAM = ("keystream", "lattice_draws", "rounding_bits", "add_noise", "randomize")
+WITH_NOISE = ("step", "perturb", "quadratic")
 
 
 def build(name: str, seed: int) -> Call:

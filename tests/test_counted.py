@@ -18,7 +18,7 @@ from dpkern.errors import InvalidInput
 from dpkern.laws import ESCAPE, FINE_BITS
 from dpkern.ops import clip, ghost, noise, update
 from dpkern.rng import Key, Purpose
-from tests.counted_cases import CASES, DRAWING, Call, build
+from tests.counted_cases import CASES, WITH_NOISE, WITH_STREAM, Call, build
 
 SEEDS = range(48)
 
@@ -109,16 +109,18 @@ def test_what_is_counted_is_what_the_kernel_does(name: str) -> None:
             assert given == expected
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("name", [*WITH_STREAM, *WITH_NOISE])
 @pytest.mark.parametrize("seed", range(6))
 def test_opening_the_cipher_adds_its_blocks(name: str, seed: int) -> None:
     call, again = build(name, seed), build(name, seed)
     _, closed = tally_of(call.op, call.args, call.kwargs)
     with open_cipher():
         _, opened = tally_of(again.op, again.args, again.kwargs)
-    stream = call.kwargs.get("stream") or (call.args[0] if name != "step" else None)
-    if name == "step":
-        stream = call.kwargs["noise"].stream if "noise" in call.kwargs else None
+    if name in WITH_NOISE:
+        drawn = call.kwargs.get("noise")
+        stream = None if drawn is None else drawn.stream
+    else:
+        stream = call.kwargs.get("stream") or call.args[0]
     rounds = 20 if stream is None else stream.rounds
     for words, inside in (
         (closed.counts["RNG"], opened.counts - closed.counts),

@@ -218,10 +218,12 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_ghost_dense(m);
   bindings::add_ghost_conv(m);
   bindings::add_project(m);
+  bindings::add_coef(m);
   bindings::add_symbols(m);
   bindings::add_spectral(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
+  bindings::add_counted_coef(counted);
   bindings::add_counted_ghost(counted);
   bindings::add_counted_spectral(counted);
 #if DPKERN_CUDA

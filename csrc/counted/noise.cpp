@@ -1,8 +1,7 @@
 #include "counted/noise.h"
 
-#include "counted/factor.h"
 #include "counted/kernels.h"
-#include "cpu/tiles.h"
+#include "counted/tensor_noise.h"
 
 namespace dpkern::counted {
 namespace {
@@ -45,23 +44,6 @@ void draw_tile_of(const Stream& stream, std::uint64_t tile, Draw x[kTile]) {
     x[j] = draw_tail<Law>(stream, tile * kTile + static_cast<std::uint64_t>(j), w, b);
   }
 }
-
-// 1 / u rounded down and the cell of one scale.
-template <class T>
-struct Grid {
-  Counted<T> per_unit;
-  Counted<T> cell;
-
-  // Of all coordinates: made once.
-  explicit Grid(double scale) {
-    const cpu::Lattice<T> same(scale);
-    per_unit = same.per_unit;
-    cell = same.cell;
-  }
-  // Of one coordinate.
-  explicit Grid(Counted<double> scale)
-      : per_unit(round_down<T>(Counted<double>(kScaleUnits) / scale)), cell(scale / 64.0) {}
-};
 
 }  // namespace
 

@@ -3,52 +3,10 @@
 #include "core/counted.h"
 #include "core/optimizer.h"
 #include "counted/kernels.h"
-#include "counted/noise.h"
-#include "cpu/tiles.h"
+#include "counted/tensor_noise.h"
 
 namespace dpkern::counted {
 namespace {
-
-// The draws and rounding bits of one tensor, from the streams or made ahead.
-class TensorNoise {
- public:
-  TensorNoise(const cpu::UpdateNoise& noise, const Draws& ahead, bool rounded)
-      : noise_(noise),
-        ahead_(ahead),
-        rounded_(rounded),
-        values_(ahead.values, ahead.values == nullptr ? 0 : ahead.size),
-        bits_made_(ahead.rounding, ahead.rounding == nullptr ? 0 : ahead.size) {}
-
-  void make(std::uint64_t first, std::int64_t n) {
-    draws.assign(static_cast<std::size_t>(n), Draw{});
-    bits.assign(static_cast<std::size_t>(rounded_ ? n : 0), Word{});
-    cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
-      Draw tile[kTile];
-      Word round[kTile];
-      if (ahead_.values == nullptr) draw_tile(noise_.stream, noise_.law, part.tile, tile);
-      const bool made = ahead_.rounding != nullptr;
-      if (rounded_ && !made) rounding_tile(noise_.rounding, part.tile, round);
-      for (int i = 0; i < part.count; ++i) {
-        const auto at = static_cast<std::size_t>(part.index + i);
-        const auto there = static_cast<std::int64_t>(first - ahead_.first) + part.index + i;
-        draws[at] = ahead_.values == nullptr ? tile[part.offset + i] : values_[there];
-        if (!rounded_) continue;
-        bits[at] =
-            made ? Word(static_cast<std::uint16_t>(bits_made_.raw(there))) : round[part.offset + i];
-      }
-    });
-  }
-
-  std::vector<Draw> draws;
-  std::vector<Word> bits;
-
- private:
-  const cpu::UpdateNoise& noise_;
-  const Draws& ahead_;
-  bool rounded_;
-  Operand<const std::int32_t> values_;
-  Operand<const std::int16_t> bits_made_;
-};
 
 // One tensor: `gradient(i)`, then the rule.
 template <class Rule, class T, class Gradient>

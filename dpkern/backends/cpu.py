@@ -18,6 +18,7 @@ from ..ops import clip, noise, update
 from ..ops._draws import Draws
 from ..rng import Stream
 from . import (
+    _coef,
     _explicit,
     _ghost_conv,
     _ghost_dense,
@@ -61,6 +62,7 @@ def load() -> tuple[bool, str]:
         *_ghost_dense.KERNELS,
         *_ghost_conv.KERNELS,
         *_project.KERNELS,
+        *_coef.KERNELS,
         *_symbols.KERNELS,
         *_spectral.KERNELS,
     ):

@@ -6,7 +6,7 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = ("clip", "explicit", "ghost_affine", "ghost_embedding", "noise", "update")
+_MODULES = ("clip", "coef", "explicit", "ghost_affine", "ghost_embedding", "noise", "update")
 
 
 def load() -> tuple[bool, str]:

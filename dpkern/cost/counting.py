@@ -67,7 +67,10 @@ _OPS = {"update.step": UPDATE, "update.project": PROJECT}
 _CONSTANTS = frozenset({"kept_bins", "half_gains"})
 """Functions that make a table once for a configuration and keep it: constants are free."""
 
-_STEMS = {"clip": CLIP, "ghost": CLIP, "spectral": CLIP, "noise": NOISE, "symbols": NOISE}
+_STEMS = {
+    **dict.fromkeys(("clip", "ghost", "spectral"), CLIP),
+    **dict.fromkeys(("coef", "noise", "symbols"), NOISE),
+}
 """The phase of the other ops by their stem, unless a whole function says otherwise."""
 
 _PACKAGE = str(Path(__file__).parents[1])

@@ -15,7 +15,8 @@ from ..rng import Stream
 from . import _clock, _lattice
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule
-from .noise import INTEGERS, check_recording, check_rounding, check_scale
+from ._scale import check_scale
+from .noise import INTEGERS, check_recording, check_rounding
 
 
 @dataclass(frozen=True, kw_only=True)

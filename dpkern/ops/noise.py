@@ -15,30 +15,12 @@ from ..rng import Stream
 from . import _lattice, _noise_cost
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
+from ._scale import check_scale, check_scales
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
 _NOISED = INTEGERS + FLOATS
 _LAST_POSITION = 2**62
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
-"""Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""
-
-
-def check_scale(name: str, scale: object) -> None:
-    """A noise scale whose lattice float32 can hold.
-
-    Raises:
-        InvalidInput: anything else.
-    """
-    if type(scale) is float and _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
-        return
-    if not _SMALLEST_SCALE <= check.positive_at(name, scale) <= _LARGEST_SCALE:
-        raise InvalidInput(
-            name,
-            expected="a number from 2^-104 to 2^116",
-            got=scale,
-            remedy="Rescale the sums: the noise lattice must fit float32.",
-        )
 
 
 def check_rounding(name: str, rounding: object, stream: Stream) -> None:
@@ -299,14 +281,8 @@ def _validate_add_noise(
         return x.device.type
     if isinstance(scale, torch.Tensor):
         check.tensor(shape=x.shape, dtypes=FLOATS, device=x.device, scale=scale)
-        if not bool(((scale >= _SMALLEST_SCALE) & (scale <= _LARGEST_SCALE)).all()):
-            raise InvalidInput(
-                "scale",
-                expected="numbers from 2^-104 to 2^116",
-                got="a tensor with other entries",
-                remedy="A coordinate without noise cannot be released.",
-            )
-    elif type(scale) is not float or not _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+        check_scales("scale", scale)
+    else:
         check_scale("scale", scale)
     if draws is not None and draws.rounding is not None:
         return x.device.type

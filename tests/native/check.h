@@ -16,6 +16,7 @@ namespace dpkern::test {
 // Each returns the number of cases that it ran; a failed check ends the program.
 std::int64_t test_noise();
 std::int64_t test_clip();
+std::int64_t test_coef();
 std::int64_t test_ghost_dense();
 std::int64_t test_update();
 std::int64_t test_symbols();

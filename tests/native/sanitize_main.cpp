@@ -15,6 +15,7 @@ int main() {
   std::printf("instruction sets 0..%d\n", best);
   std::printf("noise  %lld cases\n", static_cast<long long>(test::test_noise()));
   std::printf("clip   %lld cases\n", static_cast<long long>(test::test_clip()));
+  std::printf("coef   %lld cases\n", static_cast<long long>(test::test_coef()));
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
   std::printf("project %lld cases\n", static_cast<long long>(test::test_project()));
   std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));

@@ -12,6 +12,7 @@ from ..._dispatch import Op
 from ...errors import InvalidInput
 from . import (
     clip,
+    coef,
     ghost_affine,
     ghost_conv,
     ghost_embedding,
@@ -35,6 +36,7 @@ KERNELS: dict[str, Kernel] = {
     **ghost_embedding.KERNELS,
     **ghost_affine.KERNELS,
     **spectral.KERNELS,
+    **coef.KERNELS,
     **symbols.KERNELS,
 }
 """Counted kernels by the name of their op."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import (
     clip,
+    coef,
     ghost_affine,
     ghost_conv,
     ghost_embedding,
@@ -26,6 +27,7 @@ FORMS: dict[str, Form] = {
     **ghost_embedding.FORMS,
     **ghost_affine.FORMS,
     **spectral.FORMS,
+    **coef.FORMS,
     **symbols.FORMS,
 }
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""

@@ -55,7 +55,12 @@ def released(count: int, dtype: torch.dtype) -> Counts:
     """``floor((v + X) / 2^14)`` of integers, or of floats that are multiples of 1 / u first."""
     if dtype in noise.INTEGERS:
         return count * _RELEASE_INTEGER
-    return count * (Counts(MUL=1) + _FINITE + _RELEASE_FLOAT)
+    return released_finite(count) + count * _FINITE
+
+
+def released_finite(count: int) -> Counts:
+    """The same of floats that are finite whatever the data is."""
+    return count * (Counts(MUL=1) + _RELEASE_FLOAT)
 
 
 def keystream(*args: Any, blocks: int, **_: Any) -> Itemised:
@@ -95,14 +100,16 @@ def add_noise(
         return draws(position, n, distribution) + Itemised((moved, release))
     items = [moved, release, Item(name="times the cell", counts=Counts(MUL=n))]
     if isinstance(scale, torch.Tensor):
-        items.append(Item(name="scale of each coordinate", counts=n * _scale(x, scale)))
+        items.append(
+            Item(name="scale of each coordinate", counts=n * scale_counts(x.dtype, scale.dtype))
+        )
     return draws(position, n, distribution) + roundings(position, n) + Itemised(tuple(items))
 
 
-def _scale(x: torch.Tensor, scale: torch.Tensor) -> Counts:
-    """1 / u rounded down, and the cell."""
-    each = Counts(DIV=2, LOAD=1, CVT=int(scale.dtype is torch.float32))
-    if x.dtype is torch.float32:
+def scale_counts(dtype: torch.dtype, scale: torch.dtype) -> Counts:
+    """1 / u rounded down and the cell, for numbers and from a scale of these dtypes."""
+    each = Counts(DIV=2, LOAD=1, CVT=int(scale is torch.float32))
+    if dtype is torch.float32:
         each += Counts(CVT=3, CMP=1, SUB=1, MUX=1)
     return each
 

@@ -1,0 +1,107 @@
+#include "counted/coef.h"
+
+#include "counted/tensor_noise.h"
+
+namespace dpkern::counted {
+namespace {
+
+template <class T>
+using Coefficients = std::vector<Counted<T>>;
+
+// 1 / u and the cell of every row; one for all where there is one scale.
+template <class T>
+std::vector<Grid<T>> grids_of(const cpu::CoefNoise& noise, std::int64_t rows) {
+  if (noise.scales == nullptr) return {Grid<T>(noise.scale)};
+  std::vector<Grid<T>> grids;
+  const auto make = [&](const auto* scales) {
+    const Operand each(scales, rows);
+    for (std::int64_t row = 0; row < rows; ++row) grids.emplace_back(wide(each[row]));
+  };
+  if (noise.wide_scales) {
+    make(static_cast<const double*>(noise.scales));
+  } else {
+    make(static_cast<const float*>(noise.scales));
+  }
+  return grids;
+}
+
+// Both coefficients of every target.
+template <class T>
+struct Made {
+  Coefficients<T> linear;
+  Coefficients<T> quadratic;
+
+  Made(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
+       std::int64_t columns, const Operand<const T>& targets) {
+    for (std::int64_t i = 0; i < rows * columns; ++i) {
+      linear.push_back(linear_coefficient(targets[i]));
+      quadratic.push_back(quadratic_coefficient(targets[i], form));
+    }
+    if (!noise.on || linear.empty()) return;
+    const std::vector<Grid<T>> grids = grids_of<T>(noise, rows);
+    cpu::UpdateNoise streams{};
+    streams.law = Distribution::kLaplace;
+    streams.stream = noise.stream;
+    streams.rounding = noise.rounding;
+    TensorNoise drawn(streams, ahead, true);
+    const auto add = [&](Coefficients<T>& values, std::uint64_t first) {
+      drawn.make(first, rows * columns);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::size_t row = grids.size() == 1 ? 0 : i / static_cast<std::size_t>(columns);
+        values[i] = noised_coefficient(values[i], grids[row].per_unit, grids[row].cell,
+                                       drawn.bits[i], drawn.draws[i]);
+      }
+    };
+    add(linear, noise.linear);
+    add(quadratic, noise.quadratic);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void perturb(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
+             std::int64_t columns, const T* targets, T* linear, T* quadratic) {
+  const Made<T> made(form, noise, ahead, rows, columns, {targets, rows * columns});
+  Operand<T> a1(linear, rows * columns), a2(quadratic, rows * columns);
+  for (std::int64_t i = 0; i < rows * columns; ++i) {
+    a1.store(i, made.linear[static_cast<std::size_t>(i)]);
+    a2.store(i, made.quadratic[static_cast<std::size_t>(i)]);
+  }
+}
+
+template <class T>
+void quadratic_loss(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead,
+                    std::int64_t rows, std::int64_t columns, const T* z, const T* targets,
+                    const T* shift, double* loss, T* dz) {
+  const Made<T> made(form, noise, ahead, rows, columns, {targets, rows * columns});
+  const Operand<const T> logits(z, rows * columns), shifts(shift, shift == nullptr ? 0 : rows);
+  Operand<T> slopes(dz, rows * columns);
+  Operand<double> losses(loss, rows);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Counted<T> moved = shift == nullptr ? Counted<T>{} : shifts[row];
+    Counted<double> lanes[kLossLanes];
+    for (std::int64_t column = 0; column < columns; ++column) {
+      const std::int64_t i = row * columns + column;
+      const Counted<T> w = shift == nullptr ? logits[i] : logits[i] + moved;
+      const Counted<T> a1 = made.linear[static_cast<std::size_t>(i)];
+      const Counted<T> a2 = made.quadratic[static_cast<std::size_t>(i)];
+      slopes.store(i, quadratic_slope(a1, a2, w));
+      lanes[column % kLossLanes] += quadratic_term(wide(a1), wide(a2), wide(w));
+    }
+    losses.store(row, sum_of_lanes(lanes));
+  }
+}
+
+template void perturb(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t, std::int64_t,
+                      const float*, float*, float*);
+template void perturb(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t, std::int64_t,
+                      const double*, double*, double*);
+template void quadratic_loss(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t,
+                             std::int64_t, const float*, const float*, const float*, double*,
+                             float*);
+template void quadratic_loss(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t,
+                             std::int64_t, const double*, const double*, const double*, double*,
+                             double*);
+
+}  // namespace dpkern::counted

@@ -1,0 +1,72 @@
+#pragma once
+// The noise of one tensor of floats, from wherever its draws come: what the counted kernels of
+// noise, update and coefficients share.
+
+#include <vector>
+
+#include "counted/factor.h"
+#include "counted/kernels.h"
+#include "counted/noise.h"
+#include "cpu/tiles.h"
+
+namespace dpkern::counted {
+
+// 1 / u rounded down and the cell of one scale.
+template <class T>
+struct Grid {
+  Counted<T> per_unit;
+  Counted<T> cell;
+
+  // Of all coordinates: made once.
+  explicit Grid(double scale) {
+    const cpu::Lattice<T> same(scale);
+    per_unit = same.per_unit;
+    cell = same.cell;
+  }
+  // Of one coordinate.
+  explicit Grid(Counted<double> scale)
+      : per_unit(round_down<T>(Counted<double>(kScaleUnits) / scale)), cell(scale / 64.0) {}
+};
+
+// The draws and rounding bits of one tensor, from the streams or made ahead.
+class TensorNoise {
+ public:
+  TensorNoise(const cpu::UpdateNoise& noise, const Draws& ahead, bool rounded)
+      : noise_(noise),
+        ahead_(ahead),
+        rounded_(rounded),
+        values_(ahead.values, ahead.values == nullptr ? 0 : ahead.size),
+        bits_made_(ahead.rounding, ahead.rounding == nullptr ? 0 : ahead.size) {}
+
+  void make(std::uint64_t first, std::int64_t n) {
+    draws.assign(static_cast<std::size_t>(n), Draw{});
+    bits.assign(static_cast<std::size_t>(rounded_ ? n : 0), Word{});
+    cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
+      Draw tile[kTile];
+      Word round[kTile];
+      if (ahead_.values == nullptr) draw_tile(noise_.stream, noise_.law, part.tile, tile);
+      const bool made = ahead_.rounding != nullptr;
+      if (rounded_ && !made) rounding_tile(noise_.rounding, part.tile, round);
+      for (int i = 0; i < part.count; ++i) {
+        const auto at = static_cast<std::size_t>(part.index + i);
+        const auto there = static_cast<std::int64_t>(first - ahead_.first) + part.index + i;
+        draws[at] = ahead_.values == nullptr ? tile[part.offset + i] : values_[there];
+        if (!rounded_) continue;
+        bits[at] =
+            made ? Word(static_cast<std::uint16_t>(bits_made_.raw(there))) : round[part.offset + i];
+      }
+    });
+  }
+
+  std::vector<Draw> draws;
+  std::vector<Word> bits;
+
+ private:
+  const cpu::UpdateNoise& noise_;
+  const Draws& ahead_;
+  bool rounded_;
+  Operand<const std::int32_t> values_;
+  Operand<const std::int16_t> bits_made_;
+};
+
+}  // namespace dpkern::counted

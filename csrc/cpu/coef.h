@@ -1,0 +1,42 @@
+#pragma once
+// Coefficients of polynomial losses, written with their noise or evaluated with it in registers.
+
+#include <cstdint>
+
+#include "core/abi.h"
+#include "core/coef.h"
+#include "cpu/noise.h"
+
+namespace dpkern::cpu {
+
+// Laplace noise of rows of coefficients: linear ones from `linear` on, quadratic ones from
+// `quadratic` on, a multiple of 512.
+struct CoefNoise {
+  bool on;
+  Stream stream;
+  Stream rounding;
+  Ahead ahead;
+  std::uint64_t linear;
+  std::uint64_t quadratic;
+  double scale;        // of all rows
+  const void* scales;  // of each row; null: `scale`
+  bool wide_scales;    // double, else float
+
+  double scale_of(std::int64_t row) const {
+    if (scales == nullptr) return scale;
+    return wide_scales ? static_cast<const double*>(scales)[row]
+                       : static_cast<double>(static_cast<const float*>(scales)[row]);
+  }
+};
+
+// Coefficients of `rows` x `columns` targets. T = float or double.
+template <class T>
+void perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+             const T* targets, T* linear, T* quadratic, int threads);
+
+// loss[row] = sum of w (a1 + a2 w), dz = a1 + 2 a2 w, with w = z + shift[row]; shift null: z.
+template <class T>
+void quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+                    const T* z, const T* targets, const T* shift, double* loss, T* dz, int threads);
+
+}  // namespace dpkern::cpu

@@ -1,0 +1,48 @@
+"""Coefficients of polynomial losses, counted."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ...ops import coef
+from ._native import kernels, tallied
+from ._tally import Kernel, Tally
+
+
+def _perturb(
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    out: coef.Coefficients | None = None,
+) -> tuple[coef.Coefficients, Tally]:
+    made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+    places = (tensor.data_ptr() for tensor in (targets, *made))
+    packed = kernels().coef_perturb(*coef.packed(targets, form, noise), *places)
+    increment_version(made)
+    return made, tallied(packed)[1]
+
+
+def _quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
+    made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
+    packed = kernels().coef_quadratic(
+        *coef.packed(targets, form, noise),
+        z.data_ptr(),
+        targets.data_ptr(),
+        0 if shift is None else shift.data_ptr(),
+        *(tensor.data_ptr() for tensor in made),
+    )
+    increment_version(made)
+    return made, tallied(packed)[1]
+
+
+KERNELS: dict[str, Kernel] = {"coef.perturb": _perturb, "coef.quadratic": _quadratic}

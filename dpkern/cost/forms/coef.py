@@ -1,0 +1,84 @@
+"""Coefficients of polynomial losses: closed forms of making, noising and evaluating them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...ops import coef
+from ...ops.coef import LANES
+from ..primitives import Counts, Item, Itemised
+from . import noise as noise_forms
+from ._form import Form
+
+_COEFFICIENTS = {"printed": Counts(SUB=2, MUL=1), "taylor": Counts(SUB=1)}
+"""1/2 - x; x/2 - 1/4, or a constant."""
+_SLOPE = Counts(ADD=2, MUL=1)
+_TERM = Counts(ADD=2, MUL=2)
+"""w (a1 + a2 w) in float64, and its sum."""
+_WIDE = Counts(CVT=3)
+"""a1, a2 and w in float64."""
+
+
+def perturb(
+    targets: torch.Tensor, *, form: str, noise: coef.Noise | None = None, **_: Any
+) -> Itemised:
+    """``coef.perturb``."""
+    n = targets.numel()
+    written = Item(name="written", counts=Counts(STORE=2 * n))
+    return _made(targets, form, noise) + Itemised((written,))
+
+
+def _made(targets: torch.Tensor, form: str, noise: coef.Noise | None) -> Itemised:
+    """Both coefficients of every target, which is read."""
+    n = targets.numel()
+    read = Item(name="targets", counts=Counts(LOAD=n))
+    items = Itemised((read, Item(name="coefficients", counts=n * _COEFFICIENTS[form])))
+    if noise is None or not n:
+        return items
+    behind = coef.quadratic_position(noise.position, n)
+    drawn = _drawn(noise, noise.position, n) + _drawn(noise, behind, n)
+    released = noise_forms.released_finite(2 * n) + Counts(MUL=2 * n)
+    release = Item(name="release", counts=released, note="and times the cell")
+    items += drawn + Itemised((release,))
+    if isinstance(noise.scale, torch.Tensor):
+        each = len(targets) * noise_forms.scale_counts(targets.dtype, noise.scale.dtype)
+        items += Itemised((Item(name="scale of each record", counts=each),))
+    return items
+
+
+def _drawn(noise: coef.Noise, position: int, count: int) -> Itemised:
+    """Draws and rounding bits from the streams, or made ahead."""
+    ahead = noise.draws
+    read = Itemised((Item(name="made ahead", counts=Counts(LOAD=count)),))
+    drawn = read if ahead is not None else noise_forms.draws(position, count, "laplace")
+    if ahead is not None and ahead.rounding is not None:
+        return drawn + read
+    return drawn + noise_forms.roundings(position, count)
+
+
+def quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    shift: torch.Tensor | None = None,
+    **_: Any,
+) -> Itemised:
+    """``coef.quadratic``."""
+    n, records = z.numel(), len(z)
+    each = _SLOPE + _TERM + (_WIDE if z.dtype is torch.float32 else Counts())
+    moved = Counts() if shift is None else Counts(LOAD=records, ADD=n)
+    return _made(targets, form, noise) + Itemised(
+        (
+            Item(name="read and written", counts=Counts(LOAD=n, STORE=n + records)),
+            Item(name="shift", counts=moved),
+            Item(name="loss and slope", counts=n * each),
+            Item(name="sum of lanes", counts=Counts(ADD=(LANES - 1) * records)),
+        )
+    )
+
+
+FORMS: dict[str, Form] = {"coef.perturb": perturb, "coef.quadratic": quadratic}

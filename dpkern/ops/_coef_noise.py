@@ -1,0 +1,137 @@
+"""The noise of one release of coefficients: which scale, which streams, and where in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _validate as check
+from ..errors import InvalidInput
+from ..rng import Stream
+from ._draws import Draws, check_draws
+from ._lattice import TILE
+from ._noise_cost import RELEASE_FLOPS, noise_words, rounding_words, tiles
+from ._scale import check_scale, check_scales
+from .noise import (
+    FLOATS,
+    check_recording,
+    check_rounding,
+    check_stream,
+)
+
+_LAST_POSITION = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise:
+    """Laplace noise of the linear and the quadratic coefficients of one release.
+
+    Attributes:
+        scale: certified Laplace scale, of all coefficients or of each record's, ``[B]``.
+        stream: keystream of the noise, used for nothing else.
+        rounding: keystream of the stochastic rounding; None only with draws that bring their bits.
+        position: where the first linear coefficient stands in both streams. The quadratic ones
+            begin at ``quadratic_position``.
+        draws: what the streams give from ``position`` to the last quadratic coefficient, if it was
+            made ahead.
+    """
+
+    scale: float | torch.Tensor
+    stream: Stream
+    rounding: Stream | None = None
+    position: int = 0
+    draws: Draws | None = None
+
+    def packed(self, count: int) -> tuple[Any, ...]:
+        """The noise of ``count`` linear and as many quadratic coefficients, for a kernel."""
+        each = self.scale if isinstance(self.scale, torch.Tensor) else None
+        made = self.draws
+        bits = None if made is None else made.rounding
+        return (
+            self.stream.packed(),
+            (self.rounding or self.stream).packed(),
+            self.position,
+            quadratic_position(self.position, count),
+            1.0 if isinstance(self.scale, torch.Tensor) else float(self.scale),
+            0 if each is None else each.data_ptr(),
+            each is not None and each.dtype is torch.float64,
+            0 if made is None else made.first,
+            0 if made is None else len(made.values),
+            0 if made is None else made.values.data_ptr(),
+            0 if bits is None else bits.data_ptr(),
+        )
+
+
+def quadratic_position(position: int, count: int) -> int:
+    """The first multiple of 512 behind ``count`` linear coefficients from ``position`` on.
+
+    Raises:
+        InvalidInput: a negative number.
+    """
+    check.integer(0, _LAST_POSITION, position=position)
+    return -(-(position + check.integer(0, count=count)) // TILE) * TILE
+
+
+def check_noise(
+    noise: object, records: int, linear: int, quadratic: int, like: torch.Tensor
+) -> None:
+    """Noise for so many coefficients of so many records, on the device of ``like``.
+
+    Raises:
+        InvalidInput: anything else.
+        PrivacyError: words that would be used twice.
+    """
+    if not isinstance(noise, Noise):
+        raise InvalidInput(
+            "noise",
+            expected="a coef.Noise or None",
+            got=type(noise).__name__,
+            remedy="Make one with coef.Noise(scale=..., stream=..., rounding=...).",
+        )
+    check_stream(**{"noise.stream": noise.stream})
+    check.integer(0, _LAST_POSITION, **{"noise.position": noise.position})
+    if isinstance(noise.scale, torch.Tensor):
+        check.tensor_at(
+            "noise.scale",
+            noise.scale,
+            shape=(records,),
+            dtypes=FLOATS,
+            device=like.device,
+            contiguous=True,
+        )
+        check_scales("noise.scale", noise.scale)
+    else:
+        check_scale("noise.scale", noise.scale)
+    if noise.draws is not None:
+        end = quadratic_position(noise.position, linear) + quadratic
+        last = end if quadratic else noise.position
+        check_draws("noise.draws", noise.draws, noise.position, last, like.device)
+    if noise.draws is None or noise.draws.rounding is None:
+        check_rounding("noise.rounding", noise.rounding, noise.stream)
+    check_recording(like.device)
+
+
+def noise_cost(noise: Noise | None, linear: int, quadratic: int) -> tuple[int, int, int]:
+    """Bytes read, operations on floats and words of the noise of so many coefficients."""
+    count = linear + quadratic
+    if noise is None or not count:
+        return 0, 0, 0
+    read, flops = 0, (RELEASE_FLOPS + 1) * count
+    if isinstance(noise.scale, torch.Tensor):
+        read += noise.scale.numel() * noise.scale.element_size()
+        flops += 2 * noise.scale.numel()
+    behind = quadratic_position(noise.position, linear)
+    made = tiles(noise.position, linear) + tiles(behind, quadratic)
+    ahead = noise.draws
+    words = noise_words(TILE) * made if ahead is None else 0
+    read += 0 if ahead is None else 4 * count
+    if ahead is not None and ahead.rounding is not None:
+        read += 2 * count
+    else:
+        words += rounding_words(TILE) * made
+    return read, flops, words
+
+
+__all__ = ["Noise", "check_noise", "noise_cost", "quadratic_position"]

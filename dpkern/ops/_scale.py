@@ -1,0 +1,46 @@
+"""Which noise scales a lattice of float32 can hold."""
+
+from __future__ import annotations
+
+import torch
+
+from .. import _validate as check
+from ..errors import InvalidInput
+
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
+"""Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""
+
+
+def check_scale(name: str, scale: object) -> None:
+    """A noise scale whose lattice float32 can hold.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    if type(scale) is float and _SMALLEST_SCALE <= scale <= _LARGEST_SCALE:
+        return
+    if not _SMALLEST_SCALE <= check.positive_at(name, scale) <= _LARGEST_SCALE:
+        raise InvalidInput(
+            name,
+            expected="a number from 2^-104 to 2^116",
+            got=scale,
+            remedy="Rescale the sums: the noise lattice must fit float32.",
+        )
+
+
+def check_scales(name: str, scales: torch.Tensor) -> None:
+    """``check_scale`` for every entry of a tensor.
+
+    Raises:
+        InvalidInput: another entry.
+    """
+    if not bool(((scales >= _SMALLEST_SCALE) & (scales <= _LARGEST_SCALE)).all()):
+        raise InvalidInput(
+            name,
+            expected="numbers from 2^-104 to 2^116",
+            got="a tensor with other entries",
+            remedy="A coordinate without noise cannot be released.",
+        )
+
+
+__all__ = ["check_scale", "check_scales"]

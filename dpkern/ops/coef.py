@@ -1,0 +1,330 @@
+"""Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers.
+
+Of a target x in [0, 1] and a logit z, the cross-entropy around 0 is
+
+    log 2 + a1 z + a2 z^2,      a1 = 1/2 - x,
+    a2 = x/2 - 1/4   (``printed``: equation (12), which has lost Taylor's 1/2 and a sign),
+    a2 = 1/8         (``taylor``).
+
+Noise is added to a1 and a2, never to the loss; the constant has no part in gradients.
+
+Source: SPOF, equations (11)-(12) and steps 3-5 of algorithm 1; AdLM, (24)-(25) and lines 18-19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _validate as check
+from .._dispatch import Cost, op
+from ..errors import InvalidInput
+from ._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from ._draws import Draws
+from .noise import FLOATS, add_noise
+
+FORMS = ("printed", "taylor")
+LANES = 16
+"""Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
+
+
+class Coefficients(NamedTuple):
+    """Factors of z and of z^2, each of the targets' shape and dtype."""
+
+    linear: torch.Tensor
+    quadratic: torch.Tensor
+
+
+def packed(
+    targets: torch.Tensor, form: str, noise: Noise | None
+) -> tuple[bool, int, tuple[Any, ...] | None, int, int]:
+    """What compiled kernels begin with: wide, form, noise, records, features."""
+    release = None if noise is None else noise.packed(targets.numel())
+    records, features = targets.shape
+    return targets.dtype is torch.float64, FORMS.index(form), release, records, features
+
+
+def _validate_perturb(
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: Noise | None = None,
+    out: Coefficients | None = None,
+    backend: str | None = None,
+) -> str:
+    check.tensor(targets=targets, shape=(None, None), dtypes=FLOATS, contiguous=True)
+    check.choice(FORMS, form=form)
+    if out is not None:
+        like = targets.shape, targets.dtype
+        _check_out(out, (like, like), (targets,))
+    if noise is not None:
+        n = targets.numel()
+        check_noise(noise, len(targets), n, n, targets)
+        check_targets("targets", targets)
+    return targets.device.type
+
+
+def _check_out(
+    out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[torch.Tensor]
+) -> None:
+    """Two tensors of these shapes and dtypes that share no memory with anything else here."""
+    if not isinstance(out, tuple) or len(out) != len(like):
+        raise InvalidInput(
+            "out",
+            expected=f"a tuple of {len(like)} tensors",
+            got=type(out).__name__,
+            remedy="Pass an earlier result.",
+        )
+    for i, (tensor, (shape, dtype)) in enumerate(zip(out, like, strict=True)):
+        kind: dict[str, Any] = {"dtypes": (dtype,), "device": inputs[0].device}
+        check.tensor_at(f"out[{i}]", tensor, shape=shape, contiguous=True, **kind)
+    taken = sorted(
+        (t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in (*inputs, *out)
+    )
+    if any(end > begin for (_, end), (begin, _) in pairwise(taken)):
+        raise InvalidInput(
+            "out",
+            expected="tensors that share no memory with each other or the inputs",
+            got="an overlap",
+            remedy="Pass an earlier result.",
+        )
+
+
+def check_targets(name: str, targets: torch.Tensor) -> None:
+    """Entries in [0, 1], which the sensitivity of their coefficients rests on.
+
+    Raises:
+        InvalidInput: another entry, or NaN.
+    """
+    if not targets.numel():
+        return
+    low, high = torch.aminmax(targets.detach())
+    check.hold(
+        (low >= 0) & (high <= 1),
+        lambda: InvalidInput(
+            name,
+            expected="entries in [0, 1]",
+            got=f"{low.item():g} to {high.item():g}",
+            remedy="Scale the data by public bounds first.",
+        ),
+    )
+
+
+def _linear_quadratic(targets: torch.Tensor, form: str) -> Coefficients:
+    if form == "printed":
+        return Coefficients(0.5 - targets, targets * 0.5 - 0.25)
+    return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
+
+
+def _flops(form: str) -> int:
+    """Of the two coefficients of one target."""
+    return 3 if form == "printed" else 1
+
+
+def _add(values: torch.Tensor, noise: Noise, position: int) -> None:
+    scale = noise.scale
+    if isinstance(scale, torch.Tensor):
+        scale = scale.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
+    add_noise.reference(
+        values,
+        stream=noise.stream,
+        position=position,
+        distribution="laplace",
+        scale=scale,
+        rounding=noise.rounding,
+        draws=noise.draws,
+    )
+
+
+def _cost_perturb(
+    targets: torch.Tensor, *, form: str, noise: Noise | None = None, **_: Any
+) -> Cost:
+    n, size = targets.numel(), targets.numel() * targets.element_size()
+    read, flops, words = noise_cost(noise, n, n)
+    return Cost(
+        bytes_read=size + read,
+        bytes_written=2 * size,
+        flops=_flops(form) * n + flops,
+        random_words=words,
+    )
+
+
+@op(validate=_validate_perturb, cost=_cost_perturb)
+def perturb(
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: Noise | None = None,
+    out: Coefficients | None = None,
+    backend: str | None = None,
+) -> Coefficients:
+    """Both coefficients of every target with Laplace noise on the lattice; new tensors.
+
+    Exactly what ``noise.add_noise`` makes of the coefficients, the linear ones from
+    ``noise.position`` on and the quadratic ones from ``quadratic_position`` on, in one pass.
+
+    Args:
+        targets: float32 or float64 ``[B, n]``, contiguous; with noise, entries in [0, 1].
+        form: ``printed`` (x/2 - 1/4) or ``taylor`` (1/8).
+        noise: scale, streams and position; None gives the coefficients themselves.
+        out: written and returned instead of new tensors, such as an earlier result.
+        backend: who runs it.
+
+    Guarantee: that of ``add_noise`` for one coefficient. What a scale protects follows from the
+    sensitivity of all coefficients of a record: 3 n / 2 printed, n for Taylor's. A scale of each
+    record (``noise.scale [B]``) depends on the data and certifies nothing.
+
+    =============== =====================================
+    edge case       result
+    =============== =====================================
+    empty           empty; nothing is drawn
+    outside [0, 1]  ``InvalidInput`` if there is noise
+    NaN             ``InvalidInput``, without noise NaN
+    =============== =====================================
+
+    Raises:
+        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
+        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
+
+    Source: SPOF, equation (12) and step 5 of algorithm 1; AdLM, lines 18-19.
+    """
+    made = _linear_quadratic(targets.detach(), form)
+    if noise is not None:
+        behind = quadratic_position(noise.position, targets.numel())
+        _add(made.linear, noise, noise.position)
+        _add(made.quadratic, noise, behind)
+    return made if out is None else Coefficients(*_copied(made, out))
+
+
+def _copied(
+    made: tuple[torch.Tensor, torch.Tensor], out: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    for values, place in zip(made, out, strict=True):
+        place.detach().copy_(values)
+    return out
+
+
+def _validate_quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: Noise | None = None,
+    shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> str:
+    check.tensor(z=z, shape=(None, None), dtypes=FLOATS, contiguous=True)
+    kind: dict[str, Any] = {"dtypes": (z.dtype,), "device": z.device, "contiguous": True}
+    check.tensor(targets=targets, shape=z.shape, **kind)
+    if shift is not None:
+        check.tensor(shift=shift, shape=(len(z),), **kind)
+    if out is not None:
+        given = (z, targets) if shift is None else (z, targets, shift)
+        _check_out(out, (((len(z),), torch.float64), (z.shape, z.dtype)), given)
+    return _validate_perturb(targets, form=form, noise=noise)
+
+
+def _cost_quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: Noise | None = None,
+    shift: torch.Tensor | None = None,
+    **_: Any,
+) -> Cost:
+    n, size = z.numel(), z.numel() * z.element_size()
+    made = perturb.cost(targets, form=form, noise=noise)
+    # a1 + 2 a2 w; in float64 w (a1 + a2 w) and its lane; the lanes' sum.
+    flops = 7 * n + (LANES - 1) * len(z)
+    flops += 0 if shift is None else n
+    shifts = 0 if shift is None else len(z) * z.element_size()
+    return Cost(
+        bytes_read=made.bytes_read + size + shifts,
+        bytes_written=size + 8 * len(z),
+        flops=made.flops + flops,
+        random_words=made.random_words,
+    )
+
+
+@op(validate=_validate_quadratic, cost=_cost_quadratic)
+def quadratic(
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: Noise | None = None,
+    shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The polynomial loss of every record and its derivative, coefficients never written.
+
+    With ``(a1, a2) = perturb(targets, form=form, noise=noise)`` and ``w = z + c_b``:
+
+        loss_b = sum_i w (a1 + a2 w)        in float64
+        dz     = a1 + 2 a2 w                in z's dtype
+
+    The derivative by the shift is ``dz.sum(1)``. The sum has a fixed order (``LANES``), so that
+    all backends give the same bits.
+
+    Args:
+        z: logits float32 or float64 ``[B, n]``, contiguous.
+        targets: as for ``perturb``, of z's shape and dtype.
+        form, noise: as for ``perturb``.
+        shift: c_b of each record, ``[B]`` of z's dtype: what a constant on the decoder adds to all
+            its logits.
+        out: loss and dz, written and returned instead of new tensors.
+        backend: who runs it.
+
+    Returns:
+        ``loss`` float64 ``[B]``, without the constant n log 2, and ``dz``.
+
+    =================== =====================================
+    edge case           result
+    =================== =====================================
+    no records          empty
+    no features         losses 0
+    NaN, inf in z       spreads to the record's loss
+    target outside      ``InvalidInput`` if there is noise
+    =================== =====================================
+
+    Raises:
+        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
+        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
+
+    Source: SPOF, equations (12), (30)-(31) and step 3 of algorithm 1; AdLM, (24) and line 27.
+    """
+    a1, a2 = perturb.reference(targets, form=form, noise=noise)
+    w = z.detach() if shift is None else z.detach() + shift.detach()[:, None]
+    dz = (a2 + a2) * w + a1
+    wide = w.double()
+    made = lane_sum(wide * (a1.double() + a2.double() * wide)), dz
+    return made if out is None else _copied(made, out)
+
+
+def lane_sum(terms: torch.Tensor) -> torch.Tensor:
+    """The sum of each row ``[B, n]`` in ``LANES`` partial sums from 0, which meet by halves."""
+    sums = torch.zeros(len(terms), LANES, dtype=terms.dtype, device=terms.device)
+    for start in range(0, terms.shape[1], LANES):
+        part = terms[:, start : start + LANES]
+        sums[:, : part.shape[1]] += part
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return sums[:, 0]
+
+
+__all__ = [
+    "FORMS",
+    "Coefficients",
+    "Draws",
+    "Noise",
+    "perturb",
+    "quadratic",
+    "quadratic_position",
+]

@@ -1,0 +1,157 @@
+// Coefficients and losses against noise added to plain coefficients, row by row.
+
+#include "cpu/coef.h"
+
+#include <cstddef>
+#include <utility>
+
+#include "check.h"
+#include "cpu/tiles.h"
+
+namespace dpkern::test {
+namespace {
+
+template <class T>
+struct Case {
+  CoefForm form;
+  cpu::CoefNoise noise;
+  std::int64_t rows;
+  std::int64_t columns;
+  std::vector<T> z, targets, shift;
+
+  std::size_t size() const { return targets.size(); }
+};
+
+// Both coefficients, each noised by the op for tensors.
+template <class T>
+std::vector<std::vector<T>> coefficients_of(const Case<T>& c) {
+  std::vector<T> linear, quadratic;
+  for (const T x : c.targets) {
+    linear.push_back(static_cast<T>(0.5) - x);
+    const T printed = static_cast<T>(0.5) * x - static_cast<T>(0.25);
+    quadratic.push_back(c.form == CoefForm::kPrinted ? printed : static_cast<T>(0.125));
+  }
+  if (!c.noise.on) return {linear, quadratic};
+  const cpu::Ahead none{};
+  for (std::int64_t row = 0; row < c.rows; ++row) {
+    const std::int64_t at = row * c.columns;
+    const auto add = [&](std::vector<T>& values, std::uint64_t first) {
+      cpu::add_noise_float(c.noise.stream, c.noise.rounding, Distribution::kLaplace, none,
+                           first + static_cast<std::uint64_t>(at), c.columns, c.noise.scale_of(row),
+                           values.data() + at, 1);
+    };
+    add(linear, c.noise.linear);
+    add(quadratic, c.noise.quadratic);
+  }
+  return {linear, quadratic};
+}
+
+// Slopes, and losses whose terms meet in sixteen lanes.
+template <class T>
+std::pair<std::vector<double>, std::vector<T>> losses_of(const Case<T>& c,
+                                                         const std::vector<std::vector<T>>& made) {
+  std::vector<double> losses;
+  std::vector<T> slopes;
+  for (std::int64_t row = 0; row < c.rows; ++row) {
+    std::vector<double> lanes(16, 0.0);
+    for (std::int64_t column = 0; column < c.columns; ++column) {
+      const auto i = static_cast<std::size_t>(row * c.columns + column);
+      const T shifted = c.z[i] + (c.shift.empty() ? T{0} : c.shift[static_cast<std::size_t>(row)]);
+      const T w = c.shift.empty() ? c.z[i] : shifted;
+      const T a1 = made[0][i], a2 = made[1][i];
+      slopes.push_back((a2 + a2) * w + a1);
+      const double wide = w;
+      lanes[static_cast<std::size_t>(column % 16)] +=
+          wide * (static_cast<double>(a1) + static_cast<double>(a2) * wide);
+    }
+    for (std::size_t half = 8; half > 0; half /= 2) {
+      for (std::size_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    losses.push_back(lanes[0]);
+  }
+  return {losses, slopes};
+}
+
+template <class T>
+std::int64_t run(const Case<T>& c, const std::string& what) {
+  const auto made = coefficients_of(c);
+  const auto [losses, slopes] = losses_of(c, made);
+  std::int64_t cases = 0;
+  for_every_setting([&](int threads, const std::string& setting) {
+    Shifted<T> x(c.targets, 1), z(c.z, 3), shift(c.shift, 1);
+    Shifted<T> a1(std::vector<T>(c.size()), 3), a2(std::vector<T>(c.size()), 1);
+    cpu::perturb(c.form, c.noise, c.rows, c.columns, x.data(), a1.data(), a2.data(), threads);
+    check_same(a1.values(), made[0], what + " linear" + setting);
+    check_same(a2.values(), made[1], what + " quadratic" + setting);
+    Shifted<double> loss(std::vector<double>(losses.size()), 1);
+    Shifted<T> dz(std::vector<T>(c.size()), 1);
+    cpu::quadratic_loss(c.form, c.noise, c.rows, c.columns, z.data(), x.data(),
+                        c.shift.empty() ? nullptr : shift.data(), loss.data(), dz.data(), threads);
+    check_same(loss.values(), losses, what + " loss" + setting);
+    check_same(dz.values(), slopes, what + " slopes" + setting);
+    ++cases;
+  });
+  return cases;
+}
+
+template <class T>
+std::int64_t sweep(std::int64_t rows, std::int64_t columns, std::uint64_t first) {
+  const auto n = static_cast<std::size_t>(rows * columns);
+  Case<T> c{};
+  c.rows = rows;
+  c.columns = columns;
+  for (std::size_t i = 0; i < n; ++i) {
+    c.targets.push_back(static_cast<T>(i * 37 % 129) / 128);
+    c.z.push_back(static_cast<T>(i * 91 % 257) / 32 - 4);
+  }
+  std::vector<float> scales;
+  std::vector<T> shift;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    scales.push_back(0.1f + static_cast<float>(row % 7));
+    shift.push_back(static_cast<T>(row % 5) - T{2});
+  }
+  const std::string size = std::to_string(rows) + " x " + std::to_string(columns);
+  std::int64_t cases = 0;
+  for (const CoefForm form : {CoefForm::kPrinted, CoefForm::kTaylor}) {
+    c.form = form;
+    c.noise = {};
+    c.noise.scale = 1;
+    c.shift = {};
+    cases += run(c, "plain " + size);
+    c.noise = {true,
+               counting_key(0x04000000, 3, 8),
+               counting_key(0x01000000, 3, 8),
+               {},
+               first,
+               (first + n + kTile - 1) / kTile * kTile,
+               0.75,
+               nullptr,
+               false};
+    c.shift = shift;
+    cases += run(c, "noised " + size);
+    c.noise.scales = scales.data();
+    cases += run(c, "scaled " + size);
+    // Made before, from a little before the first position on.
+    const std::uint64_t begin = first - 3;
+    const std::uint64_t count = c.noise.quadratic + n - begin;
+    std::vector<std::int32_t> values(count);
+    std::vector<std::int16_t> bits(count);
+    const auto made = static_cast<std::int64_t>(count);
+    cpu::lattice_draws(c.noise.stream, Distribution::kLaplace, begin, made, values.data(), 1);
+    cpu::rounding_draws(c.noise.rounding, begin, made, bits.data(), 1);
+    c.noise.ahead = {values.data(), nullptr, begin};
+    cases += run(c, "draws ahead " + size);
+    c.noise.ahead.rounding = bits.data();
+    cases += run(c, "all ahead " + size);
+  }
+  return cases;
+}
+
+}  // namespace
+
+std::int64_t test_coef() {
+  return sweep<float>(1, 1, 3) + sweep<float>(700, 14, 512) + sweep<float>(23, 1031, 700) +
+         sweep<double>(40, 17, 1000) + sweep<float>(0, 5, 3) + sweep<double>(5, 0, 3);
+}
+
+}  // namespace dpkern::test
