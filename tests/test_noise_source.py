@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +20,8 @@ from dpkern.mechanisms import (
     LaplaceSGD,
     Mechanism,
 )
-from dpkern.noise_tables import Layout, RingPrefetch
+from dpkern.noise_tables import Layout, RingPrefetch, _producers
+from dpkern.noise_tables import ring as ring_module
 from dpkern.ops import noise, update
 from tests.engine_run import Run
 from tests.released_cases import Made, crop, gradients, make
@@ -73,6 +76,44 @@ def test_a_ring_changes_no_bit(mechanism: Mechanism, rule: update.Rule | None) -
         assert step.words == plain.words
         assert step.state_dict()["ledger"] == plain.state_dict()["ledger"]
         assert not equal(got, trained(make(mechanism, optimizer=rule, seed=8)))
+
+
+def test_what_the_producer_has_not_begun_is_made_by_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(self: object, fill: object) -> Future[None]:
+        return Future()
+
+    monkeypatch.setattr(_producers.SideThread, "submit", never)
+    with RingPrefetch() as ring:
+        step = make(CASES["float"][0], optimizer=SGD, noise_source=ring)
+        assert equal(trained(step), trained(make(CASES["float"][0], optimizer=SGD)))
+        words = step.provenance()["words"]
+    assert words["produced"] == words["consumed"] == step.words["produced"]
+
+
+def test_pieces_of_a_block_are_made_once_whoever_makes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int, int]] = []
+    together = threading.Barrier(2)
+    honest = noise.lattice_draws
+
+    def slow(stream: Any, **place: Any) -> torch.Tensor:
+        made.append((threading.get_ident(), stream.n1, place["position"]))
+        with suppress(threading.BrokenBarrierError):
+            together.wait(0.2)  # the step's thread and the producer's meet in every piece
+        return honest(stream, **place)
+
+    monkeypatch.setattr(noise, "lattice_draws", slow)
+    monkeypatch.setattr(ring_module, "PIECE", 512)
+    with RingPrefetch(depth=1) as ring:
+        step = make(CASES["float"][0], optimizer=SGD, noise_source=ring)
+        got = trained(step, 1)
+    assert len({thread for thread, *_ in made}) == 2
+    places = [place for _, *place in made]
+    assert len(places) == len({tuple(place) for place in places})
+    assert equal(got, trained(make(CASES["float"][0], optimizer=SGD), 1))
 
 
 def test_every_release_takes_a_block_and_no_block_serves_twice() -> None:

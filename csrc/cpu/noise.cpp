@@ -249,14 +249,47 @@ void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blo
   });
 }
 
+// Many draws are for later: they pass by the caches, where the model's work is, and the processor
+// need not read the lines that it is about to overwrite.
+constexpr std::int64_t kStreamed = 1 << 20;
+
+template <class T>
+void copy_past_caches(const T* from, int count, T* to) {
+#if DPK_X86
+  const int bytes = count * static_cast<int>(sizeof(T));
+  if (bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0) {
+    const auto* source = reinterpret_cast<const char*>(from);
+    auto* target = reinterpret_cast<char*>(to);
+    for (int i = 0; i < bytes; i += 16) {
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
+                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
+    }
+    return;
+  }
+#endif
+  std::copy(from, from + count, to);
+}
+
+// Streamed stores are seen by others in the order of what follows.
+void end_of_streamed() {
+#if DPK_X86
+  _mm_sfence();
+#endif
+}
+
 void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
                    std::int32_t* x, int threads) {
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::int32_t draws[kTile];
       draw_tile(stream, law, part.tile, draws);
-      std::copy(draws + part.offset, draws + part.offset + part.count, x + part.index);
+      if (n >= kStreamed) {
+        copy_past_caches(draws + part.offset, part.count, x + part.index);
+      } else {
+        std::copy(draws + part.offset, draws + part.offset + part.count, x + part.index);
+      }
     });
+    end_of_streamed();
   });
 }
 
@@ -266,14 +299,20 @@ void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n,
     RoundingTiles rounded(rounding);
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::uint32_t made[kTile];
+      alignas(64) std::int16_t narrow[kTile];
       rounded.bits(part.tile, made);
       versioned([&]() DPK_INLINE {
-        const int count = part.count;  // a copy: stores through `to` could change the original
-        std::int16_t* to = bits + part.index;
+        const int count = part.count;  // a copy: stores through `narrow` could change the original
         const std::uint32_t* from = made + part.offset;
-        for (int i = 0; i < count; ++i) to[i] = static_cast<std::int16_t>(from[i]);
+        for (int i = 0; i < count; ++i) narrow[i] = static_cast<std::int16_t>(from[i]);
       });
+      if (n >= kStreamed) {
+        copy_past_caches(narrow, part.count, bits + part.index);
+      } else {
+        std::copy(narrow, narrow + part.count, bits + part.index);
+      }
     });
+    end_of_streamed();
   });
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import os
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ import torch
 from .._threads import limited
 from ..ops.update import Draws
 from .source import Layout
+
+_NICE = 19
 
 
 class Work(Protocol):
@@ -68,6 +71,11 @@ class Memory:
                 tensor.zero_()
 
 
+def _give_way() -> None:
+    """This thread runs where the model's threads leave a core; Linux has priorities of threads."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory under a tensor of its own, which can be emptied alone."""
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -108,7 +116,9 @@ class SideThread:
 
     def __init__(self) -> None:
         # The executor's threads end with the interpreter, after what they are filling.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="dpkern-ring")
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="dpkern-ring", initializer=_give_way
+        )
         self._ended = threading.Event()
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,12 +19,13 @@ from ..rng import Purpose, Stream
 from ._producers import Memory, Producer, SideStream, SideThread, Work
 from .source import LAST_STEP, Layout, NoiseSource
 
-PIECE = 1 << 22
-"""Draws between two looks at whether anybody still wants them."""
+PIECE = 1 << 20
+"""Draws between two looks at whether anybody still wants them, and who else is making them."""
 
 
 class RingPrefetch(NoiseSource):
-    """Blocks of fresh draws, made beside the model's work: by a thread on a CPU, on a stream of the
+    """Blocks of fresh draws, made beside the model's work: by a thread of low priority on a CPU
+    (what it has not begun when its step comes, the step's own threads make), on a stream of the
     lowest priority on a GPU (that part has not yet run on one).
 
     A block is filled for step n, handed out once to step n, and filled with draws of a later step
@@ -90,18 +92,24 @@ class RingPrefetch(NoiseSource):
 
     def _filled(self, step: int, layout: Layout) -> _Block:
         assert self._producer is not None
-        streams, memory = self._streams(step), self._free[-1]
-        fill = partial(_fill, self._producer, memory, streams, layout, self._backend)
-        work = self._producer.submit(fill)
+        starts = iter(range(0, layout.count, PIECE))
+        pieces = _Pieces(self._free[-1], self._streams(step), layout, self._backend, starts)
+        work = self._producer.submit(partial(pieces.fill, self._producer))
         self._free.pop()
-        return _Block(step, streams, memory, work)
+        return _Block(step, pieces, work)
 
     def _made(self, step: int) -> Draws:
         self._begin(step)
         assert self._layout is not None
         assert self._producer is not None
         block = self._blocks[0]
-        error = block.work.exception()
+        try:
+            # Where the model's threads leave no core to the producer, they make what is left.
+            block.pieces.make(self._producer)
+            error = None if block.work.cancel() else block.work.exception()
+        except BaseException:
+            self._start_again()
+            raise
         if error is not None:
             self._start_again()
             raise error
@@ -111,6 +119,7 @@ class RingPrefetch(NoiseSource):
         self._idle.discard(block.memory)
         if self._producer.ended:  # with the interpreter: the block may be wiped, or half filled
             self._idle.add(block.memory)
+            block.memory.wipe()
             self._refuse("a process that goes on", "one whose rings have been wiped")
         self._blocks.popleft()
         self._words["produced"] += self._size
@@ -171,47 +180,63 @@ class RingPrefetch(NoiseSource):
 
 
 @dataclass(frozen=True)
+class _Pieces:
+    """A block's draws, piece by piece; whoever asks makes the next one.
+
+    Attributes:
+        memory: where they go.
+        streams: of the draws and of the rounding bits.
+        layout: which draws.
+        backend: who makes them.
+        starts: of the pieces that nobody has begun; each is given to one thread.
+    """
+
+    memory: Memory
+    streams: tuple[Stream, Stream]
+    layout: Layout
+    backend: str | None
+    starts: Iterator[int]
+
+    def make(self, producer: Producer) -> None:
+        """Make pieces until all are begun, or nobody wants them any more."""
+        for start in self.starts:
+            if producer.ended:
+                return
+            count = min(PIECE, self.layout.count - start)
+            where: dict[str, Any] = {"position": self.layout.first + start, "count": count}
+            where |= {"device": self.layout.device, "backend": self.backend}
+            values = self.memory.values[start : start + count]
+            noise.lattice_draws(self.streams[0], distribution=self.layout.law, out=values, **where)
+            if self.memory.rounding is not None:
+                bits = self.memory.rounding[start : start + count]
+                noise.rounding_bits(self.streams[1], out=bits, **where)
+
+    def fill(self, producer: Producer) -> None:
+        """``make``, by the producer, who wipes what nobody wants any more."""
+        try:
+            self.make(producer)
+        finally:
+            if producer.ended:
+                self.memory.wipe()
+
+
+@dataclass(frozen=True)
 class _Block:
     """The draws of one step, made or on their way."""
 
     step: int
-    streams: tuple[Stream, Stream]
-    memory: Memory
+    pieces: _Pieces
     work: Work
 
+    @property
+    def memory(self) -> Memory:
+        """Where its draws are."""
+        return self.pieces.memory
 
-def _fill(
-    producer: Producer,
-    memory: Memory,
-    streams: tuple[Stream, Stream],
-    layout: Layout,
-    backend: str | None,
-) -> None:
-    try:
-        _fill_pieces(producer, memory, streams, layout, backend)
-    finally:
-        if producer.ended:
-            memory.wipe()
-
-
-def _fill_pieces(
-    producer: Producer,
-    memory: Memory,
-    streams: tuple[Stream, Stream],
-    layout: Layout,
-    backend: str | None,
-) -> None:
-    for start in range(0, layout.count, PIECE):
-        if producer.ended:
-            return
-        count = min(PIECE, layout.count - start)
-        where: dict[str, Any] = {"position": layout.first + start, "count": count}
-        where |= {"device": layout.device, "backend": backend}
-        values = memory.values[start : start + count]
-        noise.lattice_draws(streams[0], distribution=layout.law, out=values, **where)
-        if memory.rounding is not None:
-            bits = memory.rounding[start : start + count]
-            noise.rounding_bits(streams[1], out=bits, **where)
+    @property
+    def streams(self) -> tuple[Stream, Stream]:
+        """What its draws are made from."""
+        return self.pieces.streams
 
 
 __all__ = ["RingPrefetch"]
