@@ -65,8 +65,9 @@ sanitize: | $(CMAKE)
 	$(CMAKE) --build build/sanitize --parallel 2
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
 
+# glibc keeps the memory that a step gives back: fresh pages would be most of what a step takes.
 screenshot: $(VENV)/.dev
-	$(PY) docs/screenshot.py
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 $(PY) docs/screenshot.py
 
 clean:
 	rm -rf build dist *.egg-info dpkern/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

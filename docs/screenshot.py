@@ -22,7 +22,7 @@ PICTURES = Path(__file__).parent / "pictures"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAGES = {
     "compare": ("compare", "--mechanisms", "spof,dpsgd-da", "-n", "14", "-l", "7"),
-    "model": ("model", "gredp-resnet18", "--batch-size", "8"),
+    "model": ("model", "gredp-resnet18", "--batch-size", "8", "--rounds", "15"),
     "table": ("table",),
 }
 SHAPES = {"desktop": (960, 1500, "light"), "phone": (390, 1500, "dark")}

@@ -27,7 +27,7 @@ from .traffic import Moved, Traffic
 
 SECONDS = 1.5
 """How long the timed rounds may take if nobody says how many there are."""
-MOST_ROUNDS = 15
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 _LR, _MOMENTUM = 1e-3, 0.9
 _DATASET = 1000
 """Batches in the made-up data set; only the ledger sees it."""
@@ -132,7 +132,7 @@ def measure(subject: Subject, mechanism: Mechanism, *, rounds: int | None) -> Me
         subject: model and batch.
         mechanism: of the private step.
         rounds: how often each variant is timed, plainly and traced; None: as often as ``SECONDS``
-            allow, at least once.
+            allow, and at least three times.
 
     Raises:
         DPKernError: a model or mechanism that the engine refuses.
@@ -159,7 +159,7 @@ def measure(subject: Subject, mechanism: Mechanism, *, rounds: int | None) -> Me
             side.calls.append(trace.calls)
         done += 1
         spent = time.perf_counter() - timed
-        if rounds is None and spent * (done + 1) / done > SECONDS:
+        if rounds is None and done >= FEWEST_ROUNDS and spent * (done + 1) / done > SECONDS:
             break
     note = _read_counters(variants, sides)
     return Measured(
