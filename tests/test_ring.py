@@ -358,10 +358,10 @@ held = []
 def late():
     try:
         held[0].take(1)
-    except Exception as error:
+    except PrivacyError as error:
         print(type(error).__name__)
 import torch
-from dpkern import testing
+from dpkern import PrivacyError, testing
 from dpkern.noise_tables import Layout, RingPrefetch
 held.append(RingPrefetch())
 held[0].bind(testing.KEY, Layout.of("gaussian", (0,), (512,), "cpu", rounding=True))
@@ -454,3 +454,18 @@ def test_bad_layouts_are_refused(name: str, given: Any) -> None:
 def test_bad_depths_are_refused() -> None:
     with pytest.raises(InvalidInput, match="depth"):
         RingPrefetch(depth=0)
+
+
+@pytest.mark.parametrize("misaligned", [0, 1])
+def test_many_draws_at_once_are_those_in_pieces(misaligned: int) -> None:
+    # From 2^20 on the CPU's kernels write past the caches, sixteen bytes at a time.
+    first, count, piece = 512 * 7 + 3, (1 << 20) + 5, 1 << 18
+    stream = testing.KEY.stream(Purpose.NOISE, 3)
+    for make, dtype in ((noise.lattice_draws, torch.int32), (noise.rounding_bits, torch.int16)):
+        room = torch.full((count + misaligned + 1,), 77, dtype=dtype)
+        make(stream, position=first, count=count, out=room[misaligned : misaligned + count])
+        for start in range(0, count, piece):
+            few = min(piece, count - start)
+            part = make(stream, position=first + start, count=few)
+            assert torch.equal(room[misaligned + start :][:few], part)
+        assert bool((room[misaligned + count :] == 77).all())

@@ -19,6 +19,7 @@ from ..ops.update import Draws
 from .source import Layout
 
 _NICE = 19
+"""The lowest priority that Linux has."""
 
 
 class Work(Protocol):
