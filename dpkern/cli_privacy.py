@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 from . import accounting
-from .errors import InvalidInput
 from ._validate import choice, integer
+from .errors import InvalidInput
 from .mechanisms import RandomizedResponse
 from .mechanisms.base import Mechanism
 from .train import display, objective_mechanism, responses
@@ -219,7 +219,11 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
         print(dumps(result), flush=True)
         return
     rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
-    plain = [(name, value) for name, value in rows if name not in ("bounds", "notes", "event", "settings")]
+    plain = [
+        (name, value)
+        for name, value in rows
+        if name not in ("bounds", "notes", "event", "settings")
+    ]
     bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
     notes = [("note", note) for note in result["notes"]]
     display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])

@@ -13,7 +13,7 @@ from .train import display, objective_report
 from .train.ahead import SOURCES
 from .train.models import ALL_MODELS
 from .train.objective import ObjectiveSession
-from .train.objective_options import RecordOptions
+from .train.objective_options import CodeOptions, RecordOptions
 from .train.options import (
     ARITHMETICS,
     CLIPPINGS,
@@ -42,7 +42,12 @@ def _option(owner: type[Any], name: str, help_text: str, panel: str | None = Non
 def command(
     data: Annotated[
         str | None,
-        _option(PrivacyOptions, "data", "'digits', or a .npz or .csv file, or a folder with one."),
+        _option(
+            PrivacyOptions,
+            "data",
+            "'digits', or a .npz or .csv file, or a folder with one. "
+            "Of spof and fm: 'generated', or a .csv file.",
+        ),
     ] = None,
     model: Annotated[
         str | None, _option(ModelOptions, "model", f"One of {', '.join(ALL_MODELS)}.")
@@ -89,7 +94,12 @@ def command(
     ] = None,
     epochs: Annotated[
         int | None,
-        _option(PrivacyOptions, "epochs", "Epochs of rows // batch size steps each."),
+        _option(
+            PrivacyOptions,
+            "epochs",
+            "Epochs of rows // batch size steps each. "
+            "Of spof and fm: visits of each record, usually 20.",
+        ),
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -97,7 +107,9 @@ def command(
             help="Expected batch size.", show_default=f"{DEFAULT_BATCH_SIZE}, or all rows if fewer"
         ),
     ] = None,
-    lr: Annotated[float | None, _option(ModelOptions, "lr", "Learning rate.")] = None,
+    lr: Annotated[
+        float | None, _option(ModelOptions, "lr", "Learning rate; of spof and fm usually 0.05.")
+    ] = None,
     optimizer: Annotated[
         str | None, _option(ModelOptions, "optimizer", f"One of {', '.join(OPTIMIZERS)}.")
     ] = None,
@@ -232,7 +244,7 @@ def command(
         ),
     ] = None,
     code: Annotated[
-        int | None, _option(RecordOptions, "code", "Length of a user's code.", RECORDS)
+        int | None, _option(CodeOptions, "code", "Length of a user's code.", RECORDS)
     ] = None,
     sigma: Annotated[
         float | None,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,17 @@ class Records:
             first.scatter_reduce_(0, of_user, place, "amin")
             firsts[user] = first[of_user]
         return firsts
+
+    def pooled(self) -> Records:
+        """The same records as those of one user, as the functional mechanism takes them."""
+        most = int(self.rows.max()) + 1
+        apart = self.rows + most * torch.arange(self.users)[:, None]
+        return replace(
+            self,
+            train=self.train.flatten(0, 1)[None],
+            test=self.test.flatten(0, 1)[None],
+            rows=apart.flatten()[None],
+        )
 
     @property
     def unproved(self) -> str:

@@ -74,9 +74,9 @@ def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
             got=f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             remedy="The file is damaged or of another program; start a new run.",
         ) from error
-    found = content.get("format") if isinstance(content, dict) else None
+    found = str(content.get("format")) if isinstance(content, dict) else ""
     known = found in _KNOWN and kind in (None, found)
-    version, keys = _KNOWN[found if known else FORMAT]
+    version, keys = _KNOWN[found if known else kind or FORMAT]
     if not known or content.get("version") != version or set(content) != keys:
         raise InvalidInput(
             "resume",

@@ -14,14 +14,14 @@ from ..mechanisms.objective import ObjectivePerturbation
 from ..objective.records import Records
 from .mechanism import read_settings
 
-TYPES: dict[str, type[ObjectivePerturbation]] = {"fm": FM, "spof": SPOF}
+TYPES: dict[str, type[SPOF] | type[FM]] = {"fm": FM, "spof": SPOF}
 """By the name that ``--mechanism`` takes."""
 
 DECIDED = ("epsilon", "mode")
 """Fields with an option of their own."""
 
 
-def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> Any:
+def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> SPOF | FM:
     """The mechanism of this name.
 
     Raises:

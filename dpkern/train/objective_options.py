@@ -93,7 +93,7 @@ class RecordOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """The autoencoder and its steps; the defaults are those of the sources where they name any, else ours."""
+    """The autoencoder and its steps. The code length is the source's, the other defaults ours."""
 
     code: int = 7
     lr: float = 0.05
