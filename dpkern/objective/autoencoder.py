@@ -182,8 +182,8 @@ def descend(weights: Weights, gradients: Gradients, lr: float) -> None:
     """``W -= lr g`` in place, without writing the gradient."""
     encoder, decoder = weights.pairs()
     g = gradients
-    encoder.baddbmm_(g.inputs[:, :, None], g.code[:, None, :], alpha=-lr)
-    decoder.baddbmm_(g.hidden[:, :, None], g.output[:, None, :], alpha=-lr)
+    encoder.addcmul_(g.inputs[:, :, None], g.code[:, None, :], value=-lr)
+    decoder.addcmul_(g.hidden[:, :, None], g.output[:, None, :], value=-lr)
 
 
 def descend_flat(weights: Weights, gradients: Tensor, lr: float) -> None:

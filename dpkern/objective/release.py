@@ -69,8 +69,9 @@ class Ahead:
         self._size = self._starts[-1] + runs * width
         self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
         self._first = -1
-        self._values = torch.empty(0, 0, dtype=torch.int32)
-        self._bits = torch.empty(0, 0, dtype=torch.int16)
+        # What stands between two groups is never read.
+        self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
+        self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
 
     def take(self, step: int) -> Draws:
         """The draws of this step, at positions from 0 on."""
@@ -83,8 +84,6 @@ class Ahead:
     def _make(self, first: int) -> None:
         each = self._parts * self._width
         count, start = self._steps * each, first * each
-        self._values = torch.zeros(self._steps, self._size, dtype=torch.int32)
-        self._bits = torch.zeros(self._steps, self._size, dtype=torch.int16)
         shape = (self._steps, self._parts, self._width)
         for run, (stream, rounding) in enumerate(zip(self.streams, self.roundings, strict=True)):
             kind = {"position": start, "count": count}

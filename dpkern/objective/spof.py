@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .._threads import limited
 from .._validate import integer, non_negative, tensor
 from ..errors import InvalidInput
 from ..mechanisms import FM, OutputSGD
@@ -148,8 +149,8 @@ class Training:
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size)
         # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
-        whole = method.release == "record" or not method.published and method.form == "taylor"
-        if whole and method.noised:
+        alone = not method.published and method.form == "taylor"
+        if (alone or method.release == "record") and method.noised:
             return Released(method, self._train, keys)
         return Perturbed(method, keys, (users, records, n))
 
@@ -166,9 +167,11 @@ class Training:
     def step(self) -> None:
         """One record of every user in every run."""
         begun = time.perf_counter()
-        shown, direction = self._rule.direction(self.weights, self._visit())
-        self._guard(shown)
-        self._descend(direction)
+        # What a step does is too small to be shared out.
+        with limited(1):
+            shown, direction = self._rule.direction(self.weights, self._visit())
+            self._guard(shown)
+            self._descend(direction)
         self.step_number += 1
         self.seconds += time.perf_counter() - begun
 
@@ -301,7 +304,7 @@ class Training:
 def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
     train, test = records.train, records.test
     tensor(**{"records.train": train}, shape=(None, None, None), dtypes=(torch.float32,))
-    users, each, n = train.shape
+    users, _, n = train.shape
     tensor(**{"records.test": test}, shape=(users, None, n), dtypes=(torch.float32,))
     for name, part in (("records.train", train), ("records.test", test)):
         integer(1, **{f"users of {name}": part.shape[0]})
