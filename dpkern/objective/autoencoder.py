@@ -161,7 +161,7 @@ def forward(weights: Weights, inputs: Tensor) -> Passed:
 
 
 def shift(hidden: Tensor, constant: float) -> Tensor:
-    """``c_j = c sum_r h_jr``: what a constant c on every entry of the decoder adds to all logits."""
+    """``c_j = c sum_r h_jr``: what a constant c on the whole decoder adds to every logit."""
     return spof_loss.shift(hidden, constant)
 
 

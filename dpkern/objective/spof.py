@@ -1,4 +1,4 @@
-"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or without noise, many runs at once.
+"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
 
 One step takes one record of every user in every run, each user's records in an order of the run's
 own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop do
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._threads import limited
-from .._validate import integer, non_negative, tensor
+from .._validate import integer, non_negative, tensor_at
 from ..errors import InvalidInput
 from ..mechanisms import FM, OutputSGD
 from ..ops.coef import check_targets
@@ -303,13 +303,15 @@ class Training:
 
 def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
     train, test = records.train, records.test
-    tensor(**{"records.train": train}, shape=(None, None, None), dtypes=(torch.float32,))
+    kind: dict[str, Any] = {"dtypes": (torch.float32,)}
+    tensor_at("records.train", train, shape=(None, None, None), **kind)
     users, _, n = train.shape
-    tensor(**{"records.test": test}, shape=(users, None, n), dtypes=(torch.float32,))
+    tensor_at("records.test", test, shape=(users, None, n), **kind)
     for name, part in (("records.train", train), ("records.test", test)):
-        integer(1, **{f"users of {name}": part.shape[0]})
-        integer(1, **{f"records of each user in {name}": part.shape[1]})
-        integer(1, **{f"features of {name}": part.shape[2]})
+        for what, size in zip(
+            ("users", "records of each user", "features"), part.shape, strict=True
+        ):
+            integer(1, **{f"{what} of {name}": size})
         check_targets(name, part)
     if isinstance(method, FM) and users != 1:
         raise InvalidInput(
