@@ -1,4 +1,4 @@
-"""The trainer of autoencoders: gradients, order, guard, resume, and what it equals without noise."""
+"""The trainer of autoencoders: gradients, order, guard, resume; what it equals without noise."""
 
 from __future__ import annotations
 
@@ -219,7 +219,8 @@ def test_a_resumed_run_with_secret_keys_keeps_its_release() -> None:
     run = training(SPOF(epsilon=1.0), seeds=(3,), keys=[Key.fresh()])
     run.step()
     later = training(SPOF(epsilon=1.0), seeds=(3,), keys=[Key.fresh()])
-    assert not run.seeded and not later.seeded
+    assert not run.seeded
+    assert not later.seeded
     later.load_state_dict(run.state_dict())
     for each in (run, later):
         each.run()
@@ -259,7 +260,8 @@ def test_the_printed_loss_diverges_and_taylors_does_not() -> None:
     low = Records(low.train * 0.4, low.test * 0.4)
     printed = training(NonPrivate(loss="printed"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
     taylor = training(NonPrivate(loss="taylor"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
-    assert printed.diverged.all() and not taylor.diverged.any()
+    assert printed.diverged.all()
+    assert not taylor.diverged.any()
 
 
 def test_the_outcome_is_measured_on_held_out_records() -> None:
