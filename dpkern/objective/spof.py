@@ -158,7 +158,8 @@ class Training:
         alone = not method.published and method.form == "taylor"
         if (alone or method.release == "record") and method.noised:
             return Released(method, self._train, keys, self._firsts)
-        return Perturbed(method, keys, (users, records, n), self.weights.code)
+        shape = (users, records, n)
+        return Perturbed(method, keys, shape, self.weights.code, self._firsts)
 
     @property
     def steps(self) -> int:
