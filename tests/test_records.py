@@ -26,7 +26,7 @@ def test_numeric_columns_are_chosen_in_order_and_the_rest_is_padded(tmp_path):
     assert found.train.dtype == torch.float32
     assert not found.train[..., 3:].any()
     notes = " | ".join(found.notes)
-    for said in ("Id left out: it names a person", "Date left out: it holds '4/0/2016'", "padded"):
+    for said in ("Id left out: it names a person", "Date left out: it holds text", "padded"):
         assert said in notes
 
 

@@ -55,12 +55,11 @@ class Columns:
         return [value for value in found if value is not None]
 
     def refusal(self, name: str) -> str:
-        """Why the column is not numeric; empty if it is."""
-        values = [(cell, number(cell)) for cell in self.cells[name]]
-        text = next((cell for cell, value in values if value is None), None)
-        if text is not None:
-            return f"holds {text!r}"
-        return "" if any(not math.isnan(v) for _, v in values if v is not None) else "is blank"
+        """Why the column is not numeric, without quoting it; empty if it is."""
+        values = [number(cell) for cell in self.cells[name]]
+        if None in values:
+            return "holds text"
+        return "" if any(not math.isnan(v) for v in values if v is not None) else "is blank"
 
 
 def number(cell: str) -> float | None:

@@ -272,7 +272,7 @@ class ObjectiveSession:
             self.out / files.FIGURE,
             self.history,
             title=f"{summary['mechanism']}, {summary['mode']}, on {self.records.source}: "
-            f"claimed epsilon {summary['epsilon_claimed']}, "
+            f"claimed epsilon {summary['epsilon_claimed']:g}, "
             f"certified {summary['epsilon_certified']}",
         )
 

@@ -66,6 +66,7 @@ def write_figure(path: Path, history: Sequence[Any], *, title: str) -> None:
         axes = figure.add_subplot(1, 3, number)
         axes.set_title(label)
         axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.plot(epochs, values, marker="o", markersize=3)
         if history and history[-1].diverged:
