@@ -1,6 +1,7 @@
 """Mechanisms: frozen configurations that make a plan and compute their own privacy event."""
 
 from .adaclip import AdaClip
+from .adlm import ILM, AdLM
 from .base import Mechanism
 from .directional import Directional
 from .dpsgd import DPSGD
@@ -18,6 +19,8 @@ from .spectral_dp import SpectralDP
 
 __all__ = [
     "DPSGD",
+    "ILM",
+    "AdLM",
     "AdaClip",
     "Block",
     "Crop",

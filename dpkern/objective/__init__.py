@@ -1,0 +1,1 @@
+"""Training that perturbs a loss instead of gradients, many runs in one computation."""
