@@ -1,6 +1,6 @@
 """AdLM and ILM: noise on relevances, inputs and labels, once, before anything is trained.
 
-    epsilon = eps1 + eps2 + eps3       relevances, inputs of the first layer, labels (or coefficients)
+    epsilon = eps1 + eps2 + eps3       relevances, inputs of the first layer, labels
 
 ``published`` draws with the printed scales, which are divided by the batch size |L|. With one draw
 per record a record really costs, for replacing it,
@@ -333,7 +333,7 @@ class AdLM(ObjectivePerturbation):
         return found
 
     def _total(self) -> float:
-        return math.inf if not self.noisy else math.fsum(self.costs().values())
+        return math.fsum(self.costs().values()) if self.noisy else math.inf
 
     def tail(self) -> float:
         """Delta of the cut noise tails of everything that one record's release draws."""
@@ -346,9 +346,10 @@ class AdLM(ObjectivePerturbation):
         )
 
     def epsilon_certified(self, *, visits: int = 1) -> float:
-        """Proved pure epsilon of one record, whatever is trained on its release, however often.
+        """Proved epsilon of one record, whatever is trained on its release, however often.
 
-        Up to ``tail()`` in delta, below 2^-40; infinite where some part is not protected.
+        Pure up to ``tail()`` in delta; infinite where some part is not protected, or where that is
+        more than 2^-40.
         """
         integer(0, visits=visits)
         total = self._total()
@@ -358,7 +359,7 @@ class AdLM(ObjectivePerturbation):
         return (total + reserve) * (1 + _FLOATS / 4)
 
     def delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
-        """``tail()`` of a certified release; the coordinates are those of ``setting``."""
+        """``tail()`` where something is certified; how many coordinates there are is known here."""
         del coordinates
         return self.tail() if math.isfinite(self.epsilon_certified(visits=visits)) else 0.0
 

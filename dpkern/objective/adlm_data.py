@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .._validate import integer, tensor
+from .._validate import integer, tensor_at
 from ..errors import InvalidInput
 from ..theory.adlm import normalised_inputs
 
@@ -51,9 +51,9 @@ class Labelled:
                     got=str(list(x.shape)) if isinstance(x, Tensor) else type(x).__name__,
                     remedy="Give both training and held-out records.",
                 )
-            tensor(**{name: x}, shape=(None, *self.x.shape[1:]), dtypes=floats)
+            tensor_at(name, x, shape=(None, *self.x.shape[1:]), dtypes=floats)
             label = "y" + name[1:]
-            tensor(**{label: y}, shape=(len(x),), dtypes=(torch.int64,))
+            tensor_at(label, y, shape=(len(x),), dtypes=(torch.int64,))
             if not bool(((y >= 0) & (y < self.classes)).all()):
                 raise InvalidInput(
                     label,
@@ -62,7 +62,7 @@ class Labelled:
                     remedy="Number the classes from 0 on.",
                 )
             normalised_inputs(x.flatten(1), self.low, self.high)
-        if len(self.y.unique()) < 2:
+        if bool((self.y == self.y[0]).all()):
             raise InvalidInput(
                 "y",
                 expected="training records of at least two classes",

@@ -42,7 +42,7 @@ def with_targets(scores: Tensor, targets: Tensor) -> Tensor:
     runs, batch, classes = scores.shape
     flat = scores.detach().flatten(0, 1).contiguous()
     losses, slope = coef.quadratic(flat, targets.flatten(0, 1).contiguous(), form="taylor")
-    scores.backward(slope.view_as(scores) / batch)
+    scores.backward(slope.view_as(scores) / batch)  # type: ignore[no-untyped-call]
     return losses.view(runs, batch).mean(1) + classes * math.log(2)
 
 

@@ -9,6 +9,7 @@ Source: AdLM, algorithm 1, lines 1-19.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from ..mechanisms import adlm_noise
 from ..mechanisms.adlm import AdLM
 from ..nn.polynomial import Coefficients
 from ..nn.relevance import MU, mean_relevance
-from ..rng import Key, Purpose, Stream
+from ..rng import Key, Purpose
 from ..theory.adlm import LABEL_SENSITIVITY
 from .adlm_data import Labelled
 
@@ -127,7 +128,7 @@ def release(
     return replace(found, inputs=found.inputs.float())
 
 
-def _streams(key: Key, number: int) -> dict[str, Stream]:
+def _streams(key: Key, number: int) -> dict[str, Any]:
     return {
         "stream": key.stream(Purpose.LAPLACE, 0, stream=number),
         "rounding": key.stream(Purpose.ROUNDING, 0, stream=number),

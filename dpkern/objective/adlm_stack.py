@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import InvalidInput, UnsupportedModule
-from ..nn.normalise import BatchMinMax, BoundedResponseNorm, bounded_response_norm
+from ..nn.normalise import BatchMinMax, BoundedResponseNorm
+from .adlm_norm import bounded_response_norm
 
 _KNOWN = (
     nn.Unflatten,
@@ -27,7 +27,6 @@ _KNOWN = (
     BoundedResponseNorm,
     BatchMinMax,
 )
-_RANGES = ("batch", "running")
 
 
 class Stack:
@@ -123,10 +122,7 @@ class Stack:
             return product if bias is None else product + bias[:, None]
         if isinstance(layer, BoundedResponseNorm):
             apart = h.reshape(len(h) * runs, -1, *h.shape[2:])
-            options: dict[str, Any] = {
-                "q": layer.q, "size": layer.size, "alpha": layer.alpha, "beta": layer.beta,
-            }  # fmt: skip
-            return bounded_response_norm(apart, **options).reshape(h.shape)
+            return bounded_response_norm(apart, layer).reshape(h.shape)
         if isinstance(layer, BatchMinMax):
             return self._minmax(name, layer, h, training, ranges)
         made: Tensor = layer(h)  # ReLU, pooling: entry by entry, map by map
