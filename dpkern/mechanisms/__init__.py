@@ -5,10 +5,13 @@ from .adlm import ILM, AdLM
 from .base import Mechanism
 from .directional import Directional
 from .dpsgd import DPSGD
+from .functional import FM, SPOF
 from .gredp import GReDP
 from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
+from .objective import ObjectivePerturbation
+from .output_sgd import OutputSGD
 from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
 from .pruning import Pruned
@@ -19,7 +22,9 @@ from .spectral_dp import SpectralDP
 
 __all__ = [
     "DPSGD",
+    "FM",
     "ILM",
+    "SPOF",
     "AdLM",
     "AdaClip",
     "Block",
@@ -32,7 +37,9 @@ __all__ = [
     "Mechanism",
     "Memory",
     "Note",
+    "ObjectivePerturbation",
     "Open",
+    "OutputSGD",
     "Plan",
     "ProjectedSGD",
     "Pruned",
