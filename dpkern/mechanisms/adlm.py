@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,10 +56,36 @@ MOST_TAIL = 2.0**-40
 """Where noise tails that are cut weigh more than this, nothing is certified."""
 
 _ROUNDING = 2 * ROUNDING_STEP / SCALE_UNITS
-"""Epsilon of one coordinate's stochastic rounding: twice 2^-36, which covers second-order terms."""
+"""Epsilon of one coordinate's stochastic rounding.
+
+``fl(x / u)`` rises with x, so for x in [0, rho] two of them differ by at most ``fl(rho / u)``; 16
+bits of rounding add 2^-16 units, 2^-36 of the scale. Between whole units the logarithm of a mixed
+law exceeds a straight line by 2^-43 at most, which doubling covers.
+"""
 
 _FLOATS = 2.0**-40
 """Relative reserve for sums and quotients of floats."""
+
+
+class _Part(NamedTuple):
+    """One release with Laplace noise.
+
+    Attributes:
+        coordinates: that get noise and depend on the record.
+        epsilon: of all of them in real numbers.
+        most: that one coordinate can have of it.
+        floats: further epsilon for what is rounded before.
+    """
+
+    coordinates: int
+    epsilon: float
+    most: float
+    floats: float = 0.0
+
+    @property
+    def reserve(self) -> float:
+        """For stochastic rounding to the lattice, and for floats."""
+        return _ROUNDING * self.coordinates + self.floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +241,7 @@ class AdLM(ObjectivePerturbation):
             bound = adlm.exact_relevance_sensitivity(
                 features, records, relevance_range=self.relevance_range
             )
-            return bound / self._left(self.budgets[0], features)
+            return bound / self._left(self.budgets[0], features, self._mean_floats)
         return bound / self.budgets[0]
 
     def betas(self, relevance: Tensor) -> Tensor:
@@ -277,7 +303,7 @@ class AdLM(ObjectivePerturbation):
             # Another record may be another network: the printed sensitivity speaks of a fixed one.
             return math.inf
         if self.mode == "corrected":
-            return self._left(self.budgets[0], self.setting.layer.features)
+            return self._left(self.budgets[0], self.setting.layer.features, self._mean_floats)
         return adlm.published_relevance_cost(
             self.setting.records,
             epsilon=self.budgets[0],
@@ -313,23 +339,34 @@ class AdLM(ObjectivePerturbation):
             epsilon=self.budgets[2],
         )
 
-    def _left(self, budget: float, coordinates: int) -> float:
+    def _left(self, budget: float, coordinates: int, floats: float = 0.0) -> float:
         """What scales of the corrected mode are made for: with the reserves it is the budget."""
-        return (budget - _ROUNDING * coordinates) * (1 - _FLOATS)
+        return (budget - _ROUNDING * coordinates) * (1 - _FLOATS - floats)
 
-    def _laplace_parts(self) -> list[tuple[int, float, float]]:
-        """``(coordinates, epsilon of all, most of one)`` of the releases with Laplace noise."""
+    @property
+    def _mean_floats(self) -> float:
+        """Relative reserve for the floats that mean relevances and their lattice points are.
+
+        A mean is at most 1, its error 2^-53, what one record moves it by 1 / |D|.
+        """
+        return self.setting.records * 2.0**-50
+
+    def _laplace_parts(self) -> list[_Part]:
+        """The releases with Laplace noise."""
         layer, costs = self.setting.layer, self.costs()
         found = []
         if "relevances" in costs:
-            # The sensitivity is spread evenly only in its bound: one coordinate moves by 1 / |D|.
-            each = costs["relevances"] / layer.features
-            found.append((layer.features, costs["relevances"], each))
+            # Nobody can spend the bound on one coordinate: each moves by 1 / |D| at most.
+            epsilon = costs["relevances"]
+            found.append(
+                _Part(
+                    layer.features, epsilon, epsilon / layer.features, epsilon * self._mean_floats
+                )
+            )
         most = costs["inputs"] if self.adaptive else costs["inputs"] / layer.features
-        found.append((layer.features, costs["inputs"], most))
+        found.append(_Part(layer.features, costs["inputs"], most))
         if self.labels != "response":
-            classes = self.setting.classes
-            found.append((classes, costs["labels"], costs["labels"] / 2))
+            found.append(_Part(self.setting.classes, costs["labels"], costs["labels"] / 2))
         return found
 
     def _total(self) -> float:
@@ -341,8 +378,8 @@ class AdLM(ObjectivePerturbation):
         if math.isinf(total):
             return 0.0
         return math.fsum(
-            count * escape_mass(_leaf(most), "replace_one", 1, total)
-            for count, _, most in self._laplace_parts()
+            part.coordinates * escape_mass(_leaf(part.most), "replace_one", 1, total)
+            for part in self._laplace_parts()
         )
 
     def epsilon_certified(self, *, visits: int = 1) -> float:
@@ -355,7 +392,7 @@ class AdLM(ObjectivePerturbation):
         total = self._total()
         if math.isinf(total) or self.tail() > MOST_TAIL:
             return math.inf
-        reserve = _ROUNDING * sum(count for count, _, _ in self._laplace_parts())
+        reserve = math.fsum(part.reserve for part in self._laplace_parts())
         return (total + reserve) * (1 + _FLOATS / 4)
 
     def delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
@@ -368,8 +405,8 @@ class AdLM(ObjectivePerturbation):
         if math.isinf(self.epsilon_certified(visits=visits)):
             return events.non_private()
         found = [
-            events.laplace(_multiplier(epsilon + _ROUNDING * count))
-            for count, epsilon, _ in self._laplace_parts()
+            events.laplace(_multiplier((part.epsilon + part.reserve) * (1 + _FLOATS / 4)))
+            for part in self._laplace_parts()
         ]
         if self.labels == "response":
             found.append(self.channel.event_spec())
@@ -378,7 +415,7 @@ class AdLM(ObjectivePerturbation):
     @property
     def relation(self) -> str:
         """Who sees what: relevances are averaged by somebody who has all records."""
-        return "replace_one" if self.releases_relevance else "replace_one, local"
+        return "replace_one, one record" if self.releases_relevance else super().relation
 
     @property
     def certified_for(self) -> str:

@@ -114,7 +114,8 @@ def release(
     betas = mechanism.betas(torch.ones(data.features).double() if noisy is None else noisy)
     found = Released(
         mechanism=mechanism,
-        inputs=data.inputs(data.x, mechanism.input_range),
+        # Reserves of the certificate are made for the lattice points of float64.
+        inputs=data.inputs(data.x.double(), mechanism.input_range),
         offset=None,
         bias_noise=None,
         coefficients=None,
