@@ -161,7 +161,7 @@ def forward(weights: Weights, inputs: Tensor) -> Passed:
 
 
 def shift(hidden: Tensor, constant: float) -> Tensor:
-    """``c_j = c sum_r h_jr``: what a constant c on every entry of the decoder adds to all logits."""
+    """``c_j = c sum_r h_jr``: what a constant c on the whole decoder adds to every logit."""
     return spof_loss.shift(hidden, constant)
 
 
@@ -182,8 +182,8 @@ def descend(weights: Weights, gradients: Gradients, lr: float) -> None:
     """``W -= lr g`` in place, without writing the gradient."""
     encoder, decoder = weights.pairs()
     g = gradients
-    encoder.baddbmm_(g.inputs[:, :, None], g.code[:, None, :], alpha=-lr)
-    decoder.baddbmm_(g.hidden[:, :, None], g.output[:, None, :], alpha=-lr)
+    encoder.addcmul_(g.inputs[:, :, None], g.code[:, None, :], value=-lr)
+    decoder.addcmul_(g.hidden[:, :, None], g.output[:, None, :], value=-lr)
 
 
 def descend_flat(weights: Weights, gradients: Tensor, lr: float) -> None:

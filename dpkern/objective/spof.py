@@ -1,4 +1,4 @@
-"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or without noise, many runs at once.
+"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
 
 One step takes one record of every user in every run, each user's records in an order of the run's
 own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop do
@@ -20,7 +20,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._validate import integer, non_negative, tensor
+from .._threads import limited
+from .._validate import integer, non_negative, tensor_at
 from ..errors import InvalidInput
 from ..mechanisms import FM, OutputSGD
 from ..ops.coef import check_targets
@@ -148,8 +149,8 @@ class Training:
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size)
         # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
-        whole = method.release == "record" or (not method.published and method.form == "taylor")
-        if whole and method.noised:
+        alone = not method.published and method.form == "taylor"
+        if (alone or method.release == "record") and method.noised:
             return Released(method, self._train, keys)
         return Perturbed(method, keys, (users, records, n))
 
@@ -166,9 +167,11 @@ class Training:
     def step(self) -> None:
         """One record of every user in every run."""
         begun = time.perf_counter()
-        shown, direction = self._rule.direction(self.weights, self._visit())
-        self._guard(shown)
-        self._descend(direction)
+        # What a step does is too small to be shared out.
+        with limited(1):
+            shown, direction = self._rule.direction(self.weights, self._visit())
+            self._guard(shown)
+            self._descend(direction)
         self.step_number += 1
         self.seconds += time.perf_counter() - begun
 
@@ -300,13 +303,15 @@ class Training:
 
 def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
     train, test = records.train, records.test
-    tensor(**{"records.train": train}, shape=(None, None, None), dtypes=(torch.float32,))
-    users, each, n = train.shape
-    tensor(**{"records.test": test}, shape=(users, None, n), dtypes=(torch.float32,))
+    kind: dict[str, Any] = {"dtypes": (torch.float32,)}
+    tensor_at("records.train", train, shape=(None, None, None), **kind)
+    users, _, n = train.shape
+    tensor_at("records.test", test, shape=(users, None, n), **kind)
     for name, part in (("records.train", train), ("records.test", test)):
-        integer(1, **{f"users of {name}": part.shape[0]})
-        integer(1, **{f"records of each user in {name}": part.shape[1]})
-        integer(1, **{f"features of {name}": part.shape[2]})
+        for what, size in zip(
+            ("users", "records of each user", "features"), part.shape, strict=True
+        ):
+            integer(1, **{f"{what} of {name}": size})
         check_targets(name, part)
     if isinstance(method, FM) and users != 1:
         raise InvalidInput(
