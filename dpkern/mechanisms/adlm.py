@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -154,8 +154,8 @@ class AdLM(ObjectivePerturbation):
         choice(RANGES, relevance_range=self.relevance_range)
         choice(RELEVANCE_FROM, relevance_from=self.relevance_from)
         choice(LABELS, labels=self.labels)
-        self._check_mode(published)
         self._check_setting()
+        self._check_mode(published)
 
     def _check_mode(self, published: bool) -> None:
         if published:
@@ -395,7 +395,7 @@ class AdLM(ObjectivePerturbation):
         reserve = math.fsum(part.reserve for part in self._laplace_parts())
         return (total + reserve) * (1 + _FLOATS / 4)
 
-    def delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
+    def certified_delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
         """``tail()`` where something is certified; how many coordinates there are is known here."""
         del coordinates
         return self.tail() if math.isfinite(self.epsilon_certified(visits=visits)) else 0.0
@@ -411,6 +411,15 @@ class AdLM(ObjectivePerturbation):
         if self.labels == "response":
             found.append(self.channel.event_spec())
         return events.composed(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values; infinity is the string ``"inf"``."""
+        return {
+            **super().to_dict(),
+            "setting": asdict(self.setting),
+            "shares": list(self.shares),
+            "budgets": ["inf" if math.isinf(each) else each for each in self.budgets],
+        }
 
     @property
     def relation(self) -> str:

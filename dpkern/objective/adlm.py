@@ -128,7 +128,8 @@ class AdlmTraining:
         self._accuracy: list[Tensor] = []
         self._losses: list[Tensor] = []
         self._seconds = 0.0
-        self._test = data.inputs(data.x_test, self.mechanism.input_range).float()
+        made = data.inputs(data.x_test, self.mechanism.input_range)
+        self._test = made.to(released[0].inputs)
 
     @property
     def total_steps(self) -> int:
