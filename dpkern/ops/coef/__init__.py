@@ -2,7 +2,7 @@
 
 from .._coef_noise import Noise, quadratic_position
 from .._draws import Draws
-from .features import RUN, expanded
+from .features import RUN, empty_results, expanded, packed_features
 from .polynomial import FORMS, LANES, Coefficients, check_targets, packed, perturb, quadratic
 
 __all__ = [
@@ -13,8 +13,10 @@ __all__ = [
     "Draws",
     "Noise",
     "check_targets",
+    "empty_results",
     "expanded",
     "packed",
+    "packed_features",
     "perturb",
     "quadratic",
     "quadratic_position",

@@ -31,6 +31,22 @@ _ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
 
 
+def packed_features(
+    hidden: torch.Tensor, weights: torch.Tensor, noise: Noise | None
+) -> tuple[bool, tuple[Any, ...] | None, int, int, int]:
+    """What compiled kernels begin with: wide, noise, records, classes, features."""
+    release = None if noise is None else noise.packed(len(hidden) * weights.numel())
+    return hidden.dtype is torch.float64, release, len(hidden), *weights.shape
+
+
+def empty_results(
+    hidden: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for the loss and both derivatives."""
+    loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
+    return loss, torch.empty_like(weights), torch.empty_like(hidden)
+
+
 def _validate_expanded(
     hidden: torch.Tensor,
     targets: torch.Tensor,
@@ -163,10 +179,11 @@ def expanded(
         columns = torch.zeros_like(linear)
         for e in range(width):
             columns += a2[:, :, e].double() * wide[:, e, None]
-        for run in (linear + columns).split(RUN):
+        by_weights = linear + columns
+        for first in range(0, len(by_weights), RUN):
             of_run = torch.zeros_like(total)
-            for by_weights in run:
-                of_run += by_weights
+            for of_record in by_weights[first : first + RUN]:
+                of_run += of_record
             total += of_run
     made = loss, total.to(hidden.dtype), dhidden
     return made if out is None else copied(made, out)
