@@ -125,7 +125,8 @@ def test_expanded_coefficients_get_noise_of_their_own_at_every_visit() -> None:
     key = Key.from_unsafe_seed(1)
 
     def at(step: int, scale: float) -> tuple[float, Tensor]:
-        h, w = hidden.clone().requires_grad_(), weights.clone().requires_grad_()
+        w = weights.clone().requires_grad_()
+        h = hidden.clone().requires_grad_()
         pair = (key.stream(Purpose.LAPLACE, step), key.stream(Purpose.ROUNDING, step))
         loss = adlm_loss.expanded(h, w, targets, scale=scale, streams=[pair])
         assert w.grad is not None
