@@ -16,7 +16,7 @@ from dpkern.mechanisms import ILM, AdLM, adlm_noise
 from dpkern.objective.adlm import pretrained
 from dpkern.objective.adlm_networks import build, setting
 from dpkern.objective.adlm_release import release, relevance_of
-from dpkern.rng import Key, Purpose
+from dpkern.rng import Key, Purpose, Stream
 from dpkern.theory import adlm
 from dpkern.theory.adlm import CIFAR10, MNIST, FirstLayer, Setting
 from tests.adlm_data import labelled
@@ -273,6 +273,23 @@ def test_release_is_what_the_configuration_says() -> None:
     torch.testing.assert_close(found.inputs, clean + found.offset, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("options", [{}, {"labels": "laplace"}, {"mode": "published"}])
+def test_every_release_has_streams_of_its_own(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+    plain = Key.stream
+
+    def spy(key: Key, purpose: Purpose, step: int, stream: int = 0) -> Stream:
+        seen.append((int(purpose), step, stream))
+        return plain(key, purpose, step, stream)
+
+    monkeypatch.setattr(Key, "stream", spy)
+    mechanism = AdLM(epsilon=2.0, setting=sizes_of(), **options)  # type: ignore[arg-type]
+    release(mechanism, labelled(), Key.from_unsafe_seed(1), relevance=torch.ones(64).double())
+    assert len(seen) == len(set(seen)) >= 5
+
+
 def test_nothing_is_drawn_without_noise() -> None:
     data = labelled()
     mechanism = ILM(epsilon=math.inf, setting=sizes_of(), input_range="unit_l2")
@@ -299,7 +316,11 @@ def test_relevance_finds_the_bars() -> None:
     data = labelled()
     network = pretrained(data, "digits", epochs=8, batch=20)
     mechanism = AdLM(epsilon=1, setting=sizes_of())
-    relevance = relevance_of(mechanism, network, data).view(8, 8)
+    mean = relevance_of(mechanism, network, data)
+    # Sums are exact, so one record moves them by its own relevance and no rounding besides.
+    sums = mean * len(data.x) * 2**24
+    assert float((sums - sums.round()).abs().max()) < 1e-5
+    relevance = mean.view(8, 8)
     assert float(relevance[:6].mean()) > float(relevance[6:].mean())
     predicted = relevance_of(replace(mechanism, relevance_target="predicted"), network, data)
     assert predicted.shape == (64,)

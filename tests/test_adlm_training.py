@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,41 @@ def test_resumed_runs_are_the_same() -> None:
         assert torch.equal(weight, second.stack.state_dict()[name])
     with pytest.raises(InvalidInput, match="state"):
         monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 2]).load_state_dict(state)
+
+
+def test_a_release_is_kept_and_not_made_again() -> None:
+    sizes = clean("dense").mechanism.setting
+    for options in ({"mode": "published"}, {}):
+        mechanism = ILM(epsilon=9.0, setting=sizes, **options)  # type: ignore[arg-type]
+        made = release(mechanism, DATA, Key.from_unsafe_seed(0))
+        kept = Released.from_state(mechanism, made.state_dict())
+        assert torch.equal(kept.inputs, made.inputs)
+        if made.coefficients is None:
+            assert kept.targets is not None
+            assert torch.equal(kept.targets, made.targets)
+        else:
+            assert kept.coefficients is not None
+            assert torch.equal(kept.coefficients.quadratic, made.coefficients.quadratic)
+        with pytest.raises(InvalidInput, match="state"):
+            Released.from_state(replace(mechanism, epsilon=1.0), made.state_dict())
+
+
+def test_every_visit_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bytes, int, int]] = []
+
+    def spy(hidden: Tensor, weights: Tensor, targets: Tensor, **given: Any) -> Tensor:
+        for pair in given["streams"]:
+            seen.extend((stream.key, stream.n0, stream.n1) for stream in pair)
+        return plain(hidden, weights, targets, **given)
+
+    plain = adlm_loss.expanded
+    monkeypatch.setattr(adlm_loss, "expanded", spy)
+    sizes = clean("dense").mechanism.setting
+    mechanism = ILM(
+        epsilon=9.0, setting=sizes, mode="published", coefficient_form="feature_expanded"
+    )
+    monte_carlo(mechanism, DATA, "dense", Schedule(epochs=2), seeds=[0, 1]).run()
+    assert len(seen) == len(set(seen)) == 2 * 2 * 6
 
 
 def test_batches_visit_every_record_once_an_epoch_and_runs_differ() -> None:

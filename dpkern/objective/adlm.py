@@ -124,6 +124,7 @@ class AdlmTraining:
         self.step = 0
         self.diverged = torch.zeros(len(released), dtype=torch.bool)
         self._loss = torch.zeros(len(released), dtype=torch.float64)
+        self._orders: tuple[int, list[Tensor]] = (-1, [])
         self._epochs: list[int] = []
         self._accuracy: list[Tensor] = []
         self._losses: list[Tensor] = []
@@ -165,7 +166,9 @@ class AdlmTraining:
         """One batch of every run; runs that have diverged stay as they are."""
         begin = time.perf_counter()
         epoch, place = divmod(self.step, self.steps_per_epoch)
-        rows = [self._order(seed, epoch)[place] for seed in self.seeds]
+        if epoch != self._orders[0]:
+            self._orders = epoch, [self._order(seed, epoch) for seed in self.seeds]
+        rows = [order[place] for order in self._orders[1]]
         x = self._gather([each.inputs for each in self.released], rows)
         hidden = self.stack.hidden(x, training=True)
         scores = self.stack.output(hidden)
