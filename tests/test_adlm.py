@@ -294,6 +294,9 @@ def test_nothing_is_drawn_without_noise() -> None:
     data = labelled()
     mechanism = ILM(epsilon=math.inf, setting=sizes_of(), input_range="unit_l2")
     assert mechanism.epsilon_certified() == math.inf
+    assert set(mechanism.costs().values()) == {math.inf}
+    assert mechanism.event_spec() == events.non_private()
+    assert mechanism.to_dict()["epsilon"] == "inf"
     found = release(mechanism, data, Key.from_unsafe_seed(0))
     torch.testing.assert_close(found.inputs, data.x.flatten(1) / 8)
     assert found.targets is not None
