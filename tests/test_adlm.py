@@ -290,6 +290,23 @@ def test_every_release_has_streams_of_its_own(
     assert len(seen) == len(set(seen)) >= 5
 
 
+@pytest.mark.parametrize("mode", ["published", "corrected"])
+def test_relevances_and_targets_get_the_noise_that_is_accounted(mode: str) -> None:
+    data, key = labelled(), Key.from_unsafe_seed(5)
+    labels = "laplace" if mode == "corrected" else None
+    mechanism = AdLM(epsilon=3.0, setting=sizes_of(), mode=mode, labels=labels)
+    relevance = torch.full((64,), 0.5, dtype=torch.float64)
+    found = release(mechanism, data, key, relevance=relevance)
+    assert found.relevance is not None
+    bound = 2 * 64 / 60 if mode == "published" else 64 / 60
+    drawn = (found.relevance - relevance).abs().mean()  # of 64
+    assert float(drawn) == pytest.approx(bound / 1.0, rel=0.35)
+    if found.targets is not None:
+        true = torch.nn.functional.one_hot(data.y, data.classes)
+        drawn = (found.targets - true).abs().mean()  # of 180
+        assert float(drawn) == pytest.approx(2.0, rel=0.2)
+
+
 def test_nothing_is_drawn_without_noise() -> None:
     data = labelled()
     mechanism = ILM(epsilon=math.inf, setting=sizes_of(), input_range="unit_l2")

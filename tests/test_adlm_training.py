@@ -283,6 +283,39 @@ def test_a1_shared_noise_is_an_offset_that_a_network_learns_around() -> None:
     assert means["shared_per_feature"] > means["iid_per_example"] + 10
 
 
+@pytest.mark.parametrize("architecture", ["digits", "dense"])
+def test_what_records_share_belongs_to_the_network(architecture: str) -> None:
+    """Line 14's noise is a bias of the first layer; a shared draw is added to held-out inputs."""
+    made = networks(architecture, range(2))
+    first = next(layer for layer in made[0] if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    generator = torch.Generator().manual_seed(0)
+    released = []
+    for _ in made:
+        bias = torch.randn(len(first.weight), generator=generator)
+        offset = 3 * torch.randn(64, generator=generator)
+        released.append(replace(clean(architecture), bias_noise=bias, offset=offset))
+    training = AdlmTraining(DATA, released, made, Schedule(ranges="batch"), seeds=[0, 1])
+    found = training.accuracy()
+    for run, network in enumerate(made):
+        layers = [layer for layer in network if isinstance(layer, (nn.Conv2d, nn.Linear))]
+        bias, offset = released[run].bias_noise, released[run].offset
+        assert bias is not None
+        assert offset is not None
+        assert layers[0].bias is not None
+        with torch.no_grad():
+            layers[0].bias += bias
+            right, total = 0, len(DATA.x_test)
+            for begin in range(0, total, BATCH):
+                x = DATA.x_test[begin : begin + BATCH].flatten(1) + offset
+                scores = network.train()(x)  # the range of each batch
+                stacked = training.stack.scores(
+                    x.expand(2, -1, -1), training=False, ranges="batch"
+                )[run]
+                torch.testing.assert_close(stacked, scores, rtol=1e-3, atol=1e-3)
+                right += int((scores.argmax(1) == DATA.y_test[begin : begin + BATCH]).sum())
+        assert float(found[run]) == pytest.approx(100 * right / total)
+
+
 def test_settings_of_the_source() -> None:
     for name, shape, expected in (
         ("mnist", (28, 28), MNIST),
