@@ -108,8 +108,13 @@ def _network(each: Setting, maps: Sequence[int]) -> Panel:
     parts += [f"linear {each.hidden}", "10 scores\nloss coefficients\n+ Lap(D_F / eps3) / |L|"]
     within = "\nReLU, response norm,\nmax pool 2x2"
     texts = [text + (within if text.startswith("conv") else "") for text in parts]
-    boxes = [Box(text=text, x=0.0, y=-float(row)) for row, text in enumerate(texts)]
-    return Panel(title=each.name, boxes=boxes)
+    return Panel(title=each.name, boxes=[_placed(*one) for one in enumerate(texts)])
+
+
+def _placed(number: int, text: str) -> Box:
+    """Three to a row, every other row from right to left."""
+    row, column = divmod(number, 3)
+    return Box(text=text, x=2.0 * (2 - column if row % 2 else column), y=-1.6 * row)
 
 
 def _inputs() -> list[Row]:
@@ -291,7 +296,7 @@ def _scales() -> list[Panel]:
 
 def _errors() -> list[Panel]:
     s = [step / 20 for step in range(-60, 61)]
-    reach = [abs(value) for value in s if value]
+    away = [value for value in s if value]
     panels = [
         Panel(
             title="error of one class and its bounds",
@@ -301,8 +306,8 @@ def _errors() -> list[Panel]:
                 Line(label="|error|", x=s, y=[abs(adlm_loss.remainder(v)) for v in s]),
                 Line(
                     label="bound that holds",
-                    x=sorted({*reach}),
-                    y=[adlm_loss.corrected_bound(v) for v in sorted({*reach})],
+                    x=away,
+                    y=[adlm_loss.corrected_bound(abs(v)) for v in away],
                 ),
                 Line(label="lemma 7, for |s| <= 1", x=[-1, 1], y=[adlm_loss.LEMMA_7] * 2),
             ],

@@ -202,9 +202,11 @@ def _draw_picture(figure: Any, axes: Any, panel: Panel) -> None:
         frame = {"boxstyle": "round", "facecolor": "white"}
         if place and box.arrow:
             before = panel.boxes[place - 1]
-            axes.annotate(
-                "", (box.x, box.y), (before.x, before.y), arrowprops={"arrowstyle": "->"}, zorder=1
-            )
+            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
+            # The tip in the middle: the ends lie under the boxes.
+            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
+            tip = {"arrowstyle": "-|>", "color": "black"}
+            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
         axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
     across, up = ([getattr(box, side) for box in panel.boxes] for side in ("x", "y"))
     axes.set_xlim(min(across) - 1, max(across) + 1)
