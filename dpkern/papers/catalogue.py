@@ -72,6 +72,21 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 }
 """Items by name; a paper whose only item is "" is one table."""
 
+ALL = "all"
+UNAVAILABLE = frozenset({("gredp", "table7")})
+"""Items that are refused always, and so are no part of all."""
+
+
+def names(paper: str, item: str | None) -> tuple[str, ...]:
+    """The items that are asked for: every one of the paper for ``all``, else this one.
+
+    Raises:
+        InvalidInput: an unknown paper or item.
+    """
+    if item == ALL and "" not in _items(paper):
+        return tuple(name for name in _items(paper) if (paper, name) not in UNAVAILABLE)
+    return (_known(paper, item),)
+
 
 def reproduce(paper: str, item: str | None, request: Request) -> Result:
     """Compute one item.
@@ -79,6 +94,10 @@ def reproduce(paper: str, item: str | None, request: Request) -> Result:
     Raises:
         InvalidInput: an unknown paper or item, or data that the item cannot take.
     """
+    return _items(paper)[_known(paper, item)](request)
+
+
+def _items(paper: str) -> Mapping[str, Item]:
     if paper not in PAPERS:
         raise InvalidInput(
             "paper",
@@ -86,14 +105,20 @@ def reproduce(paper: str, item: str | None, request: Request) -> Result:
             got=paper,
             remedy="Choose one of these.",
         )
-    items = PAPERS[paper]
+    return PAPERS[paper]
+
+
+def _known(paper: str, item: str | None) -> str:
+    items = _items(paper)
     wanted = item or ""
     if wanted not in items:
-        names = [name for name in items if name]
+        listed = [name for name in items if name]
         raise InvalidInput(
             "item",
-            expected=f"one of {', '.join(names)}" if names else f"none: {paper} is one table",
+            expected=f"one of {', '.join(listed)}, or {ALL}"
+            if listed
+            else f"none: {paper} is one table",
             got=wanted or "none",
-            remedy="Choose one of these." if names else "Leave the item out.",
+            remedy="Choose one of these." if listed else "Leave the item out.",
         )
-    return items[wanted](request)
+    return wanted
