@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
 from . import (
+    adlm,
     claims,
     comparison,
     directional,
@@ -24,6 +25,11 @@ from .runner import Request
 Item = Callable[[Request], Result]
 
 PAPERS: Mapping[str, Mapping[str, Item]] = {
+    "adlm": {
+        "fig2": adlm.fig2,
+        "sensitivity": adlm.sensitivity,
+        "lemma7": adlm.lemma7,
+    },
     "claims": {"": claims.table},
     "comparison": {"": comparison.table},
     "directional": {

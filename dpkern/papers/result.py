@@ -70,15 +70,32 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Box:
+    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the one before."""
+
+    text: str
+    x: float
+    y: float
+    arrow: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One set of axes."""
+    """One set of axes, of an image, or of a diagram.
+
+    Attributes:
+        image: rows of numbers, drawn as a heat map in the place of lines.
+        boxes: drawn in the place of lines and axes.
+    """
 
     title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
+    x_label: str = ""
+    y_label: str = ""
+    lines: Sequence[Line] = ()
     log_x: bool = False
     log_y: bool = False
+    image: Sequence[Sequence[float]] = ()
+    boxes: Sequence[Box] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +168,9 @@ def _draw(result: Result, path: Path) -> None:
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(lines, columns, number)
         axes.set_title(panel.title, fontsize=9)
+        if panel.image or panel.boxes:
+            _draw_picture(figure, axes, panel)
+            continue
         axes.set_xlabel(panel.x_label)
         axes.set_ylabel(panel.y_label)
         axes.grid(alpha=0.3)
@@ -170,6 +190,27 @@ def _draw(result: Result, path: Path) -> None:
     figure.suptitle(f"{result.paper} {result.item}: {result.title}", fontsize=10)
     canvas = agg.FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file))
+
+
+def _draw_picture(figure: Any, axes: Any, panel: Panel) -> None:
+    """A heat map with its scale, or a diagram, without axes."""
+    axes.set_axis_off()
+    if panel.image:
+        figure.colorbar(axes.imshow(panel.image, cmap="magma"), ax=axes, shrink=0.8)
+        return
+    for place, box in enumerate(panel.boxes):
+        frame = {"boxstyle": "round", "facecolor": "white"}
+        if place and box.arrow:
+            before = panel.boxes[place - 1]
+            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
+            # The tip in the middle: the ends lie under the boxes.
+            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
+            tip = {"arrowstyle": "-|>", "color": "black"}
+            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
+        axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
+    across, up = ([getattr(box, side) for box in panel.boxes] for side in ("x", "y"))
+    axes.set_xlim(min(across) - 1, max(across) + 1)
+    axes.set_ylim(min(up) - 1, max(up) + 1)
 
 
 def _of_rows(result: Result) -> Panel:
