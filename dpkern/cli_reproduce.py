@@ -57,6 +57,13 @@ def command(
         int | None,
         typer.Option("--seeds", "--runs", help="Repetitions of every run.", show_default="by item"),
     ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Training rows of each user (spof).", show_default="by item"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of every run (spof).", show_default="by item")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Use the settings that were finished in --out before.")
@@ -73,8 +80,10 @@ def command(
     Writes <paper>-<item>.json, .csv and .png. Published accuracies are shown for reference: their
     protocols leave too much open to be matched. Ctrl-C leaves finished settings for --resume.
     """
-    if seeds is not None:
-        integer(1, 1000, seeds=seeds)
+    sizes = {"seeds": (seeds, 1000), "rows": (rows, 10**7), "epochs": (epochs, 10**5)}
+    for name, (given, most) in sizes.items():
+        if given is not None:
+            integer(1, most, **{name: given})
     if out.exists() and not out.is_dir():
         raise InvalidInput(
             "out", expected="a directory", got=f"{out}, a file", remedy="Choose another --out."
@@ -87,7 +96,15 @@ def command(
     for name in wanted:
         try:
             with _watching(f"{paper} {name}".strip(), Console(stderr=True)) as bar:
-                request = Request(quick=quick, data=data, seeds=seeds, finished=finished, watch=bar)
+                request = Request(
+                    quick=quick,
+                    data=data,
+                    seeds=seeds,
+                    rows=rows,
+                    epochs=epochs,
+                    finished=finished,
+                    watch=bar,
+                )
                 result = reproduce(paper, name, request)
         except KeyboardInterrupt:
             _say_how_to_continue(out, json)

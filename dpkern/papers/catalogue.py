@@ -84,6 +84,8 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
 """Items by name; a paper whose only item is "" is one table."""
 
 ALL = "all"
+SIZED = frozenset({"spof"})
+"""Papers whose runs take another number of rows and epochs."""
 UNAVAILABLE = frozenset({("gredp", "table7")})
 """Items that are refused always, and so are no part of all."""
 
@@ -103,8 +105,16 @@ def reproduce(paper: str, item: str | None, request: Request) -> Result:
     """Compute one item.
 
     Raises:
-        InvalidInput: an unknown paper or item, or data that the item cannot take.
+        InvalidInput: an unknown paper or item, or data or a size that the item cannot take.
     """
+    for name in ("rows", "epochs"):
+        if getattr(request, name) is not None and paper not in SIZED:
+            raise InvalidInput(
+                name,
+                expected=f"none, except for {', '.join(sorted(SIZED))}",
+                got=getattr(request, name),
+                remedy="Leave it out.",
+            )
     return _items(paper)[_known(paper, item)](request)
 
 

@@ -43,6 +43,7 @@ class Request:
         quick: the preset that ends within a minute on two cores.
         data: a folder with the source's data set, a name as in ``train.data``, or None.
         seeds: repetitions of every training run; None leaves it to the item.
+        rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
         finished: settings that need not be computed again.
         watch: who is told how far the item has come.
     """
@@ -50,6 +51,8 @@ class Request:
     quick: bool = True
     data: str | None = None
     seeds: int | None = None
+    rows: int | None = None
+    epochs: int | None = None
     finished: Finished = field(default_factory=Finished, compare=False, repr=False)
     watch: Watch | None = field(default=None, compare=False, repr=False)
 
