@@ -98,10 +98,21 @@ class Plain:
 
 
 class Released:
-    """Records that were released once: input and target, or target only (``clip=False``)."""
+    """Records that were released once: input and target, or target only (``clip=False``).
 
-    def __init__(self, method: Functional, train: Tensor, keys: Sequence[Key]) -> None:
+    Samples that are one record, drawn more than once, share its one release: ``firsts`` ``[m, N]``
+    names the first sample of each one's record. None: every sample is a record of its own.
+    """
+
+    def __init__(
+        self,
+        method: Functional,
+        train: Tensor,
+        keys: Sequence[Key],
+        firsts: Tensor | None = None,
+    ) -> None:
         self._method, self._train, self._keys = method, train, keys
+        self._firsts = firsts
         self._targets: Tensor | None = None
         self._alone = method.release == "coefficients"
 
@@ -117,7 +128,12 @@ class Released:
                 release.record(self._method, self._train, key, clip=not self._alone)
                 for key in self._keys
             ]
-            self._targets = torch.stack(made).flatten(0, 2)
+            whole = torch.stack(made)
+            if self._firsts is not None:
+                # A second draw for the same record would be a second release of it.
+                index = self._firsts[None, :, :, None].expand(whole.shape)
+                whole = whole.gather(2, index)
+            self._targets = whole.flatten(0, 2)
         return self._targets
 
     def state_dict(self) -> dict[str, Any]:
