@@ -16,6 +16,8 @@ from . import (
     ldp,
     pnsgd,
     spectral,
+    spof,
+    spof_environment,
 )
 from .result import Result
 from .runner import Request
@@ -68,6 +70,15 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "keep": spectral.keep,
         "quirks": spectral.quirks,
         "whitened": spectral.whitened,
+    },
+    "spof": {
+        "fig1": spof.fig1,
+        "fig4": spof_environment.fig4,
+        "fig5": spof_environment.fig5,
+        "fig6": spof.fig6,
+        "multipliers": spof_environment.multipliers,
+        "losses": spof.losses,
+        "audit": spof.audit,
     },
 }
 """Items by name; a paper whose only item is "" is one table."""

@@ -22,6 +22,8 @@ from ..train.report import dumps, plain
 NONE_PUBLISHED = "none published"
 FORMULA = "formula"
 """The data of a row that needs none."""
+MARKED = 40
+"""Points up to which a curve shows each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Row:
         relation: which data sets count as neighbours for ``epsilon_certified``.
         data: name of the data, or ``formula``.
         seeds: number of repetitions behind ``ours``; 0: none is random.
-        spread: half the range over the seeds.
+        spread: half the range over the seeds, or half a 95 % interval where a note says so.
         ms_per_step: wall time of a training step, where that was asked for.
         note: what a reader must know about the row.
     """
@@ -184,7 +186,8 @@ def _draw(result: Result, path: Path) -> None:
             ]
             if drawn:
                 style = {"linestyle": "none"} if line.points else {}
-                axes.plot(*zip(*drawn, strict=True), label=line.label, marker=".", **style)
+                style |= {"marker": "."} if line.points or len(drawn) <= MARKED else {}
+                axes.plot(*zip(*drawn, strict=True), label=line.label, **style)
         if any(line.label for line in panel.lines):
             axes.legend(fontsize=7)
     figure.suptitle(f"{result.paper} {result.item}: {result.title}", fontsize=10)
