@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,21 +11,31 @@ from rich.console import Console
 from torch import nn
 
 from . import accounting
+from ._validate import choice, integer
 from .errors import InvalidInput
 from .mechanisms import RandomizedResponse
 from .mechanisms.base import Mechanism
-from .train import display, responses
+from .train import display, objective_mechanism, responses
 from .train.mechanism import CALIBRATED_TO, MODES, NAMES, Run, make
 from .train.models import ALL_MODELS, build, example_rows
 from .train.options import ARITHMETICS, CLIPPINGS
 from .train.report import dumps
 
 CLASSES = 10
+OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
+"""Options that a mechanism which perturbs a loss has."""
 
 
 def command(
-    sample_rate: Annotated[float, typer.Option(help="Expected batch size / number of rows.")],
-    steps: Annotated[int, typer.Option(help="Number of steps.")],
+    context: typer.Context,
+    sample_rate: Annotated[
+        float | None,
+        typer.Option(help="Expected batch size / number of rows; not of spof and fm."),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Number of steps; of spof and fm: visits of each record."),
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise, in units of the norm bound.")
     ] = None,
@@ -41,7 +52,9 @@ def command(
     dataset_size: Annotated[
         int | None, typer.Option(help="Number of rows; needed by fixed sampling.")
     ] = None,
-    mechanism: Annotated[str, typer.Option(help=f"One of {', '.join(NAMES)}.")] = "dpsgd",
+    mechanism: Annotated[
+        str, typer.Option(help=f"One of {', '.join((*NAMES, *objective_mechanism.TYPES))}.")
+    ] = "dpsgd",
     mode: Annotated[
         str, typer.Option(help=f"One of {', '.join(MODES)}; published has the source's claim.")
     ] = "corrected",
@@ -70,6 +83,17 @@ def command(
     ] = False,
 ) -> None:
     """Claimed and certified epsilon of a planned run, or the noise that it needs."""
+    if mechanism in objective_mechanism.TYPES:
+        _refuse_others(context, mechanism)
+        _print_objective(mechanism, mode, tuple(settings or ()), epsilon, steps, json)
+        return
+    if sample_rate is None or steps is None:
+        raise InvalidInput(
+            "sample_rate, steps",
+            expected="both, for a mechanism that makes gradients private",
+            got=f"sample_rate {sample_rate}, steps {steps}",
+            remedy="Pass --sample-rate and --steps.",
+        )
     if (epsilon is None) == (noise_multiplier is None):
         raise InvalidInput(
             "epsilon, noise_multiplier",
@@ -157,12 +181,49 @@ def _print_response(mechanism: RandomizedResponse, as_json: bool) -> None:
     _show(shown | {"notes": ["steps and sampling spend nothing more"]}, as_json)
 
 
+def _refuse_others(context: typer.Context, mechanism: str) -> None:
+    """Options that mean nothing to a mechanism without sampled steps, where they were given."""
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in OF_OBJECTIVES:
+            raise InvalidInput(
+                name,
+                expected=f"none: {mechanism} has no such option",
+                got=value,
+                remedy=f"Leave --{name.replace('_', '-')} out.",
+            )
+
+
+def _print_objective(
+    name: str,
+    mode: str,
+    settings: Sequence[str],
+    epsilon: float | None,
+    visits: int | None,
+    as_json: bool,
+) -> None:
+    """What one record pays: local, with public bounds of its features."""
+    choice(MODES, mode=mode)
+    visits = integer(1, visits=1 if visits is None else visits)
+    made = objective_mechanism.make(name, mode=mode, settings=settings, epsilon=epsilon)
+    facts = objective_mechanism.facts(made, visits=visits, seeded=False)
+    wanted = ("mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified")
+    shown = {key: facts[key] for key in (*wanted, "non_private", "visits")}
+    certificate = {**facts["certificate"], "settings": facts["settings"]}
+    del certificate["epsilon"]
+    _show(shown | certificate, as_json)
+
+
 def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print(dumps(result), flush=True)
         return
     rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
-    plain = [(name, value) for name, value in rows if name not in ("bounds", "notes", "event")]
+    plain = [
+        (name, value)
+        for name, value in rows
+        if name not in ("bounds", "notes", "event", "settings")
+    ]
     bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
     notes = [("note", note) for note in result["notes"]]
     display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])

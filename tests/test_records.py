@@ -84,6 +84,10 @@ def test_samples_are_drawn_with_replacement_from_training_rows_only(tmp_path):
         assert len(found.train[user].unique(dim=0)) == len(found.rows[user].unique())
     counts = [torch.bincount(found.rows[user]).max() for user in range(2)]
     assert found.copies == max(counts) > 1
+    for user, firsts in enumerate(found.firsts):
+        assert torch.equal(found.train[user][firsts], found.train[user])
+        assert len(firsts.unique()) == len(found.rows[user].unique())
+        assert (firsts <= torch.arange(100)).all()
     again = load(tmp_path / "days.csv", features=3, bounds=1000, samples=100)
     assert torch.equal(found.train, again.train)
     other = load(tmp_path / "days.csv", features=3, bounds=1000, samples=100, seed=1)

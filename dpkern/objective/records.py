@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,32 @@ class Records:
     @property
     def copies(self) -> int:
         """How often the most frequent row occurs among its user's samples."""
-        counts = [int(torch.bincount(of_user).max()) for of_user in self.rows]
-        return max(counts)
+        return max(int(torch.bincount(of_user).max()) for of_user in self.rows)
+
+    @property
+    def firsts(self) -> torch.Tensor:
+        """int64 ``[m, N]``: the first of its user's samples that is the same row as this one.
+
+        What is released of a record once is what was released of its first sample.
+        """
+        firsts = torch.empty_like(self.rows)
+        for user, of_user in enumerate(self.rows):
+            place = torch.arange(len(of_user))
+            first = torch.full((int(of_user.max()) + 1,), len(of_user))
+            first.scatter_reduce_(0, of_user, place, "amin")
+            firsts[user] = first[of_user]
+        return firsts
+
+    def pooled(self) -> Records:
+        """The same records as those of one user, as the functional mechanism takes them."""
+        most = int(self.rows.max()) + 1
+        apart = self.rows + most * torch.arange(self.users)[:, None]
+        return replace(
+            self,
+            train=self.train.flatten(0, 1)[None],
+            test=self.test.flatten(0, 1)[None],
+            rows=apart.flatten()[None],
+        )
 
     @property
     def unproved(self) -> str:

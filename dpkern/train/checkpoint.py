@@ -33,18 +33,30 @@ _KEYS = frozenset(
     }
 )
 
+OBJECTIVE_FORMAT = "dpkern objective checkpoint"
+OBJECTIVE_VERSION = 1
+_OBJECTIVE_KEYS = frozenset(
+    {"format", "version", "options", "public", "training", "history", "seconds"}
+)
+"""Of runs that perturb their loss: ``training`` is the trainer's own state."""
 
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Save ``content`` under the format's name, atomically."""
-    whole = {"format": FORMAT, "version": VERSION, **content}
+_KNOWN = {
+    FORMAT: (VERSION, _KEYS),
+    OBJECTIVE_FORMAT: (OBJECTIVE_VERSION, _OBJECTIVE_KEYS),
+}
+
+
+def write(path: Path, content: dict[str, Any], *, kind: str = FORMAT) -> None:
+    """Save ``content`` under the name of its format, atomically."""
+    whole = {"format": kind, "version": _KNOWN[kind][0], **content}
     write_atomically(path, lambda file: torch.save(whole, file))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint.
+def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
+    """The content of a checkpoint of this format; None: of any of ours.
 
     Raises:
-        InvalidInput: no such file, not readable, or not a checkpoint of this version.
+        InvalidInput: no such file, not readable, or not such a checkpoint of this version.
     """
     if not path.is_file():
         raise InvalidInput(
@@ -62,11 +74,13 @@ def read(path: Path) -> dict[str, Any]:
             got=f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
             remedy="The file is damaged or of another program; start a new run.",
         ) from error
-    ours = isinstance(content, dict) and content.get("format") == FORMAT
-    if not ours or content.get("version") != VERSION or set(content) != _KEYS:
+    found = str(content.get("format")) if isinstance(content, dict) else ""
+    known = found in _KNOWN and kind in (None, found)
+    version, keys = _KNOWN[found if known else kind or FORMAT]
+    if not known or content.get("version") != version or set(content) != keys:
         raise InvalidInput(
             "resume",
-            expected=f"a {FORMAT} of version {VERSION}",
+            expected=f"a {kind or FORMAT} of version {version}",
             got=str(path),
             remedy="Start a new run, or use the version of dpkern that wrote the file.",
         )

@@ -4,49 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from .report import DIAGNOSTICS_NOTE, Epoch
-from .session import Session
+from .report import DIAGNOSTICS_NOTE
+
+
+class Watched(Protocol):
+    """A session, as a progress bar sees it."""
+
+    @property
+    def steps_done(self) -> int: ...
+
+    @property
+    def steps_total(self) -> int: ...
+
+    def describe(self, epoch: Any) -> str: ...
 
 
 class Watch:
     """Callbacks of a session that move a progress bar."""
 
-    def __init__(self, session: Session, progress: Progress) -> None:
-        self._training = session.training
-        self._diagnostics = session.options.run.diagnostics
+    def __init__(self, session: Watched, progress: Progress) -> None:
+        self._describe = session.describe
         self._progress = progress
-        self._epsilon = ""
         self._task = progress.add_task(
-            "",
-            total=session.training.batches.steps,
-            completed=session.training.step.steps,
-            state="",
+            "", total=session.steps_total, completed=session.steps_done, state=""
         )
 
     def on_step(self, done: int) -> None:
         self._progress.update(self._task, completed=done)
 
-    def on_epoch(self, epoch: Epoch) -> None:
-        if epoch.shown_epsilon is not None:
-            secret = " if seed secret" if epoch.epsilon_if_seed_secret is not None else ""
-            self._epsilon = f"; epsilon{secret} {epoch.shown_epsilon:.3f}"
-        loss, accuracy = epoch.heldout_loss, epoch.heldout_accuracy
-        state = f"held-out loss {loss:.3f}, accuracy {accuracy:.1%}{self._epsilon}"
-        if self._diagnostics:
-            loss = self._training.diagnostics.training_loss[-1]
-            state += f", training loss {loss:.3f} ({DIAGNOSTICS_NOTE})"
-        self._progress.update(self._task, state=state)
+    def on_epoch(self, epoch: Any) -> None:
+        self._progress.update(self._task, state=self._describe(epoch))
 
 
 @contextmanager
-def watching(session: Session, console: Console) -> Iterator[Watch]:
+def watching(session: Watched, console: Console) -> Iterator[Watch]:
     """A progress bar on ``console`` while the block runs."""
     columns = (
         BarColumn(bar_width=10),
@@ -100,7 +98,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     """The end of a run; claimed and certified epsilon side by side, then the accuracy."""
     public, environment = summary["public"], summary["environment"]
     rows: list[tuple[str, Any]] = [
-        ("epsilon", _epsilons(summary)),
+        ("epsilon", epsilons(summary)),
         ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
         ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
@@ -144,7 +142,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
 
 
-def _epsilons(summary: Mapping[str, Any]) -> str:
+def epsilons(summary: Mapping[str, Any]) -> str:
     """Whose number is which; an infinite one in words."""
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
     proved = "non-private" if certified == "inf" else number(certified)

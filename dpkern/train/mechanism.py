@@ -225,28 +225,33 @@ def make(
 
 
 def parsed(name: str, settings: Sequence[str]) -> Fields:
-    """``KEY=VALUE`` texts as fields of a mechanism.
+    """``KEY=VALUE`` texts as fields of a mechanism; see ``read_settings``."""
+    builder = BUILDERS[name]
+    return read_settings(builder.type, settings, decided=(*OPTIONS, *builder.derived))
+
+
+def read_settings(kind: type[Any], settings: Sequence[str], *, decided: Sequence[str]) -> Fields:
+    """``KEY=VALUE`` texts as fields of ``kind``, but not of those ``decided`` elsewhere.
 
     Raises:
         InvalidInput: no ``=``, an unknown field, one that is decided elsewhere, or a value that
             is not of its type.
     """
-    builder = BUILDERS[name]
-    hints = typing.get_type_hints(builder.type)
-    names = [field.name for field in dataclasses.fields(builder.type)]  # type: ignore[arg-type]
-    free = [field for field in names if field not in (*OPTIONS, *builder.derived)]
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    free = [field for field in names if field not in decided]
     found: Fields = {}
     for text in settings:
         key, equals, value = text.partition("=")
         if not equals or key not in free or key in found:
-            decided = key in names and key not in free
+            taken = key in names and key not in free
             raise InvalidInput(
                 "set",
                 expected=f"KEY=VALUE once per key, with a KEY among {', '.join(free) or 'none'}",
                 got=text,
                 remedy="This field has an option of its own or follows from the run."
-                if decided
-                else f"Choose a field of {builder.kind}.",
+                if taken
+                else f"Choose a field of {kind.__name__}.",
             )
         found[key] = _read(key, value, hints[key])
     return found

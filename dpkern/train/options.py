@@ -186,16 +186,7 @@ class Options:
             PrivacyError: a privacy option differs: epsilon would describe neither session.
             InvalidInput: a model option differs: the checkpoint would not fit.
         """
-        names = {f.name for kind in (PrivacyOptions, ModelOptions) for f in fields(kind)}
-        if set(saved) != names:
-            raise InvalidInput(
-                "resume",
-                expected="a checkpoint with the options of this version",
-                got=", ".join(sorted(names ^ set(saved))) + " added or missing",
-                remedy="Start a new run, or use the version of dpkern that wrote the file.",
-            )
-        for kind, error in ((PrivacyOptions, PrivacyError), (ModelOptions, InvalidInput)):
-            _refuse_changes(only(kind, given), saved, error)
+        check_unchanged({PrivacyOptions: PrivacyError, ModelOptions: InvalidInput}, saved, given)
         return cls(
             privacy=PrivacyOptions(**only(PrivacyOptions, saved)),
             model=ModelOptions(**only(ModelOptions, saved)),
@@ -211,6 +202,33 @@ def only(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of ``given`` that are fields of ``kind``."""
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in given.items() if name in names}
+
+
+def check_unchanged(
+    kinds: Mapping[type[Any], type[DPKernError]],
+    saved: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> None:
+    """Refuse saved options that are not those of ``kinds``, and given ones that differ from them.
+
+    Args:
+        kinds: classes of options, and what to raise where one of theirs differs.
+        saved: all options of the run.
+        given: those that were named again.
+
+    Raises:
+        InvalidInput: saved by another version.
+    """
+    names = {f.name for kind in kinds for f in fields(kind)}
+    if set(saved) != names:
+        raise InvalidInput(
+            "resume",
+            expected="a checkpoint with the options of this version",
+            got=", ".join(sorted(names ^ set(saved))) + " added or missing",
+            remedy="Start a new run, or use the version of dpkern that wrote the file.",
+        )
+    for kind, error in kinds.items():
+        _refuse_changes(only(kind, given), saved, error)
 
 
 def _refuse_changes(

@@ -59,8 +59,8 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
-def write_report(path: Path, report: dict[str, Any], history: Sequence[Epoch]) -> None:
-    """The report with one record per epoch, atomically."""
+def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> None:
+    """The report with one record per epoch, each a dataclass, atomically."""
     content = report | {"history": [asdict(epoch) for epoch in history]}
     text = dumps(content, indent=2) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))

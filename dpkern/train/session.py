@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -23,7 +23,7 @@ from . import ahead, checkpoint, data, files, models, projected, report, respons
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .machine import backend_in_use, torch_threads
 from .mechanism import CALIBRATED_TO, Run, make
-from .options import Options, RunOptions, only
+from .options import ModelOptions, Options, PrivacyOptions, RunOptions, only
 from .report import Epoch
 
 DEFAULT_BATCH_SIZE = 400
@@ -45,6 +45,8 @@ class Session:
     Raises:
         DPKernError: for everything that is wrong with options, data, output or checkpoint.
     """
+
+    OPTIONS: ClassVar[tuple[type[Any], ...]] = (PrivacyOptions, ModelOptions, RunOptions)
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         saved: dict[str, Any] | None = None
@@ -229,6 +231,19 @@ class Session:
         return self.options.privacy.unsafe_seed is not None
 
     @property
+    def steps_done(self) -> int:
+        return self.training.step.steps
+
+    @property
+    def steps_total(self) -> int:
+        return self.training.batches.steps
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the run can be saved as it stands."""
+        return self.training.between_steps
+
+    @property
     def checkpoint_path(self) -> Path:
         return self.out / files.CHECKPOINT
 
@@ -254,6 +269,18 @@ class Session:
         # Last: where a report stands, everything else does too.
         report.write_report(self.out / files.REPORT, summary, self.training.history)
         return summary
+
+    def describe(self, epoch: Epoch) -> str:
+        """One line on the run after an epoch, for a progress bar."""
+        text = f"held-out loss {epoch.heldout_loss:.3f}, accuracy {epoch.heldout_accuracy:.1%}"
+        known = [past for past in self.training.history if past.shown_epsilon is not None]
+        if known:
+            secret = " if seed secret" if known[-1].epsilon_if_seed_secret is not None else ""
+            text += f"; epsilon{secret} {known[-1].shown_epsilon:.3f}"
+        if self.options.run.diagnostics:
+            loss = self.training.diagnostics.training_loss[-1]
+            text += f", training loss {loss:.3f} ({report.DIAGNOSTICS_NOTE})"
+        return text
 
     def save(self) -> Path:
         """Write the checkpoint and return its path."""

@@ -1,0 +1,102 @@
+"""From the options of a run to the mechanism that perturbs its loss, and what is said about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..accounting import Certificate
+from ..errors import InvalidInput
+from ..mechanisms import FM, SPOF
+from ..mechanisms.objective import ObjectivePerturbation
+from ..objective.records import Records
+from .mechanism import read_settings
+
+TYPES: dict[str, type[SPOF] | type[FM]] = {"fm": FM, "spof": SPOF}
+"""By the name that ``--mechanism`` takes."""
+
+DECIDED = ("epsilon", "mode")
+"""Fields with an option of their own."""
+
+
+def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> SPOF | FM:
+    """The mechanism of this name.
+
+    Raises:
+        InvalidInput: no epsilon, or settings that the mechanism does not know or take.
+    """
+    kind = TYPES[name]
+    if epsilon is None:
+        raise InvalidInput(
+            "epsilon",
+            expected="the epsilon of one release of a record",
+            got="none",
+            remedy="Pass --epsilon; the noise follows from it.",
+        )
+    fields = read_settings(kind, settings, decided=DECIDED)
+    return kind(epsilon=epsilon, mode=mode, **fields)
+
+
+def certificate(
+    mechanism: ObjectivePerturbation, *, visits: int, seeded: bool, unproved: str = ""
+) -> Certificate:
+    """The mechanism's own, infinite where the data were prepared by what it does not cover.
+
+    Args:
+        mechanism: what is released of a record.
+        visits: of each record.
+        seeded: the noise comes from a known seed.
+        unproved: why nothing can be certified of these records; see ``Records.unproved``.
+    """
+    found = mechanism.certificate(visits=visits, seeded=seeded)
+    if not unproved:
+        return found
+    return replace(found, epsilon=math.inf, certified_for="nothing", notes=(*found.notes, unproved))
+
+
+def facts(
+    mechanism: ObjectivePerturbation, *, visits: int, seeded: bool, records: Records | None = None
+) -> dict[str, Any]:
+    """What a report says about the privacy of a run, certificate included.
+
+    Args:
+        mechanism: what is released of a record.
+        visits: of each record.
+        seeded: the noise comes from a known seed.
+        records: what was prepared; None for a planned run with public bounds.
+    """
+    unproved = "" if records is None else records.unproved
+    secret = certificate(mechanism, visits=visits, seeded=False, unproved=unproved)
+    found = certificate(mechanism, visits=visits, seeded=seeded, unproved=unproved)
+    said: dict[str, Any] = {
+        "mechanism": mechanism.name,
+        "mode": mechanism.mode,
+        "epsilon_claimed": mechanism.epsilon_claimed(),
+        "claim": mechanism.claim_text,
+        "epsilon_certified": found.epsilon,
+        "non_private": _reason(mechanism, found, seeded, unproved),
+        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
+        "visits": visits,
+        "settings": mechanism.to_dict(),
+        "certificate": found.to_dict(),
+    }
+    if seeded:
+        said["epsilon_if_seed_secret"] = secret.epsilon
+    if unproved and math.isfinite(mechanism.epsilon_certified(visits=visits)):
+        said["epsilon_if_bounds_public"] = mechanism.epsilon_certified(visits=visits)
+    return said
+
+
+def _reason(
+    mechanism: ObjectivePerturbation, found: Certificate, seeded: bool, unproved: str
+) -> str | None:
+    """Why nothing is certified, in words; None where something is."""
+    if math.isfinite(found.epsilon):
+        return None
+    if math.isinf(mechanism.epsilon):
+        return "no noise is added"
+    if math.isinf(mechanism.epsilon_certified(visits=1)):
+        return "the record enters what is trained without noise"
+    return unproved or ("the noise comes from a known seed" if seeded else None)
