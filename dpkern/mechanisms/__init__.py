@@ -1,6 +1,7 @@
 """Mechanisms: frozen configurations that make a plan and compute their own privacy event."""
 
 from .adaclip import AdaClip
+from .adlm import ILM, AdLM
 from .base import Mechanism
 from .directional import Directional
 from .dpsgd import DPSGD
@@ -22,7 +23,9 @@ from .spectral_dp import SpectralDP
 __all__ = [
     "DPSGD",
     "FM",
+    "ILM",
     "SPOF",
+    "AdLM",
     "AdaClip",
     "Block",
     "Crop",

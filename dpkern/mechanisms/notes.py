@@ -53,6 +53,17 @@ _TEXTS = {
     "D5": "the pruning mask is chosen from the samples without noise",
     "D6": "the information bound needs pure differential privacy, which Gaussian noise has not",
     "D7": "sizes of data sets and the gloss of gamma do not agree with the sources they come from",
+    "A1": "noise divided by the batch size is enough for sums of records that share one draw, and "
+    "then differences of records are released exactly; with draws of their own a record's inputs "
+    "cost |L| rho epsilon_2 / (2 |h_0|)",
+    "A2": "the sensitivity of relevances takes the network as fixed, but it is trained on the same "
+    "records without noise",
+    "A3": "neurons of a convolution, what of the loss is perturbed and how often are not defined: "
+    "the readings are options",
+    "A4": "lemma 7 bounds the loss's error with a wrong third derivative; nothing rests on it",
+    "A5": "signs in (24) and lemma 4, the power in line 27 and the range of relevances are read as "
+    "they must be meant",
+    "A6": "a feature's share of the budget has no floor, so its noise has no ceiling",
     "S1": "the printed quadratic coefficient x/2 - 1/4 has lost Taylor's 1/2 and a sign; the "
     "polynomial's is 1/8",
     "S2": "the printed polynomial has its only stationary point at z = 1 for every target and no "

@@ -32,14 +32,11 @@ class ObjectivePerturbation(ABC):
 
     Attributes:
         name: the mechanism's name.
-        relation: which data sets count as neighbours.
         epsilon: what the source calls epsilon; ``math.inf`` adds no noise.
         mode: ``corrected`` or ``published``.
     """
 
     name: ClassVar[str]
-    relation: ClassVar[str] = "replace_one, local, one record"
-
     epsilon: float
     mode: str
 
@@ -64,6 +61,11 @@ class ObjectivePerturbation(ABC):
     @abstractmethod
     def notes(self) -> tuple[Note, ...]:
         """What a reader of this configuration's numbers must know."""
+
+    @property
+    def relation(self) -> str:
+        """Which data sets count as neighbours."""
+        return "replace_one, local, one record"
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -1,0 +1,400 @@
+"""AdLM and ILM: networks trained on released inputs and labels, all Monte Carlo runs at once.
+
+    released = [release(mechanism, data, key, relevance=relevance) for key in keys]
+    outcome = AdlmTraining(data, released, networks, Schedule(), seeds=seeds).run()
+
+``monte_carlo`` does this for a list of known seeds; results then hold as if the seeds were secret.
+A step is one batch of |L| records of every run, plain gradient descent on the mean loss (line 29).
+Nothing is spent in training: whatever is done with released values is free, any number of epochs.
+
+Source: AdLM, algorithm 1, lines 20-30.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._validate import choice, integer, positive
+from ..errors import InvalidInput
+from ..mechanisms.adlm import ILM, AdLM
+from ..nn.polynomial import Coefficients
+from ..rng import Key, Purpose
+from . import adlm_loss
+from .adlm_data import Labelled
+from .adlm_networks import ARCHITECTURES, Architecture, build, setting
+from .adlm_release import VISITS, Released, release, relevance_of
+from .adlm_stack import Stack
+
+LARGEST_SCORE = 1e3
+"""A run whose scores, or weights of the output layer, exceed this has diverged: noise can make the
+polynomial open downwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the networks are trained.
+
+    Args:
+        lr: step size, on the mean loss of a batch.
+        epochs: passes over the records, each in a new order; records that fill no batch wait.
+        loss: ``polynomial``, or ``cross_entropy`` for pre-training and comparison.
+        ranges: of min-max normalisation when accuracy is measured: ``running`` does not mix
+            records, ``batch`` takes the range of each batch, as the source does.
+        evaluate_every: epochs between measurements of accuracy; the last is always measured.
+
+    Raises:
+        InvalidInput: a field out of its range.
+    """
+
+    lr: float = 0.01
+    epochs: int = 20
+    loss: str = "polynomial"
+    ranges: str = "running"
+    evaluate_every: int = 1
+
+    def __post_init__(self) -> None:
+        positive(lr=self.lr)
+        integer(1, epochs=self.epochs)
+        choice(adlm_loss.LOSSES, loss=self.loss)
+        choice(("running", "batch"), ranges=self.ranges)
+        integer(1, evaluate_every=self.evaluate_every)
+
+
+@dataclass
+class Outcome:
+    """What R runs gave.
+
+    Attributes:
+        epochs: when accuracy was measured, E of them.
+        accuracy: ``[R, E]``, per cent of the held-out records.
+        loss: ``[R, E]``, float64: mean training loss of these epochs, on noisy values.
+        diverged: ``[R]``; such a run keeps the weights that it stopped with.
+        seconds_per_epoch: of all runs together, without measuring.
+    """
+
+    epochs: list[int] = field(default_factory=list)
+    accuracy: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    loss: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    diverged: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    seconds_per_epoch: float = 0.0
+
+
+class AdlmTraining:
+    """Training of R networks on R releases.
+
+    Args:
+        data: only its held-out records are read, and in the ``feature_expanded`` form nothing more.
+        released: one release per run, of one configuration.
+        networks: one per run, of one architecture.
+        schedule: see ``Schedule``.
+        seeds: of every run's batches.
+        keys: of every run's noise at each visit; for ``feature_expanded`` only.
+
+    Raises:
+        InvalidInput: lists of different lengths, different configurations, missing keys.
+    """
+
+    def __init__(
+        self,
+        data: Labelled,
+        released: Sequence[Released],
+        networks: Sequence[nn.Sequential],
+        schedule: Schedule,
+        *,
+        seeds: Sequence[int],
+        keys: Sequence[Key] | None = None,
+    ) -> None:
+        _check(released, networks, seeds, keys)
+        self.data, self.released, self.schedule = data, list(released), schedule
+        self.mechanism = released[0].mechanism
+        self.seeds = [integer(0, 2**40, seeds=seed) for seed in seeds]
+        self.keys = None if keys is None else list(keys)
+        self.stack = Stack(networks)
+        biases = [each.bias_noise for each in released]
+        if biases[0] is not None:
+            self.stack.offset = torch.stack([bias for bias in biases if bias is not None])
+        self.batch = self.mechanism.setting.batch
+        self.steps_per_epoch = len(released[0].inputs) // self.batch
+        self.step = 0
+        self.diverged = torch.zeros(len(released), dtype=torch.bool)
+        self._loss = torch.zeros(len(released), dtype=torch.float64)
+        self._epochs: list[int] = []
+        self._accuracy: list[Tensor] = []
+        self._losses: list[Tensor] = []
+        self._seconds = 0.0
+        self._test = data.inputs(data.x_test, self.mechanism.input_range).float()
+
+    @property
+    def total_steps(self) -> int:
+        """Of the whole schedule."""
+        return self.schedule.epochs * self.steps_per_epoch
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        return self.step >= self.total_steps
+
+    def run(
+        self,
+        *,
+        on_step: Callable[[int], None] | None = None,
+        on_epoch: Callable[[int, Tensor], None] | None = None,
+    ) -> Outcome:
+        """All steps that are left. A ``KeyboardInterrupt`` between steps leaves a state to save.
+
+        Args:
+            on_step: called with the number of steps done.
+            on_epoch: called with the epoch and accuracies ``[R]`` wherever they are measured.
+        """
+        while not self.finished:
+            self.one_step()
+            if self.step % self.steps_per_epoch == 0:
+                self._end_of_epoch(on_epoch)
+            if on_step is not None:
+                on_step(self.step)
+        return self.outcome()
+
+    def one_step(self) -> None:
+        """One batch of every run; runs that have diverged stay as they are."""
+        begin = time.perf_counter()
+        epoch, place = divmod(self.step, self.steps_per_epoch)
+        rows = [self._order(seed, epoch)[place] for seed in self.seeds]
+        x = self._gather([each.inputs for each in self.released], rows)
+        hidden = self.stack.hidden(x, training=True)
+        scores = self.stack.output(hidden)
+        with torch.no_grad():
+            for size in (scores, self.stack.last):  # NaN exceeds everything
+                self.diverged |= ~(size.abs().amax((1, 2)) <= LARGEST_SCORE)
+        loss = self._loss_of(hidden, scores, rows)
+        alive = ~self.diverged
+        with torch.no_grad():
+            for weight in self.stack.parameters.values():
+                assert weight.grad is not None  # every parameter is used
+                shape = (-1, *(1,) * (weight.dim() - 1))
+                weight -= self.schedule.lr * torch.where(alive.view(shape), weight.grad, 0.0)
+                weight.grad = None
+        self._loss += loss / self.steps_per_epoch
+        self.step += 1
+        self._seconds += time.perf_counter() - begin
+
+    def accuracy(self) -> Tensor:
+        """``[R]``, per cent of the held-out records, which get no noise but what all records share.
+
+        The draw of ``shared_per_feature`` and the bias' belong to the network that was trained.
+        """
+        offsets = [each.offset for each in self.released]
+        right = torch.zeros(len(self.released))
+        with torch.no_grad():
+            for begin in range(0, len(self._test), self.batch):
+                x = self._test[begin : begin + self.batch].expand(len(offsets), -1, -1)
+                if offsets[0] is not None:
+                    x = x + torch.stack([o for o in offsets if o is not None])[:, None]
+                found = self.stack.scores(
+                    x.contiguous(), training=False, ranges=self.schedule.ranges
+                )
+                truth = self.data.y_test[begin : begin + self.batch]
+                right += (found.argmax(2) == truth).sum(1)
+        return 100 * right / len(self._test)
+
+    def outcome(self) -> Outcome:
+        """What has been measured so far."""
+        none = torch.zeros(len(self.released), 0)
+        return Outcome(
+            epochs=list(self._epochs),
+            accuracy=torch.stack(self._accuracy, 1) if self._accuracy else none,
+            loss=torch.stack(self._losses, 1) if self._losses else none,
+            diverged=self.diverged.clone(),
+            seconds_per_epoch=self._seconds * self.steps_per_epoch / max(1, self.step),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes; the releases are the caller's to keep."""
+        return {
+            "fingerprint": self._fingerprint,
+            "step": self.step,
+            "weights": self.stack.state_dict(),
+            "diverged": self.diverged.clone(),
+            "loss": self._loss.clone(),
+            "epochs": list(self._epochs),
+            "accuracy": list(self._accuracy),
+            "losses": list(self._losses),
+            "seconds": self._seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where ``state_dict`` was taken.
+
+        Raises:
+            InvalidInput: the state of another run.
+        """
+        if state["fingerprint"] != self._fingerprint:
+            raise InvalidInput(
+                "state",
+                expected=self._fingerprint,
+                got=state["fingerprint"],
+                remedy="Resume with the mechanism, schedule and seeds that the run began with.",
+            )
+        self.step, self._seconds = state["step"], state["seconds"]
+        self.stack.load_state_dict(state["weights"])
+        self.diverged, self._loss = state["diverged"].clone(), state["loss"].clone()
+        self._epochs = list(state["epochs"])
+        self._accuracy, self._losses = list(state["accuracy"]), list(state["losses"])
+
+    @property
+    def _fingerprint(self) -> str:
+        return f"{self.mechanism.fingerprint} {self.schedule} {self.seeds} {self.stack.template}"
+
+    def _order(self, seed: int, epoch: int) -> Tensor:
+        """Row numbers of an epoch's batches, ``[steps, |L|]``: a function of seed and epoch."""
+        generator = torch.Generator().manual_seed((seed << 22) + epoch)
+        count = len(self.released[0].inputs)
+        kept = torch.randperm(count, generator=generator)[: self.steps_per_epoch * self.batch]
+        return kept.view(self.steps_per_epoch, self.batch)
+
+    @staticmethod
+    def _gather(values: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:
+        return torch.stack([each[row] for each, row in zip(values, rows, strict=True)])
+
+    def _loss_of(self, hidden: Tensor, scores: Tensor, rows: list[Tensor]) -> Tensor:
+        """Means ``[R]``; gradients are left at the parameters."""
+        made = [each.coefficients for each in self.released]
+        if made[0] is not None:
+            known = [each for each in made if each is not None]
+            linear = self._gather([each.linear for each in known], rows)
+            quadratic = self._gather([each.quadratic for each in known], rows)
+            return adlm_loss.with_coefficients(
+                scores, Coefficients(known[0].constant, linear, quadratic)
+            )
+        targets = self._gather([t.targets for t in self.released if t.targets is not None], rows)
+        if self.schedule.loss == "cross_entropy":
+            return adlm_loss.cross_entropy(scores, targets)
+        scale = self.released[0].visit_scale
+        if scale is None:
+            return adlm_loss.with_targets(scores, targets)
+        assert self.keys is not None  # checked
+        visit = [
+            (
+                key.stream(Purpose.LAPLACE, 1 + self.step, stream=VISITS),
+                key.stream(Purpose.ROUNDING, 1 + self.step, stream=VISITS),
+            )
+            for key in self.keys
+        ]
+        return adlm_loss.expanded(hidden, self.stack.last, targets, scale=scale, streams=visit)
+
+    def _end_of_epoch(self, on_epoch: Callable[[int, Tensor], None] | None) -> None:
+        epoch = self.step // self.steps_per_epoch
+        if epoch % self.schedule.evaluate_every == 0 or self.finished:
+            accuracy = self.accuracy()
+            self._epochs.append(epoch)
+            self._accuracy.append(accuracy)
+            self._losses.append(self._loss.clone())
+            if on_epoch is not None:
+                on_epoch(epoch, accuracy)
+        self._loss.zero_()
+
+
+def clean(data: Labelled, *, batch: int, network: nn.Sequential, input_range: str) -> Released:
+    """The records themselves in the form of a release: nothing is protected."""
+    sizes = setting(network, data.row_shape, records=len(data.x), batch=batch)
+    free = ILM(epsilon=float("inf"), setting=sizes, input_range=input_range)
+    return release(free, data, Key.from_unsafe_seed(0))
+
+
+def pretrained(
+    data: Labelled,
+    architecture: str | Architecture = "mnist",
+    *,
+    epochs: int = 12,
+    lr: float = 0.1,
+    batch: int = 100,
+    seed: int = 0,
+    input_range: str = "unit",
+) -> nn.Sequential:
+    """The network that relevances come from: trained on the cross entropy (23), without noise.
+
+    On these records; it is public where they are. The source trains 12 epochs (MNIST) or 50
+    (CIFAR-10); learning rate and batch are ours.
+    """
+    network = build(architecture, data.row_shape, data.classes, seed=seed)
+    released = clean(data, batch=min(batch, len(data.x)), network=network, input_range=input_range)
+    schedule = Schedule(lr=lr, epochs=epochs, loss="cross_entropy", evaluate_every=epochs)
+    training = AdlmTraining(data, [released], [network], schedule, seeds=[seed])
+    training.run()
+    return training.stack.network(0)
+
+
+def monte_carlo(
+    mechanism: AdLM,
+    data: Labelled,
+    architecture: str | Architecture,
+    schedule: Schedule,
+    *,
+    seeds: Sequence[int],
+    relevance: Tensor | None = None,
+) -> AdlmTraining:
+    """R runs from known seeds: weights, batches and noise of run r from ``seeds[r]``."""
+    keys = [Key.from_unsafe_seed(seed) for seed in seeds]
+    return AdlmTraining(
+        data,
+        [release(mechanism, data, key, relevance=relevance) for key in keys],
+        [build(architecture, data.row_shape, data.classes, seed=seed) for seed in seeds],
+        schedule,
+        seeds=seeds,
+        keys=keys,
+    )
+
+
+def _check(
+    released: Sequence[Released],
+    networks: Sequence[nn.Sequential],
+    seeds: Sequence[int],
+    keys: Sequence[Key] | None,
+) -> None:
+    counts = {len(released), len(networks), len(seeds)} | (
+        {len(keys)} if keys is not None else set()
+    )
+    if len(counts) != 1 or not released:
+        raise InvalidInput(
+            "released",
+            expected="as many releases as networks, seeds and keys, at least one",
+            got=f"{len(released)}, {len(networks)} and {len(seeds)}",
+            remedy="Give every run its own.",
+        )
+    if len({each.mechanism.fingerprint for each in released}) != 1:
+        raise InvalidInput(
+            "released",
+            expected="releases of one configuration",
+            got="several",
+            remedy="Train each configuration by itself.",
+        )
+    if released[0].visit_scale is not None and keys is None:
+        raise InvalidInput(
+            "keys",
+            expected="a key per run: the feature_expanded form draws at every visit",
+            got="None",
+            remedy="Pass the keys of the releases.",
+        )
+
+
+__all__ = [
+    "ARCHITECTURES",
+    "AdlmTraining",
+    "Architecture",
+    "Labelled",
+    "Outcome",
+    "Released",
+    "Schedule",
+    "build",
+    "clean",
+    "monte_carlo",
+    "pretrained",
+    "release",
+    "relevance_of",
+    "setting",
+]

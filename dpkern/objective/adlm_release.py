@@ -1,0 +1,220 @@
+"""What leaves the records, once: noisy relevances, inputs, a bias, coefficients or targets.
+
+All that is trained afterwards reads ``Released`` and nothing else of the records, except in the
+``feature_expanded`` form, which therefore certifies nothing.
+
+Source: AdLM, algorithm 1, lines 1-19.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .._validate import tensor
+from ..errors import InvalidInput
+from ..mechanisms import adlm_noise
+from ..mechanisms.adlm import AdLM
+from ..nn.polynomial import Coefficients
+from ..nn.relevance import MU, mean_relevance
+from ..rng import Key, Purpose
+from ..theory.adlm import LABEL_SENSITIVITY
+from .adlm_data import Labelled
+
+RELEVANCE, INPUTS, BIAS, LABELS, VISITS = range(5)
+"""Stream numbers: every release has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """The released form of one data set.
+
+    Attributes:
+        mechanism: that made it.
+        inputs: float32 ``[N, d]``.
+        offset: ``[d]``, the draw that all inputs share, or None.
+        bias_noise: ``[maps]`` (line 14), or None.
+        coefficients: of the ``label_scalar`` form with noise, ``[N, M]`` each, or None.
+        targets: float32 ``[N, M]``: released ones, or None. In the ``feature_expanded`` form they
+            are the true labels, which get their noise at every visit.
+        relevance: ``[d]``, float64, noisy or public; None for ILM.
+        betas, scales: ``[d]``, float64.
+        visit_scale: of the noise at every visit of ``feature_expanded``, or None.
+    """
+
+    mechanism: AdLM
+    inputs: Tensor
+    offset: Tensor | None
+    bias_noise: Tensor | None
+    coefficients: Coefficients | None
+    targets: Tensor | None
+    relevance: Tensor | None
+    betas: Tensor
+    scales: Tensor
+    visit_scale: float | None
+
+
+def relevance_of(
+    mechanism: AdLM,
+    network: nn.Sequential,
+    data: Labelled,
+    *,
+    mu: float = MU,
+    batch: int = 256,
+) -> Tensor:
+    """``R_j`` (10) of the training records, float64 ``[d]``; not private.
+
+    Args:
+        mechanism: says whose score and which range.
+        network: pre-trained; its weights are not changed. Of these records, of public ones: that is
+            what ``mechanism.relevance_from`` must say truly.
+        data: the records; public ones where ``relevance_from`` is ``public``.
+        mu: stabiliser.
+        batch: records at a time.
+
+    Raises:
+        InvalidInput: sizes that do not fit.
+    """
+    inputs = data.inputs(data.x, mechanism.input_range).float()
+    labels = data.y if mechanism.relevance_target == "label" else None
+    training = network.training
+    try:
+        return mean_relevance(
+            network.eval(),
+            inputs,
+            labels,
+            mu=mu,
+            relevance_range=mechanism.relevance_range,
+            batch=batch,
+        )
+    finally:
+        network.train(training)
+
+
+def release(
+    mechanism: AdLM, data: Labelled, key: Key, *, relevance: Tensor | None = None
+) -> Released:
+    """Draw everything, once. Another release of the same records needs another key and costs again.
+
+    Args:
+        mechanism: AdLM or ILM; with epsilon infinite nothing is drawn.
+        data: the records; |D|, d and M must be those of the mechanism's setting.
+        key: used for nothing else.
+        relevance: AdLM: ``relevance_of``, float64 ``[d]``; gets its noise here unless it is public.
+
+    Raises:
+        InvalidInput: sizes that do not fit, a relevance that is missing or not used.
+    """
+    _check_sizes(mechanism, data)
+    noisy = _noisy_relevance(mechanism, data, key, relevance)
+    betas = mechanism.betas(torch.ones(data.features).double() if noisy is None else noisy)
+    found = Released(
+        mechanism=mechanism,
+        inputs=data.inputs(data.x, mechanism.input_range),
+        offset=None,
+        bias_noise=None,
+        coefficients=None,
+        targets=None,
+        relevance=noisy,
+        betas=betas,
+        scales=mechanism.input_scales(betas) if mechanism.noisy else torch.zeros_like(betas),
+        visit_scale=None,
+    )
+    found = _labels(_inputs(found, key) if mechanism.noisy else found, data, key)
+    return replace(found, inputs=found.inputs.float())
+
+
+def _streams(key: Key, number: int) -> dict[str, Any]:
+    return {
+        "stream": key.stream(Purpose.LAPLACE, 0, stream=number),
+        "rounding": key.stream(Purpose.ROUNDING, 0, stream=number),
+    }
+
+
+def _noisy_relevance(
+    mechanism: AdLM, data: Labelled, key: Key, relevance: Tensor | None
+) -> Tensor | None:
+    if mechanism.adaptive != (relevance is not None):
+        raise InvalidInput(
+            "relevance",
+            expected="the mean relevance of every feature" if mechanism.adaptive else "None",
+            got="None" if relevance is None else "a relevance, which ILM does not use",
+            remedy="AdLM takes what relevance_of gave; ILM takes none.",
+        )
+    if relevance is None:
+        return None
+    tensor(relevance=relevance, shape=(data.features,), dtypes=(torch.float64,))
+    if not (mechanism.releases_relevance and mechanism.noisy):
+        return relevance
+    return adlm_noise.private_relevance(
+        relevance, scale=mechanism.relevance_scale, **_streams(key, RELEVANCE)
+    )
+
+
+def _inputs(found: Released, key: Key) -> Released:
+    """Lines 12-14."""
+    mechanism = found.mechanism
+    noisy = adlm_noise.private_inputs(
+        found.inputs,
+        found.scales,
+        reach=mechanism.reach,
+        noise_sharing=mechanism.noise_sharing,
+        **_streams(key, INPUTS),
+    )
+    offset = None
+    if mechanism.noise_sharing == "shared_per_feature":
+        offset = (noisy[0].double() - found.inputs[0].double()).float()
+    scale = mechanism.bias_scale
+    bias = None
+    if scale is not None:
+        # One entry per neuron: per map where a convolution shares its bias.
+        clean = torch.zeros(mechanism.setting.layer.maps, dtype=torch.float64)
+        bias = adlm_noise.private_bias(clean, scale=scale, **_streams(key, BIAS)).float()
+    return replace(found, inputs=noisy, offset=offset, bias_noise=bias)
+
+
+def _labels(found: Released, data: Labelled, key: Key) -> Released:
+    """Lines 18-19, or their local form."""
+    mechanism = found.mechanism
+    true = F.one_hot(data.y, data.classes).double()
+    if not mechanism.noisy:
+        return replace(found, targets=true.float())
+    if mechanism.labels == "response":
+        told = adlm_noise.randomized_targets(
+            data.y,
+            classes=data.classes,
+            epsilon=mechanism.budgets[2],
+            stream=key.stream(Purpose.SYMBOLS, 0, stream=LABELS),
+        )
+        return replace(found, targets=told.float())
+    scale = mechanism.label_scale
+    assert scale is not None  # every other form has one
+    if mechanism.labels == "laplace":
+        told = adlm_noise.noisy_targets(
+            true, epsilon=LABEL_SENSITIVITY / scale, **_streams(key, LABELS)
+        )
+        return replace(found, targets=told.float())
+    if mechanism.coefficient_form == "feature_expanded":
+        return replace(found, targets=true.float(), visit_scale=scale)
+    made = adlm_noise.private_coefficients(true, scale=scale, **_streams(key, LABELS))
+    return replace(
+        found,
+        coefficients=Coefficients(made.constant, made.linear.float(), made.quadratic.float()),
+    )
+
+
+def _check_sizes(mechanism: AdLM, data: Labelled) -> None:
+    setting = mechanism.setting
+    wanted = (setting.records, setting.layer.features, setting.classes)
+    got = (len(data.x), data.features, data.classes)
+    if wanted != got:
+        raise InvalidInput(
+            "data",
+            expected="{} records of {} features and {} classes, as in setting".format(*wanted),
+            got="{} records of {} features and {} classes".format(*got),
+            remedy="Make the setting with adlm_networks.setting for these data.",
+        )
