@@ -18,6 +18,7 @@ from . import (
     spectral,
     spof,
     spof_environment,
+    spof_runs,
 )
 from .result import Result
 from .runner import Request
@@ -73,10 +74,14 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
     },
     "spof": {
         "fig1": spof.fig1,
+        "fig2": spof_runs.fig2,
+        "fig3": spof_runs.fig3,
         "fig4": spof_environment.fig4,
         "fig5": spof_environment.fig5,
         "fig6": spof.fig6,
         "multipliers": spof_environment.multipliers,
+        "comparison": spof_runs.comparison,
+        "rates": spof_runs.rates,
         "losses": spof.losses,
         "audit": spof.audit,
     },

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..mechanisms import FM, SPOF, OutputSGD
 from ..mechanisms.functional import Functional
-from ..objective import Method, NonPrivate, Schedule, Training, pooled, records
+from ..objective import Method, NonPrivate, Schedule, Training, records
 from ..objective.records import Records
 from .intervals import Interval, interval
 from .pieces import OnStep, Piece
@@ -30,7 +30,7 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SIGMAS = (0.0, 5.0)
 LEARNING_RATE = 0.05
 RUNS, QUICK_RUNS = 100, 5
-ROWS, SOURCE_ROWS = 1000, 18_240
+ROWS, QUICK_ROWS, SOURCE_ROWS = 1000, 500, 18_240
 EPOCHS = 1
 
 NON_PRIVATE, OURS, BASELINE, FUNCTIONAL = "non-private", "SPOF", "DP-SGD", "FM"
@@ -89,10 +89,6 @@ class Experiment:
     runs: int
 
     @property
-    def schedule(self) -> Schedule:
-        return Schedule(lr=LEARNING_RATE, epochs=self.epochs)
-
-    @property
     def rows(self) -> int:
         """Training records of each user."""
         return int(self.records.train.shape[1])
@@ -130,7 +126,8 @@ def experiment(request: Request) -> Experiment:
     Raises:
         InvalidInput: a table that cannot be used.
     """
-    rows = ROWS if request.rows is None else request.rows
+    usual = QUICK_ROWS if request.quick else ROWS
+    rows = usual if request.rows is None else request.rows
     if request.data is None:
         found = records.generated(users=USERS, records=rows, features=FEATURES)
     else:
@@ -144,12 +141,13 @@ def experiment(request: Request) -> Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One setting of an experiment; ``constant`` matters to SPOF only."""
+    """One setting of an experiment; ``constant`` matters to SPOF only, ``rate`` is eta."""
 
     name: str
     epsilon: float = 1.0
     sigma: float = 0.0
     constant: float = CONSTANT
+    rate: float = LEARNING_RATE
 
     @property
     def label(self) -> str:
@@ -159,6 +157,8 @@ class Cell:
             parts.append(f"epsilon {self.epsilon:g}")
         if self.constant != CONSTANT:
             parts.append(f"c {self.constant:g}")
+        if self.rate != LEARNING_RATE:
+            parts.append(f"learning rate {self.rate:g}")
         return ", ".join([*parts, condition(self.sigma)])
 
     def method(self, epochs: int) -> Method:
@@ -223,9 +223,7 @@ def train(request: Request, where: Experiment, cells: Sequence[Cell]) -> dict[Ce
     unique = list(dict.fromkeys(cells))
     digest = _digest(where.records)
     numbers = request.through([_piece(where, cell, digest) for cell in unique])
-    return {
-        cell: _found(where, cell, of_it) for cell, of_it in zip(unique, numbers, strict=True)
-    }
+    return {cell: _found(where, cell, of_it) for cell, of_it in zip(unique, numbers, strict=True)}
 
 
 def _piece(where: Experiment, cell: Cell, digest: str) -> Piece:
@@ -237,23 +235,29 @@ def _piece(where: Experiment, cell: Cell, digest: str) -> Piece:
             "training": "autoencoder",
             "records": digest,
             "method": method.fingerprint,
-            "lr": LEARNING_RATE,
+            "lr": cell.rate,
             "epochs": where.epochs,
             "runs": where.runs,
             "sigma": cell.sigma,
             "code": CODE,
         },
-        compute=partial(_compute, where, method, cell.sigma),
+        compute=partial(_compute, where, method, cell),
         steps=each * where.epochs,
     )
 
 
-def _compute(where: Experiment, method: Method, sigma: float, on_step: OnStep) -> dict[str, Any]:
-    chosen = pooled(where.records) if isinstance(method, FM) else where.records
+def _compute(where: Experiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
+    chosen = where.records.pooled() if isinstance(method, FM) else where.records
+    schedule = Schedule(lr=cell.rate, epochs=where.epochs)
     training = Training(
-        chosen, method, where.schedule, seeds=range(where.runs), sigma=sigma, code=CODE
+        chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=CODE
     )
-    outcome = training.run(on_step=lambda done, of: on_step(done))
+
+    def tell(done: int, of: int) -> None:
+        del of
+        on_step(done)
+
+    outcome = training.run(on_step=tell)
     return {
         "accuracy": outcome.accuracy.tolist(),
         "mse": outcome.mse.tolist(),
@@ -284,15 +288,16 @@ def _found(where: Experiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
 
 
 def _certified(method: Functional | OutputSGD, data: Records, visits: int) -> float:
-    """Of one row of the user's table: each of its copies among the samples is released by itself.
+    """Of one row of the user's table, over the whole schedule.
 
-    Infinite where columns were scaled by what all records decide.
+    Copies of a row among the samples share its one release; every visit of a copy costs. Infinite
+    where columns were scaled by what all records decide.
     """
     if data.unproved:
         return math.inf
     if isinstance(method, OutputSGD):
         return method.epsilon_certified(visits=visits * data.copies)
-    return data.copies * method.epsilon_certified(visits=visits)
+    return method.epsilon_certified(visits=visits)
 
 
 def _digest(data: Records) -> str:
