@@ -21,6 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ._validate import integer, require
+from .cli_train import INTERRUPTED
 from .errors import InvalidInput
 from .papers import PAPERS, Finished, Request, Result, names, reproduce
 from .papers.pieces import FOLDER
@@ -30,8 +31,6 @@ from .train.report import dumps
 
 SHOWN = 60
 """Rows printed before the rest is left to the CSV."""
-
-INTERRUPTED = 130
 
 LISTED = "; ".join(
     f"{paper}: {', '.join(items)}" if "" not in items else paper for paper, items in PAPERS.items()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkern import cli
+from dpkern import cli, cli_reproduce
 from dpkern.errors import InvalidInput
 from dpkern.papers import PAPERS, Finished, Piece, Request, Result, Row, names
 from dpkern.papers import catalogue as catalogue_module
@@ -128,7 +128,7 @@ def test_the_command_resumes_and_takes_all(
     papers = {"p": {"one": item("one", []), "two": item("two", [True])}}
     monkeypatch.setattr(catalogue_module, "PAPERS", papers)
     call = ["reproduce", "p", "all", "--runs", "3", "--no-figure", "--json", "--out", str(tmp_path)]
-    assert cli.main(call) == cli.INTERRUPTED
+    assert cli.main(call) == cli_reproduce.INTERRUPTED
     assert json.loads(capsys.readouterr().out)["interrupted"]
     assert {path.name for path in tmp_path.iterdir()} == {FOLDER, "p-one.json", "p-one.csv"}
     assert cli.main([*call, "--resume"]) == 0

@@ -164,7 +164,7 @@ def _draw(result: Result, path: Path) -> None:
     figures = require("matplotlib.figure", extra="demo")
     agg = require("matplotlib.backends.backend_agg", extra="demo")
     panels = list(result.panels) or [_of_rows(result)]
-    columns = min(len(panels), 3)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = figures.Figure(figsize=(4.6 * columns, 3.6 * lines), layout="constrained")
     for number, panel in enumerate(panels, start=1):

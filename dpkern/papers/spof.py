@@ -21,7 +21,8 @@ from .runner import Request
 USERS, FEATURES, CODE = 2, 14, 7
 CLIP, CONSTANT = 4.0, 2.5
 SAMPLES = 36_480
-EPOCHS = 20
+SOURCE_ROWS = SAMPLES // USERS
+SOURCE_EPOCHS = 20
 """Ours; the source gives no number of epochs."""
 REAL = torch.float64
 TARGET_ONLY = "replace_one, local, as target only"
@@ -32,7 +33,7 @@ def fig1(request: Request) -> Result:
     del request
     boxes = []
     for user in range(1, USERS + 1):
-        y = 2.0 * (USERS - user)
+        y = 1.5 * (USERS - user)
         chain = (
             f"record x_{user}\n{FEATURES} features",
             f"encoder W_{user}\n{FEATURES} x {CODE}",
@@ -40,7 +41,7 @@ def fig1(request: Request) -> Result:
             f"decoder, block {user}\n{CODE} x {FEATURES}",
             f"reconstruction {user}\nsigmoid, {FEATURES}",
         )
-        boxes += [Box(text=text, x=2.0 * i, y=y, arrow=i > 0) for i, text in enumerate(chain)]
+        boxes += [Box(text=text, x=2.7 * i, y=y, arrow=i > 0) for i, text in enumerate(chain)]
     panel = Panel(title=f"{USERS} users; the blocks are one shared decoder", boxes=boxes)
     rows = [
         Row(item="fig1", setting=what, quantity="parameters", ours=float(count))
@@ -218,10 +219,10 @@ def audit(request: Request) -> Result:
                 note="S4: two draws of scale Dhat / (sqrt(2) epsilon) each",
             )
         )
-    per_user = SAMPLES // USERS
+    per_user = SOURCE_ROWS
     for what, visits, relation in (
-        (f"one record in {EPOCHS} epochs", EPOCHS, TARGET_ONLY),
-        (f"one user, {per_user} records", per_user * EPOCHS, "replace_user, as target only"),
+        (f"one record in {SOURCE_EPOCHS} epochs", SOURCE_EPOCHS, TARGET_ONLY),
+        (f"one user, {per_user} records", per_user * SOURCE_EPOCHS, "replace_user, as target only"),
     ):
         cost = spof_sensitivity.audited_epsilon(1.0, 0.0, visits=visits)
         rows.append(
@@ -242,9 +243,9 @@ def audit(request: Request) -> Result:
     rows.append(_attack(trials))
     y = [10 ** (exponent / 10) for exponent in range(61)]
     panel = Panel(
-        title="loss of privacy of one coefficient, scales from c_j 8.75 and 9.25",
+        title="one coefficient, c_j 8.75 or 9.25, epsilon 1",
         x_label="|value|",
-        y_label="log ratio",
+        y_label="log ratio of densities",
         lines=[
             Line(label="c_j from the record", x=y, y=_ratios(y, 8.75, 9.25)),
             Line(label="c_j from the bound c l", x=y, y=_ratios(y, 17.5, 17.5)),

@@ -19,7 +19,7 @@ from ..cost import autoencoder, processors
 from .intervals import interval
 from .result import Line, Panel, Result, Row
 from .runner import SEEDED, Request
-from .spof import CODE, CONSTANT, FEATURES, result
+from .spof import CODE, CONSTANT, FEATURES, SOURCE_EPOCHS, SOURCE_ROWS, result
 from .spof_training import (
     BASELINE,
     CORRECTED,
@@ -29,8 +29,8 @@ from .spof_training import (
     METHODS,
     NON_PRIVATE,
     OURS,
+    QUANTITIES,
     SIGMAS,
-    SOURCE_ROWS,
     Cell,
     Experiment,
     Found,
@@ -159,8 +159,8 @@ def fig3(request: Request) -> Result:
                     log_x=True,
                 )
             )
-    rows = [found[cell].row("fig3", where) for cell in cells]
-    return _trained("fig3", "accuracy over epsilon", rows, panels, where)
+    rows = [found[cell].row("fig3", where, quantity) for quantity in QUANTITIES for cell in cells]
+    return _trained("fig3", "accuracy over epsilon", rows, panels, where, [_duration(where, found)])
 
 
 def comparison(request: Request) -> Result:
@@ -178,7 +178,19 @@ def comparison(request: Request) -> Result:
     rows.append(_operations())
     rows += _qualitative(where, found)
     panels = [_gain_panel(found, sigma) for sigma in SIGMAS]
-    return _trained("comparison", "published gains beside ours", rows, panels, where, verdicts)
+    said = [*verdicts, _duration(where, found)]
+    return _trained("comparison", "published gains beside ours", rows, panels, where, said)
+
+
+def _duration(where: Experiment, found: Mapping[Cell, Found]) -> str:
+    """How long the settings took, and what the source's size would take at this speed."""
+    seconds = where.epochs * sum(one.seconds for one in found.values())
+    times = SOURCE_ROWS * SOURCE_EPOCHS / (where.rows * where.epochs)
+    return (
+        f"training took {seconds:.3g} s for {len(found)} settings of {where.runs} runs; at this "
+        f"speed {SOURCE_ROWS} records of each user and {SOURCE_EPOCHS} epochs take "
+        f"{seconds * times / 3600:.3g} hours"
+    )
 
 
 def _gain(where: Experiment, found: Mapping[Cell, Found], sigma: float) -> tuple[list[Row], str]:
@@ -355,10 +367,10 @@ def _trained(
 ) -> Result:
     size = where.rows, where.epochs
     short: list[str] = []
-    if size != (SOURCE_ROWS, 20):
+    if size != (SOURCE_ROWS, SOURCE_EPOCHS):
         short.append(
-            f"{size[0]} records of each user, {size[1]} epochs; the source has {SOURCE_ROWS} "
-            "records and does not say how many epochs: --rows 18240 --epochs 20"
+            f"{size[0]} records of each user, epochs: {size[1]}; the source has {SOURCE_ROWS} "
+            f"records and no number of epochs: --rows {SOURCE_ROWS} --epochs {SOURCE_EPOCHS}"
         )
     settings: dict[str, Any] = where.settings()
     told = (*said, *short, *notes(where))

@@ -30,9 +30,14 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 SIGMAS = (0.0, 5.0)
 LEARNING_RATE = 0.05
 RUNS, QUICK_RUNS = 100, 5
-ROWS, QUICK_ROWS, SOURCE_ROWS = 1000, 500, 18_240
+ROWS, QUICK_ROWS = 1000, 500
 EPOCHS = 1
 
+QUANTITIES = {
+    "accuracy %": "accuracy",
+    "squared error of a record": "mse",
+    "cross-entropy of a record": "bce",
+}
 NON_PRIVATE, OURS, BASELINE, FUNCTIONAL = "non-private", "SPOF", "DP-SGD", "FM"
 CORRECTED = ", corrected"
 
@@ -199,14 +204,19 @@ class Found:
     def mean(self) -> Interval:
         return interval(self.accuracy)
 
-    def row(self, item: str, where: Experiment, **more: Any) -> Row:
-        """Accuracy with its interval; ``more`` fills other fields."""
-        mean, half = self.mean
+    @property
+    def label(self) -> str:
+        """The cell, and how many of its runs went astray."""
         share = 100 * self.diverged / len(self.accuracy)
-        note = f"S2: {share:.3g} % of the runs diverged and were stopped" if self.diverged else ""
-        content = {"setting": self.cell.label, "quantity": "accuracy %", "note": note}
+        return f"{self.cell.label}; {share:.3g} % stopped" if self.diverged else self.cell.label
+
+    def row(self, item: str, where: Experiment, quantity: str = "accuracy %", **more: Any) -> Row:
+        """A mean over the runs with its interval; ``more`` fills other fields."""
+        mean, half = interval(getattr(self, QUANTITIES[quantity]))
+        content: dict[str, Any] = {"setting": self.label, **more}
         return Row(
             item=item,
+            quantity=quantity,
             ours=mean,
             spread=half if math.isfinite(half) else None,
             epsilon_claimed=self.claimed,
@@ -214,7 +224,7 @@ class Found:
             relation=self.relation,
             data=where.data,
             seeds=len(self.accuracy),
-            **{**content, **more},
+            **content,
         )
 
 
