@@ -196,10 +196,14 @@ def test_the_verdict_follows_from_the_interval(
     mean: float, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spof_runs, "EPSILONS", (1.0,))
-    cells = {Cell(name=name): found(name, (50.0,), 1) for name in (OURS, BASELINE)}
-    verdict = spof_runs._verdict(cells, 0.0, mean, 1.0)
-    assert says in verdict
-    assert "100 % of SPOF's runs" in verdict
+    for stopped, why in ((1, "100 % of SPOF's runs"), (0, "S13")):
+        cells = {
+            Cell(name=OURS): found(OURS, (50.0,), stopped),
+            Cell(name=BASELINE): found(BASELINE, (50.0,)),
+        }
+        verdict = spof_runs._verdict(cells, 0.0, mean, 1.0)
+        assert says in verdict
+        assert why in verdict
 
 
 @pytest.mark.parametrize(
