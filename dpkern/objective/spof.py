@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .._threads import limited
 from .._validate import integer, non_negative, tensor_at
-from ..errors import InvalidInput
+from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import FM, OutputSGD
 from ..ops.coef import check_targets
 from ..rng import Key
@@ -291,7 +291,15 @@ class Training:
 
         Raises:
             InvalidInput: the state of another training.
+            PrivacyError: steps were taken already: secret noise would be used twice.
         """
+        if self.step_number and not self.seeded:
+            raise PrivacyError(
+                "state",
+                expected="a training that has not begun",
+                got=f"{self.step_number} steps with the same keys",
+                remedy="Make a new Training with fresh keys and load the state into that.",
+            )
         if state.get("fingerprint") != self.fingerprint:
             raise InvalidInput(
                 "state",
