@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpkern import cli, cli_reproduce
 from dpkern.errors import InvalidInput
@@ -98,6 +100,17 @@ def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, damage: str) -> None
     with pytest.raises(InvalidInput, match="Delete this file"):
         Request(finished=Finished(folder=tmp_path, resume=True)).through([piece(compute)])
     assert compute.calls == 1
+
+
+def test_the_bar_shows_pieces_only() -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=True, width=120)
+    with cli_reproduce._watching("p one", console):
+        pass
+    assert not shown.getvalue()
+    with cli_reproduce._watching("p one", console) as bar:
+        Request(watch=bar).through([piece(Counting())])
+    assert "p one, x (1 of 1)" in shown.getvalue()
 
 
 def test_all_names_every_item_that_can_be_had() -> None:

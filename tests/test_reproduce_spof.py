@@ -15,7 +15,15 @@ from dpkern.errors import InvalidInput
 from dpkern.papers import PAPERS, Finished, Request, Result, reproduce, spof_environment, spof_runs
 from dpkern.papers import spof_training as training
 from dpkern.papers.intervals import interval
-from dpkern.papers.spof_training import BASELINE, CORRECTED, NON_PRIVATE, OURS, Cell, Found
+from dpkern.papers.spof_training import (
+    BASELINE,
+    CORRECTED,
+    FUNCTIONAL,
+    NON_PRIVATE,
+    OURS,
+    Cell,
+    Found,
+)
 
 QUICK = Request(quick=True)
 FEW = (1.0, 10.0)
@@ -269,6 +277,14 @@ def test_the_users_table_and_what_is_certified_of_it(tmp_path: Path) -> None:
     assert copies > 1
     spent = training.train(Request(), public, sgd)[sgd[0]].certified
     assert spent == pytest.approx(copies, rel=1e-3)
+
+
+def test_corrected_epsilon_is_that_of_all_epochs() -> None:
+    where = training.experiment(Request(quick=True, rows=4, epochs=3, seeds=2))
+    cells = [Cell(name=name + CORRECTED, epsilon=2.0) for name in (OURS, BASELINE, FUNCTIONAL)]
+    made = training.train(Request(), where, cells)
+    assert [made[cell].certified for cell in cells] == pytest.approx([2.0] * 3, rel=1e-3)
+    assert [made[cell].claimed for cell in cells] == [2.0] * 3
 
 
 def test_sizes_belong_to_spof_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
