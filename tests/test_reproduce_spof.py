@@ -159,7 +159,10 @@ def test_accuracy_over_epsilon_shares_the_runs(
 ) -> None:
     monkeypatch.setattr(training, "_compute", lambda *_: pytest.fail("computed again"))
     result = reproduce("spof", "fig3", small)
-    accuracy = [row for row in result.rows if row.quantity == "accuracy %"]
+    accuracy = [row for row in result.rows if row.quantity == "accuracy %" and row.seeds]
+    constants = [row.ours for row in result.rows if row.setting.startswith("a constant")]
+    assert len(constants) == 2
+    assert constants[1] > constants[0]  # type: ignore[operator]
     # Two conditions: once without privacy, six methods for each epsilon.
     assert len(accuracy) == 2 * (1 + 6 * len(FEW))
     for row in accuracy:

@@ -15,6 +15,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from ..cost import autoencoder, processors
 from .intervals import interval
 from .result import Line, Panel, Result, Row
@@ -160,7 +162,24 @@ def fig3(request: Request) -> Result:
                 )
             )
     rows = [found[cell].row("fig3", where, quantity) for quantity in QUANTITIES for cell in cells]
+    rows += _untrained(where)
     return _trained("fig3", "accuracy over epsilon", rows, panels, where, [_duration(where, found)])
+
+
+def _untrained(where: Experiment) -> list[Row]:
+    """What constants reach, which see no record, or only the medians of those to train on."""
+    data = where.records
+    medians = data.train.flatten(0, 1).median(0).values
+    return [
+        Row(
+            item="fig3",
+            setting=f"a constant instead of a network: {what}",
+            quantity="accuracy %",
+            ours=100 * (1 - float((data.test - constant).abs().double().mean())),
+            data=where.data,
+        )
+        for what, constant in (("1/2", torch.tensor(0.5)), ("each feature's median", medians))
+    ]
 
 
 def comparison(request: Request) -> Result:
