@@ -162,17 +162,17 @@ def fig3(request: Request) -> Result:
                 )
             )
     rows = [found[cell].row("fig3", where, quantity) for quantity in QUANTITIES for cell in cells]
-    rows += _untrained(where)
+    rows += _untrained("fig3", where)
     return _trained("fig3", "accuracy over epsilon", rows, panels, where, [_duration(where, found)])
 
 
-def _untrained(where: Experiment) -> list[Row]:
+def _untrained(item: str, where: Experiment) -> list[Row]:
     """What constants reach, which see no record, or only the medians of those to train on."""
     data = where.records
     medians = data.train.flatten(0, 1).median(0).values
     return [
         Row(
-            item="fig3",
+            item=item,
             setting=f"a constant instead of a network: {what}",
             quantity="accuracy %",
             ours=100 * (1 - float((data.test - constant).abs().double().mean())),
@@ -196,6 +196,7 @@ def comparison(request: Request) -> Result:
         rows += [_time(where, found, sigma, suffix) for sigma in SIGMAS]
     rows.append(_operations())
     rows += _qualitative(where, found)
+    rows += _untrained("comparison", where)
     panels = [_gain_panel(found, sigma) for sigma in SIGMAS]
     said = [*verdicts, _duration(where, found)]
     return _trained("comparison", "published gains beside ours", rows, panels, where, said)
