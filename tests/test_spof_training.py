@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dpkern import PrivacyEngine
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import FM, SPOF, OutputSGD
-from dpkern.objective import Method, NonPrivate, Schedule, pooled
+from dpkern.objective import Method, NonPrivate, Schedule, pooled, release
 from dpkern.objective.autoencoder import Gradients
 from dpkern.objective.dpsgd import ParameterNoise
 from dpkern.objective.rules import Plain
@@ -212,6 +212,16 @@ def test_an_interrupted_run_ends_as_one_that_was_not(name: str) -> None:
     later.run()
     assert torch.equal(values(later), trained(method, sigma=sigma))
     assert later.visits == 2
+
+
+def test_noise_does_not_depend_on_how_much_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spof published, environment", "parameters"):
+        method, sigma = METHODS[name]
+        many = trained(method, sigma=sigma)
+        monkeypatch.setattr(release, "_AT_ONCE", 500)
+        assert release.Ahead([Key.fresh()], width=28, parts=2)._steps == 8
+        assert torch.equal(trained(method, sigma=sigma), many)
+        monkeypatch.undo()
 
 
 def test_a_resumed_run_with_secret_keys_keeps_its_release() -> None:

@@ -11,6 +11,7 @@ Source: SPOF, algorithms 1 and 2, section VI; schedule, accuracy and guard are d
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -132,6 +133,7 @@ class Training:
         starts = [_generator(seed, "weights") for seed in self.seeds]
         self.weights = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
         self.diverged = torch.zeros(runs, dtype=torch.bool)
+        self._any_stopped = False
         self.step_number, self.seconds = 0, 0.0
         self._flat = self._train.flatten(0, 1)
         self._rule = self._make_rule()
@@ -211,14 +213,17 @@ class Training:
 
     def _guard(self, shown: Tensor) -> None:
         """Mark runs beyond the limit; NaN is beyond it."""
-        if not bool(shown.abs().max() <= LIMIT):
-            beyond = ~(shown.abs() <= LIMIT)
-            self.diverged |= beyond.view(len(self.seeds), -1).any(1)
+        largest = torch.linalg.vector_norm(shown.view(len(self.seeds), -1), math.inf, 1)
+        inside = largest <= LIMIT
+        if not bool(inside.all()):
+            self.diverged |= ~inside
+            self._any_stopped = True
 
     def _descend(self, direction: Gradients | Tensor) -> None:
         lr = self.schedule.lr
-        if self.diverged.any():
-            direction = _held(direction, self.diverged.repeat_interleave(self.weights.users))
+        if self._any_stopped:
+            stopped = self.diverged.repeat_interleave(self.weights.users)[:, None]
+            direction = _held(direction, stopped)
         if isinstance(direction, Gradients):
             autoencoder.descend(self.weights, direction, lr)
         else:
@@ -309,6 +314,7 @@ class Training:
             )
         self.weights = Weights(state["encoder"].clone(), state["decoder"].clone())
         self.diverged = state["diverged"].clone()
+        self._any_stopped = bool(self.diverged.any())
         self.step_number, self.seconds = state["step_number"], state["seconds"]
         self._rule.load_state_dict(state["rule"])
 
@@ -342,13 +348,10 @@ def _generator(seed: int, use: str) -> torch.Generator:
 
 
 def _held(direction: Gradients | Tensor, stopped: Tensor) -> Gradients | Tensor:
-    """The direction, 0 for pairs of stopped runs."""
-    column = stopped[:, None]
+    """The direction, 0 for pairs of stopped runs, ``[B, 1]``."""
     if isinstance(direction, Tensor):
-        return direction.masked_fill(column, 0.0)
-    return Gradients(
-        inputs=direction.inputs.masked_fill(column, 0.0),
-        code=direction.code.masked_fill(column, 0.0),
-        hidden=direction.hidden.masked_fill(column, 0.0),
-        output=direction.output.masked_fill(column, 0.0),
+        return direction.masked_fill(stopped, 0.0)
+    code, output = direction.code, direction.output
+    return direction._replace(
+        code=code.masked_fill(stopped, 0.0), output=output.masked_fill(stopped, 0.0)
     )
