@@ -155,10 +155,10 @@ class Training:
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size)
         # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
-        whole = method.release == "record" or (not method.published and method.form == "taylor")
-        if whole and method.noised:
+        alone = not method.published and method.form == "taylor"
+        if (alone or method.release == "record") and method.noised:
             return Released(method, self._train, keys, self._firsts)
-        return Perturbed(method, keys, (users, records, n))
+        return Perturbed(method, keys, (users, records, n), self.weights.code)
 
     @property
     def steps(self) -> int:
