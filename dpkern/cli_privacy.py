@@ -209,6 +209,8 @@ def _print_objective(
     facts = objective_mechanism.facts(made, visits=visits, seeded=False)
     wanted = ("mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified")
     shown = {key: facts[key] for key in (*wanted, "non_private", "visits")}
+    if "epsilon_of_target_alone" in facts:
+        shown["epsilon_of_target_alone"] = facts["epsilon_of_target_alone"]
     certificate = {**facts["certificate"], "settings": facts["settings"]}
     del certificate["epsilon"]
     _show(shown | certificate, as_json)

@@ -214,6 +214,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "InvalidInput",
         "resume, overwrite",
     ),
+    "privacy: nothing given": (("privacy",), "InvalidInput", "sample_rate, steps"),
     "privacy: no noise given": (
         ("privacy", "--sample-rate", "0.1", "--steps", "10"),
         "InvalidInput",
@@ -255,7 +256,7 @@ def test_bad_calls(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("train", "--epsilon", "many"), ("train", "--colour", "red"), ("fly",), ("privacy",)],
+    [("train", "--epsilon", "many"), ("train", "--colour", "red"), ("fly",), ("privacy", "--steps", "many")],
     ids=" ".join,
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:

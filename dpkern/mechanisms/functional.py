@@ -174,7 +174,9 @@ class Functional(ObjectivePerturbation):
         return environment.noisy_sensitivity(features, total, shift) / (self._split * self.epsilon)
 
     def _printed_scale(self, features: int, shift: float | Tensor) -> float | Tensor:
-        return spof_sensitivity.spof_scale(features, self.epsilon, shift)
+        if isinstance(shift, Tensor):
+            return spof_sensitivity.spof_scale(features, self.epsilon, shift)
+        return spof_sensitivity.spof_scale(features, self.epsilon, float(shift))
 
     @property
     def _split(self) -> float:

@@ -160,9 +160,12 @@ def forward(weights: Weights, inputs: Tensor) -> Passed:
     return Passed(inputs, hidden, torch.bmm(hidden[:, None, :], decoder)[:, 0])
 
 
-def shift(hidden: Tensor, constant: float) -> Tensor:
-    """``c_j = c sum_r h_jr``: what a constant c on every entry of the decoder adds to all logits."""
-    return spof_loss.shift(hidden, constant)
+def stabilised(passed: Passed, constant: float) -> tuple[Tensor, Tensor | float]:
+    """``z + c_j`` and c_j (``spof_loss.shift``), for a constant c on the whole decoder."""
+    if not constant:
+        return passed.z, 0.0
+    shift = spof_loss.shift(passed.hidden, constant)
+    return passed.z + shift[:, None], shift
 
 
 def backward(weights: Weights, passed: Passed, output: Tensor, constant: float = 0.0) -> Gradients:
@@ -182,8 +185,8 @@ def descend(weights: Weights, gradients: Gradients, lr: float) -> None:
     """``W -= lr g`` in place, without writing the gradient."""
     encoder, decoder = weights.pairs()
     g = gradients
-    encoder.baddbmm_(g.inputs[:, :, None], g.code[:, None, :], alpha=-lr)
-    decoder.baddbmm_(g.hidden[:, :, None], g.output[:, None, :], alpha=-lr)
+    encoder.addcmul_(g.inputs[:, :, None], g.code[:, None, :], value=-lr)
+    decoder.addcmul_(g.hidden[:, :, None], g.output[:, None, :], value=-lr)
 
 
 def descend_flat(weights: Weights, gradients: Tensor, lr: float) -> None:
@@ -199,5 +202,5 @@ def logits(weights: Weights, inputs: Tensor, constant: float = 0.0) -> Tensor:
     hidden = torch.sigmoid(inputs @ weights.encoder)
     z = hidden @ weights.decoder
     if constant:
-        z += shift(hidden, constant)[..., None]
+        z += spof_loss.shift(hidden, constant)[..., None]
     return z

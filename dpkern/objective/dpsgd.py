@@ -46,16 +46,17 @@ class _Sgd:
     def _add(self, values: Tensor, scale: float | Tensor, step: int) -> Tensor:
         if self._ahead is None:
             return values
-        if isinstance(scale, Tensor):
-            scale = scale[:, None].expand(values.shape).contiguous()
-        return noise.add_noise(
-            values,
+        # A scale of each record goes around the kernel, which has one for all.
+        each = scale[:, None] if isinstance(scale, Tensor) else None
+        made = noise.add_noise(
+            values if each is None else values / each,
             stream=self._ahead.streams[0],
             rounding=self._ahead.roundings[0],
             distribution=self._ahead.distribution,
-            scale=scale,
+            scale=1.0 if isinstance(scale, Tensor) else scale,
             draws=self._ahead.take(step),
         )
+        return made if each is None else made * each
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: every visit is released anew."""

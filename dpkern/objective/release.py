@@ -10,6 +10,7 @@ for what happens at the visits; ``NOISE`` at step 0 for the environment in train
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ _AT_ONCE = 1 << 19
 def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> Tensor:
     """``x + Lap(n / epsilon)`` of every record, clipped to [0, 1]; a new tensor.
 
-    Features become integers from 0 to ``mechanism.record_reach(n)`` first, so that what is certified
-    are the released bits.
+    Features become integers from 0 to ``mechanism.record_reach(n)`` first, so that the certificate
+    is about the released bits.
 
     Args:
         mechanism: gives epsilon.
@@ -69,8 +70,9 @@ class Ahead:
         self._size = self._starts[-1] + runs * width
         self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
         self._first = -1
-        self._values = torch.empty(0, 0, dtype=torch.int32)
-        self._bits = torch.empty(0, 0, dtype=torch.int16)
+        # What stands between two groups is never read.
+        self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
+        self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
 
     def take(self, step: int) -> Draws:
         """The draws of this step, at positions from 0 on."""
@@ -83,11 +85,9 @@ class Ahead:
     def _make(self, first: int) -> None:
         each = self._parts * self._width
         count, start = self._steps * each, first * each
-        self._values = torch.zeros(self._steps, self._size, dtype=torch.int32)
-        self._bits = torch.zeros(self._steps, self._size, dtype=torch.int16)
         shape = (self._steps, self._parts, self._width)
         for run, (stream, rounding) in enumerate(zip(self.streams, self.roundings, strict=True)):
-            kind = {"position": start, "count": count}
+            kind: dict[str, Any] = {"position": start, "count": count}
             values = noise.lattice_draws(stream, distribution=self.distribution, **kind).view(shape)
             bits = noise.rounding_bits(rounding, **kind).view(shape)
             for part, place in enumerate(self._starts):

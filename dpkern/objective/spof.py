@@ -1,4 +1,4 @@
-"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or without noise, many runs at once.
+"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
 
 One step takes one record of every user in every run, each user's records in an order of the run's
 own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop do
@@ -11,6 +11,7 @@ Source: SPOF, algorithms 1 and 2, section VI; schedule, accuracy and guard are d
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +21,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._validate import integer, non_negative, tensor
-from ..errors import InvalidInput
+from .._threads import limited
+from .._validate import integer, non_negative, tensor_at
+from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import FM, OutputSGD
 from ..ops.coef import check_targets
 from ..rng import Key
@@ -30,7 +32,6 @@ from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .dpsgd import OutputNoise, ParameterNoise
 from .methods import Method, NonPrivate, Schedule
-from .records import Records
 from .rules import Perturbed, Plain, Released, Rule, Visit
 
 LIMIT = 1e3
@@ -56,8 +57,6 @@ R = TypeVar("R")
 
 def pooled(records: R) -> R:
     """All users' records as one user's, as the functional mechanism takes them (a dataclass)."""
-    if isinstance(records, Records):
-        return records.pooled()  # type: ignore[return-value]  # R is Records
     train, test = (getattr(records, name).flatten(0, 1)[None] for name in ("train", "test"))
     return replace(records, train=train, test=test)  # type: ignore[type-var]
 
@@ -116,7 +115,6 @@ class Training:
         integer(1, **{"number of seeds": len(self.seeds)})
         self.sigma = non_negative(sigma=sigma)
         self._train, self._test = _checked(records, method)
-        self._firsts = records.firsts if isinstance(records, Records) else None
         self.keys = [Key.from_unsafe_seed(s) for s in self.seeds] if keys is None else list(keys)
         if len(self.keys) != len(self.seeds):
             raise InvalidInput(
@@ -131,6 +129,7 @@ class Training:
         starts = [_generator(seed, "weights") for seed in self.seeds]
         self.weights = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
         self.diverged = torch.zeros(runs, dtype=torch.bool)
+        self._any_stopped = False
         self.step_number, self.seconds = 0, 0.0
         self._flat = self._train.flatten(0, 1)
         self._rule = self._make_rule()
@@ -152,10 +151,10 @@ class Training:
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size)
         # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
-        whole = method.release == "record" or (not method.published and method.form == "taylor")
-        if whole and method.noised:
-            return Released(method, self._train, keys, self._firsts)
-        return Perturbed(method, keys, (users, records, n))
+        alone = not method.published and method.form == "taylor"
+        if (alone or method.release == "record") and method.noised:
+            return Released(method, self._train, keys)
+        return Perturbed(method, keys, (users, records, n), self.weights.code)
 
     @property
     def steps(self) -> int:
@@ -170,9 +169,11 @@ class Training:
     def step(self) -> None:
         """One record of every user in every run."""
         begun = time.perf_counter()
-        shown, direction = self._rule.direction(self.weights, self._visit())
-        self._guard(shown)
-        self._descend(direction)
+        # What a step does is too small to be shared out.
+        with limited(1):
+            shown, direction = self._rule.direction(self.weights, self._visit())
+            self._guard(shown)
+            self._descend(direction)
         self.step_number += 1
         self.seconds += time.perf_counter() - begun
 
@@ -208,14 +209,17 @@ class Training:
 
     def _guard(self, shown: Tensor) -> None:
         """Mark runs beyond the limit; NaN is beyond it."""
-        if not bool(shown.abs().max() <= LIMIT):
-            beyond = ~(shown.abs() <= LIMIT)
-            self.diverged |= beyond.view(len(self.seeds), -1).any(1)
+        largest = torch.linalg.vector_norm(shown.view(len(self.seeds), -1), math.inf, 1)
+        inside = largest <= LIMIT
+        if not bool(inside.all()):
+            self.diverged |= ~inside
+            self._any_stopped = True
 
     def _descend(self, direction: Gradients | Tensor) -> None:
         lr = self.schedule.lr
-        if self.diverged.any():
-            direction = _held(direction, self.diverged.repeat_interleave(self.weights.users))
+        if self._any_stopped:
+            stopped = self.diverged.repeat_interleave(self.weights.users)[:, None]
+            direction = _held(direction, stopped)
         if isinstance(direction, Gradients):
             autoencoder.descend(self.weights, direction, lr)
         else:
@@ -288,7 +292,15 @@ class Training:
 
         Raises:
             InvalidInput: the state of another training.
+            PrivacyError: steps were taken already: secret noise would be used twice.
         """
+        if self.step_number and not self.seeded:
+            raise PrivacyError(
+                "state",
+                expected="a training that has not begun",
+                got=f"{self.step_number} steps with the same keys",
+                remedy="Make a new Training with fresh keys and load the state into that.",
+            )
         if state.get("fingerprint") != self.fingerprint:
             raise InvalidInput(
                 "state",
@@ -298,19 +310,22 @@ class Training:
             )
         self.weights = Weights(state["encoder"].clone(), state["decoder"].clone())
         self.diverged = state["diverged"].clone()
+        self._any_stopped = bool(self.diverged.any())
         self.step_number, self.seconds = state["step_number"], state["seconds"]
         self._rule.load_state_dict(state["rule"])
 
 
 def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
     train, test = records.train, records.test
-    tensor(**{"records.train": train}, shape=(None, None, None), dtypes=(torch.float32,))
-    users, each, n = train.shape
-    tensor(**{"records.test": test}, shape=(users, None, n), dtypes=(torch.float32,))
+    kind: dict[str, Any] = {"dtypes": (torch.float32,)}
+    tensor_at("records.train", train, shape=(None, None, None), **kind)
+    users, _, n = train.shape
+    tensor_at("records.test", test, shape=(users, None, n), **kind)
     for name, part in (("records.train", train), ("records.test", test)):
-        integer(1, **{f"users of {name}": part.shape[0]})
-        integer(1, **{f"records of each user in {name}": part.shape[1]})
-        integer(1, **{f"features of {name}": part.shape[2]})
+        for what, size in zip(
+            ("users", "records of each user", "features"), part.shape, strict=True
+        ):
+            integer(1, **{f"{what} of {name}": size})
         check_targets(name, part)
     if isinstance(method, FM) and users != 1:
         raise InvalidInput(
@@ -329,13 +344,10 @@ def _generator(seed: int, use: str) -> torch.Generator:
 
 
 def _held(direction: Gradients | Tensor, stopped: Tensor) -> Gradients | Tensor:
-    """The direction, 0 for pairs of stopped runs."""
-    column = stopped[:, None]
+    """The direction, 0 for pairs of stopped runs, ``[B, 1]``."""
     if isinstance(direction, Tensor):
-        return direction.masked_fill(column, 0.0)
-    return Gradients(
-        inputs=direction.inputs.masked_fill(column, 0.0),
-        code=direction.code.masked_fill(column, 0.0),
-        hidden=direction.hidden.masked_fill(column, 0.0),
-        output=direction.output.masked_fill(column, 0.0),
+        return direction.masked_fill(stopped, 0.0)
+    code, output = direction.code, direction.output
+    return direction._replace(
+        code=code.masked_fill(stopped, 0.0), output=output.masked_fill(stopped, 0.0)
     )

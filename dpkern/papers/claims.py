@@ -22,7 +22,8 @@ from .. import accounting
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING, RELEASED_BITS
-from ..theory import divergence, gaussian, markov, pnsgd
+from ..theory import gaussian, markov, pnsgd
+from .claims_local import local, row
 from .result import Result, Row
 from .runner import Request
 
@@ -78,7 +79,7 @@ def _certified(spec: str, neighbouring: str, run: tuple[tuple[str, Any], ...]) -
 def table(request: Request) -> Result:
     """The whole table; ``quick`` changes nothing."""
     del request
-    rows = [*_dp_sgd(), *_laplace(), *_spectral(), *_gredp(), *_directional(), *_notes(), *_local()]
+    rows = [*_dp_sgd(), *_laplace(), *_spectral(), *_gredp(), *_directional(), *_notes(), *local()]
     return Result(
         paper="claims",
         item="",
@@ -93,52 +94,33 @@ def table(request: Request) -> Result:
     )
 
 
-def _row(
-    setting: str, claimed: float | None, found: tuple[float, str], note: str = "", **more: Any
-) -> Row:
-    epsilon, relation = found
-    return Row(
-        item="claims",
-        setting=setting,
-        quantity="certified epsilon",
-        ours=epsilon,
-        epsilon_claimed=claimed,
-        epsilon_certified=epsilon,
-        relation=relation if math.isfinite(epsilon) else "-",
-        note=note,
-        **more,
-    )
-
-
 def _dp_sgd() -> list[Row]:
     event = events.gaussian(SIGMA)
     claim, _ = certified(event)
     shared = events.gaussian(SIGMA / math.sqrt(LAYERS))
     return [
-        _row(f"DP-SGD flat, Poisson, sigma {SIGMA}", claim, certified(event)),
-        _row(
-            f"DP-SGD, {LAYERS} layers clipped to C / sqrt({LAYERS}) each", claim, certified(event)
-        ),
-        _row(
+        row(f"DP-SGD flat, Poisson, sigma {SIGMA}", claim, certified(event)),
+        row(f"DP-SGD, {LAYERS} layers clipped to C / sqrt({LAYERS}) each", claim, certified(event)),
+        row(
             f"DP-SGD, {LAYERS} layers clipped to C each, noise sigma C",
             claim,
             certified(shared),
             "a record moves every layer at once: the multiplier is sigma / sqrt(layers)",
         ),
-        _row(
+        row(
             "DP-SGD, shuffled batches with the Poisson number",
             claim,
             certified(event, sampling="shuffled"),
             "one unsampled release per epoch, 100 epochs",
         ),
-        _row(
+        row(
             "DP-SGD, batches of fixed size with the Poisson number",
             claim,
             certified(event, sampling="fixed", dataset_size=ROWS),
             "dp-accounting's documented call for this event gives 11.8: its RDP accountant reads "
             "the multiplier as noise / sensitivity, which is 2 C under replacement",
         ),
-        _row(
+        row(
             "DP-SGD, noise on every sample's gradient, Poisson",
             claim,
             certified(events.non_private()),
@@ -152,8 +134,8 @@ def _laplace() -> list[Row]:
     claim, _ = certified(events.laplace(multiplier))
     mixed = certified(events.laplace(multiplier / math.sqrt(dimension)))
     return [
-        _row("Laplace DP-SGD, L1 clip, b / C = 10", claim, certified(events.laplace(multiplier))),
-        _row(
+        row("Laplace DP-SGD, L1 clip, b / C = 10", claim, certified(events.laplace(multiplier))),
+        row(
             f"Laplace DP-SGD, L2 clip of {dimension} coordinates, b / C = 10",
             claim,
             mixed,
@@ -166,14 +148,14 @@ def _spectral() -> list[Row]:
     claim, _ = certified(events.gaussian(SIGMA))
     half = events.gaussian(SIGMA / math.sqrt(2))
     return [
-        _row(
+        row(
             f"Spectral-DP, circular noise, flat, sigma {SIGMA}",
             claim,
             certified(half),
             "G2: half of the noise's variance falls on the imaginary part, which carries nothing; "
             "a fixed mask after the noise is post-processing",
         ),
-        _row(
+        row(
             "Spectral-DP, full noise on the orthonormal coordinates",
             claim,
             certified(events.gaussian(SIGMA)),
@@ -188,14 +170,14 @@ def _gredp() -> list[Row]:
         single = events.gaussian(sigma / math.sqrt(2))
         layered = events.gaussian(sigma / math.sqrt(2 * LAYERS))
         rows += [
-            _row(
+            row(
                 f"GReDP, circular noise, flat, sigma {sigma}",
                 claim,
                 certified(single),
                 "G2: this is DP-SGD at sigma / sqrt(2)",
                 published=float(target),
             ),
-            _row(
+            row(
                 f"GReDP, circular noise, {LAYERS} layers clipped to c each, sigma {sigma}",
                 claim,
                 certified(layered),
@@ -205,7 +187,7 @@ def _gredp() -> list[Row]:
         ]
     claim, _ = certified(events.gaussian(GREDP_SIGMAS[2]))
     rows.append(
-        _row(
+        row(
             "GReDP, real noise, whole vectors released (circulant layers)",
             claim,
             certified(events.non_private()),
@@ -231,7 +213,7 @@ def _directional() -> list[Row]:
         factor = kappa(np.random.default_rng(0).standard_normal(d))
         epsilon = gaussian.exact_epsilon(multiplier / factor, DELTA)
         rows.append(
-            _row(
+            row(
                 f"Directional noise, one release, w normal in {d} dimensions (seed 0)",
                 target,
                 (epsilon, "add_remove"),
@@ -240,7 +222,7 @@ def _directional() -> list[Row]:
         )
     claim, _ = certified(events.gaussian(SIGMA))
     rows.append(
-        _row(
+        row(
             f"AdaClip, sigma {SIGMA}",
             claim,
             certified(events.gaussian(SIGMA)),
@@ -264,67 +246,11 @@ def _notes() -> list[Row]:
             steps=n * n,
         )
         rows.append(
-            _row(
+            row(
                 f"Private projected SGD, n {n}, n^2 steps, sigma / (n L) {sigma / n:.5g}",
                 target,
                 found,
                 "N1: the notes' bounds are loose; sensitivity 2 n L, Renyi accounting",
             )
         )
-    return rows
-
-
-def _local() -> list[Row]:
-    """Local mechanisms: one release of each record, pure epsilon at delta = 0."""
-    lie = 1 / (1 + math.e)
-    response = divergence.ldp_epsilon([[1 - lie, lie], [lie, 1 - lie]])
-    local = "replace_one, local"
-    relevance = {"MNIST": 1800 / (2 * 32), "CIFAR-10": 7200 / (2 * 128)}
-    labels = {"MNIST": 2 * 1800 / 1812.5, "CIFAR-10": 2 * 7200 / 2550}
-    rows = [
-        _row(
-            "Randomized response, epsilon 1",
-            1.0,
-            (response, local),
-            "lies with probability 1 / (1 + e)",
-        ),
-        _row(
-            "SPOF, coefficients released once, epsilon 1",
-            1.0,
-            (math.sqrt(2), local),
-            "S4: two Laplace draws of scale Delta / (sqrt(2) epsilon) each",
-        ),
-        _row(
-            "SPOF, gradients of encoder and decoder",
-            1.0,
-            (math.inf, "-"),
-            "S7: codes and inputs enter the gradients without noise",
-        ),
-    ]
-    for name, factor in relevance.items():
-        rows.append(
-            _row(
-                f"AdLM, {name}: inputs at epsilon 1, one draw per tuple",
-                1.0,
-                (factor, local),
-                "A1: |L| epsilon / (2 |h0|)",
-            )
-        )
-    for name, factor in labels.items():
-        rows.append(
-            _row(
-                f"AdLM, {name}: labels at epsilon 1, one draw per tuple",
-                1.0,
-                (factor, local),
-                "A1: 2 |L| epsilon / Delta_F",
-            )
-        )
-    rows.append(
-        _row(
-            "Noise from a reused table of samples",
-            None,
-            (math.inf, "-"),
-            "S15: whoever knows the table reads the noise off",
-        )
-    )
     return rows

@@ -57,7 +57,7 @@ def certificate(
 
 
 def facts(
-    mechanism: ObjectivePerturbation, *, visits: int, seeded: bool, records: Records | None = None
+    mechanism: SPOF | FM, *, visits: int, seeded: bool, records: Records | None = None
 ) -> dict[str, Any]:
     """What a report says about the privacy of a run, certificate included.
 
@@ -66,6 +66,9 @@ def facts(
         visits: of each record.
         seeded: the noise comes from a known seed.
         records: what was prepared; None for a planned run with public bounds.
+
+    ``epsilon_of_target_alone`` is what the noisy coefficients would cost at most if the record
+    entered nothing else and the scale were public: it certifies nothing.
     """
     unproved = "" if records is None else records.unproved
     secret = certificate(mechanism, visits=visits, seeded=False, unproved=unproved)
@@ -82,6 +85,10 @@ def facts(
         "settings": mechanism.to_dict(),
         "certificate": found.to_dict(),
     }
+    if not mechanism.certified and mechanism.noised:
+        # Samples that are one record are visits of it too.
+        paid = visits * (1 if records is None else records.copies)
+        said["epsilon_of_target_alone"] = mechanism.epsilon_audited(visits=paid)
     if seeded:
         said["epsilon_if_seed_secret"] = secret.epsilon
     if unproved and math.isfinite(mechanism.epsilon_certified(visits=visits)):

@@ -89,7 +89,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         ("held-out accuracy", f"{summary['test_accuracy']:.2f} %"),
         ("held-out errors", f"mse {summary['test_mse']:.5g}, bce {summary['test_bce']:.5g}"),
     ]
-    for name in ("epsilon_if_seed_secret", "epsilon_if_bounds_public"):
+    more = ("epsilon_if_seed_secret", "epsilon_if_bounds_public", "epsilon_of_target_alone")
+    for name in more:
         if name in summary:
             rows.append((name.replace("_", " "), summary[name]))
     rows += [
