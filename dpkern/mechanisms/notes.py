@@ -84,8 +84,8 @@ _TEXTS = {
     "S10": "environmental noise is said to lower the sensitivity with probability 1/2 or more; it "
     "does so with less than 2^-100",
     "S11": "the printed curve over the expansion point makes a sum of logarithms a ratio",
-    "S12": "the printed gradient stands at a fixed point, an n-vector updates matrices, and clipping "
-    "to 4 never happens",
+    "S12": "the printed gradient stands at a fixed point, an n-vector updates matrices, and "
+    "clipping to 4 never happens",
     "S13": "stabilisation vector, update of the decoder and schedule are given in two ways or not "
     "at all: readings and defaults are ours",
     "S14": "printed operation counts leave out squarings and multiplications by scales",
