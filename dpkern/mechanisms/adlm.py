@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -26,17 +26,14 @@ import torch
 from torch import Tensor
 
 from .._validate import choice, integer, probability
-from ..accounting import events
-from ..accounting.accountants import escape_mass
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING
 from ..errors import InvalidInput
-from ..laws import SCALE_UNITS
 from ..nn.relevance import RANGES
 from ..theory import adlm
 from ..theory.adlm import Setting
+from . import _adlm_certificate as certificate
 from ._statement import MODES
-from .certify import ROUNDING_STEP
 from .notes import Note, notes
 from .objective import ObjectivePerturbation, checked_epsilon
 from .randomized_response import RandomizedResponse
@@ -51,15 +48,6 @@ RELEVANCE_TARGETS = ("label", "predicted")
 """Whose score is propagated: the true class', or the predicted one's."""
 
 COEFFICIENT_FORMS = ("label_scalar", "feature_expanded")
-
-MOST_TAIL = 2.0**-40
-"""Where noise tails that are cut weigh more than this, nothing is certified."""
-
-_ROUNDING = 2 * ROUNDING_STEP / SCALE_UNITS
-"""Epsilon of one coordinate's stochastic rounding: twice 2^-36, which covers second-order terms."""
-
-_FLOATS = 2.0**-40
-"""Relative reserve for sums and quotients of floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +116,8 @@ class AdLM(ObjectivePerturbation):
         choice(RANGES, relevance_range=self.relevance_range)
         choice(RELEVANCE_FROM, relevance_from=self.relevance_from)
         choice(LABELS, labels=self.labels)
-        self._check_mode(published)
         self._check_setting()
+        self._check_mode(published)
 
     def _check_mode(self, published: bool) -> None:
         if published:
@@ -163,7 +151,7 @@ class AdLM(ObjectivePerturbation):
         integer(1, **{"setting.hidden": self.setting.hidden})
         integer(1, **{"setting.records": self.setting.records})
         integer(1, self.setting.records, **{"setting.batch": self.setting.batch})
-        least = 2 * _ROUNDING * max(self.setting.layer.features, self.setting.classes)
+        least = 2 * certificate.ROUNDING * max(self.setting.layer.features, self.setting.classes)
         spent = self.budgets if self.releases_relevance else self.budgets[1:]
         if min(spent) < least:
             raise InvalidInput(
@@ -215,7 +203,7 @@ class AdLM(ObjectivePerturbation):
             bound = adlm.exact_relevance_sensitivity(
                 features, records, relevance_range=self.relevance_range
             )
-            return bound / self._left(self.budgets[0], features)
+            return bound / certificate.left(self, "relevances")
         return bound / self.budgets[0]
 
     def betas(self, relevance: Tensor) -> Tensor:
@@ -226,7 +214,7 @@ class AdLM(ObjectivePerturbation):
     def input_scales(self, betas: Tensor) -> Tensor:
         """``[d]``, float64: of every feature's noise."""
         if self.mode == "corrected":
-            left = self._left(self.budgets[1], self.setting.layer.features)
+            left = certificate.left(self, "inputs")
             return adlm.local_scales(betas, epsilon=left, reach=self.reach)
         return adlm.input_scales(
             betas,
@@ -254,7 +242,7 @@ class AdLM(ObjectivePerturbation):
         if self.labels == "response":
             return None
         if self.labels == "laplace":
-            return adlm.LABEL_SENSITIVITY / self._left(self.budgets[2], self.setting.classes)
+            return adlm.LABEL_SENSITIVITY / certificate.left(self, "labels")
         return adlm.label_scale(
             classes=self.setting.classes,
             hidden=self.setting.hidden,
@@ -267,83 +255,11 @@ class AdLM(ObjectivePerturbation):
 
         For replacing the record. Exact in real numbers; ``epsilon_certified`` adds the reserve.
         """
-        found = {"inputs": self._input_cost(), "labels": self._label_cost()}
-        if self.releases_relevance:
-            found = {"relevances": self._relevance_cost(), **found}
-        return MappingProxyType(found)
-
-    def _relevance_cost(self) -> float:
-        if self.relevance_from == "trained_on_data":
-            # Another record may be another network: the printed sensitivity speaks of a fixed one.
-            return math.inf
-        if self.mode == "corrected":
-            return self._left(self.budgets[0], self.setting.layer.features)
-        return adlm.published_relevance_cost(
-            self.setting.records,
-            epsilon=self.budgets[0],
-            relevance_range=self.relevance_range,
-            network="public",
-        )
-
-    def _input_cost(self) -> float:
-        if self.noise_sharing == "shared_per_feature":
-            return math.inf
-        if self.mode == "corrected":
-            return self._left(self.budgets[1], self.setting.layer.features)
-        return adlm.published_input_cost(
-            layer=self.setting.layer,
-            batch=self.setting.batch,
-            epsilon=self.budgets[1],
-            reach=self.reach,
-            h0_count=self.h0_count,
-        )
-
-    def _label_cost(self) -> float:
-        if self.coefficient_form == "feature_expanded":
-            # Gradients pass through the hidden layer in the clean part of the coefficients.
-            return math.inf
-        if self.labels == "response":
-            return self.channel.ldp_epsilon
-        if self.labels == "laplace":
-            return self._left(self.budgets[2], self.setting.classes)
-        return adlm.published_label_cost(
-            classes=self.setting.classes,
-            hidden=self.setting.hidden,
-            batch=self.setting.batch,
-            epsilon=self.budgets[2],
-        )
-
-    def _left(self, budget: float, coordinates: int) -> float:
-        """What scales of the corrected mode are made for: with the reserves it is the budget."""
-        return (budget - _ROUNDING * coordinates) * (1 - _FLOATS)
-
-    def _laplace_parts(self) -> list[tuple[int, float, float]]:
-        """``(coordinates, epsilon of all, most of one)`` of the releases with Laplace noise."""
-        layer, costs = self.setting.layer, self.costs()
-        found = []
-        if "relevances" in costs:
-            # The sensitivity is spread evenly only in its bound: one coordinate moves by 1 / |D|.
-            each = costs["relevances"] / layer.features
-            found.append((layer.features, costs["relevances"], each))
-        most = costs["inputs"] if self.adaptive else costs["inputs"] / layer.features
-        found.append((layer.features, costs["inputs"], most))
-        if self.labels != "response":
-            classes = self.setting.classes
-            found.append((classes, costs["labels"], costs["labels"] / 2))
-        return found
-
-    def _total(self) -> float:
-        return math.fsum(self.costs().values()) if self.noisy else math.inf
+        return MappingProxyType(certificate.costs(self))
 
     def tail(self) -> float:
         """Delta of the cut noise tails of everything that one record's release draws."""
-        total = self._total()
-        if math.isinf(total):
-            return 0.0
-        return math.fsum(
-            count * escape_mass(_leaf(most), "replace_one", 1, total)
-            for count, _, most in self._laplace_parts()
-        )
+        return certificate.tail(self)
 
     def epsilon_certified(self, *, visits: int = 1) -> float:
         """Proved epsilon of one record, whatever is trained on its release, however often.
@@ -352,33 +268,31 @@ class AdLM(ObjectivePerturbation):
         more than 2^-40.
         """
         integer(0, visits=visits)
-        total = self._total()
-        if math.isinf(total) or self.tail() > MOST_TAIL:
-            return math.inf
-        reserve = _ROUNDING * sum(count for count, _, _ in self._laplace_parts())
-        return (total + reserve) * (1 + _FLOATS / 4)
+        return certificate.epsilon(self)
 
-    def delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
+    def certified_delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
         """``tail()`` where something is certified; how many coordinates there are is known here."""
         del coordinates
         return self.tail() if math.isfinite(self.epsilon_certified(visits=visits)) else 0.0
 
     def event_spec(self, *, visits: int = 1) -> EventSpec:
         """The event of one record's release, replace-one, in the convention of ``events``."""
-        if math.isinf(self.epsilon_certified(visits=visits)):
-            return events.non_private()
-        found = [
-            events.laplace(_multiplier(epsilon + _ROUNDING * count))
-            for count, epsilon, _ in self._laplace_parts()
-        ]
-        if self.labels == "response":
-            found.append(self.channel.event_spec())
-        return events.composed(found)
+        integer(0, visits=visits)
+        return certificate.event(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values; infinity is the string ``"inf"``."""
+        return {
+            **super().to_dict(),
+            "setting": asdict(self.setting),
+            "shares": list(self.shares),
+            "budgets": ["inf" if math.isinf(each) else each for each in self.budgets],
+        }
 
     @property
     def relation(self) -> str:
         """Who sees what: relevances are averaged by somebody who has all records."""
-        return "replace_one" if self.releases_relevance else "replace_one, local"
+        return "replace_one, one record" if self.releases_relevance else super().relation
 
     @property
     def certified_for(self) -> str:
@@ -445,13 +359,3 @@ def _only(field: str, value: object, mode: str) -> InvalidInput:
         got=f"{field}={value!r} in the other mode",
         remedy=f"Leave {field} out, or set mode={mode!r}.",
     )
-
-
-def _multiplier(epsilon: float) -> float:
-    """Of a Laplace event whose replacement costs epsilon: two contributions differ by twice one."""
-    return math.nextafter(2 / epsilon, 0)
-
-
-def _leaf(epsilon: float) -> events.Leaf:
-    (leaf,) = events.leaves(events.laplace(_multiplier(epsilon)))
-    return leaf

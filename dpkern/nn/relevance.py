@@ -37,6 +37,8 @@ RANGES = ("as_formula", "signed")
 
 MU = 0.01
 
+_GRID = 2.0**24
+
 _AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, BlockCirculantLinear, SpectralConv2d)
 _AVERAGE = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _MAXIMUM = (nn.MaxPool2d, nn.AdaptiveMaxPool2d)
@@ -146,7 +148,8 @@ def mean_relevance(
     """``R_j = (1 / |D|) sum_i R_{x_ij}(x_i)`` (10), float64 ``[d]``, of normalised relevances.
 
     Not private: noise is added to it, and only holds what it promises if the model does not depend
-    on these records.
+    on these records. Every record's relevance is rounded to multiples of 2^-24, so that sums of up
+    to 2^28 records are exact and one record moves them by no more than its own.
 
     Args:
         model, x, labels, mu: see ``propagate``.
@@ -167,7 +170,8 @@ def mean_relevance(
     for start in range(0, len(x), batch):
         told = None if labels is None else labels[start : start + batch]
         bottom = propagate(model, x[start : start + batch], labels=told, mu=mu).layers[0]
-        total += normalised(bottom.double(), relevance_range=relevance_range).sum(0)
+        rows = normalised(bottom.double(), relevance_range=relevance_range)
+        total += (rows * _GRID).round_().sum(0) / _GRID
     return total / len(x)
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._validate import choice, integer, positive
+from .._validate import integer
 from ..errors import InvalidInput
 from ..mechanisms.adlm import ILM, AdLM
 from ..nn.polynomial import Coefficients
@@ -29,60 +28,12 @@ from . import adlm_loss
 from .adlm_data import Labelled
 from .adlm_networks import ARCHITECTURES, Architecture, build, setting
 from .adlm_release import VISITS, Released, release, relevance_of
+from .adlm_schedule import Outcome, Schedule
 from .adlm_stack import Stack
 
 LARGEST_SCORE = 1e3
 """A run whose scores, or weights of the output layer, exceed this has diverged: noise can make the
 polynomial open downwards."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How the networks are trained.
-
-    Args:
-        lr: step size, on the mean loss of a batch.
-        epochs: passes over the records, each in a new order; records that fill no batch wait.
-        loss: ``polynomial``, or ``cross_entropy`` for pre-training and comparison.
-        ranges: of min-max normalisation when accuracy is measured: ``running`` does not mix
-            records, ``batch`` takes the range of each batch, as the source does.
-        evaluate_every: epochs between measurements of accuracy; the last is always measured.
-
-    Raises:
-        InvalidInput: a field out of its range.
-    """
-
-    lr: float = 0.01
-    epochs: int = 20
-    loss: str = "polynomial"
-    ranges: str = "running"
-    evaluate_every: int = 1
-
-    def __post_init__(self) -> None:
-        positive(lr=self.lr)
-        integer(1, epochs=self.epochs)
-        choice(adlm_loss.LOSSES, loss=self.loss)
-        choice(("running", "batch"), ranges=self.ranges)
-        integer(1, evaluate_every=self.evaluate_every)
-
-
-@dataclass
-class Outcome:
-    """What R runs gave.
-
-    Attributes:
-        epochs: when accuracy was measured, E of them.
-        accuracy: ``[R, E]``, per cent of the held-out records.
-        loss: ``[R, E]``, float64: mean training loss of these epochs, on noisy values.
-        diverged: ``[R]``; such a run keeps the weights that it stopped with.
-        seconds_per_epoch: of all runs together, without measuring.
-    """
-
-    epochs: list[int] = field(default_factory=list)
-    accuracy: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    loss: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    diverged: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    seconds_per_epoch: float = 0.0
 
 
 class AdlmTraining:
@@ -124,11 +75,13 @@ class AdlmTraining:
         self.step = 0
         self.diverged = torch.zeros(len(released), dtype=torch.bool)
         self._loss = torch.zeros(len(released), dtype=torch.float64)
+        self._orders: tuple[int, list[Tensor]] = (-1, [])
         self._epochs: list[int] = []
         self._accuracy: list[Tensor] = []
         self._losses: list[Tensor] = []
         self._seconds = 0.0
-        self._test = data.inputs(data.x_test, self.mechanism.input_range).float()
+        made = data.inputs(data.x_test, self.mechanism.input_range)
+        self._test = made.to(released[0].inputs)
 
     @property
     def total_steps(self) -> int:
@@ -164,7 +117,9 @@ class AdlmTraining:
         """One batch of every run; runs that have diverged stay as they are."""
         begin = time.perf_counter()
         epoch, place = divmod(self.step, self.steps_per_epoch)
-        rows = [self._order(seed, epoch)[place] for seed in self.seeds]
+        if epoch != self._orders[0]:
+            self._orders = epoch, [self._order(seed, epoch) for seed in self.seeds]
+        rows = [order[place] for order in self._orders[1]]
         x = self._gather([each.inputs for each in self.released], rows)
         hidden = self.stack.hidden(x, training=True)
         scores = self.stack.output(hidden)

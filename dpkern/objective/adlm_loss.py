@@ -3,8 +3,8 @@
     polynomial      sum_l phi1_l s_l + phi2_l s_l^2,  s_l = hbar . W_l      (25), line 27
     cross entropy   (23): what the polynomial stands for; for pre-training and comparison
 
-With targets the polynomial is one fused pass (``ops.coef.quadratic``); with released coefficients
-or with noise at every visit it is ``nn.polynomial``'s.
+With targets the polynomial is one fused pass (``ops.coef.quadratic``), and so it is with noise at
+every visit (``ops.coef.expanded``); with released coefficients it is ``nn.polynomial``'s.
 
 Source: AdLM, (23)-(25), lines 18-29 of algorithm 1.
 """
@@ -12,13 +12,14 @@ Source: AdLM, (23)-(25), lines 18-29 of algorithm 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..nn import polynomial
 from ..nn.polynomial import Coefficients
-from ..ops import coef, noise
+from ..ops import coef
 from ..rng import Stream
 
 LOSSES = ("polynomial", "cross_entropy")
@@ -62,7 +63,7 @@ def expanded(
     targets: Tensor,
     *,
     scale: float,
-    streams: list[tuple[Stream, Stream]],
+    streams: Sequence[tuple[Stream, Stream]],
 ) -> Tensor:
     """The polynomial with ``feature_expanded`` coefficients and fresh noise on each of them.
 
@@ -70,40 +71,28 @@ def expanded(
 
     Args:
         hidden: ``[R, B, H]``.
-        weights: ``[R, M, H]``.
+        weights: ``[R, M, H]``, a leaf.
         targets: ``[R, B, M]``, true labels.
         scale: of the noise; 0 adds none.
         streams: noise and rounding of every run at this visit.
     """
-    batch = hidden.shape[1]
-    means = []
-    for h, w, y, pair in zip(hidden, weights, targets, streams, strict=True):
-        clean = polynomial.feature_coefficients(h, y)
-        noisy = Coefficients(
-            clean.constant,
-            _noised(clean.linear, scale, pair, 0),
-            _noised(clean.quadratic, scale, pair, coef.quadratic_position(0, clean.linear.numel())),
+    batch, classes = hidden.shape[1], weights.shape[1]
+    means, by_weights, by_hidden = [], [], []
+    for h, w, y, (noise, rounding) in zip(
+        hidden.detach(), weights.detach(), targets, streams, strict=True
+    ):
+        losses, to_weights, to_hidden = coef.expanded(
+            h.contiguous(),
+            y.contiguous(),
+            w.contiguous(),
+            noise=coef.Noise(scale=scale, stream=noise, rounding=rounding) if scale else None,
         )
-        losses = polynomial.feature_expanded(w, noisy)
-        means.append(losses.sum() / batch)
-    loss = torch.stack(means)
-    loss.sum().backward()  # type: ignore[no-untyped-call]
-    return loss.detach().double()
-
-
-def _noised(values: Tensor, scale: float, pair: tuple[Stream, Stream], position: int) -> Tensor:
-    if not scale:
-        return values
-    drawn = torch.zeros_like(values, requires_grad=False)
-    noise.add_noise(
-        drawn,
-        stream=pair[0],
-        rounding=pair[1],
-        position=position,
-        distribution="laplace",
-        scale=scale,
-    )
-    return values + drawn
+        means.append(losses.mean() + classes * math.log(2))
+        by_weights.append(to_weights)
+        by_hidden.append(to_hidden)
+    hidden.backward(torch.stack(by_hidden) / batch)  # type: ignore[no-untyped-call]
+    weights.grad = torch.stack(by_weights) / batch
+    return torch.stack(means)
 
 
 def _backward(losses: Tensor, scores: Tensor) -> Tensor:

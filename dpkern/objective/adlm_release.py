@@ -8,8 +8,9 @@ Source: AdLM, algorithm 1, lines 1-19.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,36 @@ class Released:
     betas: Tensor
     scales: Tensor
     visit_scale: float | None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run releases nothing again.
+
+        It is as public as the release is, except for ``offset`` and, in the ``feature_expanded``
+        form, the labels in ``targets``.
+        """
+        state = {each.name: getattr(self, each.name) for each in fields(self)}
+        state["mechanism"] = self.mechanism.fingerprint
+        if self.coefficients is not None:
+            state["coefficients"] = tuple(self.coefficients)
+        return state
+
+    @classmethod
+    def from_state(cls, mechanism: AdLM, state: Mapping[str, Any]) -> Self:
+        """What ``state_dict`` kept.
+
+        Raises:
+            InvalidInput: the release of another configuration.
+        """
+        if state["mechanism"] != mechanism.fingerprint:
+            raise InvalidInput(
+                "state",
+                expected=mechanism.fingerprint,
+                got=state["mechanism"],
+                remedy="Resume with the configuration that the release was made with.",
+            )
+        kept = state["coefficients"]
+        made = None if kept is None else Coefficients(*kept)
+        return cls(**{**state, "mechanism": mechanism, "coefficients": made})
 
 
 def relevance_of(
@@ -114,7 +145,8 @@ def release(
     betas = mechanism.betas(torch.ones(data.features).double() if noisy is None else noisy)
     found = Released(
         mechanism=mechanism,
-        inputs=data.inputs(data.x, mechanism.input_range),
+        # Reserves of the certificate are made for the lattice points of float64.
+        inputs=data.inputs(data.x.double(), mechanism.input_range),
         offset=None,
         bias_noise=None,
         coefficients=None,

@@ -141,7 +141,7 @@ class Stack:
         lowest, highest = h.amin(1), h.amax(1)
         if training:
             seen = self.buffers[f"{name}.batches"]
-            weight = torch.where(seen > 0, layer.momentum, 1.0).to(low)[:, None]
+            weight = 1 - (1 - layer.momentum) * (seen > 0).to(low)[:, None]
             low.lerp_(lowest.detach(), weight)
             high.lerp_(highest.detach(), weight)
             seen += 1

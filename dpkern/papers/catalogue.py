@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from ..errors import InvalidInput
 from . import (
     adlm,
+    adlm_relevance,
+    adlm_runs,
     claims,
     comparison,
     directional,
@@ -27,7 +29,11 @@ Item = Callable[[Request], Result]
 
 PAPERS: Mapping[str, Mapping[str, Item]] = {
     "adlm": {
+        "fig1": adlm_relevance.fig1,
         "fig2": adlm.fig2,
+        "fig3": adlm_relevance.fig3,
+        "fig4": adlm_runs.fig4,
+        "fig5": adlm_runs.fig5,
         "sensitivity": adlm.sensitivity,
         "lemma7": adlm.lemma7,
     },
