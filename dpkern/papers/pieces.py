@@ -22,7 +22,7 @@ from ..train.report import dumps
 FOLDER = "settings"
 """Below --out: one file for each finished piece."""
 
-OnStep = Callable[[int], object]
+OnStep = Callable[[int], None]
 """Told how many steps are done."""
 
 _FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
