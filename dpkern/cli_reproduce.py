@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column, Table
 from rich.text import Text
 
 from ._validate import integer, require
+from .cli_train import INTERRUPTED
 from .errors import InvalidInput
-from .papers import PAPERS, Request, Result, reproduce
+from .papers import PAPERS, Finished, Request, Result, names, reproduce
+from .papers.pieces import FOLDER
 from .papers.result import NONE_PUBLISHED, Row
 from .train.display import number
 from .train.report import dumps
@@ -27,21 +39,34 @@ LISTED = "; ".join(
 
 def command(
     paper: Annotated[str, typer.Argument(help=f"What to reproduce: {LISTED}.")],
-    item: Annotated[str | None, typer.Argument(help="Table or figure of that paper.")] = None,
+    item: Annotated[
+        str | None, typer.Argument(help="Table or figure of that paper, or all of them: all.")
+    ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A preset that ends within a minute on two cores.")
     ] = False,
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder with the paper's data set; without it, generated or embedded data that "
-            "are labelled so."
+            help="Folder (for spof a CSV file) with the paper's data set; without it, generated "
+            "or embedded data that are labelled so."
         ),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Repetitions of every run.", show_default="by item")
+        int | None,
+        typer.Option("--seeds", "--runs", help="Repetitions of every run.", show_default="by item"),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Training rows of each user (spof).", show_default="by item"),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs of every run (spof).", show_default="by item")
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Use the settings that were finished in --out before.")
+    ] = False,
     no_figure: Annotated[
         bool, typer.Option("--no-figure", help="Write no figure (needs no matplotlib).")
     ] = False,
@@ -52,24 +77,90 @@ def command(
     """Recompute a table or figure: published beside ours, claimed beside certified epsilon.
 
     Writes <paper>-<item>.json, .csv and .png. Published accuracies are shown for reference: their
-    protocols leave too much open to be matched.
+    protocols leave too much open to be matched. Ctrl-C leaves finished settings for --resume.
     """
-    if seeds is not None:
-        integer(1, 1000, seeds=seeds)
+    sizes = {"seeds": (seeds, 1000), "rows": (rows, 10**7), "epochs": (epochs, 10**5)}
+    for name, (given, most) in sizes.items():
+        if given is not None:
+            integer(1, most, **{name: given})
     if out.exists() and not out.is_dir():
         raise InvalidInput(
             "out", expected="a directory", got=f"{out}, a file", remedy="Choose another --out."
         )
     if not no_figure:
         require("matplotlib", extra="demo")
-    result = reproduce(paper, item, Request(quick=quick, data=data, seeds=seeds))
-    paths = result.write(out, figure=not no_figure)
-    files = {kind: str(path) for kind, path in paths.items()}
+    wanted = names(paper, item)
+    finished = Finished(folder=out / FOLDER, resume=resume)
+    results = []
+    for name in wanted:
+        try:
+            with _watching(f"{paper} {name}".strip(), Console(stderr=True)) as bar:
+                request = Request(
+                    quick=quick,
+                    data=data,
+                    seeds=seeds,
+                    rows=rows,
+                    epochs=epochs,
+                    finished=finished,
+                    watch=bar,
+                )
+                result = reproduce(paper, name, request)
+        except KeyboardInterrupt:
+            _say_how_to_continue(out, json)
+            raise typer.Exit(INTERRUPTED) from None
+        paths = result.write(out, figure=not no_figure)
+        files = {kind: str(path) for kind, path in paths.items()}
+        results.append({**result.to_dict(), "files": files})
+        if not json:
+            show(Console(), result)
+            Console().print(Text(", ".join(files.values())), soft_wrap=True)
     if json:
-        print(dumps({**result.to_dict(), "files": files}), flush=True)
-        return
-    show(Console(), result)
-    Console().print(Text(", ".join(files.values())), soft_wrap=True)
+        print(dumps({"items": results} if len(wanted) > 1 else results[0]), flush=True)
+
+
+class Bar:
+    """How far an item has come; nothing is shown for one that is done at once."""
+
+    def __init__(self, item: str, progress: Progress) -> None:
+        self._item, self._progress = item, progress
+        self._task: Any = None
+
+    def piece(self, label: str, number: int, count: int) -> None:
+        """The setting that is computed now."""
+        text = f"{self._item}, {label} ({number} of {count})"
+        if self._task is None:
+            self._task = self._progress.add_task("", total=1.0, state=text)
+            self._progress.start()
+        self._progress.update(self._task, state=text)
+
+    def progress(self, share: float) -> None:
+        """How much of the item is done."""
+        if self._task is not None:
+            self._progress.update(self._task, completed=share)
+
+
+@contextmanager
+def _watching(item: str, console: Console) -> Iterator[Bar]:
+    columns = (
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[state]}", table_column=Column(overflow="fold", no_wrap=False)),
+    )
+    # Where nobody sits before it, a bar would only be lines in a log.
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    try:
+        yield Bar(item, progress)
+    finally:
+        progress.stop()
+
+
+def _say_how_to_continue(out: Path, as_json: bool) -> None:
+    text = f"Interrupted. Settings that are finished stand in {out / FOLDER}; add --resume."
+    Console(stderr=True).print(Text(text), soft_wrap=True)
+    if as_json:
+        print(dumps({"interrupted": True, "finished": str(out / FOLDER)}), flush=True)
 
 
 def show(console: Console, result: Result) -> None:

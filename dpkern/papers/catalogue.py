@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 
 from ..errors import InvalidInput
 from . import (
+    adlm,
+    adlm_relevance,
+    adlm_runs,
     claims,
     comparison,
     directional,
@@ -15,6 +18,9 @@ from . import (
     ldp,
     pnsgd,
     spectral,
+    spof,
+    spof_environment,
+    spof_runs,
 )
 from .result import Result
 from .runner import Request
@@ -22,6 +28,15 @@ from .runner import Request
 Item = Callable[[Request], Result]
 
 PAPERS: Mapping[str, Mapping[str, Item]] = {
+    "adlm": {
+        "fig1": adlm_relevance.fig1,
+        "fig2": adlm.fig2,
+        "fig3": adlm_relevance.fig3,
+        "fig4": adlm_runs.fig4,
+        "fig5": adlm_runs.fig5,
+        "sensitivity": adlm.sensitivity,
+        "lemma7": adlm.lemma7,
+    },
     "claims": {"": claims.table},
     "comparison": {"": comparison.table},
     "directional": {
@@ -63,16 +78,58 @@ PAPERS: Mapping[str, Mapping[str, Item]] = {
         "quirks": spectral.quirks,
         "whitened": spectral.whitened,
     },
+    "spof": {
+        "fig1": spof.fig1,
+        "fig2": spof_runs.fig2,
+        "fig3": spof_runs.fig3,
+        "fig4": spof_environment.fig4,
+        "fig5": spof_environment.fig5,
+        "fig6": spof.fig6,
+        "multipliers": spof_environment.multipliers,
+        "comparison": spof_runs.comparison,
+        "rates": spof_runs.rates,
+        "losses": spof.losses,
+        "audit": spof.audit,
+    },
 }
 """Items by name; a paper whose only item is "" is one table."""
+
+ALL = "all"
+SIZED = frozenset({"spof"})
+"""Papers whose runs take another number of rows and epochs."""
+UNAVAILABLE = frozenset({("gredp", "table7")})
+"""Items that are refused always, and so are no part of all."""
+
+
+def names(paper: str, item: str | None) -> tuple[str, ...]:
+    """The items that are asked for: every one of the paper for ``all``, else this one.
+
+    Raises:
+        InvalidInput: an unknown paper or item.
+    """
+    if item == ALL and "" not in _items(paper):
+        return tuple(name for name in _items(paper) if (paper, name) not in UNAVAILABLE)
+    return (_known(paper, item),)
 
 
 def reproduce(paper: str, item: str | None, request: Request) -> Result:
     """Compute one item.
 
     Raises:
-        InvalidInput: an unknown paper or item, or data that the item cannot take.
+        InvalidInput: an unknown paper or item, or data or a size that the item cannot take.
     """
+    for name in ("rows", "epochs"):
+        if getattr(request, name) is not None and paper not in SIZED:
+            raise InvalidInput(
+                name,
+                expected=f"none, except for {', '.join(sorted(SIZED))}",
+                got=getattr(request, name),
+                remedy="Leave it out.",
+            )
+    return _items(paper)[_known(paper, item)](request)
+
+
+def _items(paper: str) -> Mapping[str, Item]:
     if paper not in PAPERS:
         raise InvalidInput(
             "paper",
@@ -80,14 +137,20 @@ def reproduce(paper: str, item: str | None, request: Request) -> Result:
             got=paper,
             remedy="Choose one of these.",
         )
-    items = PAPERS[paper]
+    return PAPERS[paper]
+
+
+def _known(paper: str, item: str | None) -> str:
+    items = _items(paper)
     wanted = item or ""
     if wanted not in items:
-        names = [name for name in items if name]
+        listed = [name for name in items if name]
         raise InvalidInput(
             "item",
-            expected=f"one of {', '.join(names)}" if names else f"none: {paper} is one table",
+            expected=f"one of {', '.join(listed)}, or {ALL}"
+            if listed
+            else f"none: {paper} is one table",
             got=wanted or "none",
-            remedy="Choose one of these." if names else "Leave the item out.",
+            remedy="Choose one of these." if listed else "Leave the item out.",
         )
-    return items[wanted](request)
+    return wanted

@@ -22,6 +22,8 @@ from ..train.report import dumps, plain
 NONE_PUBLISHED = "none published"
 FORMULA = "formula"
 """The data of a row that needs none."""
+MARKED = 40
+"""Points up to which a curve shows each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Row:
         relation: which data sets count as neighbours for ``epsilon_certified``.
         data: name of the data, or ``formula``.
         seeds: number of repetitions behind ``ours``; 0: none is random.
-        spread: half the range over the seeds.
+        spread: half the range over the seeds, or half a 95 % interval where a note says so.
         ms_per_step: wall time of a training step, where that was asked for.
         note: what a reader must know about the row.
     """
@@ -70,15 +72,32 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Box:
+    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the one before."""
+
+    text: str
+    x: float
+    y: float
+    arrow: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One set of axes."""
+    """One set of axes, of an image, or of a diagram.
+
+    Attributes:
+        image: rows of numbers, drawn as a heat map in the place of lines.
+        boxes: drawn in the place of lines and axes.
+    """
 
     title: str
-    x_label: str
-    y_label: str
-    lines: Sequence[Line]
+    x_label: str = ""
+    y_label: str = ""
+    lines: Sequence[Line] = ()
     log_x: bool = False
     log_y: bool = False
+    image: Sequence[Sequence[float]] = ()
+    boxes: Sequence[Box] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,12 +164,15 @@ def _draw(result: Result, path: Path) -> None:
     figures = require("matplotlib.figure", extra="demo")
     agg = require("matplotlib.backends.backend_agg", extra="demo")
     panels = list(result.panels) or [_of_rows(result)]
-    columns = min(len(panels), 3)
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
     lines = -(-len(panels) // columns)
     figure = figures.Figure(figsize=(4.6 * columns, 3.6 * lines), layout="constrained")
     for number, panel in enumerate(panels, start=1):
         axes = figure.add_subplot(lines, columns, number)
         axes.set_title(panel.title, fontsize=9)
+        if panel.image or panel.boxes:
+            _draw_picture(figure, axes, panel)
+            continue
         axes.set_xlabel(panel.x_label)
         axes.set_ylabel(panel.y_label)
         axes.grid(alpha=0.3)
@@ -164,12 +186,34 @@ def _draw(result: Result, path: Path) -> None:
             ]
             if drawn:
                 style = {"linestyle": "none"} if line.points else {}
-                axes.plot(*zip(*drawn, strict=True), label=line.label, marker=".", **style)
+                style |= {"marker": "."} if line.points or len(drawn) <= MARKED else {}
+                axes.plot(*zip(*drawn, strict=True), label=line.label, **style)
         if any(line.label for line in panel.lines):
             axes.legend(fontsize=7)
     figure.suptitle(f"{result.paper} {result.item}: {result.title}", fontsize=10)
     canvas = agg.FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file))
+
+
+def _draw_picture(figure: Any, axes: Any, panel: Panel) -> None:
+    """A heat map with its scale, or a diagram, without axes."""
+    axes.set_axis_off()
+    if panel.image:
+        figure.colorbar(axes.imshow(panel.image, cmap="magma"), ax=axes, shrink=0.8)
+        return
+    for place, box in enumerate(panel.boxes):
+        frame = {"boxstyle": "round", "facecolor": "white"}
+        if place and box.arrow:
+            before = panel.boxes[place - 1]
+            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
+            # The tip in the middle: the ends lie under the boxes.
+            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
+            tip = {"arrowstyle": "-|>", "color": "black"}
+            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
+        axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
+    across, up = ([getattr(box, side) for box in panel.boxes] for side in ("x", "y"))
+    axes.set_xlim(min(across) - 1, max(across) + 1)
+    axes.set_ylim(min(up) - 1, max(up) + 1)
 
 
 def _of_rows(result: Result) -> Panel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from ..train import data as datasets
 from ..train.data import Dataset
 from ..train.loop import Loss, Training, summed_cross_entropy
 from ..train.report import Epoch
+from .pieces import Finished, OnStep, Piece, Watch, through
 
 SEEDED = (
     "runs are seeded: epsilon is that of the mechanism if the seed were secret",
@@ -42,15 +43,26 @@ class Request:
         quick: the preset that ends within a minute on two cores.
         data: a folder with the source's data set, a name as in ``train.data``, or None.
         seeds: repetitions of every training run; None leaves it to the item.
+        rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
+        finished: settings that need not be computed again.
+        watch: who is told how far the item has come.
     """
 
     quick: bool = True
     data: str | None = None
     seeds: int | None = None
+    rows: int | None = None
+    epochs: int | None = None
+    finished: Finished = field(default_factory=Finished, compare=False, repr=False)
+    watch: Watch | None = field(default=None, compare=False, repr=False)
 
     def repeats(self, usual: int) -> int:
         """How often to repeat."""
         return usual if self.seeds is None else self.seeds
+
+    def through(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """The numbers of each piece, computed unless they are known; see ``pieces.through``."""
+        return through(pieces, self.finished, self.watch)
 
     def dataset(self, substitute: str, *, rows: int | None = None) -> Dataset:
         """The user's data, else the substitute; the first ``rows`` of each part in quick runs."""
@@ -127,9 +139,20 @@ class Outcome:
     history: tuple[Epoch, ...]
 
 
-def run(setting: Setting, mechanism: Mechanism, *, seeds: int) -> Outcome:
-    """Train once per seed 0, 1, ..."""
-    return summarised([once(setting, mechanism, seed) for seed in range(seeds)])
+def run(
+    setting: Setting, mechanism: Mechanism, *, seeds: int, on_step: OnStep | None = None
+) -> Outcome:
+    """Train once per seed 0, 1, ...; ``on_step`` is told how many steps of all runs are done."""
+    return summarised(
+        [
+            once(setting, mechanism, seed, on_step=_after(seed * setting.steps, on_step))
+            for seed in range(seeds)
+        ]
+    )
+
+
+def _after(before: int, on_step: OnStep | None) -> OnStep | None:
+    return None if on_step is None else lambda done: on_step(before + done)
 
 
 def summarised(runs: Sequence[Outcome]) -> Outcome:
@@ -151,6 +174,7 @@ def once(
     seed: int,
     *,
     loss: Loss = summed_cross_entropy,
+    on_step: OnStep | None = None,
 ) -> Outcome:
     """One run; the seed decides the initial parameters, the batches and the noise."""
     model = setting.model(seed)
@@ -184,7 +208,13 @@ def once(
         loss=loss,
     )
     clock = [time.perf_counter()]
-    training.run(on_step=lambda _: clock.append(time.perf_counter()))
+
+    def step_done(done: int) -> None:
+        clock.append(time.perf_counter())
+        if on_step is not None:
+            on_step(done)
+
+    training.run(on_step=step_done)
     history = tuple(training.history)
     shapes = tuple(tuple(p.shape) for p in step.params)
     spent = _spent(mechanism, shapes, tuple(setting.accounting().items()))
