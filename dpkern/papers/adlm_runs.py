@@ -66,8 +66,8 @@ NOTES = (
     "(A2), so nothing is certified; corrected, relevances are those of public records",
     "optimiser, rate, number of epochs, pooling and the split of epsilon are not printed; here "
     "thirds, plain steps, fewer epochs than the source's 500 and 800",
-    "printed scales are divided by |L|: fewer records have smaller batches, hence more noise than at "
-    "the source's size",
+    "printed scales are divided by |L|: fewer records have smaller batches, hence more noise than "
+    "at the source's size",
     "pSGD: no min-max normalisation, for it mixes the samples of a batch",
     "tests: paired t over the seeds, which share initial weights and batches",
     *runner.SEEDED,
