@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -194,5 +193,5 @@ def one_thread() -> Iterator[None]:
 def image(values: Tensor) -> list[list[float]]:
     """``[C, H, W]`` or ``[H, W]`` as rows, the mean over channels."""
     flat = values.double().mean(0) if values.dim() == 3 else values.double()
-    found: list[list[float]] = torch.atleast_2d(flat).tolist()
+    found: list[list[float]] = flat.reshape(-1, flat.shape[-1]).tolist()
     return found
