@@ -256,7 +256,12 @@ def test_bad_calls(
 
 @pytest.mark.parametrize(
     "arguments",
-    [("train", "--epsilon", "many"), ("train", "--colour", "red"), ("fly",), ("privacy", "--steps", "many")],
+    [
+        ("train", "--epsilon", "many"),
+        ("train", "--colour", "red"),
+        ("fly",),
+        ("privacy", "--steps", "many"),
+    ],
     ids=" ".join,
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:

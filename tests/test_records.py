@@ -107,7 +107,7 @@ REFUSED = {
     "nan": ("1,a,nan,2,3\n", {}, "data", "blank or NaN"),
     "blank": ("1,a,,2,3\n", {}, "data", "blank or NaN"),
     "infinite": ("1,a,inf,2,3\n", {}, "data", "inf in"),
-    "above the bound": ("1,a,50,2,3\n", {"bounds": 49}, "data", "up to the public bound"),
+    "above the bound": ("1,a,50,2,3\n", {"bounds": (49, 40, 119)}, "data", "bound .*Steps, got 50"),
     "ragged": ("1,a,5\n", {}, "data", "3 in .* line 22"),
     "missing column": ("", {"columns": ("Steps", "Pulse")}, "columns", "Pulse"),
     "text column": ("", {"columns": ("Steps", "Date")}, "data", "'4/0/2016'"),

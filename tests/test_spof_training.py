@@ -14,9 +14,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dpkern import PrivacyEngine
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import FM, SPOF, OutputSGD
-from dpkern.objective import Method, NonPrivate, Schedule, pooled
+from dpkern.objective import Method, NonPrivate, Schedule, pooled, release
 from dpkern.objective.autoencoder import Gradients
 from dpkern.objective.dpsgd import ParameterNoise
+from dpkern.objective.records import Records as UserTables
 from dpkern.objective.rules import Plain
 from dpkern.ops import noise
 from dpkern.ops._draws import Draws
@@ -214,6 +215,16 @@ def test_an_interrupted_run_ends_as_one_that_was_not(name: str) -> None:
     assert later.visits == 2
 
 
+def test_noise_does_not_depend_on_how_much_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spof published, environment", "parameters"):
+        method, sigma = METHODS[name]
+        many = trained(method, sigma=sigma)
+        monkeypatch.setattr(release, "_AT_ONCE", 500)
+        assert release.Ahead([Key.fresh()], width=28, parts=2)._steps == 8
+        assert torch.equal(trained(method, sigma=sigma), many)
+        monkeypatch.undo()
+
+
 def test_a_resumed_run_with_secret_keys_keeps_its_release() -> None:
     """A second release of the same records would cost epsilon again."""
     run = training(SPOF(epsilon=1.0), seeds=(3,), keys=[Key.fresh()])
@@ -393,3 +404,23 @@ def test_settings_that_do_not_fit_are_refused() -> None:
         training(data=Records(good.train, good.test[:, :0]))
     with pytest.raises(InvalidInput, match="shape"):
         training(data=Records(good.train, good.test[:1]))
+
+
+@pytest.mark.parametrize("mode", ["published", "corrected"])
+def test_kept_coefficients_serve_all_samples_of_a_record(mode: str) -> None:
+    each = records()
+    rows = torch.randint(0, 6, (2, 12), generator=torch.Generator().manual_seed(1))
+    train = torch.stack([each.train[user, rows[user]] for user in range(2)])
+    names = tuple(map(str, range(N)))
+    data = UserTables(train, each.test, names, "generated", True, "public", (), rows)
+    release_kind = {"release": "coefficients", "form": "printed"} if mode == "corrected" else {}
+    kind: dict[str, Any] = {"noise_schedule": "once_per_record", **release_kind}
+    run = training(SPOF(epsilon=50.0, mode=mode, **kind), data)  # type: ignore[arg-type]
+    known, seen = torch.zeros(72, dtype=torch.bool), torch.zeros(72, 2 * N)
+    while run.step_number < run.steps:
+        run.step()
+        state = run.state_dict()["rule"]
+        now = torch.cat(state["coefficients"], 1)
+        assert torch.equal(now[known], seen[known])
+        known, seen = state["known"], now
+    assert known.sum() == 3 * sum(len(of_user.unique()) for of_user in rows)

@@ -145,15 +145,28 @@ class Released:
 
 
 class Perturbed:
-    """Coefficients with noise of their own, fresh at every visit or kept from the first."""
+    """Coefficients with noise of their own, fresh at every visit or kept from the first.
+
+    What is kept of a record serves all samples that are this record: see ``Released``.
+    """
 
     def __init__(
-        self, method: Functional, keys: Sequence[Key], shape: tuple[int, int, int], code: int
+        self,
+        method: Functional,
+        keys: Sequence[Key],
+        shape: tuple[int, int, int],
+        code: int,
+        firsts: Tensor | None = None,
     ) -> None:
         users, records, n = shape
         self._method, self._n, self._code = method, n, code
         self._rows = len(keys) * users * records
+        self._firsts = torch.arange(self._rows)
+        if firsts is not None:
+            of_pairs = torch.arange(len(keys) * users)[:, None] * records
+            self._firsts = (of_pairs + firsts.repeat(len(keys), 1)).flatten()
         self._kept: tuple[Tensor, Tensor] | None = None
+        self._known = torch.zeros(self._rows, dtype=torch.bool)
         self._once = method.noise_schedule == "once_per_record"
         noised = method.noised
         self._ahead = release.Ahead(keys, width=users * n, parts=2) if noised else None
@@ -180,11 +193,14 @@ class Perturbed:
         if not self._once:
             noise = self._noise(visit, shift, total)
             return coef.quadratic(w, visit.clean, form=form, noise=noise)[1]
+        places = self._firsts[visit.places]
         if visit.first:
             made = coef.perturb(visit.clean, form=form, noise=self._noise(visit, shift, total))
+            fresh = ~self._known[places]
             for kept, new in zip(self._keep(z), made, strict=True):
-                kept[visit.places] = new if total is None else new * total[:, None]
-        a1, a2 = (kept.index_select(0, visit.places) for kept in self._keep(z))
+                kept[places[fresh]] = (new if total is None else new * total[:, None])[fresh]
+            self._known[places] = True
+        a1, a2 = (kept.index_select(0, places) for kept in self._keep(z))
         output = a1 + 2 * a2 * w
         return output if total is None else output / total[:, None]
 
@@ -210,12 +226,17 @@ class Perturbed:
 
     def state_dict(self) -> dict[str, Any]:
         """The coefficients that are kept."""
-        return {} if self._kept is None else {"coefficients": [k.clone() for k in self._kept]}
+        if self._kept is None:
+            return {}
+        return {"coefficients": [k.clone() for k in self._kept], "known": self._known.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them over."""
         kept = state.get("coefficients")
         self._kept = None if kept is None else (kept[0].clone(), kept[1].clone())
+        self._known = torch.zeros(self._rows, dtype=torch.bool)
+        if kept is not None:
+            self._known = state["known"].clone()
 
 
 def multipliers(weights: Weights, hidden: Tensor, noise: Tensor) -> Tensor:

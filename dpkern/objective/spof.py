@@ -32,6 +32,7 @@ from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .dpsgd import OutputNoise, ParameterNoise
 from .methods import Method, NonPrivate, Schedule
+from .records import Records
 from .rules import Perturbed, Plain, Released, Rule, Visit
 
 LIMIT = 1e3
@@ -57,6 +58,8 @@ R = TypeVar("R")
 
 def pooled(records: R) -> R:
     """All users' records as one user's, as the functional mechanism takes them (a dataclass)."""
+    if isinstance(records, Records):
+        return records.pooled()  # type: ignore[return-value]  # R is Records
     train, test = (getattr(records, name).flatten(0, 1)[None] for name in ("train", "test"))
     return replace(records, train=train, test=test)  # type: ignore[type-var]
 
@@ -115,6 +118,7 @@ class Training:
         integer(1, **{"number of seeds": len(self.seeds)})
         self.sigma = non_negative(sigma=sigma)
         self._train, self._test = _checked(records, method)
+        self._firsts = records.firsts if isinstance(records, Records) else None
         self.keys = [Key.from_unsafe_seed(s) for s in self.seeds] if keys is None else list(keys)
         if len(self.keys) != len(self.seeds):
             raise InvalidInput(
@@ -153,8 +157,9 @@ class Training:
         # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
         alone = not method.published and method.form == "taylor"
         if (alone or method.release == "record") and method.noised:
-            return Released(method, self._train, keys)
-        return Perturbed(method, keys, (users, records, n), self.weights.code)
+            return Released(method, self._train, keys, self._firsts)
+        shape = (users, records, n)
+        return Perturbed(method, keys, shape, self.weights.code, self._firsts)
 
     @property
     def steps(self) -> int:
