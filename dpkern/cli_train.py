@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .train import display, objective_report
+from .train import adlm_report, display, objective_report
+from .train.adlm import AdlmSession
+from .train.adlm_options import MODELS
 from .train.ahead import SOURCES
 from .train.models import ALL_MODELS
 from .train.objective import ObjectiveSession
@@ -28,6 +31,7 @@ from .train.session import DEFAULT_BATCH_SIZE
 from .train.start import NAMES, AnySession, start
 
 INTERRUPTED = 130
+LABELLED = "Rows with labels (adlm)"
 RECORDS = "Tables of records (spof, fm)"
 
 
@@ -50,7 +54,12 @@ def command(
         ),
     ] = None,
     model: Annotated[
-        str | None, _option(ModelOptions, "model", f"One of {', '.join(ALL_MODELS)}.")
+        str | None,
+        _option(
+            ModelOptions,
+            "model",
+            f"One of {', '.join(ALL_MODELS)}. Of adlm and ilm: {', '.join(MODELS)}.",
+        ),
     ] = None,
     linear: Annotated[
         str | None,
@@ -202,6 +211,14 @@ def command(
         bool,
         typer.Option("--diagnostics", help="Show training loss and counts; epsilon ignores them."),
     ] = False,
+    public_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Public records of the same kind, which relevances come from.",
+            show_default=False,
+            rich_help_panel=LABELLED,
+        ),
+    ] = None,
     users: Annotated[
         int | None,
         _option(RecordOptions, "users", "Encoders that share one decoder; fm has 1.", RECORDS),
@@ -277,8 +294,16 @@ def command(
     if json:
         _print_json(summary)
     else:
-        show = objective_report if isinstance(session, ObjectiveSession) else display
-        show.print_summary(Console(), summary)
+        _show(session)(Console(), summary)
+
+
+def _show(session: AnySession) -> Callable[[Console, Mapping[str, Any]], None]:
+    """Who prints the summary of such a session."""
+    if isinstance(session, ObjectiveSession):
+        return objective_report.print_summary
+    if isinstance(session, AdlmSession):
+        return adlm_report.print_summary
+    return display.print_summary
 
 
 def _leave_checkpoint(session: AnySession, messages: Console, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -287,7 +288,7 @@ def _scales() -> list[Panel]:
     local = float(adlm.local_scales(_equal(MNIST), epsilon=1.0)[0])
     scales.append(Line(label="corrected", x=EPSILONS, y=[local / e for e in EPSILONS]))
     costs.append(Line(label="corrected, and the claim", x=EPSILONS, y=EPSILONS))
-    inside = {"x_label": "epsilon2", "log_x": True, "log_y": True}
+    inside: dict[str, Any] = {"x_label": "epsilon2", "log_x": True, "log_y": True}
     return [
         Panel(title="MNIST: noise of an input in [0, 1]", y_label="scale", lines=scales, **inside),
         Panel(title="MNIST: what a record pays", y_label="epsilon", lines=costs, **inside),

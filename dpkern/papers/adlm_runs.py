@@ -66,8 +66,8 @@ NOTES = (
     "(A2), so nothing is certified; corrected, relevances are those of public records",
     "optimiser, rate, number of epochs, pooling and the split of epsilon are not printed; here "
     "thirds, plain steps, fewer epochs than the source's 500 and 800",
-    "printed scales are divided by |L|: fewer records have smaller batches, hence more noise than at "
-    "the source's size",
+    "printed scales are divided by |L|: fewer records have smaller batches, hence more noise than "
+    "at the source's size",
     "pSGD: no min-max normalisation, for it mixes the samples of a batch",
     "tests: paired t over the seeds, which share initial weights and batches",
     *runner.SEEDED,
@@ -173,7 +173,11 @@ def _objective(
     training = monte_carlo(
         made, here.private, here.architecture, schedule, seeds=range(seeds), relevance=relevance
     )
-    outcome = training.run(on_step=lambda done: on_step(seeds * done))
+
+    def step_done(done: int) -> None:
+        on_step(seeds * done)
+
+    outcome = training.run(on_step=step_done)
     return {
         "accuracy": outcome.accuracy.double().tolist(),
         "epochs": outcome.epochs,
@@ -291,7 +295,7 @@ def _tests(
     for first, second in pairs:
         a, b = mean(first), mean(second)
         gain, level = GAINS[name].get(second, (None, "")) if first == "AdLM" else (None, "")
-        common = {"item": item, "data": here.private.source, "seeds": len(a)}
+        common: dict[str, Any] = {"item": item, "data": here.private.source, "seeds": len(a)}
         what = f"{first} over {second}, {over}"
         rows += [
             Row(

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ..objective.adlm_data import Labelled
 from ..train import data as datasets
+from ..train.data import Dataset
 from ..train.machine import torch_threads
 from .runner import Request
 
@@ -39,6 +40,7 @@ class Experiment:
         curves: epsilons whose curves over epochs are printed.
         pretraining: epochs of the network that relevances come from.
         epochs, quick_epochs, quick_rows: ours.
+        shrink: pixels that become one, in quick runs.
     """
 
     name: str
@@ -54,8 +56,9 @@ class Experiment:
     curves: tuple[float, ...]
     pretraining: int
     epochs: int = 20
-    quick_epochs: int = 20
+    quick_epochs: int = 16
     quick_rows: int = 600
+    shrink: int = 1
 
 
 MNIST = Experiment(
@@ -77,7 +80,7 @@ CIFAR10 = Experiment(
     substitute="synthetic-cifar10",
     quick_substitute="synthetic-cifar10",
     architecture="cifar10",
-    quick_architecture=Architecture(convolutions=((4, 3), (8, 5)), hidden=16),
+    quick_architecture=ARCHITECTURES["digits"],
     batch=7200,
     lot=2000,
     clip=3.0,
@@ -85,8 +88,8 @@ CIFAR10 = Experiment(
     quick_epsilons=(2.5, 8.0),
     curves=(2.5, 8.0),
     pretraining=50,
-    quick_epochs=8,
-    quick_rows=400,
+    quick_rows=1000,
+    shrink=4,
 )
 
 
@@ -117,6 +120,8 @@ def world(experiment: Experiment, request: Request) -> World:
     quick = request.quick
     usual = experiment.quick_substitute if quick else experiment.substitute
     data = datasets.load(request.data or usual)
+    if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
+        data = _smaller(data, experiment.shrink)
     rows = len(data.x_train)
     source = data.source
     if quick and rows > experiment.quick_rows:
@@ -148,7 +153,18 @@ def world(experiment: Experiment, request: Request) -> World:
         batch=max(1, min(experiment.batch, count // 10)),
         lot=max(1, min(experiment.lot, count // 10)),
         epochs=experiment.quick_epochs if quick else experiment.epochs,
-        lr=0.3,
+        lr=0.1,
+    )
+
+
+def _smaller(data: Dataset, pixels: int) -> Dataset:
+    """Means of squares of pixels."""
+    side = data.row_shape[-1] // pixels
+    return replace(
+        data,
+        x_train=functional.avg_pool2d(data.x_train, pixels),
+        x_test=functional.avg_pool2d(data.x_test, pixels),
+        source=f"{data.source} reduced to {side} x {side}",
     )
 
 
@@ -177,5 +193,5 @@ def one_thread() -> Iterator[None]:
 def image(values: Tensor) -> list[list[float]]:
     """``[C, H, W]`` or ``[H, W]`` as rows, the mean over channels."""
     flat = values.double().mean(0) if values.dim() == 3 else values.double()
-    found: list[list[float]] = torch.atleast_2d(flat).tolist()
+    found: list[list[float]] = flat.reshape(-1, flat.shape[-1]).tolist()
     return found

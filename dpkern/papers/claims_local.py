@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..mechanisms import FM, SPOF, ObjectivePerturbation, OutputSGD
+from ..mechanisms import FM, ILM, SPOF, AdLM, ObjectivePerturbation, OutputSGD
 from ..theory import divergence
+from ..theory.adlm import CIFAR10, MNIST
 from .result import Row
 
 VISITS = 20
@@ -114,6 +115,49 @@ def _trained(mechanism: ObjectivePerturbation, visits: int) -> tuple[float, tupl
     return mechanism.epsilon_claimed(), (certified, mechanism.relation)
 
 
+def _adlm() -> list[Row]:
+    """AdLM and ILM as wholes at epsilon 1 in thirds, for any number of epochs."""
+    public = {"mode": "published", "relevance_from": "public_network"}
+    cases: list[tuple[type[AdLM], str, str, dict[str, Any]]] = [
+        (
+            AdLM,
+            "as published",
+            "A2: relevances by a network trained on the same records without noise",
+            {"mode": "published"},
+        ),
+        (
+            AdLM,
+            "as published but a public network",
+            "A1: |L| epsilon2 / (2 |h0|) + 2 |L| epsilon3 / Delta_F + epsilon1 / 2",
+            public,
+        ),
+        (
+            AdLM,
+            "a public network, one draw shared by all records",
+            "A1: differences of records are released exactly",
+            public | {"noise_sharing": "shared_per_feature"},
+        ),
+        (
+            AdLM,
+            "a public network, coefficients with the hidden layer",
+            "A3: gradients pass through their clean part",
+            public | {"coefficient_form": "feature_expanded"},
+        ),
+        (ILM, "as published", "A1: as AdLM, without relevances", {"mode": "published"}),
+        (AdLM, "corrected, a public network", "", {}),
+        (ILM, "corrected", "", {}),
+    ]
+    return [
+        row(
+            f"{kind.__name__} {what}, {setting.name}, epsilon 1",
+            *_trained(kind(epsilon=1.0, setting=setting, **fields), VISITS),
+            note,
+        )
+        for setting in (MNIST, CIFAR10)
+        for kind, what, note, fields in cases
+    ]
+
+
 def local() -> list[Row]:
     """Randomized response, SPOF and its baselines, AdLM, and noise that is read again."""
     lie = 1 / (1 + math.e)
@@ -148,6 +192,7 @@ def local() -> list[Row]:
                 "A1: 2 |L| epsilon / Delta_F",
             )
         )
+    rows += _adlm()
     rows.append(
         row(
             "Noise from a reused table of samples",

@@ -78,7 +78,7 @@ class Session:
             norm=self.options.model.norm,
         )
         rows = len(self.data.x_train)
-        batch_size = _batch_size(privacy.batch_size, rows)
+        batch_size = batch_size_of(privacy.batch_size, rows)
         steps_per_epoch = rows // batch_size
         key = (
             Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
@@ -379,7 +379,8 @@ def _load(options: Options) -> data.Dataset:
     )
 
 
-def _batch_size(given: int | None, rows: int) -> int:
+def batch_size_of(given: int | None, rows: int) -> int:
+    """As given, else ``DEFAULT_BATCH_SIZE``, or all rows where they are fewer."""
     if given is None:
         return min(DEFAULT_BATCH_SIZE, rows)
     if given > rows:

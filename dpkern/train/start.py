@@ -8,15 +8,16 @@ from typing import Any
 
 from .._validate import choice
 from ..errors import InvalidInput
-from . import checkpoint, files, mechanism, objective_options
+from . import adlm_options, checkpoint, files, mechanism, objective_options
+from .adlm import AdlmSession
 from .objective import ObjectiveSession
 from .options import PrivacyOptions, RunOptions
 from .session import Session
 
-NAMES = tuple(sorted((*mechanism.NAMES, *objective_options.NAMES)))
+NAMES = tuple(sorted((*mechanism.NAMES, *objective_options.NAMES, *adlm_options.NAMES)))
 """Everything that ``--mechanism`` takes."""
 
-AnySession = Session | ObjectiveSession
+AnySession = Session | ObjectiveSession | AdlmSession
 
 
 def start(given: Mapping[str, Any]) -> AnySession:
@@ -30,10 +31,9 @@ def start(given: Mapping[str, Any]) -> AnySession:
             with options, data, output or checkpoint.
     """
     name = _mechanism(given)
-    kind = ObjectiveSession if name in objective_options.NAMES else Session
+    kind, of_run = _kind(name)
     known = {f.name for options in kind.OPTIONS for f in fields(options)}
-    if kind is ObjectiveSession:
-        known -= {f.name for f in fields(RunOptions)} - set(objective_options.RUN_OPTIONS)
+    known -= {f.name for f in fields(RunOptions)} - of_run
     for option, value in given.items():
         if option not in known:
             raise InvalidInput(
@@ -43,6 +43,15 @@ def start(given: Mapping[str, Any]) -> AnySession:
                 remedy=f"Leave --{option.replace('_', '-')} out.",
             )
     return kind(given)
+
+
+def _kind(name: str) -> tuple[type[AnySession], set[str]]:
+    """The session of a mechanism, and the options of ``RunOptions`` that it has."""
+    if name in objective_options.NAMES:
+        return ObjectiveSession, set(objective_options.RUN_OPTIONS)
+    if name in adlm_options.NAMES:
+        return AdlmSession, set(adlm_options.RUN_OPTIONS)
+    return Session, {f.name for f in fields(RunOptions)}
 
 
 def _mechanism(given: Mapping[str, Any]) -> str:
