@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import nullcontext
+
+if "torch" not in sys.modules:
+    # Read once, when OpenMP is loaded: threads of two workers that spin take each other's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
