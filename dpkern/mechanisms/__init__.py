@@ -4,10 +4,13 @@ from .adaclip import AdaClip
 from .base import Mechanism
 from .directional import Directional
 from .dpsgd import DPSGD
+from .functional import FM, SPOF
 from .gredp import GReDP
 from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
+from .objective import ObjectivePerturbation
+from .output_sgd import OutputSGD
 from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
 from .pruning import Pruned
@@ -18,6 +21,8 @@ from .spectral_dp import SpectralDP
 
 __all__ = [
     "DPSGD",
+    "FM",
+    "SPOF",
     "AdaClip",
     "Block",
     "Crop",
@@ -29,7 +34,9 @@ __all__ = [
     "Mechanism",
     "Memory",
     "Note",
+    "ObjectivePerturbation",
     "Open",
+    "OutputSGD",
     "Plan",
     "ProjectedSGD",
     "Pruned",

@@ -53,6 +53,32 @@ _TEXTS = {
     "D5": "the pruning mask is chosen from the samples without noise",
     "D6": "the information bound needs pure differential privacy, which Gaussian noise has not",
     "D7": "sizes of data sets and the gloss of gamma do not agree with the sources they come from",
+    "S1": "the printed quadratic coefficient x/2 - 1/4 has lost Taylor's 1/2 and a sign; the "
+    "polynomial's is 1/8",
+    "S2": "the printed polynomial has its only stationary point at z = 1 for every target and no "
+    "lower bound for targets below 1/2, so runs may diverge",
+    "S3": "no finite G bounds all derivatives of proposition 1, which is not about the printed "
+    "polynomial",
+    "S4": "both coefficients get noise of scale Dhat / (sqrt(2) epsilon), which costs sqrt(2) "
+    "epsilon where there is no stabilisation constant",
+    "S5": "the printed sensitivity grows with the stabilisation constant, although a constant on "
+    "logits is post-processing",
+    "S6": "a noise scale depends on the private record, so no pure epsilon follows from it",
+    "S7": "records enter codes and gradients without noise, and fresh noise at every visit is not "
+    "composed",
+    "S8": "with environmental noise the printed coefficients are b alpha_2 and b alpha_3, where b "
+    "alpha_2 and b^2 alpha_3 are right, and b is the code length, not 1, without it",
+    "S9": "the printed variance of the environment's effect lacks a square, and its inverse map is "
+    "wrong",
+    "S10": "environmental noise is said to lower the sensitivity with probability 1/2 or more; it "
+    "does so with less than 2^-100",
+    "S11": "the printed curve over the expansion point makes a sum of logarithms a ratio",
+    "S12": "the printed gradient stands at a fixed point, an n-vector updates matrices, and "
+    "clipping to 4 never happens",
+    "S13": "stabilisation vector, update of the decoder and schedule are given in two ways or not "
+    "at all: readings and defaults are ours",
+    "S14": "printed operation counts leave out squarings and multiplications by scales",
+    "S15": "noise read from a table repeats",
     "C1": "the source mixes variance with standard deviation, or L1 with L2 norms",
     "S6.2": "the published mask keeps one diagonal orientation and the last index: no low-pass",
     "S6.3": "the published code releases retained frequencies outside the noised block without "

@@ -1,0 +1,152 @@
+"""What systems that perturb a loss have in common: a claim, and what is certified of one record.
+
+They release noisy coefficients, inputs or targets of single records, before or during training,
+instead of noised sums of gradients: there is no plan of blocks, and no step of the engine composes.
+Privacy is local: of one record against every other, whoever owns it. A user who contributes k
+records pays k times as much.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import Any, ClassVar
+
+from .._validate import integer
+from ..accounting import Certificate
+from ..accounting.accountants import escape_mass
+from ..accounting.events import LAPLACE_EVENT, EventSpec, Leaf, build
+from ..errors import InvalidInput
+from .notes import Note
+
+COORDINATES = 1 << 20
+"""Noisy numbers that one record's release may have when nobody says how many."""
+
+SEEDED = "the noise comes from a known seed: whoever knows it can subtract the noise"
+
+
+class ObjectivePerturbation(ABC):
+    """Base of the configurations; subclasses are frozen keyword-only dataclasses.
+
+    Attributes:
+        name: the mechanism's name.
+        relation: which data sets count as neighbours.
+        epsilon: what the source calls epsilon; ``math.inf`` adds no noise.
+        mode: ``corrected`` or ``published``.
+    """
+
+    name: ClassVar[str]
+    relation: ClassVar[str] = "replace_one, local, one record"
+
+    epsilon: float
+    mode: str
+
+    @abstractmethod
+    def event_spec(self, *, visits: int = 1) -> EventSpec:
+        """The certified event of one record after so many visits; non-private where there is none.
+
+        A Laplace event's multiplier is scale / bound on one record's contribution, half the
+        distance of two records: ``2 / epsilon`` for a release of pure epsilon.
+        """
+
+    @abstractmethod
+    def epsilon_certified(self, *, visits: int = 1) -> float:
+        """Proved pure epsilon of one record after so many visits; ``math.inf`` where nothing is."""
+
+    @property
+    @abstractmethod
+    def certified_for(self) -> str:
+        """What the certificate speaks about."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> tuple[Note, ...]:
+        """What a reader of this configuration's numbers must know."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes as text."""
+        return tuple(str(note) for note in self.notes)
+
+    def epsilon_claimed(self) -> float:
+        """What the source says one record pays, however often it is visited."""
+        return self.epsilon
+
+    @property
+    def claim_text(self) -> str:
+        """Whose number ``epsilon_claimed`` is, in words."""
+        if self.mode == "published":
+            return "the source's claim for one record"
+        return "what is certified, if the key stays secret"
+
+    def certified_delta(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
+        """What the noise law's cut tail takes: the certificate is (epsilon, delta)-DP.
+
+        Args:
+            visits: of each record.
+            coordinates: noisy numbers of one record.
+        """
+        epsilon = self.epsilon_certified(visits=visits)
+        if not 0 < epsilon < math.inf:
+            return 0.0
+        leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 / epsilon),))
+        count = integer(1, coordinates=coordinates) * max(1, visits)
+        return escape_mass(leaf, "replace_one", count, epsilon)
+
+    def certificate(
+        self, *, visits: int = 1, seeded: bool, coordinates: int = COORDINATES
+    ) -> Certificate:
+        """The certified epsilon with everything that it rests on; infinite with a known seed."""
+        return Certificate(
+            epsilon=math.inf if seeded else self.epsilon_certified(visits=visits),
+            delta=self.certified_delta(visits=visits, coordinates=coordinates),
+            relation=self.relation,
+            accountant="sum of pure epsilons",
+            event=json.dumps(self.event_spec(visits=visits), sort_keys=True),
+            bounds={},
+            certified_for=self.certified_for,
+            notes=(*self.remarks, *((SEEDED,) if seeded else ())),
+        )
+
+    def event(self, *, visits: int = 1) -> Any:
+        """``event_spec`` as a ``dp_accounting.DpEvent``.
+
+        Raises:
+            MissingDependency: dp-accounting is not installed.
+        """
+        return build(self.event_spec(visits=visits))
+
+    @property
+    def fingerprint(self) -> str:
+        """The configuration in words, by which a checkpoint knows its run."""
+        shown = [f"{name}={value!r}" for name, value in self.options().items()]
+        return f"{type(self).__qualname__}({', '.join(shown)})"
+
+    def options(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values; infinity is the string ``"inf"``."""
+        plain = {
+            key: "inf" if value == math.inf else value for key, value in self.options().items()
+        }
+        return {"mechanism": self.name, **plain}
+
+
+def checked_epsilon(value: Any, *, name: str = "epsilon") -> float:
+    """A number > 0, or infinity for no noise.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    raise InvalidInput(
+        name,
+        expected="a number > 0, or infinity for no noise",
+        got=value,
+        remedy="Small values mean strong privacy and much noise; 1 is a common start.",
+    )

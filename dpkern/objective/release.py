@@ -1,0 +1,123 @@
+"""Noise of many runs: what is released of every record once, and draws for the steps, made ahead.
+
+Every run has a key of its own, and its noise is a function of key, step, user and feature: a run
+is the same by itself and among a hundred others, and after it was interrupted.
+
+Streams of a run's key: ``LAPLACE`` and ``ROUNDING`` at step 0 for the release of records, at step 1
+for what happens at the visits; ``NOISE`` at step 0 for the environment in training, 1 in tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..laws import SCALE_CELLS, SCALE_UNITS
+from ..mechanisms.functional import Functional
+from ..ops import noise
+from ..ops._draws import Draws
+from ..ops.coef import quadratic_position
+from ..rng import Key, Purpose
+
+RECORDS, VISITS = 0, 1
+TRAINING, TEST = 0, 1
+
+_AT_ONCE = 1 << 19
+"""Draws in memory together, of all runs."""
+
+
+def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> Tensor:
+    """``x + Lap(n / epsilon)`` of every record, clipped to [0, 1]; a new tensor.
+
+    Features become integers from 0 to ``mechanism.record_reach(n)`` first, so that the certificate
+    is about the released bits.
+
+    Args:
+        mechanism: gives epsilon.
+        x: ``[..., n]``, entries in [0, 1].
+        key: of the run; it must not release other records.
+        clip: post-processing; without it the values are unbiased.
+    """
+    n = x.shape[-1]
+    reach = mechanism.record_reach(n)
+    units = SCALE_UNITS * mechanism.epsilon / n
+    counts = (x.double() * units).round_().clamp_(0, reach).to(torch.int64).contiguous()
+    noise.add_noise(counts, stream=key.stream(Purpose.LAPLACE, RECORDS), distribution="laplace")
+    cell = n / (mechanism.epsilon * SCALE_CELLS)
+    released = (counts.double() * cell).to(x.dtype)
+    return released.clamp_(0, 1) if clip else released
+
+
+class Ahead:
+    """Draws of each step for all runs, several steps made at once.
+
+    One step has ``parts`` groups of ``width`` coordinates of every run. Group p of all runs begins
+    at ``quadratic_position`` behind group p - 1, as the fused kernels of ``coef`` read it.
+    """
+
+    def __init__(
+        self, keys: Sequence[Key], *, width: int, parts: int = 1, distribution: str = "laplace"
+    ) -> None:
+        self._width, self._parts, self.distribution = width, parts, distribution
+        purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE
+        self.streams = [key.stream(purpose, VISITS) for key in keys]
+        self.roundings = [key.stream(Purpose.ROUNDING, VISITS) for key in keys]
+        runs = len(keys)
+        self._starts = [quadratic_position(0, runs * width) * part for part in range(parts)]
+        self._size = self._starts[-1] + runs * width
+        self._steps = max(1, min(1024, _AT_ONCE // max(1, runs * width * parts)))
+        self._first = -1
+        # What stands between two groups is never read.
+        self._values = torch.empty(self._steps, self._size, dtype=torch.int32)
+        self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
+
+    def take(self, step: int) -> Draws:
+        """The draws of this step, at positions from 0 on."""
+        first = step // self._steps * self._steps
+        if first != self._first:
+            self._make(first)
+        row = step - first
+        return Draws(0, self._values[row], self._bits[row])
+
+    def _make(self, first: int) -> None:
+        each = self._parts * self._width
+        count, start = self._steps * each, first * each
+        shape = (self._steps, self._parts, self._width)
+        for run, (stream, rounding) in enumerate(zip(self.streams, self.roundings, strict=True)):
+            kind: dict[str, Any] = {"position": start, "count": count}
+            values = noise.lattice_draws(stream, distribution=self.distribution, **kind).view(shape)
+            bits = noise.rounding_bits(rounding, **kind).view(shape)
+            for part, place in enumerate(self._starts):
+                here = slice(place + run * self._width, place + (run + 1) * self._width)
+                self._values[:, here] = values[:, part]
+                self._bits[:, here] = bits[:, part]
+        self._first = first
+
+
+class Environment:
+    """N(0, sigma^2) at the encoder's input: nature's noise, which certifies nothing."""
+
+    def __init__(self, keys: Sequence[Key], sigma: float, *, width: int, use: int = TRAINING):
+        self._streams = [key.stream(Purpose.NOISE, use, stream=1) for key in keys]
+        self._cell, self._width = sigma / SCALE_CELLS, width
+        self._steps = max(1, min(1024, _AT_ONCE // max(1, len(keys) * width)))
+        self._first, self._made = -1, torch.empty(0)
+
+    def take(self, step: int) -> Tensor:
+        """float32 ``[R, width]``."""
+        first = step // self._steps * self._steps
+        if first != self._first:
+            self._made, self._first = self.block(first, self._steps), first
+        return self._made[step - first]
+
+    def block(self, first: int, steps: int) -> Tensor:
+        """float32 ``[steps, R, width]``."""
+        made = torch.empty(steps, len(self._streams), self._width)
+        for run, stream in enumerate(self._streams):
+            counts = torch.zeros(steps, self._width, dtype=torch.int32)
+            noise.add_noise(counts, stream=stream, position=first * self._width)
+            made[:, run] = counts.float() * self._cell
+        return made

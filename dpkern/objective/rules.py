@@ -1,0 +1,227 @@
+"""One visit of one record of every run and user: from the record to the direction of descent.
+
+The direction is dL/dz at the outputs, carried back by ``autoencoder.backward``. With environmental
+noise the encoder sees x + n_j; by theorem 1 the printed loss is then, with w = z - t/b = zhat / b,
+
+    b [ (alpha_2 + N_2 / b) w + (alpha_3 + N_3 / b) w^2 ],      dL/dzhat = alpha_2 + N_2 / b
+                                                                  + 2 (alpha_3 + N_3 / b) w
+
+so that the fused polynomial of ``coef.quadratic`` serves it with scale Dhat^[N] / b. The multiplier
+b_j is taken as a number that the environment gives: no gradient passes through it.
+
+Source: SPOF, algorithm 1 and its note on gradients, theorem 1, (34)-(42).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..mechanisms.functional import Functional
+from ..ops import coef
+from ..rng import Key
+from ..theory import environment
+from . import autoencoder, release
+from .autoencoder import Gradients, Passed, Weights
+from .methods import NonPrivate
+
+_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
+"""Multipliers of runs that leave all bounds are kept in here until the guard stops them."""
+
+
+@dataclass
+class Visit:
+    """What a step brings.
+
+    Attributes:
+        step: its number, from 0.
+        first: whether every record is visited for the first time in this epoch.
+        places: which records, ``[B]``, as rows of ``[R m N, n]``.
+        clean: the records, ``[B, n]``.
+        noise: the environment's, ``[B, n]``, or None.
+    """
+
+    step: int
+    first: bool
+    places: Tensor
+    clean: Tensor
+    noise: Tensor | None
+
+    def seen(self, inputs: Tensor) -> Tensor:
+        """What the encoder sees of these inputs."""
+        return inputs if self.noise is None else inputs + self.noise
+
+
+class Rule(Protocol):
+    """How a method gets its direction."""
+
+    def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
+        """The logits that the divergence guard looks at, and what the weights descend along."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was released so far."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it over: nothing may be released twice."""
+        ...
+
+
+class Plain:
+    """Without noise: the cross-entropy, or its polynomial."""
+
+    def __init__(self, method: NonPrivate) -> None:
+        self._loss, self._constant = method.loss, method.constant
+
+    def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
+        """dL/dz at the noisy logit, z + c_j."""
+        passed = autoencoder.forward(weights, visit.seen(visit.clean))
+        c = autoencoder.shift(passed.hidden, self._constant)
+        z = passed.z + c[:, None]
+        if self._loss == "bce":
+            output = torch.sigmoid(z) - visit.clean
+        else:
+            _, output = coef.quadratic(z, visit.clean, form=self._loss)
+        return z, autoencoder.backward(weights, passed, output, self._constant)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Released:
+    """Records that were released once: input and target, or target only (``clip=False``)."""
+
+    def __init__(self, method: Functional, train: Tensor, keys: Sequence[Key]) -> None:
+        self._method, self._train, self._keys = method, train, keys
+        self._targets: Tensor | None = None
+        self._alone = method.release == "coefficients"
+
+    def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
+        """The polynomial of the released targets, at the noisy logit."""
+        targets = self._all().index_select(0, visit.places)
+        inputs = visit.clean if self._alone else targets
+        return _polynomial(weights, visit, inputs, targets, self._method)
+
+    def _all(self) -> Tensor:
+        if self._targets is None:
+            made = [
+                release.record(self._method, self._train, key, clip=not self._alone)
+                for key in self._keys
+            ]
+            self._targets = torch.stack(made).flatten(0, 2)
+        return self._targets
+
+    def state_dict(self) -> dict[str, Any]:
+        """The released records."""
+        return {} if self._targets is None else {"targets": self._targets.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them over."""
+        self._targets = state["targets"].clone() if state else None
+
+
+class Perturbed:
+    """Coefficients with noise of their own, fresh at every visit or kept from the first."""
+
+    def __init__(
+        self, method: Functional, keys: Sequence[Key], shape: tuple[int, int, int]
+    ) -> None:
+        users, records, n = shape
+        self._method, self._runs, self._n = method, len(keys), n
+        self._rows = len(keys) * users * records
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._once = method.noise_schedule == "once_per_record"
+        noised = method.noised
+        self._ahead = release.Ahead(keys, width=users * n, parts=2) if noised else None
+
+    def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
+        """One step of algorithm 1."""
+        c = self._method.constant_entry
+        passed = autoencoder.forward(weights, visit.seen(visit.clean))
+        z = passed.z + autoencoder.shift(passed.hidden, c)[:, None]
+        total = None
+        hidden = passed.hidden
+        if visit.noise is not None and self._method.noisy_loss == "printed":
+            hidden = autoencoder.forward(weights, visit.clean).hidden
+            total = multipliers(weights, hidden, visit.noise)
+        output = self._output(visit, hidden, z, total)
+        return z, autoencoder.backward(weights, passed, output, c)
+
+    def _output(self, visit: Visit, hidden: Tensor, z: Tensor, total: Tensor | None) -> Tensor:
+        """dL/dzhat."""
+        form = str(self._method.form)
+        w = z if total is None else z / total[:, None]
+        if not self._once:
+            return coef.quadratic(
+                w, visit.clean, form=form, noise=self._noise(visit, hidden, total)
+            )[1]
+        if visit.first:
+            made = coef.perturb(visit.clean, form=form, noise=self._noise(visit, hidden, total))
+            for kept, new in zip(self._keep(z), made, strict=True):
+                kept[visit.places] = new if total is None else new * total[:, None]
+        a1, a2 = (kept.index_select(0, visit.places) for kept in self._keep(z))
+        output = a1 + 2 * a2 * w
+        return output if total is None else output / total[:, None]
+
+    def _keep(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        if self._kept is None:
+            shape = (self._rows, self._n)
+            self._kept = (like.new_zeros(shape), like.new_zeros(shape))
+        return self._kept
+
+    def _noise(self, visit: Visit, hidden: Tensor, total: Tensor | None) -> coef.Noise | None:
+        if self._ahead is None:
+            return None
+        scale = self._method.scale(self._n, _shift(self._method, hidden), total)
+        if total is not None:
+            scale = scale / total
+        return coef.Noise(
+            scale=scale,
+            stream=self._ahead.streams[0],
+            draws=self._ahead.take(visit.step),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficients that are kept."""
+        return {} if self._kept is None else {"coefficients": [k.clone() for k in self._kept]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them over."""
+        kept = state.get("coefficients")
+        self._kept = None if kept is None else (kept[0].clone(), kept[1].clone())
+
+
+def _shift(method: Functional, hidden: Tensor) -> Tensor | float:
+    """c_j for the noise scale: the record's own, or the public c l."""
+    if not method.constant_entry or not method.published:
+        return 0.0
+    if getattr(method, "shift", "none") == "bound":
+        return method.constant_entry * hidden.shape[1]
+    return autoencoder.shift(hidden, method.constant_entry)
+
+
+def multipliers(weights: Weights, hidden: Tensor, noise: Tensor) -> Tensor:
+    """b_j (36) of each record, ``[B]``, from its noiseless code."""
+    encoder, _ = weights.pairs()
+    projected = torch.bmm(noise[:, None, :], encoder)[:, 0]
+    total = environment.multipliers(hidden, projected).sum(1)
+    return total.nan_to_num(nan=_LARGEST).clamp_(_SMALLEST, _LARGEST)
+
+
+def _polynomial(
+    weights: Weights, visit: Visit, inputs: Tensor, targets: Tensor, method: Functional
+) -> tuple[Tensor, Gradients]:
+    c = method.constant_entry
+    passed: Passed = autoencoder.forward(weights, visit.seen(inputs))
+    z = passed.z + autoencoder.shift(passed.hidden, c)[:, None]
+    _, output = coef.quadratic(z, targets, form=str(method.form))
+    return z, autoencoder.backward(weights, passed, output, c)

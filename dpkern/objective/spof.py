@@ -1,0 +1,342 @@
+"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
+
+One step takes one record of every user in every run, each user's records in an order of the run's
+own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop do
+not meet and go through a step together.
+
+A run whose logits leave [-1000, 1000] is marked and stays as it is; the others go on.
+
+Source: SPOF, algorithms 1 and 2, section VI; schedule, accuracy and guard are defaults of ours.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._threads import limited
+from .._validate import integer, non_negative, tensor_at
+from ..errors import InvalidInput
+from ..mechanisms import FM, OutputSGD
+from ..ops.coef import check_targets
+from ..rng import Key
+from ..theory.spof_loss import cross_entropy
+from . import autoencoder, release
+from .autoencoder import Gradients, Weights
+from .dpsgd import OutputNoise, ParameterNoise
+from .methods import Method, NonPrivate, Schedule
+from .rules import Perturbed, Plain, Released, Rule, Visit
+
+LIMIT = 1e3
+"""A run is stopped where |zhat| is larger."""
+
+CODE = 7
+
+_ENTRIES_AT_ONCE = 1 << 21
+
+
+class UserRecords(Protocol):
+    """Records by user: float32 ``[m, N, n]`` to train on and ``[m, K, n]`` held out, in [0, 1]."""
+
+    @property
+    def train(self) -> Tensor: ...
+
+    @property
+    def test(self) -> Tensor: ...
+
+
+R = TypeVar("R")
+
+
+def pooled(records: R) -> R:
+    """All users' records as one user's, as the functional mechanism takes them (a dataclass)."""
+    train, test = (getattr(records, name).flatten(0, 1)[None] for name in ("train", "test"))
+    return replace(records, train=train, test=test)  # type: ignore[type-var]
+
+
+@dataclass
+class Outcome:
+    """What came out of R runs, on held-out records.
+
+    Attributes:
+        accuracy: ``100 (1 - mean |x - xhat|)``, ``[R]``, percent.
+        mse: mean of ``||x - xhat||^2``, ``[R]``.
+        bce: mean cross-entropy (4) of a record, ``[R]``.
+        diverged: runs that were stopped, ``[R]``.
+        seconds_per_epoch: of all runs together.
+        visits: of each record.
+    """
+
+    accuracy: Tensor
+    mse: Tensor
+    bce: Tensor
+    diverged: Tensor
+    seconds_per_epoch: float
+    visits: int
+
+
+class Training:
+    """R runs, one for each seed, that differ in weights, order and noise.
+
+    Args:
+        records: what to train on.
+        method: ``SPOF``, ``FM``, ``OutputSGD`` or ``NonPrivate``.
+        schedule: learning rate and epochs.
+        seeds: one for each run: of initial weights, order, and noise where there are no keys.
+        sigma: of the environmental noise at the encoder's input, in training and in tests.
+        code: l.
+        keys: one secret key for each run. None: keys from the seeds, which certify nothing.
+
+    Raises:
+        InvalidInput: records of the wrong shape or outside [0, 1], FM with several users, a number
+            out of its range.
+    """
+
+    def __init__(
+        self,
+        records: UserRecords,
+        method: Method,
+        schedule: Schedule | None = None,
+        *,
+        seeds: Sequence[int],
+        sigma: float = 0.0,
+        code: int = CODE,
+        keys: Sequence[Key] | None = None,
+    ) -> None:
+        self.method, self.schedule = method, schedule or Schedule()
+        self.seeds = tuple(integer(seeds=seed) for seed in seeds)
+        integer(1, **{"number of seeds": len(self.seeds)})
+        self.sigma = non_negative(sigma=sigma)
+        self._train, self._test = _checked(records, method)
+        self.keys = [Key.from_unsafe_seed(s) for s in self.seeds] if keys is None else list(keys)
+        if len(self.keys) != len(self.seeds):
+            raise InvalidInput(
+                "keys",
+                expected=f"{len(self.seeds)} keys, one for each seed",
+                got=len(self.keys),
+                remedy="Pass one Key.fresh() for each run.",
+            )
+        self.seeded = any(key.seeded for key in self.keys)
+        users, self.records_each, n = self._train.shape
+        runs = len(self.seeds)
+        starts = [_generator(seed, "weights") for seed in self.seeds]
+        self.weights = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
+        self.diverged = torch.zeros(runs, dtype=torch.bool)
+        self.step_number, self.seconds = 0, 0.0
+        self._flat = self._train.flatten(0, 1)
+        self._rule = self._make_rule()
+        self._nature = (
+            release.Environment(self.keys, self.sigma, width=users * n) if self.sigma else None
+        )
+        self._epoch = -1
+        self._orders = torch.empty(0, dtype=torch.int64)
+        self._places = torch.empty(0, dtype=torch.int64)
+
+    def _make_rule(self) -> Rule:
+        users, records, n = self._train.shape
+        method, keys = self.method, self.keys
+        if isinstance(method, NonPrivate):
+            return Plain(method)
+        if isinstance(method, OutputSGD):
+            if not method.full_parameter:
+                return OutputNoise(method, keys, users=users, n=n)
+            size = 2 * n * self.weights.code
+            return ParameterNoise(method, keys, users=users, size=size)
+        # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
+        alone = not method.published and method.form == "taylor"
+        if (alone or method.release == "record") and method.noised:
+            return Released(method, self._train, keys)
+        return Perturbed(method, keys, (users, records, n))
+
+    @property
+    def steps(self) -> int:
+        """Of the whole schedule."""
+        return self.schedule.epochs * self.records_each
+
+    @property
+    def visits(self) -> int:
+        """How often every record was visited, an epoch that has begun included."""
+        return -(-self.step_number // self.records_each)
+
+    def step(self) -> None:
+        """One record of every user in every run."""
+        begun = time.perf_counter()
+        # What a step does is too small to be shared out.
+        with limited(1):
+            shown, direction = self._rule.direction(self.weights, self._visit())
+            self._guard(shown)
+            self._descend(direction)
+        self.step_number += 1
+        self.seconds += time.perf_counter() - begun
+
+    def run(self, on_step: Callable[[int, int], None] | None = None) -> Outcome:
+        """The rest of the schedule; ``on_step(done, of)`` after every step."""
+        while self.step_number < self.steps:
+            self.step()
+            if on_step is not None:
+                on_step(self.step_number, self.steps)
+        return self.outcome()
+
+    def _visit(self) -> Visit:
+        epoch, number = divmod(self.step_number, self.records_each)
+        if epoch != self._epoch:
+            self._orders, self._places = self._ordered(epoch)
+            self._epoch = epoch
+        nature = None
+        if self._nature is not None:
+            nature = self._nature.take(self.step_number).view(-1, self._train.shape[2])
+        clean = self._flat.index_select(0, self._orders[number])
+        return Visit(self.step_number, epoch == 0, self._places[number], clean, nature)
+
+    def _ordered(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """Rows of ``[m N, n]`` and of ``[R m N, n]``, ``[N, R m]``: step by step."""
+        users, each, _ = self._train.shape
+        rows = torch.empty(each, len(self.seeds), users, dtype=torch.int64)
+        for run, seed in enumerate(self.seeds):
+            generator = _generator(seed, f"order {epoch}")
+            for user in range(users):
+                rows[:, run, user] = user * each + torch.randperm(each, generator=generator)
+        places = rows + torch.arange(len(self.seeds))[:, None] * (users * each)
+        return rows.flatten(1), places.flatten(1)
+
+    def _guard(self, shown: Tensor) -> None:
+        """Mark runs beyond the limit; NaN is beyond it."""
+        if not bool(shown.abs().max() <= LIMIT):
+            beyond = ~(shown.abs() <= LIMIT)
+            self.diverged |= beyond.view(len(self.seeds), -1).any(1)
+
+    def _descend(self, direction: Gradients | Tensor) -> None:
+        lr = self.schedule.lr
+        if self.diverged.any():
+            direction = _held(direction, self.diverged.repeat_interleave(self.weights.users))
+        if isinstance(direction, Gradients):
+            autoencoder.descend(self.weights, direction, lr)
+        else:
+            autoencoder.descend_flat(self.weights, direction, lr)
+
+    def reconstruct(self) -> Tensor:
+        """xhat of the held-out records, ``[R, m, K, n]``."""
+        return torch.sigmoid(torch.cat([z for z, _ in self._test_logits()], 2))
+
+    def outcome(self) -> Outcome:
+        """Measured on the held-out records as they are now."""
+        sums = torch.zeros(3, len(self.seeds), dtype=torch.float64)
+        users, count, n = self._test.shape
+        for z, x in self._test_logits():
+            error = (x - torch.sigmoid(z)).double()
+            sums[0] += error.abs().sum((1, 2, 3))
+            sums[1] += error.square().sum((1, 2, 3))
+            sums[2] += cross_entropy(z.double(), x.double()).sum((1, 2, 3))
+        absolute, square, bce = sums / (users * count)
+        epochs = self.step_number / self.records_each
+        return Outcome(
+            accuracy=100 * (1 - absolute / n),
+            mse=square,
+            bce=bce,
+            diverged=self.diverged.clone(),
+            seconds_per_epoch=self.seconds / epochs if epochs else 0.0,
+            visits=self.visits,
+        )
+
+    def _test_logits(self) -> list[tuple[Tensor, Tensor]]:
+        """Logits ``[R, m, K', n]`` and clean records ``[1, m, K', n]``, in pieces."""
+        users, count, n = self._test.shape
+        rows = max(1, _ENTRIES_AT_ONCE // (len(self.seeds) * users * n))
+        constant = getattr(self.method, "constant", 0.0)
+        if not getattr(self.method, "constant_at_inference", True):
+            constant = 0.0
+        inputs = self._test[None]
+        if self.sigma:
+            nature = release.Environment(
+                self.keys, self.sigma, width=users * count * n, use=release.TEST
+            )
+            inputs = inputs + nature.block(0, 1)[0].view(-1, users, count, n)
+        pieces = []
+        for start in range(0, count, rows):
+            here = slice(start, start + rows)
+            z = autoencoder.logits(self.weights, inputs[:, :, here], constant)
+            pieces.append((z, self._test[None, :, here]))
+        return pieces
+
+    @property
+    def fingerprint(self) -> str:
+        """What must agree for a state to be loaded."""
+        settings = self.method.fingerprint, self.schedule, self.seeds, self.sigma
+        return f"{settings} {tuple(self._train.shape)} {self.weights.code}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a later process needs to go on, released records included; no key."""
+        return {
+            "fingerprint": self.fingerprint,
+            "encoder": self.weights.encoder.clone(),
+            "decoder": self.weights.decoder.clone(),
+            "diverged": self.diverged.clone(),
+            "step_number": self.step_number,
+            "seconds": self.seconds,
+            "rule": self._rule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there.
+
+        Raises:
+            InvalidInput: the state of another training.
+        """
+        if state.get("fingerprint") != self.fingerprint:
+            raise InvalidInput(
+                "state",
+                expected=self.fingerprint,
+                got=state.get("fingerprint"),
+                remedy="Resume with the settings that the state was made with.",
+            )
+        self.weights = Weights(state["encoder"].clone(), state["decoder"].clone())
+        self.diverged = state["diverged"].clone()
+        self.step_number, self.seconds = state["step_number"], state["seconds"]
+        self._rule.load_state_dict(state["rule"])
+
+
+def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
+    train, test = records.train, records.test
+    kind: dict[str, Any] = {"dtypes": (torch.float32,)}
+    tensor_at("records.train", train, shape=(None, None, None), **kind)
+    users, _, n = train.shape
+    tensor_at("records.test", test, shape=(users, None, n), **kind)
+    for name, part in (("records.train", train), ("records.test", test)):
+        for what, size in zip(
+            ("users", "records of each user", "features"), part.shape, strict=True
+        ):
+            integer(1, **{f"{what} of {name}": size})
+        check_targets(name, part)
+    if isinstance(method, FM) and users != 1:
+        raise InvalidInput(
+            "records",
+            expected="one user with FM, which trains a single autoencoder",
+            got=f"{users} users",
+            remedy="Use dpkern.objective.pooled(records).",
+        )
+    return train.contiguous(), test.contiguous()
+
+
+def _generator(seed: int, use: str) -> torch.Generator:
+    """For what is no secret: initial weights and orders."""
+    number = random.Random(f"dpkern {seed} {use}").getrandbits(63)
+    return torch.Generator().manual_seed(number)
+
+
+def _held(direction: Gradients | Tensor, stopped: Tensor) -> Gradients | Tensor:
+    """The direction, 0 for pairs of stopped runs."""
+    column = stopped[:, None]
+    if isinstance(direction, Tensor):
+        return direction.masked_fill(column, 0.0)
+    return Gradients(
+        inputs=direction.inputs.masked_fill(column, 0.0),
+        code=direction.code.masked_fill(column, 0.0),
+        hidden=direction.hidden.masked_fill(column, 0.0),
+        output=direction.output.masked_fill(column, 0.0),
+    )
