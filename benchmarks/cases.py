@@ -17,7 +17,7 @@ from dpkern._dispatch import Cost
 from dpkern.mechanisms import RandomizedResponse
 from dpkern.ops import clip, coef, noise, symbols, update
 from dpkern.rng import Key, Purpose
-from dpkern.testing import KEY, assert_close
+from dpkern.testing import assert_close
 
 
 @dataclass(frozen=True)
