@@ -1,4 +1,4 @@
-"""The trainer of autoencoders: gradients, order, guard, resume, and what it equals without noise."""
+"""The trainer of autoencoders: gradients, order, guard, resume; what it equals without noise."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dpkern import PrivacyEngine
-from dpkern.errors import InvalidInput
+from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import FM, SPOF, OutputSGD
-from dpkern.objective import Method, NonPrivate, Schedule, pooled
+from dpkern.objective import Method, NonPrivate, Schedule, pooled, release
 from dpkern.objective.autoencoder import Gradients
 from dpkern.objective.dpsgd import ParameterNoise
+from dpkern.objective.rules import Plain
 from dpkern.ops import noise
 from dpkern.ops._draws import Draws
 from dpkern.rng import Key, Purpose
@@ -213,16 +214,29 @@ def test_an_interrupted_run_ends_as_one_that_was_not(name: str) -> None:
     assert later.visits == 2
 
 
+def test_noise_does_not_depend_on_how_much_is_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spof published, environment", "parameters"):
+        method, sigma = METHODS[name]
+        many = trained(method, sigma=sigma)
+        monkeypatch.setattr(release, "_AT_ONCE", 500)
+        assert release.Ahead([Key.fresh()], width=28, parts=2)._steps == 8
+        assert torch.equal(trained(method, sigma=sigma), many)
+        monkeypatch.undo()
+
+
 def test_a_resumed_run_with_secret_keys_keeps_its_release() -> None:
     """A second release of the same records would cost epsilon again."""
     run = training(SPOF(epsilon=1.0), seeds=(3,), keys=[Key.fresh()])
     run.step()
     later = training(SPOF(epsilon=1.0), seeds=(3,), keys=[Key.fresh()])
-    assert not run.seeded and not later.seeded
+    assert not run.seeded
+    assert not later.seeded
     later.load_state_dict(run.state_dict())
     for each in (run, later):
         each.run()
     assert torch.equal(values(run), values(later))
+    with pytest.raises(PrivacyError, match="same keys"):
+        later.load_state_dict(run.state_dict())
 
 
 def test_the_state_of_another_training_is_refused() -> None:
@@ -256,7 +270,8 @@ def test_the_printed_loss_diverges_and_taylors_does_not() -> None:
     low = Records(low.train * 0.4, low.test * 0.4)
     printed = training(NonPrivate(loss="printed"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
     taylor = training(NonPrivate(loss="taylor"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
-    assert printed.diverged.all() and not taylor.diverged.any()
+    assert printed.diverged.all()
+    assert not taylor.diverged.any()
 
 
 def test_the_outcome_is_measured_on_held_out_records() -> None:
@@ -345,7 +360,7 @@ def test_corrected_sgd_is_the_engines_run_with_its_noise(distribution: str) -> N
     for _ in range(20):
         visit = run._visit()
         x = visit.clean
-        _, clean = direction(training(NonPrivate(), data, seeds=(5,)), visit)
+        _, clean = Plain(NonPrivate()).direction(run.weights, visit)
         assert isinstance(clean, Gradients)
         bound += int(clean.norms(1 if distribution == "laplace" else 2).item() > 2.0)
         optimizer.zero_grad()
@@ -366,7 +381,10 @@ BAD: dict[str, Any] = {
 @pytest.mark.parametrize("name", BAD)
 def test_records_that_no_sensitivity_holds_for_are_refused(name: str) -> None:
     good = records()
-    for bad in (Records(BAD[name](good.train), good.test), Records(good.train, BAD[name](good.test))):
+    for bad in (
+        Records(BAD[name](good.train), good.test),
+        Records(good.train, BAD[name](good.test)),
+    ):
         with pytest.raises(InvalidInput, match="records"):
             training(SPOF(epsilon=1.0), bad)
 

@@ -53,7 +53,7 @@ class ObjectivePerturbation(ABC):
 
     @abstractmethod
     def epsilon_certified(self, *, visits: int = 1) -> float:
-        """Proved pure epsilon of one record after so many visits; ``math.inf`` where nothing is."""
+        """Proved epsilon of one record after so many visits; ``math.inf`` where nothing is."""
 
     @property
     @abstractmethod
@@ -81,6 +81,11 @@ class ObjectivePerturbation(ABC):
             return "the source's claim for one record"
         return "what is certified, if the key stays secret"
 
+    @property
+    def accountant(self) -> str:
+        """How the certified epsilon is found."""
+        return "sum of pure epsilons"
+
     def certified_delta(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
         """What the noise law's cut tail takes: the certificate is (epsilon, delta)-DP.
 
@@ -103,7 +108,7 @@ class ObjectivePerturbation(ABC):
             epsilon=math.inf if seeded else self.epsilon_certified(visits=visits),
             delta=self.certified_delta(visits=visits, coordinates=coordinates),
             relation=self.relation,
-            accountant="sum of pure epsilons",
+            accountant=self.accountant,
             event=json.dumps(self.event_spec(visits=visits), sort_keys=True),
             bounds={},
             certified_for=self.certified_for,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -101,18 +101,10 @@ class OutputSGD(ObjectivePerturbation):
             remedy="Leave it out, or change the mode.",
         )
 
-    @cached_property
+    @property
     def mechanism(self) -> LaplaceSGD | DPSGD:
         """With ``full_parameter``: the engine's mechanism of which every visit is one release."""
-        kind: dict[str, Any] = {"max_grad_norm": self.max_grad_norm, "arithmetic": "float"}
-        if self.distribution == "laplace":
-            # Two records are 2 C apart: b / C = 2 / epsilon.
-            multiplier = 0.0 if math.isinf(self.epsilon) else 2 / self.epsilon
-            return LaplaceSGD(noise_multiplier=multiplier, **kind)
-        if math.isinf(self.epsilon):
-            return DPSGD(noise_multiplier=0.0, **kind)
-        start = DPSGD(noise_multiplier=1.0, **kind)
-        return calibrate(start, target_epsilon=self.epsilon, delta=self.delta, steps=1, **_OF_ONE)
+        return _mechanism(self.distribution, self.epsilon, self.max_grad_norm, self.delta)
 
     @property
     def noised(self) -> bool:
@@ -166,6 +158,20 @@ class OutputSGD(ObjectivePerturbation):
         given: dict[str, Any] = {"delta": self.delta, "dimension": coordinates}
         return certify(self.mechanism, steps=visits, **given, **_OF_ONE).epsilon
 
+    @property
+    def accountant(self) -> str:
+        """How the certified epsilon is found."""
+        if self.distribution == "gaussian":
+            return "Gaussian releases composed, by dpkern.accounting"
+        return super().accountant
+
+    @property
+    def claim_text(self) -> str:
+        """Whose number ``epsilon_claimed`` is, in words."""
+        if self.mode == "published":
+            return "the source's claim for one visit of one record"
+        return "what is certified of one visit, if the key stays secret"
+
     def certified_delta(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
         """``delta`` of all visits together for Gaussian noise; else the cut tails."""
         if self.distribution == "gaussian":
@@ -178,6 +184,21 @@ class OutputSGD(ObjectivePerturbation):
         if self.mode == "published":
             return notes("S6", "S7", "S12", "S13")
         return () if self.full_parameter else notes("S7")
+
+
+@lru_cache
+def _mechanism(
+    distribution: str, epsilon: float, max_grad_norm: float, delta: float
+) -> LaplaceSGD | DPSGD:
+    kind: dict[str, Any] = {"max_grad_norm": max_grad_norm, "arithmetic": "float"}
+    noised = epsilon < math.inf
+    if distribution == "laplace":
+        # Two records are 2 C apart: b / C = 2 / epsilon.
+        return LaplaceSGD(noise_multiplier=2 / epsilon if noised else 0.0, **kind)
+    if not noised:
+        return DPSGD(noise_multiplier=0.0, **kind)
+    start = DPSGD(noise_multiplier=1.0, **kind)
+    return calibrate(start, target_epsilon=epsilon, delta=delta, steps=1, **_OF_ONE)
 
 
 __all__ = ["DISTRIBUTIONS", "OUTPUT_GRADIENTS", "OutputSGD"]

@@ -160,9 +160,12 @@ def forward(weights: Weights, inputs: Tensor) -> Passed:
     return Passed(inputs, hidden, torch.bmm(hidden[:, None, :], decoder)[:, 0])
 
 
-def shift(hidden: Tensor, constant: float) -> Tensor:
-    """``c_j = c sum_r h_jr``: what a constant c on the whole decoder adds to every logit."""
-    return spof_loss.shift(hidden, constant)
+def stabilised(passed: Passed, constant: float) -> tuple[Tensor, Tensor | float]:
+    """``z + c_j`` and c_j (``spof_loss.shift``), for a constant c on the whole decoder."""
+    if not constant:
+        return passed.z, 0.0
+    shift = spof_loss.shift(passed.hidden, constant)
+    return passed.z + shift[:, None], shift
 
 
 def backward(weights: Weights, passed: Passed, output: Tensor, constant: float = 0.0) -> Gradients:
@@ -199,5 +202,5 @@ def logits(weights: Weights, inputs: Tensor, constant: float = 0.0) -> Tensor:
     hidden = torch.sigmoid(inputs @ weights.encoder)
     z = hidden @ weights.decoder
     if constant:
-        z += shift(hidden, constant)[..., None]
+        z += spof_loss.shift(hidden, constant)[..., None]
     return z

@@ -26,10 +26,10 @@ from ..ops import coef
 from ..rng import Key
 from ..theory import environment
 from . import autoencoder, release
-from .autoencoder import Gradients, Passed, Weights
+from .autoencoder import Gradients, Weights
 from .methods import NonPrivate
 
-_SMALLEST, _LARGEST = 2.0**-60, 2.0**60
+_SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 """Multipliers of runs that leave all bounds are kept in here until the guard stops them."""
 
 
@@ -81,8 +81,7 @@ class Plain:
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
         """dL/dz at the noisy logit, z + c_j."""
         passed = autoencoder.forward(weights, visit.seen(visit.clean))
-        c = autoencoder.shift(passed.hidden, self._constant)
-        z = passed.z + c[:, None]
+        z, _ = autoencoder.stabilised(passed, self._constant)
         if self._loss == "bce":
             output = torch.sigmoid(z) - visit.clean
         else:
@@ -133,10 +132,10 @@ class Perturbed:
     """Coefficients with noise of their own, fresh at every visit or kept from the first."""
 
     def __init__(
-        self, method: Functional, keys: Sequence[Key], shape: tuple[int, int, int]
+        self, method: Functional, keys: Sequence[Key], shape: tuple[int, int, int], code: int
     ) -> None:
         users, records, n = shape
-        self._method, self._runs, self._n = method, len(keys), n
+        self._method, self._n, self._code = method, n, code
         self._rows = len(keys) * users * records
         self._kept: tuple[Tensor, Tensor] | None = None
         self._once = method.noise_schedule == "once_per_record"
@@ -147,25 +146,26 @@ class Perturbed:
         """One step of algorithm 1."""
         c = self._method.constant_entry
         passed = autoencoder.forward(weights, visit.seen(visit.clean))
-        z = passed.z + autoencoder.shift(passed.hidden, c)[:, None]
+        z, shift = autoencoder.stabilised(passed, c)
         total = None
-        hidden = passed.hidden
         if visit.noise is not None and self._method.noisy_loss == "printed":
-            hidden = autoencoder.forward(weights, visit.clean).hidden
-            total = multipliers(weights, hidden, visit.noise)
-        output = self._output(visit, hidden, z, total)
+            clean = autoencoder.forward(weights, visit.clean)
+            total = multipliers(weights, clean.hidden, visit.noise)
+            _, shift = autoencoder.stabilised(clean, c)
+        output = self._output(visit, z, shift, total)
         return z, autoencoder.backward(weights, passed, output, c)
 
-    def _output(self, visit: Visit, hidden: Tensor, z: Tensor, total: Tensor | None) -> Tensor:
+    def _output(
+        self, visit: Visit, z: Tensor, shift: Tensor | float, total: Tensor | None
+    ) -> Tensor:
         """dL/dzhat."""
         form = str(self._method.form)
         w = z if total is None else z / total[:, None]
         if not self._once:
-            return coef.quadratic(
-                w, visit.clean, form=form, noise=self._noise(visit, hidden, total)
-            )[1]
+            noise = self._noise(visit, shift, total)
+            return coef.quadratic(w, visit.clean, form=form, noise=noise)[1]
         if visit.first:
-            made = coef.perturb(visit.clean, form=form, noise=self._noise(visit, hidden, total))
+            made = coef.perturb(visit.clean, form=form, noise=self._noise(visit, shift, total))
             for kept, new in zip(self._keep(z), made, strict=True):
                 kept[visit.places] = new if total is None else new * total[:, None]
         a1, a2 = (kept.index_select(0, visit.places) for kept in self._keep(z))
@@ -178,14 +178,16 @@ class Perturbed:
             self._kept = (like.new_zeros(shape), like.new_zeros(shape))
         return self._kept
 
-    def _noise(self, visit: Visit, hidden: Tensor, total: Tensor | None) -> coef.Noise | None:
+    def _noise(
+        self, visit: Visit, shift: Tensor | float, total: Tensor | None
+    ) -> coef.Noise | None:
         if self._ahead is None:
             return None
-        scale = self._method.scale(self._n, _shift(self._method, hidden), total)
-        if total is not None:
-            scale = scale / total
+        if getattr(self._method, "shift", "none") == "bound":
+            shift = self._method.constant_entry * self._code
+        scale = self._method.scale(self._n, shift, total)
         return coef.Noise(
-            scale=scale,
+            scale=scale if total is None else scale / total,
             stream=self._ahead.streams[0],
             draws=self._ahead.take(visit.step),
         )
@@ -200,15 +202,6 @@ class Perturbed:
         self._kept = None if kept is None else (kept[0].clone(), kept[1].clone())
 
 
-def _shift(method: Functional, hidden: Tensor) -> Tensor | float:
-    """c_j for the noise scale: the record's own, or the public c l."""
-    if not method.constant_entry or not method.published:
-        return 0.0
-    if getattr(method, "shift", "none") == "bound":
-        return method.constant_entry * hidden.shape[1]
-    return autoencoder.shift(hidden, method.constant_entry)
-
-
 def multipliers(weights: Weights, hidden: Tensor, noise: Tensor) -> Tensor:
     """b_j (36) of each record, ``[B]``, from its noiseless code."""
     encoder, _ = weights.pairs()
@@ -221,7 +214,7 @@ def _polynomial(
     weights: Weights, visit: Visit, inputs: Tensor, targets: Tensor, method: Functional
 ) -> tuple[Tensor, Gradients]:
     c = method.constant_entry
-    passed: Passed = autoencoder.forward(weights, visit.seen(inputs))
-    z = passed.z + autoencoder.shift(passed.hidden, c)[:, None]
+    passed = autoencoder.forward(weights, visit.seen(inputs))
+    z, _ = autoencoder.stabilised(passed, c)
     _, output = coef.quadratic(z, targets, form=str(method.form))
     return z, autoencoder.backward(weights, passed, output, c)

@@ -11,6 +11,7 @@ Source: SPOF, algorithms 1 and 2, section VI; schedule, accuracy and guard are d
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from .._threads import limited
 from .._validate import integer, non_negative, tensor_at
-from ..errors import InvalidInput
+from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import FM, OutputSGD
 from ..ops.coef import check_targets
 from ..rng import Key
@@ -128,6 +129,7 @@ class Training:
         starts = [_generator(seed, "weights") for seed in self.seeds]
         self.weights = autoencoder.xavier(runs, users, n, integer(1, code=code), starts)
         self.diverged = torch.zeros(runs, dtype=torch.bool)
+        self._any_stopped = False
         self.step_number, self.seconds = 0, 0.0
         self._flat = self._train.flatten(0, 1)
         self._rule = self._make_rule()
@@ -152,7 +154,7 @@ class Training:
         alone = not method.published and method.form == "taylor"
         if (alone or method.release == "record") and method.noised:
             return Released(method, self._train, keys)
-        return Perturbed(method, keys, (users, records, n))
+        return Perturbed(method, keys, (users, records, n), self.weights.code)
 
     @property
     def steps(self) -> int:
@@ -207,14 +209,17 @@ class Training:
 
     def _guard(self, shown: Tensor) -> None:
         """Mark runs beyond the limit; NaN is beyond it."""
-        if not bool(shown.abs().max() <= LIMIT):
-            beyond = ~(shown.abs() <= LIMIT)
-            self.diverged |= beyond.view(len(self.seeds), -1).any(1)
+        largest = torch.linalg.vector_norm(shown.view(len(self.seeds), -1), math.inf, 1)
+        inside = largest <= LIMIT
+        if not bool(inside.all()):
+            self.diverged |= ~inside
+            self._any_stopped = True
 
     def _descend(self, direction: Gradients | Tensor) -> None:
         lr = self.schedule.lr
-        if self.diverged.any():
-            direction = _held(direction, self.diverged.repeat_interleave(self.weights.users))
+        if self._any_stopped:
+            stopped = self.diverged.repeat_interleave(self.weights.users)[:, None]
+            direction = _held(direction, stopped)
         if isinstance(direction, Gradients):
             autoencoder.descend(self.weights, direction, lr)
         else:
@@ -287,7 +292,15 @@ class Training:
 
         Raises:
             InvalidInput: the state of another training.
+            PrivacyError: steps were taken already: secret noise would be used twice.
         """
+        if self.step_number and not self.seeded:
+            raise PrivacyError(
+                "state",
+                expected="a training that has not begun",
+                got=f"{self.step_number} steps with the same keys",
+                remedy="Make a new Training with fresh keys and load the state into that.",
+            )
         if state.get("fingerprint") != self.fingerprint:
             raise InvalidInput(
                 "state",
@@ -297,6 +310,7 @@ class Training:
             )
         self.weights = Weights(state["encoder"].clone(), state["decoder"].clone())
         self.diverged = state["diverged"].clone()
+        self._any_stopped = bool(self.diverged.any())
         self.step_number, self.seconds = state["step_number"], state["seconds"]
         self._rule.load_state_dict(state["rule"])
 
@@ -330,13 +344,10 @@ def _generator(seed: int, use: str) -> torch.Generator:
 
 
 def _held(direction: Gradients | Tensor, stopped: Tensor) -> Gradients | Tensor:
-    """The direction, 0 for pairs of stopped runs."""
-    column = stopped[:, None]
+    """The direction, 0 for pairs of stopped runs, ``[B, 1]``."""
     if isinstance(direction, Tensor):
-        return direction.masked_fill(column, 0.0)
-    return Gradients(
-        inputs=direction.inputs.masked_fill(column, 0.0),
-        code=direction.code.masked_fill(column, 0.0),
-        hidden=direction.hidden.masked_fill(column, 0.0),
-        output=direction.output.masked_fill(column, 0.0),
+        return direction.masked_fill(stopped, 0.0)
+    code, output = direction.code, direction.output
+    return direction._replace(
+        code=code.masked_fill(stopped, 0.0), output=output.masked_fill(stopped, 0.0)
     )
