@@ -8,6 +8,8 @@ endif
 # Extra options for pip, such as: PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_FLAGS ?=
 DEMO_FLAGS ?= --data digits --model mlp --epsilon 3 --delta 1e-5 --out runs/demo --overwrite
+# How many processes share the tests, file by file; 0: none besides pytest's own, as --pdb needs.
+TEST_WORKERS ?= 2
 TEST_FLAGS ?=
 BENCH ?= -m benchmarks
 EVIDENCE ?= -m tests.evidence
@@ -43,7 +45,7 @@ demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
 test: $(VENV)/.dev emulated
-	$(PY) -m pytest $(TEST_FLAGS)
+	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)

@@ -5,6 +5,7 @@ Usage::
     python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
     python -m benchmarks ring [--parameters N]              noise made ahead by a second thread
+    python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
 """
 
@@ -24,7 +25,7 @@ import typer
 import dpkern
 from dpkern.backends import cpu
 
-from . import ring_speed, spectral_report, step_report
+from . import ring_speed, spectral_report, spof_speed, step_report
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -180,6 +181,21 @@ def ring(
     machine = this_machine()
     table = ring_speed.markdown(machine, rows)
     write(path or RESULTS / "ring.json", {"machine": machine, "rows": rows}, table)
+
+
+@app.command()
+def spof(
+    rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 21,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Time per epoch of SPOF and of DP-SGD in several forms each, for one autoencoder."""
+    found = spof_speed.measured(rounds)
+    machine = this_machine()
+    write(
+        path or RESULTS / "spof.json",
+        {"machine": machine, **found},
+        spof_speed.markdown(machine, found),
+    )
 
 
 def write(path: Path, content: dict[str, Any], table: str) -> None:

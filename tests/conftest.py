@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import nullcontext
+from importlib.util import find_spec
+
+if "torch" not in sys.modules:
+    # Read once, when OpenMP is loaded: threads of two workers that spin take each other's cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
@@ -15,7 +21,16 @@ if not torch.cuda.is_available():
 import pytest
 
 from dpkern.errors import BackendError
-from tests import every_backend
+from tests import every_backend, quick_interpreter
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter() -> Generator[None, None, None]:
+    """Triton's interpreter, where kernels run in it, does nothing twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("triton") is not None and not torch.cuda.is_available():
+            quick_interpreter.without_repetitions(patch)
+        yield
 
 
 @pytest.fixture

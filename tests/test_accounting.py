@@ -98,6 +98,21 @@ def test_grid_error_is_below_a_per_cent() -> None:
     assert reference * 0.9999 < found < reference * 1.01
 
 
+def test_the_same_question_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = certify(dpsgd(), steps=7)
+    monkeypatch.setattr(accountants, "_rdp_form", None)
+    assert certify(dpsgd(), steps=7) == first
+    with pytest.raises(TypeError):
+        certify(dpsgd(), steps=8)
+
+
+def test_bounds_that_a_caller_changes_stay_its_own() -> None:
+    leaves = events.leaves(events.gaussian(1.1))
+    found = accountants.upper_bounds(leaves, "add_remove", 1e-5, 1)
+    found["RDP"] = 0.0
+    assert accountants.upper_bounds(leaves, "add_remove", 1e-5, 1)["RDP"] > 0
+
+
 def test_zero_is_not_computed_twice() -> None:
     found = certify(dpsgd(), steps=10, delta=0.1)
     assert (found.epsilon, found.bounds) == (0.0, {"RDP": 0.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,18 @@ from dpkern.errors import InvalidInput, PrivacyError
 from tests.engine_run import DELTA, ROWS, Run, data
 
 
+@cache
+def uninterrupted(kind: str) -> Run:
+    """Two epochs at once; nobody trains it further."""
+    whole = Run(kind=kind, max_physical_batch_size=5)
+    whole.train(epochs=2)
+    return whole
+
+
 @pytest.mark.parametrize("stop", [4, 6, 8])
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "RMSprop"])
 def test_seeded_runs_resume_identically(stop: int, kind: str, tmp_path: Path) -> None:
-    whole = Run(kind=kind, max_physical_batch_size=5)
-    whole.train(epochs=2)
+    whole = uninterrupted(kind)
     first = Run(kind=kind, max_physical_batch_size=5)
     while first.engine.step.steps < stop:
         for x, y in first.loader:

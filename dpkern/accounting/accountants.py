@@ -21,7 +21,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -76,9 +76,16 @@ def upper_bounds(
 
     Returns:
         ``{accountant: epsilon}``; empty when no accountant takes these events, and without the
-        dearer accountant when the other has proved 0.
+        dearer accountant when the other has proved 0. A plan, its run and its report ask for the
+        same bounds: the last ones are kept.
     """
+    return dict(_upper_bounds(tuple(leaves), relation, delta, dimension, variation))
 
+
+@lru_cache(maxsize=512)
+def _upper_bounds(
+    leaves: tuple[Leaf, ...], relation: str, delta: float, dimension: int, variation: float
+) -> dict[str, float]:
     def tail(epsilon: float) -> float:
         cuts = math.fsum(escape_mass(leaf, relation, dimension, epsilon) for leaf in leaves)
         return cuts + _twice(epsilon) * variation if variation else cuts
