@@ -6,6 +6,7 @@ namespace dpkern::cuda {
 int preload_noise();
 int preload_update();
 int preload_clip();
+int preload_coef();
 int preload_explicit();
 int preload_symbols();
 

@@ -12,13 +12,14 @@ import numpy as np
 
 from . import _tables
 from ._cupy_launch import Launcher, blocks_of, by_value
-from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
+from ._cupy_sources import BOOLS, FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
 from ._launch_update import FROM_STREAM
 
 _CIPHER_THREADS = 256
 _SYMBOLS_PER_BLOCK = 8  # of the cipher
 _TILE_THREADS, _TILES_PER_BLOCK = 128, 8
 _FLAT_THREADS = 256
+_COEF_PIECE, _COEF_WINDOW = 2048, 1536
 _ROW_THREADS, _FACTOR_THREADS, _WARP = 256, 128, 32
 _BLOCK_COLUMNS = 1024
 _BLOCKS_PER_CHUNK = _tables.CHUNK // _BLOCK_COLUMNS
@@ -130,6 +131,38 @@ class Launchers(Launcher):
         what = by_value(stream, _tables.STREAM), np.uint64(first), by_value(lies, _tables.LIES)
         places = np.uint64(x), np.int64(n), np.uint64(out)
         return self.launch("symbols", kernel, grid, _CIPHER_THREADS, cuda, *what, *places)
+
+    # coefficients
+
+    def coef_perturb(
+        self, plan: bytes, targets: int, linear: int, quadratic: int, cuda: int
+    ) -> int:
+        """``coef_perturb``."""
+        packed, from_stream, types = _coef(plan)
+        n = int(packed["rows"][0]) * int(packed["columns"][0])
+        if n == 0:
+            return 0
+        if from_stream:
+            grid: tuple[int, ...] = (_tile_blocks(int(packed["linear"][0]), n), 2)
+            kernel, threads = "perturb_tile_kernel", _TILE_THREADS
+        else:
+            grid = (blocks_of(n, _COEF_PIECE),)
+            kernel, threads = "perturb_flat_kernel", _FLAT_THREADS
+        what = packed, *(np.uint64(place) for place in (targets, linear, quadratic))
+        return self.launch("coef", kernel + types, grid, threads, cuda, *what)
+
+    def coef_quadratic(
+        self, plan: bytes, z: int, targets: int, shift: int, loss: int, dz: int, cuda: int
+    ) -> int:
+        """``coef_quadratic``."""
+        packed, from_stream, types = _coef(plan)
+        rows, columns = int(packed["rows"][0]), int(packed["columns"][0])
+        if rows * columns == 0:
+            return 0
+        kernel = "quadratic_tile_kernel" if from_stream else "quadratic_flat_kernel"
+        grid = (blocks_of(rows, max(1, _COEF_WINDOW // columns)),)
+        what = packed, *(np.uint64(place) for place in (z, targets, shift, loss, dz))
+        return self.launch("coef", kernel + types, grid, _TILE_THREADS, cuda, *what)
 
     # update
 
@@ -355,6 +388,14 @@ class Launchers(Launcher):
         if error or splits == 1:
             return error
         return self._combine("explicit", value, rows, splits, workspace, cuda)
+
+
+def _coef(plan: bytes) -> tuple[_tables.Table, bool, str]:
+    """The plan, whether its noise comes from the stream, and the kernel's types."""
+    packed = by_value(plan, _tables.COEF_PLAN)
+    value, noise = FLOATS[int(packed["wide"][0])], int(packed["noise"][0])
+    from_stream = noise == FROM_STREAM
+    return packed, from_stream, f"<{value}>" if from_stream else f"<{value}, {BOOLS[noise > 0]}>"
 
 
 def _factors(of: int, row_stride: int, task_stride: int) -> _tables.Table:
