@@ -18,8 +18,10 @@ from dpkern.rng import Key, Purpose
 KEY = Key.from_unsafe_seed(0, rounds=8)
 STREAM, ROUNDING = KEY.stream(Purpose.LAPLACE, 3), KEY.stream(Purpose.ROUNDING, 3)
 FLOATS = (torch.float32, torch.float64)
-SHAPES = ((3, 3100), (1, 1536), (2, 1537), (110, 14), (1600, 1), (4, 512))
-"""Several windows, one exactly, one entry more; rows of two blocks; tiles and packs to the end."""
+SHAPES = ((3, 3100), (1, 1536), (2, 1537), (110, 14), (1600, 1), (4, 512), (200, 601))
+"""Several windows, one exactly, one entry more; rows of two blocks; tiles and packs to the end; and
+enough for some coefficients to depend on their rounding bits."""
+POSITIONS = {"stream": 511, "aligned": 1024, "odd": 37}
 
 
 @pytest.fixture(params=[False, True], ids=["forward", "reverse"])
@@ -38,7 +40,7 @@ def given(shape: tuple[int, int], dtype: torch.dtype, source: str, scaled: bool)
     """Arguments of the ops that make their noise in this way."""
     if source == "none":
         return {"form": "printed", "noise": None}
-    n, position = shape[0] * shape[1], 1024 if source == "aligned" else 37
+    n, position = shape[0] * shape[1], POSITIONS[source]
     scale = torch.linspace(0.1, 30, shape[0]) if scaled else 0.75
     made = coef.Noise(scale=scale, stream=STREAM, rounding=ROUNDING, position=position)
     if source == "stream":
