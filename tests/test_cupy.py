@@ -241,7 +241,7 @@ def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
 
 
 def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkern.backends._cupy_kernels._TILES_PER_BLOCK", 4)
+    monkeypatch.setattr("dpkern.backends._cupy_launch.TILES_PER_BLOCK", 4)
     with pytest.raises(AssertionError):
         noise.lattice_draws(STREAM, position=0, count=5000, backend="cupy")
 

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from . import _tables
-from ._cupy_launch import Launcher, blocks_of, by_value
-from ._cupy_sources import BOOLS, FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
+from ._cupy_coef import Coefficients
+from ._cupy_launch import TILE_THREADS, TILES_PER_BLOCK, blocks_of, by_value, tile_blocks
+from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
 from ._launch_update import FROM_STREAM
 
 _CIPHER_THREADS = 256
 _SYMBOLS_PER_BLOCK = 8  # of the cipher
-_TILE_THREADS, _TILES_PER_BLOCK = 128, 8
 _FLAT_THREADS = 256
-_COEF_PIECE, _COEF_WINDOW = 2048, 1536
 _ROW_THREADS, _FACTOR_THREADS, _WARP = 256, 128, 32
 _BLOCK_COLUMNS = 1024
 _BLOCKS_PER_CHUNK = _tables.CHUNK // _BLOCK_COLUMNS
@@ -55,11 +54,7 @@ def _room(count: int, size: int) -> int:
     return -(-count * size // 16) * 16
 
 
-def _tile_blocks(first: int, n: int) -> int:
-    return blocks_of(first % _tables.TILE + n, _tables.TILE * _TILES_PER_BLOCK)
-
-
-class Launchers(Launcher):
+class Launchers(Coefficients):
     """Every launcher by its name in ``launch.h``."""
 
     # noise
@@ -76,17 +71,17 @@ class Launchers(Launcher):
         """``lattice_draws``."""
         if n == 0:
             return 0
-        kernel, grid = f"draws_kernel<{LAWS[law]}>", (_tile_blocks(first, n),)
+        kernel, grid = f"draws_kernel<{LAWS[law]}>", (tile_blocks(first, n),)
         what = by_value(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
-        return self.launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
+        return self.launch("noise", kernel, grid, TILE_THREADS, cuda, *what)
 
     def rounding_bits(self, rounding: bytes, first: int, n: int, bits: int, cuda: int) -> int:
         """``rounding_bits``."""
         if n == 0:
             return 0
-        grid = (_tile_blocks(first, n),)
+        grid = (tile_blocks(first, n),)
         what = by_value(rounding, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(bits)
-        return self.launch("noise", "rounding_kernel", grid, _TILE_THREADS, cuda, *what)
+        return self.launch("noise", "rounding_kernel", grid, TILE_THREADS, cuda, *what)
 
     def add_noise(
         self,
@@ -116,7 +111,7 @@ class Launchers(Launcher):
             streams = (by_value(packed, _tables.STREAM) for packed in (stream, rounding))
             numbers = number(per_unit), number(cell)
             what = *streams, *place, *numbers, np.uint64(x), np.uint64(nonfinite)
-        return self.launch("noise", kernel, (_tile_blocks(first, n),), _TILE_THREADS, cuda, *what)
+        return self.launch("noise", kernel, (tile_blocks(first, n),), TILE_THREADS, cuda, *what)
 
     # symbols
 
@@ -132,38 +127,6 @@ class Launchers(Launcher):
         places = np.uint64(x), np.int64(n), np.uint64(out)
         return self.launch("symbols", kernel, grid, _CIPHER_THREADS, cuda, *what, *places)
 
-    # coefficients
-
-    def coef_perturb(
-        self, plan: bytes, targets: int, linear: int, quadratic: int, cuda: int
-    ) -> int:
-        """``coef_perturb``."""
-        packed, from_stream, types = _coef(plan)
-        n = int(packed["rows"][0]) * int(packed["columns"][0])
-        if n == 0:
-            return 0
-        if from_stream:
-            grid: tuple[int, ...] = (_tile_blocks(int(packed["linear"][0]), n), 2)
-            kernel, threads = "perturb_tile_kernel", _TILE_THREADS
-        else:
-            grid = (blocks_of(n, _COEF_PIECE),)
-            kernel, threads = "perturb_flat_kernel", _FLAT_THREADS
-        what = packed, *(np.uint64(place) for place in (targets, linear, quadratic))
-        return self.launch("coef", kernel + types, grid, threads, cuda, *what)
-
-    def coef_quadratic(
-        self, plan: bytes, z: int, targets: int, shift: int, loss: int, dz: int, cuda: int
-    ) -> int:
-        """``coef_quadratic``."""
-        packed, from_stream, types = _coef(plan)
-        rows, columns = int(packed["rows"][0]), int(packed["columns"][0])
-        if rows * columns == 0:
-            return 0
-        kernel = "quadratic_tile_kernel" if from_stream else "quadratic_flat_kernel"
-        grid = (blocks_of(rows, max(1, _COEF_WINDOW // columns)),)
-        what = packed, *(np.uint64(place) for place in (z, targets, shift, loss, dz))
-        return self.launch("coef", kernel + types, grid, _TILE_THREADS, cuda, *what)
-
     # update
 
     def update_step(self, plan: bytes, tasks: int, nonfinite: int, cuda: int) -> int:
@@ -178,7 +141,7 @@ class Launchers(Launcher):
         total = (*INTEGERS, value)[fields["sum_type"]]
         if fields["noise"] == FROM_STREAM:
             kernel = f"update_tile_kernel<{value}, {total}, {LAWS[fields['law']]}>"
-            grid, threads = (blocks_of(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
+            grid, threads = (blocks_of(fields["pieces"], TILES_PER_BLOCK),), TILE_THREADS
         else:
             types = f"{total}, true" if fields["noise"] else f"{value}, false"
             kernel = f"update_flat_kernel<{value}, {types}>"
@@ -388,14 +351,6 @@ class Launchers(Launcher):
         if error or splits == 1:
             return error
         return self._combine("explicit", value, rows, splits, workspace, cuda)
-
-
-def _coef(plan: bytes) -> tuple[_tables.Table, bool, str]:
-    """The plan, whether its noise comes from the stream, and the kernel's types."""
-    packed = by_value(plan, _tables.COEF_PLAN)
-    value, noise = FLOATS[int(packed["wide"][0])], int(packed["noise"][0])
-    from_stream = noise == FROM_STREAM
-    return packed, from_stream, f"<{value}>" if from_stream else f"<{value}, {BOOLS[noise > 0]}>"
 
 
 def _factors(of: int, row_stride: int, task_stride: int) -> _tables.Table:
