@@ -255,7 +255,7 @@ def randomize(rng: random.Random) -> Call:
     return Call(symbols.randomize, (x,), given)
 
 
-def _release(rng: random.Random, records: int, count: int) -> coef.Noise | None:
+def _release(rng: random.Random, records: int, count: int, quadratic: int) -> coef.Noise | None:
     """Laplace noise of one scale or of each record's, draws of three kinds; or none."""
     if rng.random() < 0.2:
         return None
@@ -263,7 +263,8 @@ def _release(rng: random.Random, records: int, count: int) -> coef.Noise | None:
     first = rng.choice((0, rng.randrange(1200)))
     draws = None
     if rng.random() < 0.5:
-        made = {"position": first, "count": coef.quadratic_position(first, count) + count - first}
+        end = coef.quadratic_position(first, count) + quadratic
+        made = {"position": first, "count": end - first}
         values = noise.lattice_draws(stream, distribution="laplace", **made)
         bits = noise.rounding_bits(rounding, **made) if rng.random() < 0.5 else None
         draws = update.Draws(first, values, bits)
@@ -280,17 +281,28 @@ def _targets(rng: random.Random) -> torch.Tensor:
 
 def perturb(rng: random.Random) -> Call:
     x = _targets(rng)
-    given = {"form": rng.choice(coef.FORMS), "noise": _release(rng, len(x), x.numel())}
+    given = {"form": rng.choice(coef.FORMS), "noise": _release(rng, len(x), x.numel(), x.numel())}
     return Call(coef.perturb, (x,), given)
 
 
 def quadratic(rng: random.Random) -> Call:
     x = _targets(rng)
     given: dict[str, Any] = {"form": rng.choice(coef.FORMS)}
-    given["noise"] = _release(rng, len(x), x.numel())
+    given["noise"] = _release(rng, len(x), x.numel(), x.numel())
     if rng.random() < 0.5:
         given["shift"] = torch.randn(len(x), dtype=x.dtype)
     return Call(coef.quadratic, (torch.randn_like(x), x), given)
+
+
+def expanded(rng: random.Random) -> Call:
+    records, width = rng.choice((0, 3, 16, 19)), rng.choice((0, 1, 5, 17))
+    classes, dtype = rng.choice((0, 1, 3)), rng.choice(FLOATS)
+    hidden = torch.rand(records, width, dtype=dtype)
+    y, w = torch.rand(records, classes, dtype=dtype), torch.randn(classes, width, dtype=dtype)
+    linear = y.numel() * width
+    return Call(
+        coef.expanded, (hidden, y, w), {"noise": _release(rng, records, linear, linear * width)}
+    )
 
 
 CASES = {
@@ -300,11 +312,11 @@ CASES = {
         *(step, advance, project),
         *(sample_norm, clip_sum),
         *(explicit_norm, contract, clip_factors, randomize),
-        *(perturb, quadratic),
+        *(perturb, quadratic, expanded),
     )
 }
 WITH_STREAM = ("keystream", "lattice_draws", "rounding_bits", "add_noise", "randomize")
-WITH_NOISE = ("step", "perturb", "quadratic")
+WITH_NOISE = ("step", "perturb", "quadratic", "expanded")
 
 
 def build(name: str, seed: int) -> Call:

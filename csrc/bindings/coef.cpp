@@ -72,6 +72,19 @@ void quadratic_loss(bool wide, int form, const py::object& noise, Size rows, Siz
   });
 }
 
+void expanded_loss(bool wide, const py::object& noise, Size records, Size classes, Size width,
+                   Address hidden, Address targets, Address weights, Address loss, Address dweights,
+                   Address dhidden, int threads) {
+  const Release release = release_of(noise);
+  py::gil_scoped_release unlocked;
+  by_type(wide, [&](auto zero) {
+    using T = decltype(zero);
+    cpu::expanded_loss(release.noise, records, classes, width, pointer<const T>(hidden),
+                       pointer<const T>(targets), pointer<const T>(weights), pointer<double>(loss),
+                       pointer<T>(dweights), pointer<T>(dhidden), threads);
+  });
+}
+
 py::tuple counted_perturb(bool wide, int form, const py::object& noise, Size rows, Size columns,
                           Address targets, Address linear, Address quadratic) {
   const Release release = release_of(noise);
@@ -98,16 +111,33 @@ py::tuple counted_quadratic_loss(bool wide, int form, const py::object& noise, S
   });
 }
 
+py::tuple counted_expanded_loss(bool wide, const py::object& noise, Size records, Size classes,
+                                Size width, Address hidden, Address targets, Address weights,
+                                Address loss, Address dweights, Address dhidden) {
+  const Release release = release_of(noise);
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using T = decltype(zero);
+      counted::expanded_loss(release.noise, release.ahead, records, classes, width,
+                             pointer<const T>(hidden), pointer<const T>(targets),
+                             pointer<const T>(weights), pointer<double>(loss), pointer<T>(dweights),
+                             pointer<T>(dhidden));
+    });
+  });
+}
+
 }  // namespace
 
 void add_coef(py::module_& m) {
   m.def("coef_perturb", &perturb);
   m.def("coef_quadratic", &quadratic_loss);
+  m.def("coef_expanded", &expanded_loss);
 }
 
 void add_counted_coef(py::module_& m) {
   m.def("coef_perturb", &counted_perturb);
   m.def("coef_quadratic", &counted_quadratic_loss);
+  m.def("coef_expanded", &counted_expanded_loss);
 }
 
 }  // namespace dpkern::bindings

@@ -34,6 +34,22 @@ DPK_HD T quadratic_term(T a1, T a2, T w) {
   return w * (a1 + a2 * w);
 }
 
+// With the hidden layer in them: h_e h_g / 8, from h_e and h_g / 8.
+template <class T>
+DPK_HD T eighth_of(T h) {
+  return h * T{0.125};
+}
+
+// d/ds of (1/2 - y) s + s^2 / 8, a derivative by a score s = h . W.
+template <class T>
+DPK_HD T score_slope(T factor, T score) {
+  return factor + T{0.25} * score;
+}
+
+// Records whose slopes by the weights are summed one after the other, from 0 on; then the sums of
+// the runs are, so that the bits depend on nothing else.
+constexpr int kRecordRun = 16;
+
 // A loss is summed in lanes: term i of a record joins lane i mod 16, from 0 on; then they meet by
 // halves, so that its bits depend on nothing else.
 constexpr int kLossLanes = 16;

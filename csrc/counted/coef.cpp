@@ -1,29 +1,9 @@
 #include "counted/coef.h"
 
-#include "counted/tensor_noise.h"
+#include "counted/coef_noise.h"
 
 namespace dpkern::counted {
 namespace {
-
-template <class T>
-using Coefficients = std::vector<Counted<T>>;
-
-// 1 / u and the cell of every row; one for all where there is one scale.
-template <class T>
-std::vector<Grid<T>> grids_of(const cpu::CoefNoise& noise, std::int64_t rows) {
-  if (noise.scales == nullptr) return {Grid<T>(noise.scale)};
-  std::vector<Grid<T>> grids;
-  const auto make = [&](const auto* scales) {
-    const Operand each(scales, rows);
-    for (std::int64_t row = 0; row < rows; ++row) grids.emplace_back(wide(each[row]));
-  };
-  if (noise.wide_scales) {
-    make(static_cast<const double*>(noise.scales));
-  } else {
-    make(static_cast<const float*>(noise.scales));
-  }
-  return grids;
-}
 
 // Both coefficients of every target.
 template <class T>
@@ -37,23 +17,7 @@ struct Made {
       linear.push_back(linear_coefficient(targets[i]));
       quadratic.push_back(quadratic_coefficient(targets[i], form));
     }
-    if (!noise.on || linear.empty()) return;
-    const std::vector<Grid<T>> grids = grids_of<T>(noise, rows);
-    cpu::UpdateNoise streams{};
-    streams.law = Distribution::kLaplace;
-    streams.stream = noise.stream;
-    streams.rounding = noise.rounding;
-    TensorNoise drawn(streams, ahead, true);
-    const auto add = [&](Coefficients<T>& values, std::uint64_t first) {
-      drawn.make(first, rows * columns);
-      for (std::size_t i = 0; i < values.size(); ++i) {
-        const std::size_t row = grids.size() == 1 ? 0 : i / static_cast<std::size_t>(columns);
-        values[i] = noised_coefficient(values[i], grids[row].per_unit, grids[row].cell,
-                                       drawn.bits[i], drawn.draws[i]);
-      }
-    };
-    add(linear, noise.linear);
-    add(quadratic, noise.quadratic);
+    add_noise(noise, ahead, rows, linear, quadratic);
   }
 };
 

@@ -39,4 +39,12 @@ template <class T>
 void quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
                     const T* z, const T* targets, const T* shift, double* loss, T* dz, int threads);
 
+// The loss of M classes whose coefficients hold the hidden layer: (1/2 - y_l) h and h h^T / 8 of
+// each record and class l. hidden [records, width], targets [records, classes], weights and
+// dweights [classes, width], dhidden as hidden.
+template <class T>
+void expanded_loss(const CoefNoise& noise, std::int64_t records, std::int64_t classes,
+                   std::int64_t width, const T* hidden, const T* targets, const T* weights,
+                   double* loss, T* dweights, T* dhidden, int threads);
+
 }  // namespace dpkern::cpu

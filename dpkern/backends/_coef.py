@@ -57,8 +57,28 @@ def _quadratic(
     return made
 
 
+def _expanded(
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    noise: coef.Noise | None = None,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    made = out or coef.empty_results(hidden, weights)
+    _cpu._C.coef_expanded(
+        *coef.packed_features(hidden, weights, noise),
+        *(tensor.data_ptr() for tensor in (hidden, targets, weights, *made)),
+        _cpu._threads(),
+    )
+    increment_version(made)
+    return made
+
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("coef.perturb", _perturb, _refuse),
     ("coef.quadratic", _quadratic, _refuse),
+    ("coef.expanded", _expanded, _refuse),
 )
 """``(op, run, refuse)``."""

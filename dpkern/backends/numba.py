@@ -6,7 +6,16 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = ("clip", "coef", "explicit", "ghost_affine", "ghost_embedding", "noise", "update")
+_MODULES = (
+    "clip",
+    "coef",
+    "coef_features",
+    "explicit",
+    "ghost_affine",
+    "ghost_embedding",
+    "noise",
+    "update",
+)
 
 
 def load() -> tuple[bool, str]:

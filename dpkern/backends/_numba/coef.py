@@ -98,6 +98,16 @@ def _perturb(
         at += count
 
 
+@inner
+def sum_of_lanes(lanes: Array) -> Any:
+    half = _LANES // 2
+    while half > 0:
+        for i in range(half):
+            lanes[i] = lanes[i] + lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
 @kernel
 def _quadratic(
     z: Array,
@@ -127,15 +137,10 @@ def _quadratic(
                 wide = np.float64(w)
                 term = wide * (np.float64(a1[i]) + np.float64(a2[i]) * wide)
                 lanes[i % _LANES] += term
-        half = _LANES // 2
-        while half > 0:
-            for i in range(half):
-                lanes[i] = lanes[i] + lanes[i + half]
-            half //= 2
-        loss[row] = lanes[0]
+        loss[row] = sum_of_lanes(lanes)
 
 
-def _release(noise: coef.Noise | None, targets: torch.Tensor) -> tuple[Any, ...]:
+def release_of(noise: coef.Noise | None, linear: int, targets: torch.Tensor) -> tuple[Any, ...]:
     """On, streams, law, positions, and what each record (or all) are scaled by."""
     number = targets.detach().flatten()[:0].numpy().dtype
     if noise is None:
@@ -144,20 +149,20 @@ def _release(noise: coef.Noise | None, targets: torch.Tensor) -> tuple[Any, ...]
         return False, streams, law_of("laplace"), places, nothing, nothing
     assert noise.rounding is not None
     first = noise.position
-    places = np.array([first, coef.quadratic_position(first, targets.numel())], np.int64)
+    places = np.array([first, coef.quadratic_position(first, linear)], np.int64)
     each = torch.as_tensor(noise.scale, dtype=torch.float64).reshape(-1)
     scaled = (f(each, targets.dtype).numpy() for f in (_lattice.per_unit, _lattice.cell))
     streams = words_of(noise.stream), words_of(noise.rounding)
     return True, streams, law_of("laplace"), places, *scaled
 
 
-def _refuse(first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
+def refuse(first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
     if noise is not None and noise.draws is not None:
         return "makes its draws in registers, got draws made ahead"
     return cpu._on_cpu(first)
 
 
-def _flat(*tensors: torch.Tensor) -> tuple[Array, ...]:
+def flat(*tensors: torch.Tensor) -> tuple[Array, ...]:
     return tuple(tensor.detach().view(-1).numpy() for tensor in tensors)
 
 
@@ -170,8 +175,8 @@ def _run_perturb(
     backend: str | None = None,
 ) -> coef.Coefficients:
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
-    (x,), places, columns = _flat(targets), _flat(*made), targets.shape[1]
-    printed, release = form == "printed", _release(noise, targets)
+    (x,), places, columns = flat(targets), flat(*made), targets.shape[1]
+    printed, release = form == "printed", release_of(noise, targets.numel(), targets)
     in_parts(
         len(x),
         team_of(len(x), _GRAIN),
@@ -193,9 +198,9 @@ def _run_quadratic(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     moved = z.new_empty(0) if shift is None else shift
-    logits, x, c = _flat(z, targets, moved)
-    printed, release = form == "printed", _release(noise, targets)
-    places, columns = _flat(*made), z.shape[1]
+    logits, x, c = flat(z, targets, moved)
+    printed, release = form == "printed", release_of(noise, targets.numel(), targets)
+    places, columns = flat(*made), z.shape[1]
     in_parts(
         len(z),
         team_of(len(x), _GRAIN),
@@ -206,7 +211,7 @@ def _run_quadratic(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("coef.perturb", _run_perturb, _refuse),
-    ("coef.quadratic", _run_quadratic, _refuse),
+    ("coef.perturb", _run_perturb, refuse),
+    ("coef.quadratic", _run_quadratic, refuse),
 )
 """``(op, run, refuse)``."""

@@ -35,15 +35,23 @@ def _made(targets: torch.Tensor, form: str, noise: coef.Noise | None) -> Itemise
     n = targets.numel()
     read = Item(name="targets", counts=Counts(LOAD=n))
     items = Itemised((read, Item(name="coefficients", counts=n * _COEFFICIENTS[form])))
-    if noise is None or not n:
-        return items
-    behind = coef.quadratic_position(noise.position, n)
-    drawn = _drawn(noise, noise.position, n) + _drawn(noise, behind, n)
-    released = noise_forms.released_finite(2 * n) + Counts(MUL=2 * n)
+    return items + _noised(noise, len(targets), n, n, targets.dtype)
+
+
+def _noised(
+    noise: coef.Noise | None, records: int, linear: int, quadratic: int, dtype: torch.dtype
+) -> Itemised:
+    """The noise of so many coefficients of so many records."""
+    if noise is None or not linear:
+        return Itemised()
+    behind = coef.quadratic_position(noise.position, linear)
+    drawn = _drawn(noise, noise.position, linear) + _drawn(noise, behind, quadratic)
+    count = linear + quadratic
+    released = noise_forms.released_finite(count) + Counts(MUL=count)
     release = Item(name="release", counts=released, note="and times the cell")
-    items += drawn + Itemised((release,))
+    items = drawn + Itemised((release,))
     if isinstance(noise.scale, torch.Tensor):
-        each = len(targets) * noise_forms.scale_counts(targets.dtype, noise.scale.dtype)
+        each = records * noise_forms.scale_counts(dtype, noise.scale.dtype)
         items += Itemised((Item(name="scale of each record", counts=each),))
     return items
 
@@ -81,4 +89,51 @@ def quadratic(
     )
 
 
-FORMS: dict[str, Form] = {"coef.perturb": perturb, "coef.quadratic": quadratic}
+_LANES_MEET = Counts(ADD=LANES - 1)
+_PRODUCT = Counts(ADD=1, MUL=1)
+"""A product and its sum in float64."""
+
+
+def expanded(
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    noise: coef.Noise | None = None,
+    **_: Any,
+) -> Itemised:
+    """``coef.expanded``."""
+    (records, width), classes = hidden.shape, len(weights)
+    pairs, dtype = records * classes, hidden.dtype
+    linear, quadratic = pairs * width, pairs * width**2
+    features, numbers = records * width, classes * width
+    made = Counts(SUB=pairs, MUL=features + linear + quadratic)
+    runs = -(-records // coef.RUN)
+    # Loss, score and derivative by the hidden layer are products; a1 + row, its sum with the column
+    # and that one's in its run.
+    each = 3 * _PRODUCT + Counts(ADD=3)
+    items = [
+        Item(name="read", counts=Counts(LOAD=features + pairs + numbers)),
+        Item(name="written", counts=Counts(STORE=records + features + numbers)),
+        Item(name="coefficients", counts=made),
+        Item(name="rows and columns", counts=2 * quadratic * _PRODUCT + linear * _LANES_MEET),
+        Item(name="loss and slopes", counts=linear * each),
+        Item(
+            name="of each record and class",
+            counts=pairs * (2 * _LANES_MEET + _PRODUCT + Counts(ADD=1)),
+            note="two sums of lanes, the slope by the score, the loss",
+        ),
+        Item(name="runs of records", counts=Counts(ADD=runs * numbers)),
+    ]
+    if dtype is torch.float32:
+        wide = numbers + features + pairs + linear + quadratic
+        narrow = numbers + features
+        items.append(Item(name="to float64 and back", counts=Counts(CVT=wide + narrow)))
+    return Itemised(tuple(items)) + _noised(noise, records, linear, quadratic, dtype)
+
+
+FORMS: dict[str, Form] = {
+    "coef.perturb": perturb,
+    "coef.quadratic": quadratic,
+    "coef.expanded": expanded,
+}

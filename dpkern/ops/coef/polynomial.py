@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _validate as check
-from .._dispatch import Cost, op
-from ..errors import InvalidInput
-from ._coef_noise import Noise, check_noise, noise_cost, quadratic_position
-from ._draws import Draws
-from .noise import FLOATS, add_noise
+from ... import _validate as check
+from ..._dispatch import Cost, op
+from ...errors import InvalidInput
+from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from ..noise import FLOATS, add_noise
 
 FORMS = ("printed", "taylor")
 LANES = 16
@@ -59,7 +58,7 @@ def _validate_perturb(
     check.choice(FORMS, form=form)
     if out is not None:
         like = targets.shape, targets.dtype
-        _check_out(out, (like, like), (targets,))
+        check_out(out, (like, like), (targets,))
     if noise is not None:
         n = targets.numel()
         check_noise(noise, len(targets), n, n, targets)
@@ -67,10 +66,10 @@ def _validate_perturb(
     return targets.device.type
 
 
-def _check_out(
+def check_out(
     out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[torch.Tensor]
 ) -> None:
-    """Two tensors of these shapes and dtypes that share no memory with anything else here."""
+    """Tensors of these shapes and dtypes that share no memory with anything else here."""
     if not isinstance(out, tuple) or len(out) != len(like):
         raise InvalidInput(
             "out",
@@ -124,7 +123,8 @@ def _flops(form: str) -> int:
     return 3 if form == "printed" else 1
 
 
-def _add(values: torch.Tensor, noise: Noise, position: int) -> None:
+def add(values: torch.Tensor, noise: Noise, position: int) -> None:
+    """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
     if isinstance(scale, torch.Tensor):
         scale = scale.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
@@ -194,14 +194,13 @@ def perturb(
     made = _linear_quadratic(targets.detach(), form)
     if noise is not None:
         behind = quadratic_position(noise.position, targets.numel())
-        _add(made.linear, noise, noise.position)
-        _add(made.quadratic, noise, behind)
-    return made if out is None else Coefficients(*_copied(made, out))
+        add(made.linear, noise, noise.position)
+        add(made.quadratic, noise, behind)
+    return made if out is None else Coefficients(*copied(made, out))
 
 
-def _copied(
-    made: tuple[torch.Tensor, torch.Tensor], out: tuple[torch.Tensor, torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor]:
+def copied(made: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, ...]) -> Any:
+    """What was made, in ``out``."""
     for values, place in zip(made, out, strict=True):
         place.detach().copy_(values)
     return out
@@ -224,7 +223,7 @@ def _validate_quadratic(
         check.tensor(shift=shift, shape=(len(z),), **kind)
     if out is not None:
         given = (z, targets) if shift is None else (z, targets, shift)
-        _check_out(out, (((len(z),), torch.float64), (z.shape, z.dtype)), given)
+        check_out(out, (((len(z),), torch.float64), (z.shape, z.dtype)), given)
     return _validate_perturb(targets, form=form, noise=noise)
 
 
@@ -304,27 +303,16 @@ def quadratic(
     dz = (a2 + a2) * w + a1
     wide = w.double()
     made = lane_sum(wide * (a1.double() + a2.double() * wide)), dz
-    return made if out is None else _copied(made, out)
+    return made if out is None else copied(made, out)
 
 
 def lane_sum(terms: torch.Tensor) -> torch.Tensor:
-    """The sum of each row ``[B, n]`` in ``LANES`` partial sums from 0, which meet by halves."""
-    sums = torch.zeros(len(terms), LANES, dtype=terms.dtype, device=terms.device)
-    for start in range(0, terms.shape[1], LANES):
-        part = terms[:, start : start + LANES]
-        sums[:, : part.shape[1]] += part
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    return sums[:, 0]
-
-
-__all__ = [
-    "FORMS",
-    "Coefficients",
-    "Draws",
-    "Noise",
-    "perturb",
-    "quadratic",
-    "quadratic_position",
-]
+    """The sum of each row ``[..., n]`` in ``LANES`` partial sums from 0, which meet by halves."""
+    sums = terms.new_zeros(*terms.shape[:-1], LANES)
+    for start in range(0, terms.shape[-1], LANES):
+        part = terms[..., start : start + LANES]
+        sums[..., : part.shape[-1]] += part
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    return sums[..., 0]

@@ -1,0 +1,23 @@
+"""Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers."""
+
+from .._coef_noise import Noise, quadratic_position
+from .._draws import Draws
+from .features import RUN, empty_results, expanded, packed_features
+from .polynomial import FORMS, LANES, Coefficients, check_targets, packed, perturb, quadratic
+
+__all__ = [
+    "FORMS",
+    "LANES",
+    "RUN",
+    "Coefficients",
+    "Draws",
+    "Noise",
+    "check_targets",
+    "empty_results",
+    "expanded",
+    "packed",
+    "packed_features",
+    "perturb",
+    "quadratic",
+    "quadratic_position",
+]
