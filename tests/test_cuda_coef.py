@@ -81,7 +81,7 @@ def test_packs_only_where_every_array_begins_at_sixteen_bytes() -> None:
     def aligned(source: str, *, skip: int = 0) -> bool:
         x = torch.zeros(4100)[skip:][:4096].view(64, 64)
         what = given((64, 64), torch.float32, source, False)
-        packed, _ = _launch_coef.plan(x, what["form"], what["noise"], (x,))
+        packed, _ = _launch_coef.plan(64, 64, x.dtype, what["form"], what["noise"], (x,))
         return bool(_tables.np.frombuffer(packed, _tables.COEF_PLAN)["aligned16"][0])
 
     assert aligned("none")

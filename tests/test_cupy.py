@@ -222,6 +222,10 @@ def perturb_everything() -> None:
         for given in (None, drawn, ahead, scaled):
             coef.perturb(x, form="taylor", noise=given, backend="cupy")
             coef.quadratic(x, x, form="taylor", noise=given, shift=shift, backend="cupy")
+    for dtype, width in product(FLOATS, (0, 30)):
+        h, y = torch.ones(5, width, dtype=dtype), torch.ones(5, 3, dtype=dtype)
+        for given in (None, drawn, ahead, replace(drawn, scale=torch.ones(5))):
+            coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
 
 
 def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:

@@ -91,6 +91,15 @@ cuda::Error coef_quadratic(const std::string& plan, Address z, Address targets, 
                               pointer<double>(loss), pointer<void>(dz), on(cuda));
 }
 
+cuda::Error coef_expanded(const std::string& plan, Size classes, Size width, Address hidden,
+                          Address targets, Address weights, Address loss, Address dweights,
+                          Address dhidden, Address workspace, Address cuda) {
+  return cuda::coef_expanded(struct_of<CoefPlan>(plan), classes, width, pointer<const void>(hidden),
+                             pointer<const void>(targets), pointer<const void>(weights),
+                             pointer<double>(loss), pointer<void>(dweights),
+                             pointer<void>(dhidden), pointer<void>(workspace), on(cuda));
+}
+
 Size clip_workspace(const std::string& plan, int type, Address tasks, Size count, Size chunks,
                     Size columns) {
   return cuda::clip_workspace(struct_of<ClipPlan>(plan), static_cast<GradType>(type),
@@ -267,6 +276,8 @@ void add_cuda(py::module_& m) {
   m.def("randomize_symbols", &randomize_symbols, Free());
   m.def("coef_perturb", &coef_perturb, Free());
   m.def("coef_quadratic", &coef_quadratic, Free());
+  m.def("coef_expanded_workspace", &cuda::coef_expanded_workspace);
+  m.def("coef_expanded", &coef_expanded, Free());
   m.def("clip_workspace", &clip_workspace);
   m.def("clip_sum", &clip_sum, Free());
   m.def("explicit_norm_workspace", &explicit_norm_workspace);

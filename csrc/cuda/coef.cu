@@ -3,8 +3,7 @@
 
 #include "core/coef.h"
 #include "core/coef_plan.h"
-#include "cuda/device.cuh"
-#include "cuda/draws.cuh"
+#include "cuda/coef.cuh"
 
 namespace dpkern::cuda {
 
@@ -38,23 +37,6 @@ class RowsFrom {
  private:
   static constexpr int kReach = kFlatPiece;
   std::int64_t row_, column_, columns_;
-};
-
-// 1 / u and the cell of a row.
-template <class T>
-struct Steps {
-  T per_unit;
-  T cell;
-
-  __device__ __forceinline__ Steps(const CoefPlan& plan, std::int64_t row)
-      : per_unit(static_cast<T>(plan.per_unit)), cell(static_cast<T>(plan.cell)) {
-    if (plan.per_units == nullptr) return;
-    per_unit = static_cast<const T*>(plan.per_units)[row];
-    cell = static_cast<const T*>(plan.cells)[row];
-  }
-  __device__ __forceinline__ T noised(T value, std::uint32_t bits, std::int32_t x) const {
-    return noised_coefficient(value, per_unit, cell, bits, x);
-  }
 };
 
 // Row 0 of the grid makes the linear coefficients, row 1 the quadratic ones.
@@ -265,14 +247,6 @@ template <class Window>
 __device__ __forceinline__ double lane_sum(const Window& window, int begin, int end, double sum) {
   const int lane = static_cast<int>(threadIdx.x) % kLossLanes;
   for (int e = begin + lane; e < end; e += kLossLanes) sum += window.term(e);
-  return sum;
-}
-
-// In lane 0: the sixteen lanes, which meet by halves as in `sum_of_lanes`. All threads of the warp.
-__device__ __forceinline__ double meet(double sum) {
-  for (int half = kLossLanes / 2; half > 0; half /= 2) {
-    sum = sum + __shfl_down_sync(0xffffffffu, sum, half);
-  }
   return sum;
 }
 

@@ -52,6 +52,14 @@ Error coef_perturb(const CoefPlan& plan, const void* targets, void* linear, void
 Error coef_quadratic(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
                      double* loss, void* dz, CudaStream cuda);
 
+// coef_features.cu: plan.rows records, at most 3584 features. Nothing is written where one of the
+// sizes is 0.
+std::int64_t coef_expanded_workspace(std::int64_t records, std::int64_t classes,
+                                     std::int64_t width);  // bytes
+Error coef_expanded(const CoefPlan& plan, std::int64_t classes, std::int64_t width,
+                    const void* hidden, const void* targets, const void* weights, double* loss,
+                    void* dweights, void* dhidden, void* workspace, CudaStream cuda);
+
 // A list of tensors: `tasks[0 .. count)`, `chunks` and `columns` the totals over all of them.
 struct RowTable {
   const RowTask* tasks;

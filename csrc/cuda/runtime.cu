@@ -19,8 +19,8 @@ const char* error_text(Error error) { return cudaGetErrorString(static_cast<cuda
 
 Error preload() {
   for (const auto load :
-       {&preload_noise, &preload_update, &preload_clip, &preload_coef, &preload_explicit,
-        &preload_symbols}) {
+       {&preload_noise, &preload_update, &preload_clip, &preload_coef, &preload_coef_features,
+        &preload_explicit, &preload_symbols}) {
     if (const Error error = load(); error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -12,6 +12,10 @@ from ._launch_update import FROM_STREAM
 _FLAT_THREADS = 256
 _PIECE, _WINDOW = 2048, 1536
 
+_SIZES = _tables.struct(classes="i8", width="i8")
+_ARRAYS = _tables.struct(hidden="u8", targets="u8", weights="u8", loss="u8", dhidden="u8")
+_SUMS = _tables.struct(linear="u8", columns="u8", terms="u8", slopes="u8")
+
 
 class Coefficients(Launcher):
     """By their names in ``launch.h``."""
@@ -45,6 +49,48 @@ class Coefficients(Launcher):
         grid = (blocks_of(rows, max(1, _WINDOW // columns)),)
         what = packed, *(np.uint64(place) for place in (z, targets, shift, loss, dz))
         return self.launch("coef", kernel + types, grid, TILE_THREADS, cuda, *what)
+
+    def coef_expanded_workspace(self, records: int, classes: int, width: int) -> int:
+        """``coef_expanded_workspace``."""
+        return 16 * records * classes * (width + 1)
+
+    def coef_expanded(
+        self,
+        plan: bytes,
+        classes: int,
+        width: int,
+        hidden: int,
+        targets: int,
+        weights: int,
+        loss: int,
+        dweights: int,
+        dhidden: int,
+        workspace: int,
+        cuda: int,
+    ) -> int:
+        """``coef_expanded``."""
+        packed, from_stream, types = _coef(plan)
+        records, numbers = int(packed["rows"][0]), classes * width
+        if records * numbers == 0:
+            return 0
+        columns = workspace + 8 * records * numbers
+        terms = columns + 8 * records * numbers
+        slopes = terms + 8 * records * classes
+        given = (
+            (_SIZES, classes, width),
+            (_ARRAYS, hidden, targets, weights, loss, dhidden),
+            (_SUMS, workspace, columns, terms, slopes),
+        )
+        what = packed, *(np.array([tuple(values)], layout) for layout, *values in given)
+        kernel = "features_tile_kernel" if from_stream else "features_flat_kernel"
+        grid = (blocks_of(records),)
+        error = self.launch("coef_features", kernel + types, grid, TILE_THREADS, cuda, *what)
+        if error:
+            return error
+        kernel = f"features_sum_kernel<{FLOATS[int(packed['wide'][0])]}>"
+        sizes = np.int64(records), np.int64(numbers), np.uint64(columns), np.uint64(dweights)
+        grid = (blocks_of(numbers, _FLAT_THREADS),)
+        return self.launch("coef_features", kernel, grid, _FLAT_THREADS, cuda, *sizes)
 
 
 def _coef(plan: bytes) -> tuple[_tables.Table, bool, str]:

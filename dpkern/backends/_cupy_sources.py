@@ -42,6 +42,11 @@ KERNELS: dict[str, list[str]] = {
         *_all("quadratic_tile_kernel", FLOATS),
         *_all("quadratic_flat_kernel", FLOATS, BOOLS),
     ],
+    "coef_features": [
+        *_all("features_tile_kernel", FLOATS),
+        *_all("features_flat_kernel", FLOATS, BOOLS),
+        *_all("features_sum_kernel", FLOATS),
+    ],
     "update": [
         "advance_kernel",
         *(f"update_flat_kernel<{t}, {t}, false>" for t in FLOATS),

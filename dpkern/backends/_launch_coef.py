@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,31 +15,40 @@ from ._launch_update import FROM_STREAM, MADE_AHEAD
 Tensors = tuple[torch.Tensor, ...]
 
 
+WIDEST = 3584
+"""Features that a block holds a row of coefficients of."""
+
+
 def plan(
-    targets: torch.Tensor, form: str, noise: coef.Noise | None, moved: Tensors
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    form: str,
+    noise: coef.Noise | None,
+    moved: Sequence[torch.Tensor] = (),
 ) -> tuple[bytes, Tensors]:
-    """``CoefPlan`` for a call that moves ``targets`` and these tensors, and what it points to."""
-    rows, columns = targets.shape
+    """``CoefPlan`` for this many linear coefficients and a call that moves these tensors in packs,
+    and what it points to."""
     made = _tables.one(
         _tables.COEF_PLAN,
         rows=rows,
         columns=columns,
         form=coef.FORMS.index(form),
-        wide=targets.dtype is torch.float64,
+        wide=dtype is torch.float64,
     )
     kept: Tensors = ()
     addresses = [tensor.data_ptr() for tensor in moved]
     if noise is not None:
-        behind = coef.quadratic_position(noise.position, targets.numel())
+        behind = coef.quadratic_position(noise.position, rows * columns)
         made["linear"], made["quadratic"], made["noise"] = noise.position, behind, FROM_STREAM
         made["stream"] = _tables.stream(noise.stream)
         made["rounding"] = _tables.stream(noise.rounding or noise.stream)
         if isinstance(noise.scale, torch.Tensor):
-            kept = tuple(f(noise.scale, targets.dtype) for f in (_lattice.per_unit, _lattice.cell))
+            kept = tuple(f(noise.scale, dtype) for f in (_lattice.per_unit, _lattice.cell))
             made["per_units"], made["cells"] = (tensor.data_ptr() for tensor in kept)
         else:
-            made["per_unit"] = _numbers.per_unit(noise.scale, targets.dtype)
-            made["cell"] = _numbers.cell(noise.scale, targets.dtype)
+            made["per_unit"] = _numbers.per_unit(noise.scale, dtype)
+            made["cell"] = _numbers.cell(noise.scale, dtype)
         if noise.draws is not None:
             values, bits = noise.draws.values, noise.draws.rounding
             assert bits is not None
@@ -71,7 +80,7 @@ def kernels(
         with _device.guard(targets.device) as cuda:
             made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
             moved = targets, *made
-            packed, _kept = plan(targets, form, noise, moved)
+            packed, _kept = plan(*targets.shape, targets.dtype, form, noise, moved)
             check(launchers.coef_perturb(packed, *(tensor.data_ptr() for tensor in moved), cuda))
         increment_version(made)
         return made
@@ -88,7 +97,7 @@ def kernels(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with _device.guard(z.device) as cuda:
             made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
-            packed, _kept = plan(targets, form, noise, ())
+            packed, _kept = plan(*targets.shape, targets.dtype, form, noise)
             places = (
                 z.data_ptr(),
                 targets.data_ptr(),
@@ -101,9 +110,41 @@ def kernels(
         increment_version(made)
         return made
 
-    def refuse(first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any) -> Any:
+    def expanded(
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        weights: torch.Tensor,
+        *,
+        noise: coef.Noise | None = None,
+        out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+        backend: str | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        sizes = len(hidden), *weights.shape
+        with _device.guard(hidden.device) as cuda:
+            made = out or coef.empty_results(hidden, weights)
+            packed, _kept = plan(sizes[0], weights.numel(), hidden.dtype, coef.FORMS[0], noise)
+            room = _device.workspace(launchers.coef_expanded_workspace(*sizes), hidden.device)
+            places = (tensor.data_ptr() for tensor in (hidden, targets, weights, *made, room))
+            if 0 in sizes:
+                for tensor in made:
+                    tensor.detach().zero_()
+            check(launchers.coef_expanded(packed, *sizes[1:], *places, cuda))
+        increment_version(made)
+        return made
+
+    def refuse_wide(hidden: torch.Tensor, *given: Any, **named: Any) -> str | None:
+        if hidden.shape[1] > WIDEST:
+            return f"holds rows of at most {WIDEST} features, got {hidden.shape[1]}"
+        return refuse(hidden, *given, **named)
+
+    def refuse(first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
+    ) -> str | None:
         if noise is not None and noise.draws is not None and noise.draws.rounding is None:
             return "takes draws made ahead with their rounding bits only"
         return refusal(first)
 
-    return ("coef.perturb", perturb, refuse), ("coef.quadratic", quadratic, refuse)
+    return (
+        ("coef.perturb", perturb, refuse),
+        ("coef.quadratic", quadratic, refuse),
+        ("coef.expanded", expanded, refuse_wide),
+    )
