@@ -12,6 +12,7 @@ import torch
 
 from dpkern import testing
 from dpkern.backends import _launch_coef, _tables, cuda
+from dpkern.errors import BackendError
 from dpkern.ops import coef, noise
 from dpkern.rng import Key, Purpose
 
@@ -45,11 +46,17 @@ def given(shape: tuple[int, int], dtype: torch.dtype, source: str, scaled: bool)
     made = coef.Noise(scale=scale, stream=STREAM, rounding=ROUNDING, position=position)
     if source == "stream":
         return {"form": "printed", "noise": made}
-    first = position - (512 if source == "aligned" else 3)
-    place = {"position": first, "count": coef.quadratic_position(position, n) + n - first}
+    return {"form": "printed", "noise": ahead(made, n, 1)}
+
+
+def ahead(made: coef.Noise, linear: int, width: int) -> coef.Noise:
+    """The same noise, made before, from a little before it on."""
+    first = made.position - (512 if made.position % 512 == 0 else 3)
+    count = coef.quadratic_position(made.position, linear) + linear * width - first
+    place = {"position": first, "count": count}
     values = noise.lattice_draws(STREAM, distribution="laplace", **place)
     draws = coef.Draws(first, values, noise.rounding_bits(ROUNDING, **place))
-    return {"form": "printed", "noise": replace(made, draws=draws)}
+    return replace(made, draws=draws)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -77,6 +84,27 @@ def test_the_bits_are_the_cpus(emulator: ModuleType, source: str, scaled: bool) 
         assert same(got, want), shape
 
 
+@pytest.mark.parametrize("source", ["none", "stream", "aligned"])
+def test_hidden_layers_have_the_cpus_bits(emulator: ModuleType, source: str) -> None:
+    # More linear coefficients than a block holds at a time; rows that are cut between classes.
+    for shape, dtype in (((1, 120, 30), torch.float32), ((18, 3, 61), torch.float64)):
+        records, classes, width = shape
+        generator = torch.Generator().manual_seed(1)
+        h, y = (torch.rand(records, n, generator=generator, dtype=dtype) for n in (width, classes))
+        w = torch.randn(classes, width, generator=generator, dtype=dtype)
+        made = given((records, classes * width), dtype, source, source == "stream")["noise"]
+        if source == "aligned":
+            made = ahead(made, records * classes * width, width)
+        got, want = (coef.expanded(h, y, w, noise=made, backend=b) for b in ("cuda", "cpu"))
+        assert same(got, want), shape
+
+
+def test_layers_wider_than_a_block_holds_are_refused(emulator: ModuleType) -> None:
+    h, y, w = torch.zeros(1, 3585), torch.zeros(1, 1), torch.zeros(1, 3585)
+    with pytest.raises(BackendError, match="at most 3584 features"):
+        coef.expanded(h, y, w, backend="cuda")
+
+
 def test_packs_only_where_every_array_begins_at_sixteen_bytes() -> None:
     def aligned(source: str, *, skip: int = 0) -> bool:
         x = torch.zeros(4100)[skip:][:4096].view(64, 64)
@@ -95,7 +123,7 @@ def test_draws_without_their_rounding_bits_are_refused(emulator: ModuleType) -> 
     draws = replace(what["noise"].draws, rounding=None)
     what["noise"] = replace(what["noise"], draws=draws)
     assert coef.perturb.backend_of(torch.zeros(4, 512), **what) == "cpu"
-    with pytest.raises(Exception, match="with their rounding bits only"):
+    with pytest.raises(BackendError, match="with their rounding bits only"):
         coef.perturb(torch.zeros(4, 512), backend="cuda", **what)
 
 

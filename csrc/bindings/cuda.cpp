@@ -96,8 +96,8 @@ cuda::Error coef_expanded(const std::string& plan, Size classes, Size width, Add
                           Address dhidden, Address workspace, Address cuda) {
   return cuda::coef_expanded(struct_of<CoefPlan>(plan), classes, width, pointer<const void>(hidden),
                              pointer<const void>(targets), pointer<const void>(weights),
-                             pointer<double>(loss), pointer<void>(dweights),
-                             pointer<void>(dhidden), pointer<void>(workspace), on(cuda));
+                             pointer<double>(loss), pointer<void>(dweights), pointer<void>(dhidden),
+                             pointer<void>(workspace), on(cuda));
 }
 
 Size clip_workspace(const std::string& plan, int type, Address tasks, Size count, Size chunks,

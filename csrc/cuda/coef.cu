@@ -276,7 +276,8 @@ __device__ __forceinline__ void loss_of_block(const CoefPlan& plan, Window& wind
     const int columns = static_cast<int>(plan.columns);
     for (int row = group; row - group < rows; row += kGroups) {
       const bool own = row < rows;
-      const double total = meet(own ? lane_sum(window, row * columns, (row + 1) * columns, 0.0) : 0);
+      const double total =
+          meet(own ? lane_sum(window, row * columns, (row + 1) * columns, 0.0) : 0);
       if (own && lane == 0) of.loss[first + row] = total;
     }
   }
@@ -348,8 +349,8 @@ Error quadratic_of(const CoefPlan& plan, const void* z, const void* targets, con
                    double* loss, void* dz, CudaStream cuda) {
   const LossKernel<T> kernel = kernel_for<T>(plan.noise);
   DPK_LAUNCH(kernel, blocks_of(plan.rows, rows_of_block(plan.columns)), kTileThreads, cuda, plan,
-             static_cast<const T*>(z), static_cast<const T*>(targets),
-             static_cast<const T*>(shift), loss, static_cast<T*>(dz));
+             static_cast<const T*>(z), static_cast<const T*>(targets), static_cast<const T*>(shift),
+             loss, static_cast<T*>(dz));
   return cudaGetLastError();
 }
 
@@ -370,13 +371,12 @@ Error coef_quadratic(const CoefPlan& plan, const void* z, const void* targets, c
 }
 
 Error preload_coef() {
-  return load_kernels(
-      perturb_tile_kernel<float>, perturb_tile_kernel<double>, perturb_flat_kernel<float, false>,
-      perturb_flat_kernel<float, true>, perturb_flat_kernel<double, false>,
-      perturb_flat_kernel<double, true>, quadratic_tile_kernel<float>,
-      quadratic_tile_kernel<double>, quadratic_flat_kernel<float, false>,
-      quadratic_flat_kernel<float, true>, quadratic_flat_kernel<double, false>,
-      quadratic_flat_kernel<double, true>);
+  return load_kernels(perturb_tile_kernel<float>, perturb_tile_kernel<double>,
+                      perturb_flat_kernel<float, false>, perturb_flat_kernel<float, true>,
+                      perturb_flat_kernel<double, false>, perturb_flat_kernel<double, true>,
+                      quadratic_tile_kernel<float>, quadratic_tile_kernel<double>,
+                      quadratic_flat_kernel<float, false>, quadratic_flat_kernel<float, true>,
+                      quadratic_flat_kernel<double, false>, quadratic_flat_kernel<double, true>);
 }
 
 }  // namespace dpkern::cuda

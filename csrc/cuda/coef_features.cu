@@ -229,8 +229,7 @@ struct Record {
 
 template <class T>
 __global__ void __launch_bounds__(kTileThreads, kSpanBlocks)
-    features_tile_kernel(CoefPlan plan, FeatureSizes sizes, FeatureArrays<T> of,
-                         FeatureSums sums) {
+    features_tile_kernel(CoefPlan plan, FeatureSizes sizes, FeatureArrays<T> of, FeatureSums sums) {
   __shared__ TileSpan::Room room;
   TileSpan span(room);
   Record<T, TileSpan>(plan, sizes, of, sums, span).evaluate();
@@ -238,8 +237,7 @@ __global__ void __launch_bounds__(kTileThreads, kSpanBlocks)
 
 template <class T, bool kDraws>
 __global__ void __launch_bounds__(kTileThreads, kSpanBlocks)
-    features_flat_kernel(CoefPlan plan, FeatureSizes sizes, FeatureArrays<T> of,
-                         FeatureSums sums) {
+    features_flat_kernel(CoefPlan plan, FeatureSizes sizes, FeatureArrays<T> of, FeatureSums sums) {
   FlatSpan<kDraws> span;
   Record<T, FlatSpan<kDraws>>(plan, sizes, of, sums, span).evaluate();
 }

@@ -80,7 +80,7 @@ def kernels(
         with _device.guard(targets.device) as cuda:
             made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
             moved = targets, *made
-            packed, _kept = plan(*targets.shape, targets.dtype, form, noise, moved)
+            packed, _kept = plan(len(targets), targets.shape[1], targets.dtype, form, noise, moved)
             check(launchers.coef_perturb(packed, *(tensor.data_ptr() for tensor in moved), cuda))
         increment_version(made)
         return made
@@ -97,7 +97,7 @@ def kernels(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with _device.guard(z.device) as cuda:
             made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
-            packed, _kept = plan(*targets.shape, targets.dtype, form, noise)
+            packed, _kept = plan(len(z), z.shape[1], z.dtype, form, noise)
             places = (
                 z.data_ptr(),
                 targets.data_ptr(),
@@ -137,7 +137,8 @@ def kernels(
             return f"holds rows of at most {WIDEST} features, got {hidden.shape[1]}"
         return refuse(hidden, *given, **named)
 
-    def refuse(first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
+    def refuse(
+        first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
     ) -> str | None:
         if noise is not None and noise.draws is not None and noise.draws.rounding is None:
             return "takes draws made ahead with their rounding bits only"

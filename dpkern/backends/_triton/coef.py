@@ -98,12 +98,12 @@ def _perturb(
 
 def _release(values: torch.Tensor, noise: coef.Noise, position: int) -> None:
     """In place. What rows have of their own multiplies before and after the kernel."""
-    numbers = 1.0, 1.0
-    each = noise.scale if isinstance(noise.scale, torch.Tensor) else None
-    if each is not None:
-        values *= _lattice.per_unit(each, values.dtype)[:, None]
+    per_unit = cell = 1.0
+    if isinstance(noise.scale, torch.Tensor):
+        values *= _lattice.per_unit(noise.scale, values.dtype)[:, None]
     else:
-        numbers = tuple(f(noise.scale, values.dtype) for f in (_numbers.per_unit, _numbers.cell))
+        per_unit = _numbers.per_unit(noise.scale, values.dtype)
+        cell = _numbers.cell(noise.scale, values.dtype)
     release(
         values,
         values,
@@ -112,11 +112,11 @@ def _release(values: torch.Tensor, noise: coef.Noise, position: int) -> None:
         distribution="laplace",
         stream=noise.stream,
         rounding=noise.rounding,
-        per_unit=numbers[0],
-        unit=numbers[1],
+        per_unit=per_unit,
+        unit=cell,
     )
-    if each is not None:
-        values *= _lattice.cell(each, values.dtype)[:, None]
+    if isinstance(noise.scale, torch.Tensor):
+        values *= _lattice.cell(noise.scale, values.dtype)[:, None]
 
 
 def _quadratic(
