@@ -19,7 +19,7 @@ from dpkern.rng import Key, Purpose
 KEY = Key.from_unsafe_seed(0, rounds=8)
 STREAM, ROUNDING = KEY.stream(Purpose.LAPLACE, 3), KEY.stream(Purpose.ROUNDING, 3)
 FLOATS = (torch.float32, torch.float64)
-SHAPES = ((3, 3100), (1, 1536), (2, 1537), (110, 14), (1600, 1), (4, 512), (200, 601))
+SHAPES = ((3, 3100), (1, 1536), (2, 1537), (110, 14), (1600, 1), (8, 512), (200, 601))
 """Several windows, one exactly, one entry more; rows of two blocks; tiles and packs to the end; and
 enough for some coefficients to depend on their rounding bits."""
 POSITIONS = {"stream": 511, "aligned": 1024, "odd": 37}
