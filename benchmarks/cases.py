@@ -456,7 +456,81 @@ class CoefCase:
                 raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
 
 
-Case = NoiseCase | ClipCase | UpdateCase | SymbolCase | CoefCase
+@dataclass(frozen=True, kw_only=True)
+class FeatureCase:
+    """The loss whose H + H^2 noisy coefficients of each class are never written.
+
+    Attributes:
+        records, classes, width: of the targets and the hidden layer.
+    """
+
+    records: int
+    classes: int
+    width: int
+    scaled: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        dtype = str(self.dtype).removeprefix("torch.") + ("-scaled" if self.scaled else "")
+        return f"coef-expanded-{dtype}-{self.records}x{self.classes}x{self.width}"
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.records, self.width)
+        hidden = torch.rand(shape, generator=generator, dtype=self.dtype)
+        labels = torch.randint(self.classes, (self.records,), generator=generator)
+        one_hot = torch.nn.functional.one_hot(labels, self.classes).to(self.dtype)
+        return hidden, one_hot, _random((self.classes, self.width), self.dtype, 2)
+
+    def _noise(self) -> coef.Noise:
+        key = Key.from_unsafe_seed(0)
+        scale = torch.linspace(0.5, 2, self.records) if self.scaled else 1.5
+        given = {"stream": key.stream(Purpose.LAPLACE, 1), "position": 100}
+        return coef.Noise(scale=scale, rounding=key.stream(Purpose.ROUNDING, 1), **given)
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        (hidden, targets, weights), noised = self._tensors(), self._noise()
+        out = coef.expanded(hidden, targets, weights, noise=noised, backend=backend)
+        linear = targets.new_empty(*targets.shape, self.width)
+        quadratic = linear.new_empty(*linear.shape, self.width)
+        u, v = torch.empty_like(linear), torch.empty_like(quadratic)
+
+        def evaluated() -> None:
+            torch.mul((0.5 - targets)[:, :, None], hidden[:, None], out=linear)
+            quadratic.copy_((hidden[:, :, None] * (hidden / 8)[:, None])[:, None])
+            for values, room in ((linear, u), (quadratic, v)):
+                values.add_(room.exponential_()).sub_(room.exponential_())
+            rows = linear + torch.einsum("bmeg,mg->bme", quadratic, weights)
+            torch.einsum("bme,me->b", rows, weights)
+            (rows + torch.einsum("bmeg,me->bmg", quadratic, weights)).sum(0)
+            (0.5 - targets + hidden @ weights.t() / 4) @ weights
+
+        return Work(
+            ours=lambda: coef.expanded(
+                hidden, targets, weights, noise=noised, out=out, backend=backend
+            ),
+            torch=evaluated,
+            cost=coef.expanded.cost(hidden, targets, weights, noise=noised),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The backend gives the reference's bits.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        tensors, noised = self._tensors(), self._noise()
+        got = coef.expanded(*tensors, noise=noised, backend=backend)
+        want = coef.expanded(*tensors, noise=noised, backend="reference")
+        for mine, theirs in zip(got, want, strict=True):
+            if not torch.equal(mine, theirs):
+                raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
+
+
+Case = NoiseCase | ClipCase | UpdateCase | SymbolCase | CoefCase | FeatureCase
 
 _F32, _F64, _BF16 = torch.float32, torch.float64, torch.bfloat16
 _I32, _I64 = torch.int32, torch.int64
@@ -496,6 +570,10 @@ SMALL_CASES: tuple[Case, ...] = (
         for loss in (False, True)
         for dtype in (_F32, _F64)
     ),
+    *(
+        FeatureCase(records=18, classes=3, width=19, scaled=scaled, dtype=dtype)
+        for scaled, dtype in ((False, _F32), (True, _F64))
+    ),
 )
 
 LARGE_CASES: tuple[Case, ...] = (
@@ -523,4 +601,6 @@ LARGE_CASES: tuple[Case, ...] = (
         for loss in (False, True)
         for ahead in (True, False)
     ),
+    # A batch of AdLM's on MNIST: 11.7 million coefficients.
+    FeatureCase(records=1800, classes=10, width=25),
 )

@@ -346,6 +346,32 @@ def test_bad_losses_are_refused(case: str) -> None:
     refuses(lambda: coef.quadratic(given.pop("z"), given.pop("targets"), **given), name)
 
 
+# In whole vectors and in what is left of a row.
+OUTSIDE = {0: -1e-7, 5: 1.0000001, 612: math.nan, 1399: math.inf}
+
+
+@every_backend
+@pytest.mark.parametrize("ahead", [False, True], ids=["inline", "ahead"])
+def test_a_target_outside_is_refused_and_nothing_released(ahead: bool, backend: str) -> None:
+    z = logits_of((2, 700))
+    given = {"noise": release(draws=made_ahead(0, z.numel(), True) if ahead else None)}
+    calls = {coef.perturb: torch.float32, coef.quadratic: torch.float64}
+    for (place, value), (call, kind) in itertools.product(OUTSIDE.items(), calls.items()):
+        x = targets_of((2, 700))
+        x.view(-1)[place] = value
+        inputs = (x,) if call is coef.perturb else (z, x)
+        shape = x.shape if call is coef.perturb else (2,)
+        out = torch.full(shape, 7.0, dtype=kind), torch.full_like(x, 7.0)
+        try:
+            with pytest.raises(InvalidInput, match=r"expected entries in \[0, 1\]"):
+                call(*inputs, form="taylor", out=out, backend=backend, **given)
+        except BackendError as error:
+            if not may_refuse_draws(backend, ahead, error):
+                raise
+            pytest.skip(f"{backend} {error.got}")
+        assert all(bool(((part == 7) | (part == 0)).all()) for part in out)
+
+
 def test_rounding_has_a_stream_of_its_own() -> None:
     given = {"form": "taylor", **bad(rounding=STREAM)}
     refuses(lambda: coef.perturb(X, **given), "noise.rounding", PrivacyError)

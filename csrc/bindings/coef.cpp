@@ -48,27 +48,29 @@ auto by_type(bool wide, const F& body) {
   return wide ? body(double{}) : body(float{});
 }
 
-void perturb(bool wide, int form, const py::object& noise, Size rows, Size columns, Address targets,
+bool perturb(bool wide, int form, const py::object& noise, Size rows, Size columns, Address targets,
              Address linear, Address quadratic, int threads) {
   const Release release = release_of(noise);
   py::gil_scoped_release unlocked;
-  by_type(wide, [&](auto zero) {
+  return by_type(wide, [&](auto zero) {
     using T = decltype(zero);
-    cpu::perturb(static_cast<CoefForm>(form), release.noise, rows, columns,
-                 pointer<const T>(targets), pointer<T>(linear), pointer<T>(quadratic), threads);
+    return cpu::perturb(static_cast<CoefForm>(form), release.noise, rows, columns,
+                        pointer<const T>(targets), pointer<T>(linear), pointer<T>(quadratic),
+                        threads);
   });
 }
 
-void quadratic_loss(bool wide, int form, const py::object& noise, Size rows, Size columns,
+bool quadratic_loss(bool wide, int form, const py::object& noise, Size rows, Size columns,
                     Address z, Address targets, Address shift, Address loss, Address dz,
                     int threads) {
   const Release release = release_of(noise);
   py::gil_scoped_release unlocked;
-  by_type(wide, [&](auto zero) {
+  return by_type(wide, [&](auto zero) {
     using T = decltype(zero);
-    cpu::quadratic_loss(static_cast<CoefForm>(form), release.noise, rows, columns,
-                        pointer<const T>(z), pointer<const T>(targets), pointer<const T>(shift),
-                        pointer<double>(loss), pointer<T>(dz), threads);
+    return cpu::quadratic_loss(static_cast<CoefForm>(form), release.noise, rows, columns,
+                               pointer<const T>(z), pointer<const T>(targets),
+                               pointer<const T>(shift), pointer<double>(loss), pointer<T>(dz),
+                               threads);
   });
 }
 

@@ -5,6 +5,7 @@
 #include "cpu/coef_noise.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "cpu/streamed.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -43,126 +44,188 @@ struct Run {
   int count;
 };
 
-// body(run, its coefficients) for the coefficients [begin, end), at most a tile at a time.
+// body(run, its coefficients) for the coefficients [begin, end), at most a tile at a time. Runs
+// begin at multiples of a tile's size in their row, or in all, wherever the noise's tiles do: so
+// that lanes of a sum and lines of memory stay whole.
 template <class T, class F>
 void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t columns, bool by_row,
               std::int64_t begin, std::int64_t end, const F& body) {
   NoiseWindow linear(noise), quadratic(noise);
-  std::int64_t row = by_row ? begin / std::max<std::int64_t>(1, columns) : 0;
-  Lattice<T> lattice(noise.scales == nullptr ? noise.scale : noise.scale_of(row));
-  for (std::int64_t index = begin; index < end;) {
-    const auto at = static_cast<std::uint64_t>(index);
-    const int offset = static_cast<int>((noise.linear + at) % kTile);
-    std::int64_t count = std::min<std::int64_t>(kTile - offset, end - index);
-    if (by_row) count = std::min(count, (row + 1) * columns - index);
-    const Run run{index, row, static_cast<int>(count)};
-    const auto noised = [&](auto bits) {
-      using Bits = decltype(bits);
-      return Noised<T, Bits>{form, lattice, linear.at<Bits>(noise.linear + at, run.count),
-                             quadratic.at<Bits>(noise.quadratic + at, run.count)};
-    };
-    if (!noise.on) {
-      body(run, Plain<T>{form});
-    } else if (noise.ahead.rounding != nullptr) {
-      body(run, noised(std::int16_t{}));
-    } else {
-      body(run, noised(std::uint32_t{}));
-    }
-    index += count;
-    if (by_row && index == (row + 1) * columns && index < end) {
-      ++row;
-      if (noise.scales != nullptr) lattice = Lattice<T>(noise.scale_of(row));
+  const std::int64_t row_size = by_row ? std::max<std::int64_t>(1, columns) : end;
+  for (std::int64_t row = begin / row_size; row * row_size < end; ++row) {
+    const std::int64_t first = row * row_size, last = std::min(end, first + row_size);
+    const Lattice<T> lattice(noise.scale_of(row));
+    for (std::int64_t index = std::max(begin, first); index < last;) {
+      const auto at = static_cast<std::uint64_t>(index);
+      const std::int64_t cut = index + kTile - (index - first) % kTile;
+      const Run run{index, row, static_cast<int>(std::min(last, cut) - index)};
+      const auto noised = [&](auto bits) {
+        using Bits = decltype(bits);
+        return Noised<T, Bits>{form, lattice, linear.at<Bits>(noise.linear + at, run.count),
+                               quadratic.at<Bits>(noise.quadratic + at, run.count)};
+      };
+      if (!noise.on) {
+        body(run, Plain<T>{form});
+      } else if (noise.ahead.rounding != nullptr) {
+        body(run, noised(std::int16_t{}));
+      } else {
+        body(run, noised(std::uint32_t{}));
+      }
+      index += run.count;
     }
   }
 }
 
-// Slopes of a run, and its terms in their lanes; `column`: of the run's first coefficient.
+// Nonzero for what lies outside [0, 1], NaN too.
+template <class T>
+DPK_INLINE inline int outside(T x) {
+  return x >= T{0} && x <= T{1} ? 0 : 1;
+}
+
+// Coefficients of a run; nonzero if a target lies outside.
 template <class T, class Coefficients>
-void evaluate(const Coefficients& coefficients, std::int64_t column, int count, const T* z,
-              const T* targets, const T* shift, double* lanes, T* dz) {
-  alignas(64) double terms[kTile];
-  alignas(64) T first[kTile], second[kTile];
+int make(const Coefficients& coefficients, int count, const T* targets, T* linear, T* quadratic) {
+  int found = 0;
   versioned([&]() DPK_INLINE {
-    // Copies: stores through `dz` could change the originals.
+    // Copies: stores through the outputs could change the originals.
     const Coefficients own = coefficients;
+    const int n = count;
     const T* x = targets;
-    const T* logits = z;
-    T* slopes = dz;
+    T *a1 = linear, *a2 = quadratic;
+    int bad = 0;
+    for (int i = 0; i < n; ++i) {
+      bad |= outside(x[i]);
+      a1[i] = own.a1(x[i], i);
+      a2[i] = own.a2(x[i], i);
+    }
+    found = bad;
+  });
+  return found;
+}
+
+// N numbers from an address that need not be a vector's.
+template <class T, int N>
+DPK_INLINE inline Vector<T, N> loaded(const T* from) {
+  Vector<T, N> x;
+  __builtin_memcpy(&x, from, sizeof x);
+  return x;
+}
+
+// The same in double: a loop, because GCC converts a vector by halves.
+template <int N, class T>
+DPK_INLINE inline Vector<double, N> widened(const Vector<T, N>& from) {
+  T narrow[N];
+  double wide[N];
+  __builtin_memcpy(narrow, &from, sizeof from);
+  for (int i = 0; i < N; ++i) wide[i] = static_cast<double>(narrow[i]);
+  return loaded<double, N>(wide);
+}
+
+// Slopes of a run that begins at lane 0, and its terms in their lanes; nonzero if a target lies
+// outside.
+template <class T, class Coefficients>
+int evaluate(const Coefficients& coefficients, int count, const T* z, const T* targets,
+             const T* shift, double* lanes, T* dz) {
+  alignas(64) T first[kTile], second[kTile];
+  const int found = make(coefficients, count, targets, first, second);
+  versioned_by_width([&](auto bytes) DPK_INLINE {
+    constexpr int kWide = decltype(bytes)::value / static_cast<int>(sizeof(double));
+    constexpr int kVectors = kLossLanes / kWide;
+    using Wide = Vector<double, kWide>;
+    const T *const logits = z, *const linear = first, *const quadratic = second;
+    T* const slopes = dz;
     const T moved = shift != nullptr ? *shift : T{0};
     const bool shifted = shift != nullptr;
     const int n = count;
-    for (int i = 0; i < n; ++i) {
-      first[i] = own.a1(x[i], i);
-      second[i] = own.a2(x[i], i);
+    Wide sums[kVectors];
+    for (int v = 0; v < kVectors; ++v) sums[v] = loaded<double, kWide>(lanes + v * kWide);
+    int i = 0;
+    for (; i + kLossLanes <= n; i += kLossLanes) {
+      for (int v = 0; v < kVectors; ++v) {
+        const int at = i + v * kWide;
+        const auto a1 = loaded<T, kWide>(linear + at), a2 = loaded<T, kWide>(quadratic + at);
+        auto w = loaded<T, kWide>(logits + at);
+        if (shifted) w = w + moved;
+        const auto slope = quadratic_slope(a1, a2, w);
+        __builtin_memcpy(slopes + at, &slope, sizeof slope);
+        sums[v] +=
+            quadratic_term(widened<kWide, T>(a1), widened<kWide, T>(a2), widened<kWide, T>(w));
+      }
     }
-    for (int i = 0; i < n; ++i) {
-      const T a1 = first[i], a2 = second[i], w = shifted ? logits[i] + moved : logits[i];
+    for (int v = 0; v < kVectors; ++v) __builtin_memcpy(lanes + v * kWide, &sums[v], sizeof(Wide));
+    for (int l = 0; i < n; ++i, ++l) {
+      const T a1 = linear[i], a2 = quadratic[i], w = shifted ? logits[i] + moved : logits[i];
       slopes[i] = quadratic_slope(a1, a2, w);
-      terms[i] =
+      lanes[l] +=
           quadratic_term(static_cast<double>(a1), static_cast<double>(a2), static_cast<double>(w));
     }
-    const int lane = static_cast<int>(column % kLossLanes);
-    const int head = std::min(n, (kLossLanes - lane) % kLossLanes);  // up to lane 0
-    for (int i = 0; i < head; ++i) lanes[lane + i] += terms[i];
-    int i = head;
-    for (; i + kLossLanes <= n; i += kLossLanes) {
-      for (int l = 0; l < kLossLanes; ++l) lanes[l] += terms[i + l];
-    }
-    for (int l = 0; i < n; ++i, ++l) lanes[l] += terms[i];
   });
+  return found;
 }
 
 }  // namespace
 
 template <class T>
-void perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+bool perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
              const T* targets, T* linear, T* quadratic, int threads) {
   const bool by_row = noise.scales != nullptr;
+  const bool streamed = noise.ahead.rounding != nullptr && rows * columns >= kStreamed;
+  int found = 0;
   parallel_for(rows * columns, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    int bad = 0;
+    alignas(64) T first[kTile], second[kTile];
     for_runs<T>(form, noise, columns, by_row, begin, end, [&](const Run& run, const auto& made) {
-      versioned([&]() DPK_INLINE {
-        const auto own = made;  // copies: stores through the outputs could change the originals
-        const int count = run.count;
-        const T* x = targets + run.index;
-        T* a1 = linear + run.index;
-        T* a2 = quadratic + run.index;
-        for (int i = 0; i < count; ++i) {
-          a1[i] = own.a1(x[i], i);
-          a2[i] = own.a2(x[i], i);
-        }
-      });
+      const T* x = targets + run.index;
+      if (!streamed) {
+        bad |= make(made, run.count, x, linear + run.index, quadratic + run.index);
+        return;
+      }
+      bad |= make(made, run.count, x, first, second);
+      copy_past_caches(first, run.count, linear + run.index);
+      copy_past_caches(second, run.count, quadratic + run.index);
     });
+    if (streamed) end_of_streamed();
+    __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
+  return noise.on && found != 0;
 }
 
 template <class T>
-void quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+bool quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
                     const T* z, const T* targets, const T* shift, double* loss, T* dz,
                     int threads) {
   std::fill(loss, loss + rows, 0.0);
-  if (columns == 0) return;
+  if (columns == 0) return false;
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / columns);
+  const bool streamed = noise.ahead.rounding != nullptr && rows * columns >= kStreamed;
+  int found = 0;
   parallel_for(rows, grain, threads, [&](std::int64_t first, std::int64_t last) {
+    int bad = 0;
     alignas(64) double lanes[kLossLanes] = {};
+    alignas(64) T slopes[kTile];
     const auto add = [&](const Run& run, const auto& made) {
-      const std::int64_t column = run.index - run.row * columns;
-      evaluate(made, column, run.count, z + run.index, targets + run.index,
-               shift == nullptr ? nullptr : shift + run.row, lanes, dz + run.index);
-      if (column + run.count < columns) return;
+      T* const to = dz + run.index;
+      bad |= evaluate(made, run.count, z + run.index, targets + run.index,
+                      shift == nullptr ? nullptr : shift + run.row, lanes, streamed ? slopes : to);
+      if (streamed) copy_past_caches(slopes, run.count, to);
+      if (run.index + run.count < (run.row + 1) * columns) return;
       loss[run.row] = sum_of_lanes(lanes);
       std::fill(lanes, lanes + kLossLanes, 0.0);
     };
     for_runs<T>(form, noise, columns, true, first * columns, last * columns, add);
+    if (streamed) end_of_streamed();
+    __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
+  return noise.on && found != 0;
 }
 
-template void perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*, float*,
+template bool perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*, float*,
                       float*, int);
-template void perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
+template bool perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
                       double*, double*, int);
-template void quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*,
+template bool quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*,
                              const float*, const float*, double*, float*, int);
-template void quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
+template bool quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
                              const double*, const double*, double*, double*, int);
 
 }  // namespace dpkern::cpu

@@ -29,14 +29,16 @@ struct CoefNoise {
   }
 };
 
-// Coefficients of `rows` x `columns` targets. T = float or double.
+// Coefficients of `rows` x `columns` targets. T = float or double. Returns whether there is noise
+// and a target outside [0, 1]: then nothing that was written may be released.
 template <class T>
-void perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+bool perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
              const T* targets, T* linear, T* quadratic, int threads);
 
 // loss[row] = sum of w (a1 + a2 w), dz = a1 + 2 a2 w, with w = z + shift[row]; shift null: z.
+// Returns what `perturb` does.
 template <class T>
-void quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+bool quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
                     const T* z, const T* targets, const T* shift, double* loss, T* dz, int threads);
 
 // The loss of M classes whose coefficients hold the hidden layer: (1/2 - y_l) h and h h^T / 8 of

@@ -7,6 +7,7 @@
 #include "core/lattice.h"
 #include "cpu/isa.h"
 #include "cpu/parallel.h"
+#include "cpu/streamed.h"
 #include "cpu/tiles.h"
 
 #if DPK_X86
@@ -247,34 +248,6 @@ void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blo
       chacha_block(stream, stream.n0, first_block + static_cast<std::uint64_t>(i), out + 16 * i);
     }
   });
-}
-
-// Many draws are for later: they pass by the caches, where the model's work is, and the processor
-// need not read the lines that it is about to overwrite.
-constexpr std::int64_t kStreamed = 1 << 20;
-
-template <class T>
-void copy_past_caches(const T* from, int count, T* to) {
-#if DPK_X86
-  const int bytes = count * static_cast<int>(sizeof(T));
-  if (bytes % 16 == 0 && reinterpret_cast<std::uintptr_t>(to) % 16 == 0) {
-    const auto* source = reinterpret_cast<const char*>(from);
-    auto* target = reinterpret_cast<char*>(to);
-    for (int i = 0; i < bytes; i += 16) {
-      _mm_stream_si128(reinterpret_cast<__m128i*>(target + i),
-                       _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
-    }
-    return;
-  }
-#endif
-  std::copy(from, from + count, to);
-}
-
-// Streamed stores are seen by others in the order of what follows.
-void end_of_streamed() {
-#if DPK_X86
-  _mm_sfence();
-#endif
 }
 
 void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,

@@ -24,12 +24,14 @@ def _perturb(
     backend: str | None = None,
 ) -> coef.Coefficients:
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
-    _cpu._C.coef_perturb(
+    outside = _cpu._C.coef_perturb(
         *coef.packed(targets, form, noise),
         targets.data_ptr(),
         *(tensor.data_ptr() for tensor in made),
         _cpu._threads(),
     )
+    if outside:
+        coef.refuse_release(targets, made)
     increment_version(made)
     return made
 
@@ -45,7 +47,7 @@ def _quadratic(
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
-    _cpu._C.coef_quadratic(
+    outside = _cpu._C.coef_quadratic(
         *coef.packed(targets, form, noise),
         z.data_ptr(),
         targets.data_ptr(),
@@ -53,6 +55,8 @@ def _quadratic(
         *(tensor.data_ptr() for tensor in made),
         _cpu._threads(),
     )
+    if outside:
+        coef.refuse_release(targets, made)
     increment_version(made)
     return made
 

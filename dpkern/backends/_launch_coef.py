@@ -77,6 +77,7 @@ def kernels(
         out: coef.Coefficients | None = None,
         backend: str | None = None,
     ) -> coef.Coefficients:
+        coef.check_release(targets, noise)
         with _device.guard(targets.device) as cuda:
             made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
             moved = targets, *made
@@ -95,6 +96,7 @@ def kernels(
         out: tuple[torch.Tensor, torch.Tensor] | None = None,
         backend: str | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        coef.check_release(targets, noise)
         with _device.guard(z.device) as cuda:
             made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
             packed, _kept = plan(len(z), z.shape[1], z.dtype, form, noise)

@@ -147,10 +147,110 @@ std::int64_t sweep(std::int64_t rows, std::int64_t columns, std::uint64_t first)
   return cases;
 }
 
+// The loss of features, its coefficients noised by the op for tensors, its sums in their order.
+template <class T>
+std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int64_t width,
+                            bool noised) {
+  const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  const std::int64_t pairs = records * classes, linear = pairs * width;
+  std::vector<T> h, y, w;
+  for (std::int64_t i = 0; i < records * width; ++i)
+    h.push_back(static_cast<T>(i * 37 % 129) / 128);
+  for (std::int64_t i = 0; i < pairs; ++i) y.push_back(static_cast<T>(i * 5 % 4) / 3);
+  for (std::int64_t i = 0; i < classes * width; ++i) {
+    w.push_back(static_cast<T>(i * 91 % 257 - 128) / 70);
+  }
+  cpu::CoefNoise noise{};
+  noise.scale = 0.75;
+  noise.on = noised;
+  noise.stream = counting_key(0x04000000, 3, 8);
+  noise.rounding = counting_key(0x01000000, 3, 8);
+  noise.linear = 700;
+  noise.quadratic = (700 + static_cast<std::uint64_t>(linear) + kTile - 1) / kTile * kTile;
+  std::vector<T> a1, a2;
+  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+    const T* own = h.data() + pair / classes * width;
+    for (std::int64_t e = 0; e < width; ++e) {
+      a1.push_back((static_cast<T>(0.5) - y[at(pair)]) * own[e]);
+      for (std::int64_t g = 0; g < width; ++g) a2.push_back(own[e] * (own[g] * T{0.125}));
+    }
+  }
+  if (noised) {
+    const auto add = [&](std::vector<T>& values, std::uint64_t first) {
+      cpu::add_noise_float(noise.stream, noise.rounding, Distribution::kLaplace, cpu::Ahead{},
+                           first, static_cast<std::int64_t>(values.size()), noise.scale,
+                           values.data(), 1);
+    };
+    add(a1, noise.linear);
+    add(a2, noise.quadratic);
+  }
+  const auto sum = [](std::int64_t n, const auto& term) {
+    double lanes[16] = {};
+    for (std::int64_t i = 0; i < n; ++i) lanes[i % 16] += term(i);
+    for (int half = 8; half > 0; half /= 2) {
+      for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    }
+    return lanes[0];
+  };
+  const auto wide = [](T x) { return static_cast<double>(x); };
+  std::vector<double> losses, total(at(classes * width)), of_run(at(classes * width));
+  std::vector<T> by_hidden, by_weights;
+  for (std::int64_t i = 0; i < records; ++i) {
+    std::vector<double> slopes(at(width));
+    double loss = 0;
+    for (std::int64_t label = 0; label < classes; ++label) {
+      const std::int64_t pair = i * classes + label;
+      const T *own = w.data() + label * width, *quadratic = a2.data() + pair * width * width;
+      std::vector<double> sums;
+      for (std::int64_t e = 0; e < width; ++e) {
+        sums.push_back(wide(a1[at(pair * width + e)]) + sum(width, [&](std::int64_t g) {
+                         return wide(quadratic[e * width + g]) * wide(own[g]);
+                       }));
+      }
+      loss += sum(width, [&](std::int64_t e) { return wide(own[e]) * sums[at(e)]; });
+      const double score =
+          sum(width, [&](std::int64_t e) { return wide(h[at(i * width + e)]) * wide(own[e]); });
+      for (std::int64_t g = 0; g < width; ++g) {
+        double column = 0;
+        for (std::int64_t e = 0; e < width; ++e) {
+          column += wide(quadratic[e * width + g]) * wide(own[e]);
+        }
+        of_run[at(label * width + g)] += sums[at(g)] + column;
+        slopes[at(g)] += wide(own[g]) * (wide(static_cast<T>(0.5) - y[at(pair)]) + 0.25 * score);
+      }
+    }
+    losses.push_back(loss);
+    for (const double slope : slopes) by_hidden.push_back(static_cast<T>(slope));
+    if (i % 16 != 15 && i + 1 < records) continue;
+    for (std::size_t e = 0; e < total.size(); ++e) total[e] += of_run[e];
+    of_run.assign(of_run.size(), 0.0);
+  }
+  for (const double slope : total) by_weights.push_back(static_cast<T>(slope));
+  std::int64_t cases = 0;
+  for_every_setting([&](int threads, const std::string& setting) {
+    Shifted<T> hidden(h, 1), targets(y, 3), weights(w, 1);
+    Shifted<double> loss(std::vector<double>(losses.size()), 1);
+    Shifted<T> dweights(std::vector<T>(w.size()), 3), dhidden(std::vector<T>(h.size()), 1);
+    cpu::expanded_loss(noise, records, classes, width, hidden.data(), targets.data(),
+                       weights.data(), loss.data(), dweights.data(), dhidden.data(), threads);
+    check_same(loss.values(), losses, "expanded loss" + setting);
+    check_same(dweights.values(), by_weights, "by weights" + setting);
+    check_same(dhidden.values(), by_hidden, "by hidden" + setting);
+    ++cases;
+  });
+  return cases;
+}
+
 }  // namespace
 
 std::int64_t test_coef() {
-  return sweep<float>(1, 1, 3) + sweep<float>(700, 14, 512) + sweep<float>(23, 1031, 700) +
+  std::int64_t cases = 0;
+  for (const bool noised : {false, true}) {
+    cases += sweep_features<float>(35, 3, 25, noised) + sweep_features<double>(17, 2, 16, noised) +
+             sweep_features<float>(2, 1, 530, noised) + sweep_features<float>(0, 2, 3, noised) +
+             sweep_features<double>(3, 2, 0, noised);
+  }
+  return cases + sweep<float>(1, 1, 3) + sweep<float>(700, 14, 512) + sweep<float>(23, 1031, 700) +
          sweep<double>(40, 17, 1000) + sweep<float>(0, 5, 3) + sweep<double>(5, 0, 3);
 }
 

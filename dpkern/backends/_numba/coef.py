@@ -174,6 +174,7 @@ def _run_perturb(
     out: coef.Coefficients | None = None,
     backend: str | None = None,
 ) -> coef.Coefficients:
+    coef.check_release(targets, noise)
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
     (x,), places, columns = flat(targets), flat(*made), targets.shape[1]
     printed, release = form == "printed", release_of(noise, targets.numel(), targets)
@@ -196,6 +197,7 @@ def _run_quadratic(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    coef.check_release(targets, noise)
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     moved = z.new_empty(0) if shift is None else shift
     logits, x, c = flat(z, targets, moved)

@@ -86,6 +86,7 @@ def _perturb(
     out: coef.Coefficients | None = None,
     backend: str | None = None,
 ) -> coef.Coefficients:
+    coef.check_release(targets, noise)
     made = coef.perturb.reference(targets, form=form, out=out)  # a few operations of torch
     if noise is None:
         return made

@@ -17,6 +17,7 @@ def _perturb(
     noise: coef.Noise | None = None,
     out: coef.Coefficients | None = None,
 ) -> tuple[coef.Coefficients, Tally]:
+    coef.check_release(targets, noise)
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
     places = (tensor.data_ptr() for tensor in (targets, *made))
     packed = kernels().coef_perturb(*coef.packed(targets, form, noise), *places)
@@ -33,6 +34,7 @@ def _quadratic(
     shift: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
+    coef.check_release(targets, noise)
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     packed = kernels().coef_quadratic(
         *coef.packed(targets, form, noise),

@@ -3,7 +3,17 @@
 from .._coef_noise import Noise, quadratic_position
 from .._draws import Draws
 from .features import RUN, empty_results, expanded, packed_features
-from .polynomial import FORMS, LANES, Coefficients, check_targets, packed, perturb, quadratic
+from .polynomial import (
+    FORMS,
+    LANES,
+    Coefficients,
+    check_release,
+    check_targets,
+    packed,
+    perturb,
+    quadratic,
+    refuse_release,
+)
 
 __all__ = [
     "FORMS",
@@ -12,6 +22,7 @@ __all__ = [
     "Coefficients",
     "Draws",
     "Noise",
+    "check_release",
     "check_targets",
     "empty_results",
     "expanded",
@@ -20,4 +31,5 @@ __all__ = [
     "perturb",
     "quadratic",
     "quadratic_position",
+    "refuse_release",
 ]
