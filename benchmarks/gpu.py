@@ -19,6 +19,7 @@ from dpkern.ops import clip, ghost, noise, update
 from dpkern.rng import Key, Purpose
 from dpkern.testing import KEY
 
+from . import gpu_coef
 from .gpu_time import (
     Setting,
     attempt,
@@ -39,6 +40,7 @@ OPS = (
     "ghost.linear_sum",
     "ghost.conv_norm",
     "ghost.conv_sum",
+    *gpu_coef.OPS,
 )
 Row = dict[str, Any]
 
@@ -327,6 +329,27 @@ def conv_row(
     return timed(calls, where, copy, 0, [gradient])
 
 
+# coef
+
+
+def coef_rows(where: Setting, copy: float) -> list[Row]:
+    """10^7 coefficients, with their noise made ahead or not."""
+    rows = []
+    for op in gpu_coef.OPS:
+        for shape in gpu_coef.SHAPES:
+            for ahead in (True, False):
+                case = f"noise {'ahead' if ahead else 'in the kernel'}, {shape[0]} x {shape[1]}"
+
+                def measure(
+                    backend: str, op: str = op, shape: Any = shape, ahead: bool = ahead
+                ) -> Row:
+                    ours, size, theirs = gpu_coef.calls(op, shape, where, backend, ahead=ahead)
+                    return timed(ours, where, copy, size, theirs)
+
+                rows += each_backend(op, case, where, measure)
+    return rows
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure everything; 1 if a case failed."""
     where = setting("ops on a GPU", argv)
@@ -334,7 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     copy = copy_bandwidth(where)
     rows: list[Row] = [{"op": "copy", "GB/s": copy}]
-    for part in (update_rows, clip_rows, linear_rows, conv_rows):
+    for part in (update_rows, clip_rows, linear_rows, conv_rows, coef_rows):
         rows += part(where, copy)
     keep("ops", rows + absent(where), where)
     return exit_code(rows)

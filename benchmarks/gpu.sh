@@ -40,7 +40,7 @@ tests() { # what is marked gpu, then every op on every backend
   local marked=$?
   "$PYTHON" -m pytest -q -p no:cacheprovider --junitxml="$RESULTS/junit_ops.xml" \
     tests/test_ops.py tests/test_golden.py tests/test_precision.py tests/test_sensitivity.py \
-    tests/test_update_noise.py tests/test_ghost_*.py
+    tests/test_update_noise.py tests/test_ghost_*.py tests/test_coef*.py
   local ops=$?
   return $((marked > ops ? marked : ops))
 }

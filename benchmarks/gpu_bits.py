@@ -1,4 +1,4 @@
-"""The same bits on a GPU as on the CPU: draws, releases and updates, compared value by value.
+"""The same bits on a GPU as on the CPU: draws, releases, updates and coefficients, by value.
 
     python -m benchmarks.gpu_bits [--device cuda] [--scale 1]
 
@@ -18,6 +18,7 @@ from dpkern.ops import noise, update
 from dpkern.rng import Purpose
 from dpkern.testing import KEY
 
+from . import gpu_coef
 from .gpu_time import Setting, attempt, backends, exit_code, keep, setting
 
 DRAWS = {"cuda": 10**9}
@@ -130,6 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         add("noise.add_noise", name, lambda b, n, d=dtype: releases(b, d, n, where))  # type: ignore[misc]
     for name, rule in RULES.items():
         add("update.step", name, lambda b, n, r=rule: updates(b, r, n, where))  # type: ignore[misc]
+    for op in gpu_coef.OPS:
+
+        def coefficients(b: str, n: int, op: str = op) -> dict[str, Any]:
+            return counted(n, gpu_coef.compare(op, b, n, where))
+
+        add(op, "laplace", coefficients)
     keep("bits", rows, where)
     return exit_code(rows)
 

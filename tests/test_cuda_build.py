@@ -9,7 +9,7 @@ import pytest
 from tests import cuda_gate as gate
 
 pytestmark = pytest.mark.skipif(gate.nvcc() is None, reason="nvcc is not installed")
-EXACT = ("noise", "symbols", "update")
+EXACT = ("coef", "coef_features", "noise", "symbols", "update")
 """Sources whose bits are those of the CPU."""
 
 

@@ -27,7 +27,7 @@ from dpkern.backends import _cupy_sources, cpu, cuda, cupy
 from dpkern.backends._cupy_kernels import Launchers
 from dpkern.backends._launch import Launch
 from dpkern.errors import BackendError
-from dpkern.ops import clip, noise, symbols, update
+from dpkern.ops import clip, coef, noise, symbols, update
 from dpkern.ops.ghost import explicit
 from dpkern.rng import Purpose
 
@@ -210,6 +210,24 @@ def randomize_everything() -> None:
             symbols.randomize(values, stream=STREAM, backend="cupy", **given)
 
 
+def perturb_everything() -> None:
+    """Coefficients of every type, by every source of noise, with and without entries."""
+    rounding = testing.KEY.stream(Purpose.ROUNDING, 1)
+    drawn = coef.Noise(scale=1.0, stream=STREAM, rounding=rounding, position=9)
+    values, bits = torch.zeros(80000, dtype=torch.int32), torch.zeros(80000, dtype=torch.int16)
+    ahead = replace(drawn, draws=coef.Draws(0, values, bits))
+    for dtype, shape in product(FLOATS, ((0, 7), (3, 0), (700, 7), (2, 9000))):
+        x, shift = torch.ones(shape, dtype=dtype), torch.ones(shape[0], dtype=dtype)
+        scaled = replace(drawn, scale=torch.ones(shape[0]))
+        for given in (None, drawn, ahead, scaled):
+            coef.perturb(x, form="taylor", noise=given, backend="cupy")
+            coef.quadratic(x, x, form="taylor", noise=given, shift=shift, backend="cupy")
+    for dtype, width in product(FLOATS, (0, 30)):
+        h, y = torch.ones(5, width, dtype=dtype), torch.ones(5, 3, dtype=dtype)
+        for given in (None, drawn, ahead, replace(drawn, scale=torch.ones(5))):
+            coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
+
+
 def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
     for case in SMALL_CASES:
         case.verify("cupy")
@@ -217,6 +235,7 @@ def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
     contract_everything()
     update_everything()
     randomize_everything()
+    perturb_everything()
     noise.keystream(STREAM, first_block=3, blocks=257, backend="cupy")
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
@@ -226,7 +245,7 @@ def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
 
 
 def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkern.backends._cupy_kernels._TILES_PER_BLOCK", 4)
+    monkeypatch.setattr("dpkern.backends._cupy_launch.TILES_PER_BLOCK", 4)
     with pytest.raises(AssertionError):
         noise.lattice_draws(STREAM, position=0, count=5000, backend="cupy")
 

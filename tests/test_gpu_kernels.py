@@ -11,7 +11,7 @@ import torch
 from dpkern import _dispatch, testing
 from dpkern.errors import BackendError
 from dpkern.noise_tables import Layout, RingPrefetch
-from dpkern.ops import clip, noise, update
+from dpkern.ops import clip, coef, noise, update
 from dpkern.ops.ghost import explicit
 from dpkern.rng import Purpose
 
@@ -89,6 +89,29 @@ def test_a_ring_on_its_own_stream_changes_no_bit(name: str) -> None:
                 update.step(params, sums, rule=rule, state=state, noise=drawn, backend=name)
         results.append(params[0].cpu())
     assert torch.equal(*results)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_coefficients_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, z, y = (
+        torch.rand(*shape, generator=generator, dtype=dtype)
+        for shape in ((3000, 30), (3000, 30), (3000, 4))
+    )
+    results = []
+    for device, backend in (("cpu", "cpu"), ("cuda", name)):
+        scale = torch.linspace(0.1, 2, len(x)).to(device)
+        drawn = coef.Noise(scale=scale, stream=STREAM, rounding=ROUNDING, position=77)
+        given: dict[str, Any] = {"noise": drawn, "backend": backend}
+        tensors = [part.to(device) for part in (x, z, y, 8 * z[:4].contiguous())]
+        made = (
+            *coef.perturb(tensors[0], form="printed", **given),
+            *coef.quadratic(tensors[1], tensors[0], form="taylor", **given),
+            *coef.expanded(tensors[0], tensors[2], tensors[3], **given),
+        )
+        results.append([tensor.cpu() for tensor in made])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @on_devices

@@ -78,6 +78,28 @@ cuda::Error randomize_symbols(const std::string& stream, std::uint64_t first,
                                  pointer<void>(out), on(cuda));
 }
 
+cuda::Error coef_perturb(const std::string& plan, Address targets, Address linear,
+                         Address quadratic, Address cuda) {
+  return cuda::coef_perturb(struct_of<CoefPlan>(plan), pointer<const void>(targets),
+                            pointer<void>(linear), pointer<void>(quadratic), on(cuda));
+}
+
+cuda::Error coef_quadratic(const std::string& plan, Address z, Address targets, Address shift,
+                           Address loss, Address dz, Address cuda) {
+  return cuda::coef_quadratic(struct_of<CoefPlan>(plan), pointer<const void>(z),
+                              pointer<const void>(targets), pointer<const void>(shift),
+                              pointer<double>(loss), pointer<void>(dz), on(cuda));
+}
+
+cuda::Error coef_expanded(const std::string& plan, Size classes, Size width, Address hidden,
+                          Address targets, Address weights, Address loss, Address dweights,
+                          Address dhidden, Address workspace, Address cuda) {
+  return cuda::coef_expanded(struct_of<CoefPlan>(plan), classes, width, pointer<const void>(hidden),
+                             pointer<const void>(targets), pointer<const void>(weights),
+                             pointer<double>(loss), pointer<void>(dweights), pointer<void>(dhidden),
+                             pointer<void>(workspace), on(cuda));
+}
+
 Size clip_workspace(const std::string& plan, int type, Address tasks, Size count, Size chunks,
                     Size columns) {
   return cuda::clip_workspace(struct_of<ClipPlan>(plan), static_cast<GradType>(type),
@@ -145,6 +167,25 @@ py::dict layouts() {
   DPK_FIELD(Lies, reciprocal);
   DPK_FIELD(Lies, categories);
   done("Lies", sizeof(Lies));
+  DPK_FIELD(CoefPlan, stream);
+  DPK_FIELD(CoefPlan, rounding);
+  DPK_FIELD(CoefPlan, linear);
+  DPK_FIELD(CoefPlan, quadratic);
+  DPK_FIELD(CoefPlan, draws);
+  DPK_FIELD(CoefPlan, rounding_bits);
+  DPK_FIELD(CoefPlan, linear_at);
+  DPK_FIELD(CoefPlan, quadratic_at);
+  DPK_FIELD(CoefPlan, per_units);
+  DPK_FIELD(CoefPlan, cells);
+  DPK_FIELD(CoefPlan, per_unit);
+  DPK_FIELD(CoefPlan, cell);
+  DPK_FIELD(CoefPlan, rows);
+  DPK_FIELD(CoefPlan, columns);
+  DPK_FIELD(CoefPlan, noise);
+  DPK_FIELD(CoefPlan, form);
+  DPK_FIELD(CoefPlan, wide);
+  DPK_FIELD(CoefPlan, aligned16);
+  done("CoefPlan", sizeof(CoefPlan));
   DPK_FIELD(RowTask, rows);
   DPK_FIELD(RowTask, sum);
   DPK_FIELD(RowTask, columns);
@@ -233,6 +274,10 @@ void add_cuda(py::module_& m) {
   m.def("update_step", &update_step, Free());
   m.def("advance", &advance, Free());
   m.def("randomize_symbols", &randomize_symbols, Free());
+  m.def("coef_perturb", &coef_perturb, Free());
+  m.def("coef_quadratic", &coef_quadratic, Free());
+  m.def("coef_expanded_workspace", &cuda::coef_expanded_workspace);
+  m.def("coef_expanded", &coef_expanded, Free());
   m.def("clip_workspace", &clip_workspace);
   m.def("clip_sum", &clip_sum, Free());
   m.def("explicit_norm_workspace", &explicit_norm_workspace);

@@ -5,6 +5,7 @@
 
 #include "core/abi.h"
 #include "core/clip_plan.h"
+#include "core/coef_plan.h"
 #include "core/lies.h"
 #include "core/update_plan.h"
 
@@ -43,6 +44,21 @@ Error advance(UpdateClock* clock, double beta1, double beta2, CudaStream cuda);
 enum class SymbolType : int { kUint8 = 0, kInt32 = 1, kInt64 = 2 };
 Error randomize_symbols(const Stream& stream, std::uint64_t first, const Lies& lies,
                         SymbolType type, const void* x, std::int64_t n, void* out, CudaStream cuda);
+
+// coef.cu, of arrays of plan.rows x plan.columns. The loss of rows without columns is not written.
+Error coef_perturb(const CoefPlan& plan, const void* targets, void* linear, void* quadratic,
+                   CudaStream cuda);
+// loss[row] = sum of w (a1 + a2 w), dz = a1 + 2 a2 w, with w = z + shift[row]; shift null: z.
+Error coef_quadratic(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
+                     double* loss, void* dz, CudaStream cuda);
+
+// coef_features.cu: plan.rows records, at most 3584 features. Nothing is written where one of the
+// sizes is 0.
+std::int64_t coef_expanded_workspace(std::int64_t records, std::int64_t classes,
+                                     std::int64_t width);  // bytes
+Error coef_expanded(const CoefPlan& plan, std::int64_t classes, std::int64_t width,
+                    const void* hidden, const void* targets, const void* weights, double* loss,
+                    void* dweights, void* dhidden, void* workspace, CudaStream cuda);
 
 // A list of tensors: `tasks[0 .. count)`, `chunks` and `columns` the totals over all of them.
 struct RowTable {

@@ -6,6 +6,8 @@ namespace dpkern::cuda {
 int preload_noise();
 int preload_update();
 int preload_clip();
+int preload_coef();
+int preload_coef_features();
 int preload_explicit();
 int preload_symbols();
 

@@ -18,8 +18,8 @@ Error device_count(int* count) {
 const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 Error preload() {
-  for (const auto load :
-       {&preload_noise, &preload_update, &preload_clip, &preload_explicit, &preload_symbols}) {
+  for (const auto load : {&preload_noise, &preload_update, &preload_clip, &preload_coef,
+                          &preload_coef_features, &preload_explicit, &preload_symbols}) {
     if (const Error error = load(); error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from . import _tables
-from ._cupy_launch import Launcher, blocks_of, by_value
+from ._cupy_coef import Coefficients
+from ._cupy_launch import TILE_THREADS, TILES_PER_BLOCK, blocks_of, by_value, tile_blocks
 from ._cupy_sources import FLOATS, GRADS, INTEGERS, LAWS, SYMBOLS
 from ._launch_update import FROM_STREAM
 
 _CIPHER_THREADS = 256
 _SYMBOLS_PER_BLOCK = 8  # of the cipher
-_TILE_THREADS, _TILES_PER_BLOCK = 128, 8
 _FLAT_THREADS = 256
 _ROW_THREADS, _FACTOR_THREADS, _WARP = 256, 128, 32
 _BLOCK_COLUMNS = 1024
@@ -54,11 +54,7 @@ def _room(count: int, size: int) -> int:
     return -(-count * size // 16) * 16
 
 
-def _tile_blocks(first: int, n: int) -> int:
-    return blocks_of(first % _tables.TILE + n, _tables.TILE * _TILES_PER_BLOCK)
-
-
-class Launchers(Launcher):
+class Launchers(Coefficients):
     """Every launcher by its name in ``launch.h``."""
 
     # noise
@@ -75,17 +71,17 @@ class Launchers(Launcher):
         """``lattice_draws``."""
         if n == 0:
             return 0
-        kernel, grid = f"draws_kernel<{LAWS[law]}>", (_tile_blocks(first, n),)
+        kernel, grid = f"draws_kernel<{LAWS[law]}>", (tile_blocks(first, n),)
         what = by_value(stream, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(x)
-        return self.launch("noise", kernel, grid, _TILE_THREADS, cuda, *what)
+        return self.launch("noise", kernel, grid, TILE_THREADS, cuda, *what)
 
     def rounding_bits(self, rounding: bytes, first: int, n: int, bits: int, cuda: int) -> int:
         """``rounding_bits``."""
         if n == 0:
             return 0
-        grid = (_tile_blocks(first, n),)
+        grid = (tile_blocks(first, n),)
         what = by_value(rounding, _tables.STREAM), np.uint64(first), np.int64(n), np.uint64(bits)
-        return self.launch("noise", "rounding_kernel", grid, _TILE_THREADS, cuda, *what)
+        return self.launch("noise", "rounding_kernel", grid, TILE_THREADS, cuda, *what)
 
     def add_noise(
         self,
@@ -115,7 +111,7 @@ class Launchers(Launcher):
             streams = (by_value(packed, _tables.STREAM) for packed in (stream, rounding))
             numbers = number(per_unit), number(cell)
             what = *streams, *place, *numbers, np.uint64(x), np.uint64(nonfinite)
-        return self.launch("noise", kernel, (_tile_blocks(first, n),), _TILE_THREADS, cuda, *what)
+        return self.launch("noise", kernel, (tile_blocks(first, n),), TILE_THREADS, cuda, *what)
 
     # symbols
 
@@ -145,7 +141,7 @@ class Launchers(Launcher):
         total = (*INTEGERS, value)[fields["sum_type"]]
         if fields["noise"] == FROM_STREAM:
             kernel = f"update_tile_kernel<{value}, {total}, {LAWS[fields['law']]}>"
-            grid, threads = (blocks_of(fields["pieces"], _TILES_PER_BLOCK),), _TILE_THREADS
+            grid, threads = (blocks_of(fields["pieces"], TILES_PER_BLOCK),), TILE_THREADS
         else:
             types = f"{total}, true" if fields["noise"] else f"{value}, false"
             kernel = f"update_flat_kernel<{value}, {types}>"

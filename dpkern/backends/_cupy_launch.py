@@ -10,12 +10,19 @@ from . import _tables
 from ._cupy_sources import Compiler
 
 _MOST_BLOCKS = 2**31 - 1
+TILE_THREADS, TILES_PER_BLOCK = 128, 8
+"""Of a block that makes noise."""
 
 
 def blocks_of(n: int, per_block: int = 1) -> int:
     """Of a grid for n."""
     # More than a grid may have fail at the launch.
     return min(-(-n // per_block), _MOST_BLOCKS + 1)
+
+
+def tile_blocks(first: int, n: int) -> int:
+    """Of a grid that makes the noise of n positions from ``first`` on."""
+    return blocks_of(first % _tables.TILE + n, _tables.TILE * TILES_PER_BLOCK)
 
 
 def by_value(packed: bytes, layout: np.dtype[Any]) -> _tables.Table:

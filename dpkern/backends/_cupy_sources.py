@@ -13,6 +13,7 @@ from ..errors import BackendError
 LAWS = ("Gaussian", "Laplace")
 FLOATS = ("float", "double")
 INTEGERS = ("std::int32_t", "std::int64_t")
+BOOLS = ("false", "true")
 SYMBOLS = ("std::uint8_t", *INTEGERS)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
@@ -35,6 +36,17 @@ KERNELS: dict[str, list[str]] = {
         *_all("add_noise_float_kernel", FLOATS, LAWS),
     ],
     "symbols": _all("symbols_kernel", SYMBOLS),
+    "coef": [
+        *_all("perturb_tile_kernel", FLOATS),
+        *_all("perturb_flat_kernel", FLOATS, BOOLS),
+        *_all("quadratic_tile_kernel", FLOATS),
+        *_all("quadratic_flat_kernel", FLOATS, BOOLS),
+    ],
+    "coef_features": [
+        *_all("features_tile_kernel", FLOATS),
+        *_all("features_flat_kernel", FLOATS, BOOLS),
+        *_all("features_sum_kernel", FLOATS),
+    ],
     "update": [
         "advance_kernel",
         *(f"update_flat_kernel<{t}, {t}, false>" for t in FLOATS),

@@ -20,7 +20,7 @@ from ..ops import clip, update
 from ..ops._count import Count, known
 from ..ops.ghost import explicit
 from ..rng import Stream
-from . import _device, _launch_symbols, _library, _numbers, _tables
+from . import _device, _launch_coef, _launch_symbols, _library, _numbers, _tables
 from ._launch_update import LAW_CODES, SUM_CODES, Planned, refuse
 
 Tensors = Sequence[torch.Tensor]
@@ -86,6 +86,7 @@ class Launch:
             ("ghost.clip_factors", self.clip_factors, self._refuse_lists),
             ("ghost.contract", self.contract, self._refuse_lists),
             ("symbols.randomize", self.randomize, self._refuse_first),
+            *_launch_coef.kernels(self.to, self._check, self.refusal),
             *((name, run, self._refuse_first) for name, run in _library.KERNELS),
         )
 

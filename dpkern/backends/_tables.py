@@ -1,7 +1,7 @@
 """Structs for kernels on devices, and tables of them in device memory.
 
 A list of tensors travels as one table, one launch for all of them. The layouts are those of
-``csrc/core`` (``abi.h``, ``clip_plan.h``, ``update_plan.h``), which the compiled module reports.
+``csrc/core`` (``abi.h`` and the files that end in ``_plan.h``), which the compiled module reports.
 """
 
 from __future__ import annotations
@@ -85,9 +85,30 @@ UPDATE_PLAN = struct(
     sum_type=_I32,
     wide=_I32,
 )
+COEF_PLAN = struct(
+    stream=STREAM,
+    rounding=STREAM,
+    linear=_U64,
+    quadratic=_U64,
+    draws=_POINTER,
+    rounding_bits=_POINTER,
+    linear_at=_I64,
+    quadratic_at=_I64,
+    per_units=_POINTER,
+    cells=_POINTER,
+    per_unit=_F64,
+    cell=_F64,
+    rows=_I64,
+    columns=_I64,
+    noise=_I32,
+    form=_I32,
+    wide=_I32,
+    aligned16=_I32,
+)
 STRUCTS = {
     "Stream": STREAM,
     "Lies": LIES,
+    "CoefPlan": COEF_PLAN,
     "RowTask": ROW_TASK,
     "ClipBound": CLIP_BOUND,
     "ClipPlan": CLIP_PLAN,

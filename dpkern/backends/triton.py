@@ -23,6 +23,7 @@ MODULES = (
     "linear",
     "conv",
     "symbols",
+    "coef",
 )
 """Those of ``_triton`` that have kernels."""
 OLDEST = (3, 6)

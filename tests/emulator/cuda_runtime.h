@@ -268,6 +268,21 @@ inline float __uint_as_float(std::uint32_t bits) {
   return value;
 }
 
+inline std::uint64_t bits_of_double(double x) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+inline int __double2loint(double x) { return static_cast<int>(bits_of_double(x) & 0xffffffffu); }
+inline int __double2hiint(double x) { return static_cast<int>(bits_of_double(x) >> 32); }
+inline double __hiloint2double(int high, int low) {
+  const std::uint64_t bits = static_cast<std::uint64_t>(static_cast<std::uint32_t>(high)) << 32 |
+                             static_cast<std::uint32_t>(low);
+  double value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 template <class T>
 T atomicAdd(T* to, T x) {
   T before;

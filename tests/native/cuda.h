@@ -10,6 +10,7 @@
 namespace dpkern::test {
 
 std::int64_t test_emulator();
+std::int64_t test_cuda_coef();
 std::int64_t test_cuda_noise();
 std::int64_t test_cuda_update();
 std::int64_t test_cuda_rows();

@@ -28,6 +28,8 @@ int main() {
               static_cast<long long>(test::test_emulator()));
   std::printf("emulated CUDA %lld cases (noise)\n",
               static_cast<long long>(test::test_cuda_noise()));
+  std::printf("emulated CUDA %lld cases (coefficients)\n",
+              static_cast<long long>(test::test_cuda_coef()));
   std::printf("emulated CUDA %lld cases (update)\n",
               static_cast<long long>(test::test_cuda_update()));
   std::printf("emulated CUDA %lld cases (clip and explicit gradients)\n",

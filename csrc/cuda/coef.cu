@@ -1,0 +1,383 @@
+// Coefficients of polynomial losses, written with their noise or evaluated with it in the block's
+// memory. Noise from the stream is made by tiles as in noise.cu.
+
+#include "core/coef.h"
+#include "core/coef_plan.h"
+#include "cuda/coef.cuh"
+
+namespace dpkern::cuda {
+
+constexpr int kFlatThreads = 256;
+constexpr int kFlatPiece = 2048;  // elements of a block
+constexpr int kFlatEach = kFlatPiece / kFlatThreads;
+
+// Terms that a block holds at a time, a multiple of the lanes. Wherever they begin, they meet at
+// most four tiles of linear and four of quadratic coefficients.
+constexpr int kWindow = 1536;
+constexpr int kKindThreads = kTileThreads / 2;  // that make the tiles of one kind
+constexpr int kLossBlocks = 6;                  // of tiles, on a multiprocessor
+
+// Whole rows of a block, or one that takes several windows.
+__host__ __device__ __forceinline__ std::int64_t rows_of_block(std::int64_t columns) {
+  return columns < kWindow ? kWindow / columns : 1;
+}
+
+// The rows of an element and of those at most kReach behind it, with one long division.
+class RowsFrom {
+ public:
+  __device__ __forceinline__ RowsFrom(std::int64_t element, std::int64_t columns)
+      : row_(element / columns), column_(element % columns), columns_(columns) {}
+
+  __device__ __forceinline__ std::int64_t at(int further) const {
+    const std::int64_t column = column_ + further;
+    if (columns_ > kReach) return row_ + (column >= columns_ ? 1 : 0);
+    return row_ + static_cast<std::uint32_t>(column) / static_cast<std::uint32_t>(columns_);
+  }
+
+ private:
+  static constexpr int kReach = kFlatPiece;
+  std::int64_t row_, column_, columns_;
+};
+
+// Row 0 of the grid makes the linear coefficients, row 1 the quadratic ones.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks)
+    perturb_tile_kernel(CoefPlan plan, const T* targets, T* linear, T* quadratic) {
+  __shared__ TileRoom room;
+  __shared__ RoundingRoom rounded;
+  load_table<Laplace>(room);
+  const bool second = blockIdx.y != 0;
+  const std::int64_t n = plan.rows * plan.columns;
+  const TileSeat seat(second ? plan.quadratic : plan.linear, piece_of_thread());
+  const std::int64_t begin = seat.index - seat.lane;  // of the tile
+  if (begin >= n) return;
+  draw_lane<Laplace>(plan.stream, seat, room);
+  rounded.fill(plan.rounding, seat);
+  const std::int64_t first = begin < 0 ? 0 : begin;
+  const RowsFrom rows(first, plan.columns);
+  T* const out = second ? quadratic : linear;
+  for (int k = 0; k < kPerThread; ++k) {
+    const std::int64_t i = seat.index + kLanes * k;
+    if (i < 0 || i >= n) continue;
+    const T x = targets[i];
+    const T value = second ? quadratic_coefficient(x, plan.form) : linear_coefficient(x);
+    const Steps<T> steps(plan, rows.at(static_cast<int>(i - first)));
+    out[i] = steps.noised(value, rounded.bits(k), room.draws[k][threadIdx.x]);
+  }
+}
+
+// V elements from i on, everything read before anything is used.
+template <int V, class T, bool kDraws>
+__device__ __forceinline__ void perturb_pack(const CoefPlan& plan, const RowsFrom& rows,
+                                             std::int64_t begin, int further, const T* targets,
+                                             T* linear, T* quadratic) {
+  const std::int64_t i = begin + further;
+  T a1[V], a2[V];
+  std::int32_t x1[V], x2[V];
+  std::uint16_t bits1[V], bits2[V];
+  load_pack<V>(targets + i, a1);
+  if constexpr (kDraws) {
+    load_pack<V>(plan.draws + plan.linear_at + i, x1);
+    load_pack<V>(plan.draws + plan.quadratic_at + i, x2);
+    load_pack<V>(plan.rounding_bits + plan.linear_at + i, bits1);
+    load_pack<V>(plan.rounding_bits + plan.quadratic_at + i, bits2);
+  }
+  DPK_UNROLL
+  for (int v = 0; v < V; ++v) {
+    a2[v] = quadratic_coefficient(a1[v], plan.form);
+    a1[v] = linear_coefficient(a1[v]);
+    if constexpr (kDraws) {
+      const Steps<T> steps(plan, rows.at(further + v));
+      a1[v] = steps.noised(a1[v], bits1[v], x1[v]);
+      a2[v] = steps.noised(a2[v], bits2[v], x2[v]);
+    }
+  }
+  store_pack<V>(a1, linear + i);
+  store_pack<V>(a2, quadratic + i);
+}
+
+template <class T, bool kDraws>
+__global__ void __launch_bounds__(kFlatThreads)
+    perturb_flat_kernel(CoefPlan plan, const T* targets, T* linear, T* quadratic) {
+  constexpr int V = 16 / static_cast<int>(sizeof(T));
+  const int thread = static_cast<int>(threadIdx.x);
+  const std::int64_t n = plan.rows * plan.columns;
+  const std::int64_t begin = blockIdx.x * static_cast<std::int64_t>(kFlatPiece);
+  const RowsFrom rows(begin, plan.columns);
+  if (plan.aligned16 != 0 && begin + kFlatPiece <= n) {
+    DPK_UNROLL
+    for (int k = 0; k < kFlatEach / V; ++k) {
+      const int further = V * (k * kFlatThreads + thread);
+      perturb_pack<V, T, kDraws>(plan, rows, begin, further, targets, linear, quadratic);
+    }
+  } else {
+    for (int further = thread; further < kFlatPiece && begin + further < n;
+         further += kFlatThreads) {
+      perturb_pack<1, T, kDraws>(plan, rows, begin, further, targets, linear, quadratic);
+    }
+  }
+}
+
+// A window's noise from the stream: half of the block's tiles are of linear coefficients. The two
+// draws of an element make room for its term.
+struct TileWindow {
+  struct Room : TileRoom {
+    RoundingRoom rounded;
+  };
+  Room& room;
+  int linear;  // places of the window's first element in the tiles
+  int quadratic;
+
+  __device__ __forceinline__ explicit TileWindow(Room& room_) : room(room_) {
+    load_table<Laplace>(room);
+  }
+  // All threads of the block.
+  __device__ __forceinline__ void begin(const CoefPlan& plan, std::int64_t at, int count) {
+    const std::uint64_t offset = static_cast<std::uint64_t>(at);
+    linear = static_cast<int>((plan.linear + offset) % kTile);
+    quadratic = static_cast<int>((plan.quadratic + offset) % kTile) + kKindTile;
+    const int thread = static_cast<int>(threadIdx.x);
+    const std::uint64_t first = thread < kKindThreads ? plan.linear : plan.quadratic;
+    const TileSeat seat(first + offset, thread % kKindThreads / kLanes);
+    if (seat.index - seat.lane < count) {
+      draw_lane<Laplace>(plan.stream, seat, room);
+      room.rounded.fill(plan.rounding, seat);
+    }
+    __syncthreads();
+  }
+  template <class T>
+  __device__ __forceinline__ T a1(T value, const Steps<T>& steps, int e) const {
+    return noised(value, steps, linear + e);
+  }
+  template <class T>
+  __device__ __forceinline__ T a2(T value, const Steps<T>& steps, int e) const {
+    return noised(value, steps, quadratic + e);
+  }
+  __device__ __forceinline__ void put(int e, double term) const {
+    draw(linear + e) = __double2loint(term);
+    draw(quadratic + e) = __double2hiint(term);
+  }
+  __device__ __forceinline__ double term(int e) const {
+    return __hiloint2double(draw(quadratic + e), draw(linear + e));
+  }
+
+ private:
+  static constexpr int kKindTile = kKindThreads / kLanes * kTile;
+
+  // Whose coordinate k the place is.
+  __device__ __forceinline__ static int maker(int place) {
+    return place / kTile * kLanes + place % kLanes;
+  }
+  __device__ __forceinline__ std::int32_t& draw(int place) const {
+    return room.draws[place % kTile / kLanes][maker(place)];
+  }
+  template <class T>
+  __device__ __forceinline__ T noised(T value, const Steps<T>& steps, int place) const {
+    const int k = place % kTile / kLanes;
+    const std::uint32_t bits = rounding_bits(room.rounded.words[k >> 1][maker(place)], k);
+    return steps.noised(value, bits, draw(place));
+  }
+};
+
+// A window without noise, or with draws made ahead.
+template <bool kDraws>
+struct FlatWindow {
+  struct Room {
+    double terms[kWindow];
+  };
+  Room& room;
+  const std::int32_t* x1;
+  const std::int32_t* x2;
+  const std::uint16_t* bits1;
+  const std::uint16_t* bits2;
+
+  __device__ __forceinline__ explicit FlatWindow(Room& room_) : room(room_) {}
+  __device__ __forceinline__ void begin(const CoefPlan& plan, std::int64_t at, int) {
+    if constexpr (kDraws) {
+      x1 = plan.draws + plan.linear_at + at;
+      x2 = plan.draws + plan.quadratic_at + at;
+      bits1 = plan.rounding_bits + plan.linear_at + at;
+      bits2 = plan.rounding_bits + plan.quadratic_at + at;
+    }
+  }
+  template <class T>
+  __device__ __forceinline__ T a1(T value, const Steps<T>& steps, int e) const {
+    if constexpr (kDraws) return steps.noised(value, bits1[e], x1[e]);
+    return value;
+  }
+  template <class T>
+  __device__ __forceinline__ T a2(T value, const Steps<T>& steps, int e) const {
+    if constexpr (kDraws) return steps.noised(value, bits2[e], x2[e]);
+    return value;
+  }
+  __device__ __forceinline__ void put(int e, double term) const { room.terms[e] = term; }
+  __device__ __forceinline__ double term(int e) const { return room.terms[e]; }
+};
+
+template <class T>
+struct LossArrays {
+  const T* __restrict__ z;
+  const T* __restrict__ targets;
+  const T* __restrict__ shift;  // or null
+  double* __restrict__ loss;
+  T* __restrict__ dz;
+};
+
+// Slopes and terms of the elements [begin, begin + count).
+template <class T, class Window>
+__device__ __forceinline__ void evaluate(const CoefPlan& plan, const Window& window,
+                                         const LossArrays<T>& of, std::int64_t begin, int count) {
+  const RowsFrom rows(begin, plan.columns);
+  for (int e = static_cast<int>(threadIdx.x); e < count; e += kTileThreads) {
+    const std::int64_t i = begin + e;
+    const std::int64_t row = rows.at(e);
+    const Steps<T> steps(plan, row);
+    const T x = of.targets[i];
+    const T w = of.shift == nullptr ? of.z[i] : of.z[i] + of.shift[row];
+    const T a1 = window.a1(linear_coefficient(x), steps, e);
+    const T a2 = window.a2(quadratic_coefficient(x, plan.form), steps, e);
+    of.dz[i] = quadratic_slope(a1, a2, w);
+    window.put(e, quadratic_term(static_cast<double>(a1), static_cast<double>(a2),
+                                 static_cast<double>(w)));
+  }
+}
+
+// This thread's lane of the terms [begin, end), which begin with lane 0.
+template <class Window>
+__device__ __forceinline__ double lane_sum(const Window& window, int begin, int end, double sum) {
+  const int lane = static_cast<int>(threadIdx.x) % kLossLanes;
+  for (int e = begin + lane; e < end; e += kLossLanes) sum += window.term(e);
+  return sum;
+}
+
+template <class T, class Window>
+__device__ __forceinline__ void loss_of_block(const CoefPlan& plan, Window& window,
+                                              const LossArrays<T>& of) {
+  constexpr int kGroups = kTileThreads / kLossLanes;
+  const std::int64_t each = rows_of_block(plan.columns);
+  const std::int64_t first = blockIdx.x * each;
+  const std::int64_t left = plan.rows - first;
+  const int rows = static_cast<int>(left < each ? left : each);
+  const std::int64_t end = (first + rows) * plan.columns;
+  const int lane = static_cast<int>(threadIdx.x) % kLossLanes;
+  const int group = static_cast<int>(threadIdx.x) / kLossLanes;
+  const bool whole = plan.columns <= kWindow;
+  double sum = 0;  // of a row that takes several windows
+  for (std::int64_t at = first * plan.columns; at < end; at += kWindow) {
+    const int count = static_cast<int>(end - at < kWindow ? end - at : kWindow);
+    window.begin(plan, at, count);
+    evaluate(plan, window, of, at, count);
+    __syncthreads();
+    if (!whole) {
+      if (group == 0) sum = lane_sum(window, 0, count, sum);
+      __syncthreads();  // the next window takes the terms' place
+      continue;
+    }
+    const int columns = static_cast<int>(plan.columns);
+    for (int row = group; row - group < rows; row += kGroups) {
+      const bool own = row < rows;
+      const double total =
+          meet(own ? lane_sum(window, row * columns, (row + 1) * columns, 0.0) : 0);
+      if (own && lane == 0) of.loss[first + row] = total;
+    }
+  }
+  if (whole) return;
+  const double total = meet(sum);
+  if (threadIdx.x == 0) of.loss[first] = total;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kTileThreads, kLossBlocks)
+    quadratic_tile_kernel(CoefPlan plan, const T* z, const T* targets, const T* shift, double* loss,
+                          T* dz) {
+  __shared__ TileWindow::Room room;
+  TileWindow window(room);
+  loss_of_block(plan, window, LossArrays<T>{z, targets, shift, loss, dz});
+}
+
+template <class T, bool kDraws>
+__global__ void __launch_bounds__(kTileThreads)
+    quadratic_flat_kernel(CoefPlan plan, const T* z, const T* targets, const T* shift, double* loss,
+                          T* dz) {
+  __shared__ typename FlatWindow<kDraws>::Room room;
+  FlatWindow<kDraws> window(room);
+  loss_of_block(plan, window, LossArrays<T>{z, targets, shift, loss, dz});
+}
+
+}  // namespace dpkern::cuda
+
+#if !defined(__CUDACC_RTC__)
+#include "cuda/launch.h"
+#include "cuda/preload.h"
+
+namespace dpkern::cuda {
+namespace {
+
+template <class T>
+Error perturb_of(const CoefPlan& plan, const void* targets, void* linear, void* quadratic,
+                 CudaStream cuda) {
+  const std::int64_t n = plan.rows * plan.columns;
+  const T* x = static_cast<const T*>(targets);
+  T* a1 = static_cast<T*>(linear);
+  T* a2 = static_cast<T*>(quadratic);
+  if (plan.noise == NoiseSource::kStream) {
+    const auto skipped = static_cast<std::int64_t>(plan.linear % kTile);
+    const dim3 grid(blocks_of(skipped + n, kTile * kTilesPerBlock), 2);
+    DPK_LAUNCH(perturb_tile_kernel<T>, grid, kTileThreads, cuda, plan, x, a1, a2);
+  } else if (plan.noise == NoiseSource::kDraws) {
+    DPK_LAUNCH_FLAT((perturb_flat_kernel<T, true>), blocks_of(n, kFlatPiece), kFlatThreads, cuda,
+                    plan, x, a1, a2);
+  } else {
+    DPK_LAUNCH_FLAT((perturb_flat_kernel<T, false>), blocks_of(n, kFlatPiece), kFlatThreads, cuda,
+                    plan, x, a1, a2);
+  }
+  return cudaGetLastError();
+}
+
+template <class T>
+using LossKernel = void (*)(CoefPlan, const T*, const T*, const T*, double*, T*);
+
+template <class T>
+LossKernel<T> kernel_for(NoiseSource noise) {
+  if (noise == NoiseSource::kStream) return quadratic_tile_kernel<T>;
+  return noise == NoiseSource::kDraws ? quadratic_flat_kernel<T, true>
+                                      : quadratic_flat_kernel<T, false>;
+}
+
+template <class T>
+Error quadratic_of(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
+                   double* loss, void* dz, CudaStream cuda) {
+  const LossKernel<T> kernel = kernel_for<T>(plan.noise);
+  DPK_LAUNCH(kernel, blocks_of(plan.rows, rows_of_block(plan.columns)), kTileThreads, cuda, plan,
+             static_cast<const T*>(z), static_cast<const T*>(targets), static_cast<const T*>(shift),
+             loss, static_cast<T*>(dz));
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+Error coef_perturb(const CoefPlan& plan, const void* targets, void* linear, void* quadratic,
+                   CudaStream cuda) {
+  if (plan.rows == 0 || plan.columns == 0) return cudaSuccess;
+  const auto run = plan.wide != 0 ? &perturb_of<double> : &perturb_of<float>;
+  return run(plan, targets, linear, quadratic, cuda);
+}
+
+Error coef_quadratic(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
+                     double* loss, void* dz, CudaStream cuda) {
+  if (plan.rows == 0 || plan.columns == 0) return cudaSuccess;
+  const auto run = plan.wide != 0 ? &quadratic_of<double> : &quadratic_of<float>;
+  return run(plan, z, targets, shift, loss, dz, cuda);
+}
+
+Error preload_coef() {
+  return load_kernels(perturb_tile_kernel<float>, perturb_tile_kernel<double>,
+                      perturb_flat_kernel<float, false>, perturb_flat_kernel<float, true>,
+                      perturb_flat_kernel<double, false>, perturb_flat_kernel<double, true>,
+                      quadratic_tile_kernel<float>, quadratic_tile_kernel<double>,
+                      quadratic_flat_kernel<float, false>, quadratic_flat_kernel<float, true>,
+                      quadratic_flat_kernel<double, false>, quadratic_flat_kernel<double, true>);
+}
+
+}  // namespace dpkern::cuda
+#endif
