@@ -16,6 +16,7 @@ from dpkern.accounting import accountants, events
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.laws import SCALE_UNITS
 from dpkern.mechanisms import FM, SPOF, ObjectivePerturbation, OutputSGD
+from dpkern.mechanisms.objective import MOST_TAIL
 from dpkern.objective import Method, release, rules
 from dpkern.ops import coef, noise
 from dpkern.rng import Key, Purpose
@@ -326,3 +327,14 @@ def test_the_fingerprint_knows_every_option() -> None:
     assert SPOF(epsilon=1.0).fingerprint == SPOF(epsilon=1.0).fingerprint
     assert SPOF(epsilon=1.0).fingerprint != SPOF(epsilon=1.0, constant=1.0).fingerprint
     assert FM(epsilon=1.0).fingerprint != SPOF(epsilon=1.0).fingerprint
+
+
+def test_large_epsilons_whose_cut_tails_decide_are_certified_for_nothing() -> None:
+    assert SPOF(epsilon=30.0).epsilon_certified() == 30.0
+    assert 0 < SPOF(epsilon=30.0).certified_delta() < MOST_TAIL
+    for made, visits in ((SPOF(epsilon=50.0), 1), (OutputSGD(epsilon=10.0), 10)):
+        certificate = made.certificate(visits=visits, seeded=False)
+        assert certificate.epsilon == math.inf
+        assert certificate.delta == 0
+        assert certificate.certified_for == "nothing"
+        assert made.event_spec(visits=visits) == events.non_private()

@@ -26,12 +26,10 @@ from ..accounting.events import EventSpec, Leaf
 from ..laws import SCALE_UNITS
 from ..theory import adlm
 from .certify import ROUNDING_STEP
+from .objective import MOST_TAIL
 
 if TYPE_CHECKING:
     from .adlm import AdLM
-
-MOST_TAIL = 2.0**-40
-"""Where noise tails that are cut weigh more than this, nothing is certified."""
 
 ROUNDING = 2 * ROUNDING_STEP / SCALE_UNITS
 """Epsilon of one coordinate's stochastic rounding."""

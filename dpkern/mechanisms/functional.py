@@ -34,7 +34,13 @@ from ..theory import environment, spof_sensitivity
 from ..theory.spof_loss import FORMS
 from ._statement import MODES
 from .notes import Note, notes
-from .objective import ObjectivePerturbation, checked_epsilon
+from .objective import (
+    COORDINATES,
+    MOST_TAIL,
+    ObjectivePerturbation,
+    checked_epsilon,
+    cut_tail,
+)
 
 RELEASES = ("coefficients", "record")
 SCHEDULES = ("per_visit", "once_per_record")
@@ -112,8 +118,12 @@ class Functional(ObjectivePerturbation):
 
     @property
     def certified(self) -> bool:
-        """Whether what is trained is certified: the record itself is released, and nothing else."""
-        return self.noised and self.release == "record"
+        """Whether what is trained is certified: the record itself is released, and nothing else.
+
+        From about epsilon 33 the noise's cut tails weigh too much, and it is not.
+        """
+        released = self.noised and self.release == "record"
+        return released and cut_tail(self.epsilon, COORDINATES) <= MOST_TAIL
 
     @property
     def certified_for(self) -> str:

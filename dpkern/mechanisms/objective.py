@@ -18,11 +18,15 @@ from .._validate import integer
 from ..accounting import Certificate
 from ..accounting.accountants import escape_mass
 from ..accounting.events import LAPLACE_EVENT, EventSpec, Leaf, build
+from ..accounting.history import NOTHING
 from ..errors import InvalidInput
 from .notes import Note
 
 COORDINATES = 1 << 20
 """Noisy numbers that one record's release may have when nobody says how many."""
+
+MOST_TAIL = 2.0**-40
+"""Where noise tails that are cut weigh more than this, nothing is certified."""
 
 SEEDED = "the noise comes from a known seed: whoever knows it can subtract the noise"
 
@@ -95,25 +99,21 @@ class ObjectivePerturbation(ABC):
             visits: of each record.
             coordinates: noisy numbers of one record.
         """
-        epsilon = self.epsilon_certified(visits=visits)
-        if not 0 < epsilon < math.inf:
-            return 0.0
-        leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 / epsilon),))
-        count = integer(1, coordinates=coordinates) * max(1, visits)
-        return escape_mass(leaf, "replace_one", count, epsilon)
+        return cut_tail(self.epsilon_certified(visits=visits), integer(1, coordinates=coordinates))
 
     def certificate(
         self, *, visits: int = 1, seeded: bool, coordinates: int = COORDINATES
     ) -> Certificate:
         """The certified epsilon with everything that it rests on; infinite with a known seed."""
+        epsilon = self.epsilon_certified(visits=visits)
         return Certificate(
-            epsilon=math.inf if seeded else self.epsilon_certified(visits=visits),
+            epsilon=math.inf if seeded else epsilon,
             delta=self.certified_delta(visits=visits, coordinates=coordinates),
             relation=self.relation,
             accountant=self.accountant,
             event=json.dumps(self.event_spec(visits=visits), sort_keys=True),
             bounds={},
-            certified_for=self.certified_for,
+            certified_for=NOTHING if math.isinf(epsilon) else self.certified_for,
             notes=(*self.remarks, *((SEEDED,) if seeded else ())),
         )
 
@@ -141,6 +141,20 @@ class ObjectivePerturbation(ABC):
             key: "inf" if value == math.inf else value for key, value in self.options().items()
         }
         return {"mechanism": self.name, **plain}
+
+
+def cut_tail(epsilon: float, coordinates: int, *, each: float | None = None) -> float:
+    """Delta of the cut tails of so many draws, of which all together cost epsilon.
+
+    Args:
+        epsilon: pure, of everything; 0 and infinity have no tails.
+        coordinates: draws.
+        each: of it, what one release and hence one draw can cost; None: all.
+    """
+    if not 0 < epsilon < math.inf:
+        return 0.0
+    leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 / (each or epsilon)),))
+    return escape_mass(leaf, "replace_one", coordinates, epsilon)
 
 
 def checked_epsilon(value: Any, *, name: str = "epsilon") -> float:

@@ -30,7 +30,13 @@ from ._statement import MODES
 from .dpsgd import DPSGD
 from .laplace_sgd import LaplaceSGD
 from .notes import Note, notes
-from .objective import COORDINATES, ObjectivePerturbation, checked_epsilon
+from .objective import (
+    COORDINATES,
+    MOST_TAIL,
+    ObjectivePerturbation,
+    checked_epsilon,
+    cut_tail,
+)
 
 DISTRIBUTIONS = ("laplace", "gaussian")
 
@@ -143,7 +149,7 @@ class OutputSGD(ObjectivePerturbation):
         """As many releases as visits; non-private without ``full_parameter``."""
         if integer(visits=visits) == 0:
             return events.no_op()
-        if not self.certified:
+        if math.isinf(self.epsilon_certified(visits=visits, coordinates=coordinates)):
             return events.non_private()
         return events.repeated(self.mechanism.event_spec(coordinates), visits)
 
@@ -154,7 +160,8 @@ class OutputSGD(ObjectivePerturbation):
         if not self.certified:
             return math.inf
         if self.distribution == "laplace":
-            return 2 * visits / float(self.mechanism.event_spec(coordinates)["noise_multiplier"])
+            total = visits * self._of_a_visit(coordinates)
+            return math.inf if self._tail(visits, coordinates) > MOST_TAIL else total
         given: dict[str, Any] = {"delta": self.delta, "dimension": coordinates}
         return certify(self.mechanism, steps=visits, **given, **_OF_ONE).epsilon
 
@@ -176,7 +183,16 @@ class OutputSGD(ObjectivePerturbation):
         """``delta`` of all visits together for Gaussian noise; else the cut tails."""
         if self.distribution == "gaussian":
             return self.delta if visits and self.certified else 0.0
-        return super().certified_delta(visits=visits, coordinates=coordinates)
+        if math.isinf(self.epsilon_certified(visits=visits, coordinates=coordinates)):
+            return 0.0
+        return self._tail(visits, coordinates)
+
+    def _of_a_visit(self, coordinates: int) -> float:
+        return 2 / float(self.mechanism.event_spec(coordinates)["noise_multiplier"])
+
+    def _tail(self, visits: int, coordinates: int) -> float:
+        each = self._of_a_visit(coordinates)
+        return cut_tail(visits * each, visits * coordinates, each=each)
 
     @property
     def notes(self) -> tuple[Note, ...]:
