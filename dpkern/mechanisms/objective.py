@@ -143,18 +143,18 @@ class ObjectivePerturbation(ABC):
         return {"mechanism": self.name, **plain}
 
 
-def cut_tail(epsilon: float, coordinates: int, *, each: float | None = None) -> float:
-    """Delta of the cut tails of so many draws, of which all together cost epsilon.
+def cut_tail(epsilon: float, coordinates: int, *, releases: int = 1) -> float:
+    """Delta of the cut tails of releases that share epsilon equally; 0 for 0 and infinity.
 
     Args:
-        epsilon: pure, of everything; 0 and infinity have no tails.
-        coordinates: draws.
-        each: of it, what one release and hence one draw can cost; None: all.
+        epsilon: pure, of all of them.
+        coordinates: draws of one release.
+        releases: how many.
     """
     if not 0 < epsilon < math.inf:
         return 0.0
-    leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 / (each or epsilon)),))
-    return escape_mass(leaf, "replace_one", coordinates, epsilon)
+    leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 * releases / epsilon),))
+    return releases * escape_mass(leaf, "replace_one", coordinates, epsilon)
 
 
 def checked_epsilon(value: Any, *, name: str = "epsilon") -> float:

@@ -160,8 +160,9 @@ class OutputSGD(ObjectivePerturbation):
         if not self.certified:
             return math.inf
         if self.distribution == "laplace":
-            total = visits * self._of_a_visit(coordinates)
-            return math.inf if self._tail(visits, coordinates) > MOST_TAIL else total
+            total = self._pure(visits, coordinates)
+            tail = cut_tail(total, coordinates, releases=visits)
+            return math.inf if tail > MOST_TAIL else total
         given: dict[str, Any] = {"delta": self.delta, "dimension": coordinates}
         return certify(self.mechanism, steps=visits, **given, **_OF_ONE).epsilon
 
@@ -183,16 +184,11 @@ class OutputSGD(ObjectivePerturbation):
         """``delta`` of all visits together for Gaussian noise; else the cut tails."""
         if self.distribution == "gaussian":
             return self.delta if visits and self.certified else 0.0
-        if math.isinf(self.epsilon_certified(visits=visits, coordinates=coordinates)):
-            return 0.0
-        return self._tail(visits, coordinates)
+        epsilon = self.epsilon_certified(visits=visits, coordinates=coordinates)
+        return cut_tail(epsilon, coordinates, releases=visits)
 
-    def _of_a_visit(self, coordinates: int) -> float:
-        return 2 / float(self.mechanism.event_spec(coordinates)["noise_multiplier"])
-
-    def _tail(self, visits: int, coordinates: int) -> float:
-        each = self._of_a_visit(coordinates)
-        return cut_tail(visits * each, visits * coordinates, each=each)
+    def _pure(self, visits: int, coordinates: int) -> float:
+        return 2 * visits / float(self.mechanism.event_spec(coordinates)["noise_multiplier"])
 
     @property
     def notes(self) -> tuple[Note, ...]:
