@@ -52,7 +52,8 @@ def test_lora_finetune(quick: Any) -> None:
 
 
 def test_gan_discriminator(quick: Any) -> None:
-    results = quick("gan_discriminator", "--noise-multiplier", "1")
+    # With fresh noise of 1 the distance falls to .5 +- .1 of what it was, with .4 to .4 +- .07.
+    results = quick("gan_discriminator", "--noise-multiplier", "0.4")
     assert 0 < results["epsilon"] < math.inf
     assert results["after"] < 0.7 * results["before"]
 

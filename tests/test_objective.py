@@ -338,3 +338,17 @@ def test_large_epsilons_whose_cut_tails_decide_are_certified_for_nothing() -> No
         assert certificate.delta == 0
         assert certificate.certified_for == "nothing"
         assert made.event_spec(visits=visits) == events.non_private()
+
+
+def test_a_certificate_counts_its_coordinates_everywhere() -> None:
+    made = OutputSGD(epsilon=1.0)
+    many = made.certificate(seeded=False, coordinates=1 << 28)
+    assert many.epsilon == made.epsilon_certified(coordinates=1 << 28)
+    assert many.epsilon > made.certificate(seeded=False).epsilon
+    assert json.loads(many.event) == made.event_spec(coordinates=1 << 28)
+
+
+def test_one_secret_key_serves_one_run() -> None:
+    key = Key.fresh()
+    with pytest.raises(PrivacyError, match="one key for several runs"):
+        training(OutputSGD(epsilon=1.0), seeds=[0, 1], keys=[key, key])

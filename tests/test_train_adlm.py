@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def test_adlm_takes_relevances_from_public_records(options: dict[str, Any], tmp_
         start(adaptive)
     with pytest.raises(InvalidInput, match="other records"):
         start({**adaptive, "public_data": options["data"]})
+    where = Path(options["data"])
+    with pytest.raises(InvalidInput, match="other records"):
+        start({**adaptive, "public_data": f"{where.parent}/./{where.name}"})
+    copied = str(shutil.copy(where, tmp_path / "copied.npz"))
+    with pytest.raises(InvalidInput, match="the same rows"):
+        start({**adaptive, "public_data": copied})
     with pytest.raises(InvalidInput, match="none: nothing here"):
         start({**options, "public_data": options["data"]})
     public = table(tmp_path / "public.npz", seed=1)

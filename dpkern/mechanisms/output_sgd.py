@@ -12,15 +12,16 @@ Source: SPOF, equations (14), (15), (24)-(27), algorithm 2.
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from .._validate import choice, integer, open_unit, positive
-from ..accounting import calibrate, certify, events
+from ..accounting import Certificate, calibrate, certify, events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING, REAL_SUMS
 from ..errors import InvalidInput
@@ -186,6 +187,19 @@ class OutputSGD(ObjectivePerturbation):
             return self.delta if visits and self.certified else 0.0
         epsilon = self.epsilon_certified(visits=visits, coordinates=coordinates)
         return cut_tail(epsilon, coordinates, releases=visits)
+
+    def certificate(
+        self, *, visits: int = 1, seeded: bool, coordinates: int = COORDINATES
+    ) -> Certificate:
+        """As the base's, for so many coordinates in all of its numbers."""
+        epsilon = self.epsilon_certified(visits=visits, coordinates=coordinates)
+        spec = self.event_spec(visits=visits, coordinates=coordinates)
+        return replace(
+            super().certificate(visits=visits, seeded=seeded, coordinates=coordinates),
+            epsilon=math.inf if seeded else epsilon,
+            event=json.dumps(spec, sort_keys=True),
+            certified_for=NOTHING if math.isinf(epsilon) else self.certified_for,
+        )
 
     def _pure(self, visits: int, coordinates: int) -> float:
         return 2 * visits / float(self.mechanism.event_spec(coordinates)["noise_multiplier"])

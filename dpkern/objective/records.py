@@ -166,6 +166,8 @@ def load(
     chosen, notes = _columns.choose(
         table, features=features, columns=columns, user_column=user_column
     )
+    if columns is None:
+        notes.append("which columns are numeric was read off the rows and counts as public")
     values = _values(table, chosen)
     largest, kind = _largest(table, chosen, values, bounds)
     scaled = (values / largest).float()
@@ -181,8 +183,11 @@ def load(
         parts = [order[user::users] for user in range(users)]
         notes.append("rows dealt to the users after shuffling: no user column was named")
     else:
-        parts, persons = _by_person(table.cells[user_column], users, user_column)
-        notes.append(f"{persons} values of {user_column} dealt to {users} users in turn")
+        parts = _by_person(table.cells[user_column], users, user_column)
+        notes.append(
+            f"values of {user_column} dealt to {users} users in turn: whose a row is, and so the "
+            "number of each user's rows, counts as public"
+        )
     train, test, rows = _parts(scaled, parts, samples, held_out, generator)
     if samples is not None:
         notes.append(f"{samples} samples per user drawn with replacement from its training rows")
@@ -260,8 +265,8 @@ def _largest(
     return largest, PUBLIC
 
 
-def _by_person(names: Sequence[str], users: int, column: str) -> tuple[list[torch.Tensor], int]:
-    """Row numbers of each user, and how many persons there are."""
+def _by_person(names: Sequence[str], users: int, column: str) -> list[torch.Tensor]:
+    """Row numbers of each user."""
     persons = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if "" in persons or len(persons) < users:
         raise InvalidInput(
@@ -271,7 +276,7 @@ def _by_person(names: Sequence[str], users: int, column: str) -> tuple[list[torc
             remedy="Pass fewer users, or another user column.",
         )
     whose = torch.tensor([persons[name] % users for name in names])
-    return [(whose == user).nonzero()[:, 0] for user in range(users)], len(persons)
+    return [(whose == user).nonzero()[:, 0] for user in range(users)]
 
 
 def _parts(

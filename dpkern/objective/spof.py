@@ -74,7 +74,7 @@ class Outcome:
         bce: mean cross-entropy (4) of a record, ``[R]``.
         diverged: runs that were stopped, ``[R]``.
         seconds_per_epoch: of all runs together.
-        visits: of each record.
+        visits: of each sample; a record drawn k times has k times as many (``Records.copies``).
     """
 
     accuracy: Tensor
@@ -100,6 +100,7 @@ class Training:
     Raises:
         InvalidInput: records of the wrong shape or outside [0, 1], FM with several users, a number
             out of its range.
+        PrivacyError: a secret key for several runs, whose noise would be the same.
     """
 
     def __init__(
@@ -125,6 +126,14 @@ class Training:
                 "keys",
                 expected=f"{len(self.seeds)} keys, one for each seed",
                 got=len(self.keys),
+                remedy="Pass one Key.fresh() for each run.",
+            )
+        secret = [id(key) for key in self.keys if not key.seeded]
+        if len(set(secret)) < len(secret):
+            raise PrivacyError(
+                "keys",
+                expected="a key of its own for each run",
+                got="one key for several runs",
                 remedy="Pass one Key.fresh() for each run.",
             )
         self.seeded = any(key.seeded for key in self.keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -37,6 +38,11 @@ DECIDED = ("epsilon", "mode", "setting")
 
 PRETRAINING = 12
 """Epochs of the network that relevances come from, as for MNIST."""
+
+CLASSES_READ = (
+    "the number of classes was read off the labels and counts as public, not covered by epsilon; "
+    "pass --classes"
+)
 
 _TENSORS = ("inputs", "offset", "bias_noise", "relevance", "betas", "scales")
 
@@ -128,7 +134,7 @@ class AdlmSession:
         """Public records where relevances come from them, and only there."""
         privacy, mechanism = self.options.privacy, self.mechanism
         needed = mechanism.adaptive and mechanism.relevance_from != "trained_on_data"
-        if needed and privacy.public_data == privacy.data:
+        if needed and _same(privacy.public_data, privacy.data):
             raise InvalidInput(
                 "public_data",
                 expected="other records than those that are protected",
@@ -160,6 +166,13 @@ class AdlmSession:
                     expected=f"rows {list(self.data.row_shape)}, {self.data.classes} classes",
                     got=f"rows {list(seen.row_shape)}, {seen.classes} classes",
                     remedy="Give records of the same kind, and --classes if some have no record.",
+                )
+            if _within(seen.x, self.data.x):
+                raise InvalidInput(
+                    "public_data",
+                    expected="other records than those that are protected",
+                    got="the same rows",
+                    remedy="Name public records of the same kind.",
                 )
         network: nn.Sequential = trainer.pretrained(
             seen,
@@ -375,4 +388,17 @@ def load(privacy: LabelledOptions, source: str) -> tuple[Labelled, tuple[str, ..
         classes=found.classes,
         source=found.source,
     )
+    if privacy.classes is None and Path(source).exists():
+        return labelled, (*found.warnings, CLASSES_READ)
     return labelled, found.warnings
+
+
+def _same(one: str | None, other: str) -> bool:
+    """Whether two names are those of one file."""
+    return one is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
+
+
+def _within(rows: Tensor, others: Tensor) -> bool:
+    """Whether every row is among the others."""
+    known = {row.numpy().tobytes() for row in others.flatten(1)}
+    return all(row.numpy().tobytes() in known for row in rows.flatten(1))
