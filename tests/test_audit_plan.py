@@ -92,27 +92,43 @@ def test_lower_bounds_of_closed_forms() -> None:
     assert epsilon_lower(events.gaussian(1.0), "add_remove", DELTA, steps=0) == 0
 
 
-def test_composition_of_coins() -> None:
-    """Two outcomes, against the binomial sum."""
-    p, q, times = 0.6, 0.5, 50
-    delta = 1e-3
-
-    def excess(epsilon: float) -> float:
-        total = 0.0
-        for k in range(times + 1):
-            ways = math.comb(times, k)
-            one = ways * p**k * (1 - p) ** (times - k)
-            total += max(0.0, one - math.exp(epsilon) * ways * q**k * (1 - q) ** (times - k))
-        return total
-
-    low, high = 0.0, 20.0
+def coins(p: float, q: float, times: int, delta: float) -> float:
+    """Epsilon of so many coins of chance p against as many of chance q, by the binomial sum."""
+    logs = [
+        (
+            math.lgamma(times + 1) - math.lgamma(k + 1) - math.lgamma(times - k + 1),
+            k * math.log(p) + (times - k) * math.log(1 - p),
+            k * math.log(q) + (times - k) * math.log(1 - q),
+        )
+        for k in range(times + 1)
+    ]
+    low, high = 0.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) > delta else (low, middle)
-    laws = Laws(np.array([p, 1 - p]), np.array([q, 1 - q]), times)
-    assert low * 0.985 <= composed([laws], delta)
-    # The other direction may be the worse one: never above the worse of both.
-    assert composed([laws], delta) <= 1.2 * low
+        excess = sum(
+            max(0.0, math.exp(ways + one) - math.exp(middle + ways + other))
+            for ways, one, other in logs
+        )
+        low, high = (middle, high) if excess > delta else (low, middle)
+    return low
+
+
+@pytest.mark.parametrize("p", [0.51, 0.513, 0.517, 0.53, 0.6])
+def test_composition_of_coins(p: float) -> None:
+    """Two losses, whose rounding to the grid is the same in every step: its mean is given back."""
+    times, delta = 1000, 1e-3
+    exact = max(coins(p, 0.5, times, delta), coins(0.5, p, times, delta))
+    lower = composed([Laws(np.array([p, 1 - p]), np.array([0.5, 0.5]), times)], delta)
+    assert 0.985 * exact <= lower <= exact
+
+
+def test_both_directions_are_looked_at() -> None:
+    """A record that is seldom seen is betrayed by its presence, not by its absence."""
+    seldom, never = np.array([0.2, 0.8]), np.array([0.01, 0.99])
+    for count in (1, 3):
+        there = composed([Laws(seldom, never, count)], DELTA)
+        assert there == composed([Laws(never, seldom, count)], DELTA)
+        assert there >= math.log(0.2 / 0.01) - 0.1
 
 
 def test_shuffled_lower_bound() -> None:

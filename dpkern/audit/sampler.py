@@ -46,6 +46,8 @@ class _Batches:
 def of_loader(loader: Any, epochs: int) -> list[tuple[int, ...]]:
     """The indices that a torch ``DataLoader`` draws in some epochs; no record is read.
 
+    A ``PrivateLoader`` hands out physical parts: ask its ``batches`` instead, with ``checks``.
+
     Raises:
         InvalidInput: a loader without a batch sampler of indices.
     """
