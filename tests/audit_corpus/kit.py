@@ -71,13 +71,15 @@ class Case:
         layers: each of these must speak against a broken subject; none may against a sound one.
         source: whose claim it is, or where the mistake is known from.
         runs: of each side of each pair.
+        sharp: the share of ``truth`` that the audit of a sound subject must show.
     """
 
     subject: Subject
     truth: float
     layers: tuple[str, ...] = ()
     source: str
-    runs: int = 20_000
+    runs: int = 10_000
+    sharp: float = 0.8
 
     @property
     def id(self) -> str:

@@ -69,14 +69,19 @@ SYMBOLS = fixed(
 
 
 def row(
-    name: str, mechanism: Mechanism, neighbours: Neighbours, *, continuous: bool = True
+    name: str,
+    mechanism: Mechanism,
+    neighbours: Neighbours,
+    *,
+    continuous: bool = True,
+    sharp: float = 0.8,
 ) -> Case:
     """A row whose certificate is its claim."""
     claim = Laplace(EPSILON) if continuous else Pure(EPSILON)
     subject = Release(
         name=name, claimed=claim, certified=claim, mechanism=mechanism, neighbours=neighbours
     )
-    return Case(subject=subject, truth=EPSILON, source="control")
+    return Case(subject=subject, truth=EPSILON, source="control", sharp=sharp)
 
 
 CASES = (
@@ -90,12 +95,14 @@ CASES = (
             )
         ),
         continuous=False,
+        sharp=0.6,
     ),
     row(
         "record released once",
         record_once,
         fixed(laplace_pair("all features", zeros(8), ones(8), 8 * ones(8))),
         continuous=False,
+        sharp=0.2,
     ),
     row(
         "Laplace noise after an L1 clip",
