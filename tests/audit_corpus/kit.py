@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from dpkern.audit.claims import Claim, Nothing
 from dpkern.audit.findings import Check
+from dpkern.audit.likelihood import LaplaceRatio
 from dpkern.audit.subject import Pair, Subject
 
 NOTHING = Nothing()
@@ -161,28 +162,7 @@ def rows(*records: Sequence[float]) -> Tensor:
     return torch.tensor(records, dtype=torch.float64)
 
 
-def laplace_ratio(
-    y: Tensor, *, without: tuple[Tensor, Tensor], present: tuple[Tensor, Tensor]
-) -> Tensor:
-    """log of the density of independent Laplace coordinates, present over without, to 1e-6.
-
-    Each law is (means, scales). Unrounded, the last bits would separate two sound worlds.
-    """
-    (m0, b0), (m1, b1) = without, present
-    ratio = ((y - m0).abs() / b0 - (y - m1).abs() / b1 + torch.log(b0 / b1)).sum(-1)
-    return torch.round(ratio * 1e6) / 1e6
-
-
-def laplace_pair(name: str, m0: Tensor, m1: Tensor, scales: Tensor) -> Pair:
-    """One record ``m0`` replaced by ``m1``, where each coordinate has Laplace noise."""
-    score = partial(laplace_ratio, without=(m0, scales), present=(m1, scales))
+def laplace_pair(name: str, m0: Tensor, m1: Tensor, scale: float) -> Pair:
+    """Noiseless releases ``m0`` and ``m1``, with Laplace noise of one scale on each coordinate."""
+    score = LaplaceRatio(m0, m1, scale)
     return Pair(name=name, without=m0[None], present=m1[None], score=score, layer="likelihood")
-
-
-def lowest_bit(y: Tensor) -> Tensor:
-    """Exponent of the lowest set bit of the first coordinate; 99 of zero."""
-    fraction, exponent = torch.frexp(y[:, 0].to(torch.float64))
-    mantissa = (fraction.abs() * 2.0**53).to(torch.int64)
-    lowest = (mantissa & -mantissa).to(torch.float64)
-    bit = exponent.to(torch.float64) - 53 + torch.log2(lowest.clamp_min(1))
-    return torch.where(mantissa == 0, 99.0, bit)

@@ -9,21 +9,11 @@ import torch
 from torch import Generator, Tensor
 
 from dpkern.audit.claims import Pure
+from dpkern.audit.likelihood import LaplaceRatio, ResponseRatio, rounded
 from dpkern.audit.subject import Pair
 from dpkern.theory import spof_sensitivity
 
-from ..kit import (
-    Case,
-    Mechanism,
-    Release,
-    clip,
-    fixed,
-    laplace,
-    laplace_pair,
-    laplace_ratio,
-    rows,
-    unit,
-)
+from ..kit import Case, Mechanism, Release, clip, fixed, laplace, laplace_pair, rows, unit
 
 EPSILON = 1.0
 CODE = 8
@@ -47,10 +37,14 @@ def own_scale(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return coefficients(records) + laplace(runs, 2, generator, scale)
 
 
-def own_scale_law(record: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and scales of ``own_scale``."""
-    scale = spof_sensitivity.spof_scale(1, EPSILON, float(record[0, 1]))
-    return coefficients(record), torch.full((2,), scale, dtype=torch.float64)
+def scale_ratio(y: Tensor, *, without: Tensor, present: Tensor) -> Tensor:
+    """The log-likelihood ratio of two records whose noise has different scales."""
+    far, scales = [], []
+    for record in (without, present):
+        scale = spof_sensitivity.spof_scale(1, EPSILON, float(record[0, 1]))
+        far.append((y - coefficients(record)).abs().sum(-1) / scale)
+        scales.append(scale)
+    return rounded(far[0] - far[1] + 2 * math.log(scales[0] / scales[1]))
 
 
 def codes(records: Tensor) -> Tensor:
@@ -106,17 +100,16 @@ def l2_clip(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return clip(records).sum(0) + laplace(runs, records.shape[1], generator, 1 / EPSILON)
 
 
+KEPT = 1 / (1 + math.exp(-EPSILON))
+"""What is right for two symbols."""
+
+
 def wrong_arity(records: Tensor, runs: int, generator: Generator) -> Tensor:
     """Ten symbols, kept with the probability that is right for two."""
-    kept = torch.rand(runs, generator=generator) < 1 / (1 + math.exp(-EPSILON))
+    kept = torch.rand(runs, generator=generator) < KEPT
     other = torch.randint(1, 10, (runs,), generator=generator)
     symbol = int(records[0, 0])
     return torch.where(kept, symbol, (symbol + other) % 10)[:, None].double()
-
-
-def said(y: Tensor) -> Tensor:
-    """1 for symbol 1, -1 for symbol 0: the log-likelihood ratio up to its factor."""
-    return (y[:, 0] == 1).double() - (y[:, 0] == 0).double()
 
 
 def row(
@@ -134,16 +127,7 @@ def row(
     return Case(subject=subject, truth=truth, layers=(layer,), source=source)
 
 
-def target_pair() -> Pair:
-    """x = 0 replaced by x = 1 where its two coefficients have equal scales."""
-    zero, one = rows([0.0]), rows([1.0])
-    scale = torch.full((2,), spof_sensitivity.spof_scale(1, EPSILON, 0.0), dtype=torch.float64)
-    score = partial(
-        laplace_ratio, without=(coefficients(zero), scale), present=(coefficients(one), scale)
-    )
-    return Pair(name="target", without=zero, present=one, score=score, layer="likelihood")
-
-
+ZERO, ONE = rows([0.0]), rows([1.0])
 SMALL, LARGE = rows([0.0, 0.0]), rows([1.0, 2.5])
 BLACK, WHITE = rows([0.0] * 4), rows([1.0] * 4)
 
@@ -151,7 +135,15 @@ CASES = (
     row(
         "SPOF split noise",
         split_noise,
-        target_pair(),
+        Pair(
+            name="target",
+            without=ZERO,
+            present=ONE,
+            score=LaplaceRatio(
+                coefficients(ZERO), coefficients(ONE), spof_sensitivity.spof_scale(1, EPSILON, 0.0)
+            ),
+            layer="likelihood",
+        ),
         math.sqrt(2),
         "likelihood",
         "SPOF, algorithm 1 step 5",
@@ -163,9 +155,7 @@ CASES = (
             name="constant",
             without=SMALL,
             present=LARGE,
-            score=partial(
-                laplace_ratio, without=own_scale_law(SMALL), present=own_scale_law(LARGE)
-            ),
+            score=partial(scale_ratio, without=SMALL, present=LARGE),
             layer="likelihood",
         ),
         math.inf,
@@ -192,7 +182,7 @@ CASES = (
             "pixel",
             torch.zeros(1, dtype=torch.float64),
             torch.ones(1, dtype=torch.float64),
-            torch.full((1,), adlm_scale(), dtype=torch.float64),
+            adlm_scale(),
         ),
         ADLM["batch"] * ADLM["epsilon"] / (2 * ADLM["hidden"]),
         "likelihood",
@@ -227,7 +217,7 @@ CASES = (
             "uniform",
             torch.zeros(4, dtype=torch.float64),
             torch.full((4,), 0.5, dtype=torch.float64),
-            torch.ones(4, dtype=torch.float64),
+            1.0,
         ),
         2.0,
         "likelihood",
@@ -237,7 +227,11 @@ CASES = (
         "randomized response of wrong arity",
         wrong_arity,
         Pair(
-            name="symbol", without=rows([0.0]), present=rows([1.0]), score=said, layer="likelihood"
+            name="symbol",
+            without=ZERO,
+            present=ONE,
+            score=ResponseRatio(0, 1, keep=KEPT, lie=(1 - KEPT) / 9),
+            layer="likelihood",
         ),
         EPSILON + math.log(9),
         "likelihood",

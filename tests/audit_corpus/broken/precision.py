@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from dpkern.audit.claims import Gaussian, Pure
 from dpkern.audit.subject import Pair
 
-from ..kit import Case, Release, fixed, laplace, lowest_bit, rows
+from ..kit import Case, Release, fixed, laplace, rows
 
 SIGMA = 1.1
 
@@ -32,7 +32,7 @@ def float64_laplace(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return records.sum(0) + laplace(runs, 1, generator)
 
 
-PAIR = Pair(name="lowest bit", without=rows([0.0]), present=rows([1.0]), score=lowest_bit)
+PAIR = Pair(name="one record", without=rows([0.0]), present=rows([1.0]))
 
 CASES = tuple(
     Case(
@@ -40,7 +40,7 @@ CASES = tuple(
             name=name, claimed=claim, mechanism=mechanism, neighbours=fixed(PAIR), grid=None
         ),
         truth=math.inf,
-        layers=("canary",),
+        layers=("bits",),
         source=source,
         runs=50_000,
     )

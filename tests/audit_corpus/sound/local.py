@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from dpkern.audit.claims import Laplace, Pure
+from dpkern.audit.likelihood import ResponseRatio
 from dpkern.audit.subject import Pair
 
-from ..broken.local import coefficients, said
+from ..broken.local import coefficients
 from ..kit import Case, Mechanism, Neighbours, Release, fixed, laplace, laplace_pair, rows
 
 EPSILON = 1.0
@@ -46,26 +48,24 @@ def clipped_l1(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return (records / norm).sum(0) + laplace(runs, records.shape[1], generator, 1 / EPSILON)
 
 
-def respond(records: Tensor, runs: int, generator: Generator, k: int) -> Tensor:
-    """The symbol with probability e^eps / (e^eps + k - 1), each other one else."""
-    kept = torch.rand(runs, generator=generator, dtype=torch.float64)
-    kept_at = math.exp(EPSILON) / (math.exp(EPSILON) + k - 1)
+def keeping(k: int) -> float:
+    """``e^eps / (e^eps + k - 1)``."""
+    return math.exp(EPSILON) / (math.exp(EPSILON) + k - 1)
+
+
+def response(records: Tensor, runs: int, generator: Generator, *, k: int) -> Tensor:
+    """The symbol with probability ``keeping(k)``, each of the others equally often else."""
+    kept = torch.rand(runs, generator=generator, dtype=torch.float64) < keeping(k)
     other = torch.randint(1, k, (runs,), generator=generator)
     symbol = int(records[0, 0])
-    return torch.where(kept < kept_at, symbol, (symbol + other) % k)[:, None].double()
+    return torch.where(kept, symbol, (symbol + other) % k)[:, None].double()
 
 
-def coin(records: Tensor, runs: int, generator: Generator) -> Tensor:
-    return respond(records, runs, generator, 2)
-
-
-def ten_symbols(records: Tensor, runs: int, generator: Generator) -> Tensor:
-    return respond(records, runs, generator, 10)
-
-
-SYMBOLS = fixed(
-    Pair(name="symbol", without=rows([0.0]), present=rows([1.0]), score=said, layer="likelihood")
-)
+def symbols(k: int) -> Neighbours:
+    """Symbol 0 or 1."""
+    score = ResponseRatio(0, 1, keep=keeping(k), lie=(1 - keeping(k)) / (k - 1))
+    zero, one = rows([0.0]), rows([1.0])
+    return fixed(Pair(name="symbol", without=zero, present=one, score=score, layer="likelihood"))
 
 
 def row(
@@ -85,13 +85,13 @@ def row(
 
 
 CASES = (
-    row("Laplace", one_number, fixed(laplace_pair("ends", zeros(1), ones(1), ones(1)))),
+    row("Laplace", one_number, fixed(laplace_pair("ends", zeros(1), ones(1), 1 / EPSILON))),
     row(
         "SPOF joint scale",
         joint_scale,
         fixed(
             laplace_pair(
-                "target", torch.tensor([0.5, -0.25]), torch.tensor([-0.5, 0.25]), 1.5 * ones(2)
+                "target", torch.tensor([0.5, -0.25]), torch.tensor([-0.5, 0.25]), 1.5 / EPSILON
             )
         ),
         continuous=False,
@@ -100,7 +100,7 @@ CASES = (
     row(
         "record released once",
         record_once,
-        fixed(laplace_pair("all features", zeros(8), ones(8), 8 * ones(8))),
+        fixed(laplace_pair("all features", zeros(8), ones(8), 8 / EPSILON)),
         continuous=False,
         sharp=0.2,
     ),
@@ -108,10 +108,10 @@ CASES = (
         "Laplace noise after an L1 clip",
         clipped_l1,
         fixed(
-            laplace_pair("coordinate", zeros(16), 100 * torch.eye(16)[0].double(), ones(16)),
-            laplace_pair("uniform", zeros(16), ones(16) / 16, ones(16)),
+            laplace_pair("coordinate", zeros(16), 100 * torch.eye(16)[0].double(), 1 / EPSILON),
+            laplace_pair("uniform", zeros(16), ones(16) / 16, 1 / EPSILON),
         ),
     ),
-    row("randomized response", coin, SYMBOLS, continuous=False),
-    row("randomized response of ten", ten_symbols, SYMBOLS, continuous=False),
+    row("randomized response", partial(response, k=2), symbols(2), continuous=False),
+    row("randomized response of ten", partial(response, k=10), symbols(10), continuous=False),
 )
