@@ -14,7 +14,7 @@ from dpkern.audit.subject import Pair
 from ..kit import Case, Release, add_record, clip, fixed, normal, unit
 
 SIGMA = 1.1
-D = 16
+D = 8
 TABLE = 512
 SHIFT = 3
 
@@ -73,6 +73,8 @@ def resumed(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return steps(records, 4) + noise.repeat(1, 2)
 
 
+FIRST_STEP = torch.cat([torch.ones(D), torch.zeros(D)]).double()[None] / math.sqrt(D)
+
 CASES = (
     Case(
         subject=Release(
@@ -114,7 +116,9 @@ CASES = (
                 Pair(
                     name="first step only",
                     without=torch.zeros(0, 2 * D, dtype=torch.float64),
-                    present=torch.cat([torch.ones(D) / 4, torch.zeros(D)])[None].double(),
+                    present=torch.cat([torch.ones(D) / math.sqrt(D), torch.zeros(D)])[
+                        None
+                    ].double(),
                     score=no_overlap,
                 )
             ),

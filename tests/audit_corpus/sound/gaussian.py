@@ -121,6 +121,7 @@ def row(
 
 
 MU = 1 / SIGMA
+CLAIM = Gaussian(MU)
 EMPTY = torch.zeros(0, D, dtype=torch.float64)
 TONES = fixed(*(Pair(name=f"tone {k}", without=EMPTY, present=tone(k)[None]) for k in range(3)))
 
