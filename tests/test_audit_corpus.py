@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
 from dpkern.audit.findings import Findings
 from dpkern.audit.run import run
 from tests.audit_corpus import BROKEN, SOUND, Case
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small vectors: a second thread would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def ids(case: Case) -> str:
@@ -34,6 +45,7 @@ def test_a_false_claim_is_caught(case: Case) -> None:
     speaking = {check.layer for check in found.failed}
     speaking |= {test.layer for test in found.against(found.claimed)}
     assert set(case.layers) <= speaking
+    assert set(case.fails) <= {check.name for check in found.failed}
     assert not found.passed
     assert shown(found) <= case.truth
     assert not found.against(truth(case))

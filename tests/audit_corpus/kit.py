@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
+from dpkern.audit import sensitivity
 from dpkern.audit.claims import Claim, Nothing
 from dpkern.audit.findings import Check
 from dpkern.audit.likelihood import LaplaceRatio
@@ -24,6 +25,9 @@ Mechanism = Callable[[Tensor, int, Generator], Tensor]
 
 Neighbours = Callable[["Tensor | None"], Sequence[Pair]]
 """From the direction with least noise to the pairs to try."""
+
+Asked = Callable[[bool], Sequence[Check]]
+"""Checks of a subject's own; told whether slow ones are to be left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Release(Subject):
     certified: Claim = NOTHING
     sd: float | None = None
     grid: float | None = GRID
-    asked: Callable[[bool], Sequence[Check]] | None = None
+    asked: Asked | None = None
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
         y = self.mechanism(data, runs, Generator().manual_seed(seed))
@@ -70,6 +74,7 @@ class Case:
         truth: what the pairs can show at most, in the claim's unit: mu of a Gaussian claim, epsilon
             of a pure one.
         layers: each of these must speak against a broken subject; none may against a sound one.
+        fails: names of checks of its own that must fail.
         source: whose claim it is, or where the mistake is known from.
         runs: of each side of each pair.
         sharp: the share of ``truth`` that the audit of a sound subject must show.
@@ -78,6 +83,7 @@ class Case:
     subject: Subject
     truth: float
     layers: tuple[str, ...] = ()
+    fails: tuple[str, ...] = ()
     source: str
     runs: int = 10_000
     sharp: float = 0.8
@@ -85,6 +91,20 @@ class Case:
     @property
     def id(self) -> str:
         return self.subject.name.replace(" ", "-")
+
+
+def bounded(
+    summed: sensitivity.Summed, *, slack: float = 1e-12, dtype: torch.dtype = torch.float64
+) -> Asked:
+    """The sensitivity checks of a sum with bound 1; ``slack`` is what sums may round."""
+    given = sensitivity.Summation(
+        summed=summed, bound=1.0, widths=(1, 3, 16, 1000), dtype=dtype, slack=slack
+    )
+    return partial(_bounded, given)
+
+
+def _bounded(given: sensitivity.Summation, quick: bool) -> Sequence[Check]:
+    return sensitivity.checks(given, quick=quick)
 
 
 def normal(runs: int, d: int, generator: Generator, sd: float = 1.0) -> Tensor:
@@ -99,9 +119,10 @@ def laplace(runs: int, d: int, generator: Generator, scale: float = 1.0) -> Tens
 
 
 def clip(records: Tensor, bound: float = 1.0) -> Tensor:
-    """``g min(1, bound / ||g||_2)`` of every row."""
-    norm = torch.linalg.vector_norm(records, dim=-1, keepdim=True)
-    return records * (bound / norm.clamp_min(bound))
+    """``g min(1, bound / ||g||_2)`` of every row; what is not finite counts as 0."""
+    finite = records.nan_to_num(0.0, 0.0, 0.0)
+    norm = torch.linalg.vector_norm(finite, dim=-1, keepdim=True)
+    return finite * (bound / norm.clamp_min(bound))
 
 
 def unit(d: int, at: int = 0) -> Tensor:

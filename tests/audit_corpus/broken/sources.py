@@ -15,7 +15,7 @@ from dpkern.audit.claims import Gaussian
 from dpkern.audit.subject import Pair
 from dpkern.theory import directional
 
-from ..kit import Case, Release, add_record, clip, fixed, normal, unit
+from ..kit import Case, Release, add_record, bounded, clip, fixed, normal, unit
 
 SIGMA = 1.1
 CLAIM = Gaussian(1 / SIGMA)
@@ -87,9 +87,13 @@ def directional_noise(records: Tensor, runs: int, generator: Generator) -> Tenso
     return clip(records).sum(0) + normal(runs, D, generator) * PRINTED
 
 
-def aggregate_clipped(records: Tensor, runs: int, generator: Generator) -> Tensor:
+def aggregate(records: Tensor) -> Tensor:
     """The aggregate is clipped to 1 and not each record: its diameter is 2."""
-    return clip(records.sum(0)) + normal(runs, D, generator, SIGMA)
+    return clip(records.sum(0))
+
+
+def aggregate_clipped(records: Tensor, runs: int, generator: Generator) -> Tensor:
+    return aggregate(records) + normal(runs, D, generator, SIGMA)
 
 
 def noise_per_sample(records: Tensor, runs: int, generator: Generator) -> Tensor:
@@ -109,7 +113,7 @@ def gredp(name: str, a: float, b: float) -> Release:
 
 
 BOTH = ("covariance", "canary")
-WIDE = 64
+WIDE = 32
 
 CASES = (
     Case(
@@ -205,9 +209,11 @@ CASES = (
                 )
             ),
             sd=SIGMA,
+            asked=bounded(aggregate),
         ),
         truth=2 / SIGMA,
-        layers=("canary",),
+        layers=("canary", "sensitivity"),
+        fails=("remove one record",),
         source="directional noise: w is clipped to alpha and noised for alpha",
     ),
     Case(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -13,7 +13,19 @@ from torch import Generator, Tensor
 from dpkern.audit.claims import Gaussian
 from dpkern.audit.subject import Pair
 
-from ..kit import Case, Mechanism, Release, add_record, clip, fixed, normal, rows, unit
+from ..kit import (
+    Case,
+    Mechanism,
+    Neighbours,
+    Release,
+    add_record,
+    bounded,
+    clip,
+    fixed,
+    normal,
+    rows,
+    unit,
+)
 
 SIGMA = 1.1
 CLAIM = Gaussian(1 / SIGMA)
@@ -28,9 +40,11 @@ def per_layer(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return total + normal(runs, len(total), generator, SIGMA)
 
 
-def by_value(records: Tensor, runs: int, generator: Generator) -> Tensor:
-    """Every coordinate is clipped to 1, not the norm."""
-    return records.clamp(-1, 1).sum(0) + normal(runs, D, generator, SIGMA)
+def noisy(
+    records: Tensor, runs: int, generator: Generator, *, summed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """``summed(records) + N(0, SIGMA^2 I)``."""
+    return summed(records) + normal(runs, records.shape[1], generator, SIGMA)
 
 
 def duplicated_lanes(records: Tensor, runs: int, generator: Generator) -> Tensor:
@@ -64,25 +78,51 @@ def averaged_ranks(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return clip(records).sum(0) + noise
 
 
-def added_twice(records: Tensor, runs: int, generator: Generator) -> Tensor:
+def by_value(records: Tensor) -> Tensor:
+    """Every coordinate is clipped to 1, not the norm."""
+    return records.nan_to_num(0.0).clamp(-1, 1).sum(0)
+
+
+def added_twice(records: Tensor) -> Tensor:
     """A second backward adds the clipped gradients to those that are there."""
     total = clip(records).sum(0)
-    return total + total + normal(runs, D, generator, SIGMA)
+    return total + total
 
 
-def not_a_number(records: Tensor, runs: int, generator: Generator) -> Tensor:
+def not_a_number(records: Tensor) -> Tensor:
     """``g min(1, 1 / ||g||)`` of a NaN is NaN."""
     norm = torch.linalg.vector_norm(records, dim=-1, keepdim=True)
-    clipped = records * torch.minimum(torch.ones(()), 1 / norm)
-    return clipped.sum(0) + normal(runs, D, generator, SIGMA)
+    return (records * torch.minimum(torch.ones_like(norm), 1 / norm)).sum(0)
 
 
-def batch_norm(records: Tensor, runs: int, generator: Generator) -> Tensor:
+def batch_norm(records: Tensor) -> Tensor:
     """Centred by the batch: one record moves what every other contributes."""
-    return clip(10 * (records - records.mean(0))).sum(0) + normal(runs, D, generator, SIGMA)
+    if not len(records):
+        return records.sum(0)
+    finite = records.nan_to_num(0.0, 0.0, 0.0)
+    return clip(10 * (finite - finite.mean(0))).sum(0)
 
 
 BALANCED = torch.stack([sign * unit(D) for sign in (1, -1) * 4])
+
+
+def float32_clip(records: Tensor) -> Tensor:
+    """Norm, factor and product in float32: above the bound in every other case, by 1e-7."""
+    return clip(records.float()).double().sum(0)
+
+
+class Leftover:
+    """Gradients of the last batch that nobody set to zero."""
+
+    def __init__(self) -> None:
+        self.left: Tensor | None = None
+
+    def __call__(self, records: Tensor) -> Tensor:
+        total = clip(records).sum(0)
+        if self.left is not None and self.left.shape == total.shape:
+            total = total + self.left
+        self.left = total
+        return total
 
 
 @cache
@@ -140,9 +180,37 @@ def plain(
 
 
 def special(name: str, mechanism: Mechanism, pair: Pair, truth: float, source: str) -> Case:
-    """A row with neighbours of its own, caught by their scores."""
+    """A row with neighbours of its own."""
     subject = Release(name=name, claimed=CLAIM, mechanism=mechanism, neighbours=fixed(pair))
     return Case(subject=subject, truth=truth, layers=("canary",), source=source)
+
+
+def sums(
+    name: str,
+    summed: Callable[[Tensor], Tensor],
+    fails: tuple[str, ...],
+    truth: float,
+    source: str,
+    *,
+    neighbours: Neighbours | None = None,
+    seen: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> Case:
+    """A row whose sum is asked too; ``seen``: by a canary as well; ``dtype``: of the records."""
+    subject = Release(
+        name=name,
+        claimed=CLAIM,
+        mechanism=partial(noisy, summed=summed if seen else exact_sum),
+        neighbours=neighbours or add_record(D),
+        asked=bounded(summed, dtype=dtype),
+    )
+    layers = ("canary", "sensitivity") if seen else ("sensitivity",)
+    return Case(subject=subject, truth=truth, layers=layers, fails=fails, source=source)
+
+
+def exact_sum(records: Tensor) -> Tensor:
+    """What it should be, up to what no output can show."""
+    return clip(records).sum(0)
 
 
 CANARY = ("canary",)
@@ -158,12 +226,10 @@ CASES = (
         "GReDP and others: clip c for each layer, accounted as clip c",
         bounds=(1.0,) * LAYERS,
     ),
-    plain("clip by value", by_value, 4 / SIGMA, CANARY, "clip_grad_value_", bounds=(4.0,)),
     plain("duplicated lanes", duplicated_lanes, math.inf, BOTH, "a kernel's counter"),
     plain("one seed per layer", one_seed_per_layer, math.inf, BOTH, "manual_seed in a loop"),
     plain("same seed every run", seeded, math.inf, BOTH, "manual_seed(42)"),
     plain("noise on every rank averaged", averaged_ranks, 2 / SIGMA, BOTH, "distributed training"),
-    plain("second backward added", added_twice, 2 / SIGMA, CANARY, "gradients not zeroed"),
     plain("uniform noise", uniform_noise, math.inf, CANARY, "right variance, wrong law"),
     plain("tails cut at 2 sd", cut_tails, math.inf, CANARY, "bounded noise"),
     special(
@@ -188,27 +254,59 @@ CASES = (
         math.inf,
         "a mean over a Poisson batch",
     ),
-    special(
+    sums(
+        "clip by value",
+        by_value,
+        ("bounded norm",),
+        4 / SIGMA,
+        "clip_grad_value_",
+        neighbours=add_record(D, (4.0,)),
+    ),
+    sums("second backward added", added_twice, ("bounded norm",), 2 / SIGMA, "backward twice"),
+    sums(
         "NaN passes the clip",
         not_a_number,
-        Pair(
-            name="NaN",
-            without=EMPTY,
-            present=torch.full((1, D), math.nan, dtype=torch.float64),
-        ),
+        ("records that are not finite",),
         math.inf,
         "min(1, C / norm)",
+        neighbours=fixed(
+            Pair(
+                name="NaN",
+                without=EMPTY,
+                present=torch.full((1, D), math.nan, dtype=torch.float64),
+            )
+        ),
     ),
-    special(
+    sums(
         "batch norm mixes samples",
         batch_norm,
-        Pair(
-            name="far record",
-            without=BALANCED,
-            present=torch.cat([BALANCED, 100 * unit(D)[None]]),
-        ),
+        ("remove one record",),
         7 / SIGMA,
         "clipping behind a batch norm",
+        neighbours=fixed(
+            Pair(
+                name="far record",
+                without=BALANCED,
+                present=torch.cat([BALANCED, 100 * unit(D)[None]]),
+            )
+        ),
+    ),
+    sums(
+        "clip in float32",
+        float32_clip,
+        ("bounded norm",),
+        1 / SIGMA,
+        "float32 norms and factors",
+        seen=False,
+        dtype=torch.float32,
+    ),
+    sums(
+        "gradients not zeroed",
+        Leftover(),
+        ("repeated call",),
+        1 / SIGMA,
+        "optimizer.zero_grad() left out",
+        seen=False,
     ),
     special(
         "float32 norm stagnates",

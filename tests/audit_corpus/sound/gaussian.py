@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
+from dpkern.audit import sensitivity
 from dpkern.audit.claims import Gaussian
+from dpkern.audit.findings import Check
 from dpkern.audit.subject import Pair
 from dpkern.laws import SCALE_CELLS, SCALE_UNITS
 from dpkern.ops import clip as clip_ops
@@ -17,7 +20,20 @@ from dpkern.rng import Key, Purpose, Stream
 
 from ..broken.sources import complex_noise, low_pass, tone
 from ..broken.trainer import LAYERS, per_layer
-from ..kit import GRID, Case, Mechanism, Neighbours, Release, add_record, clip, fixed, normal, unit
+from ..kit import (
+    GRID,
+    Asked,
+    Case,
+    Mechanism,
+    Neighbours,
+    Release,
+    add_record,
+    bounded,
+    clip,
+    fixed,
+    normal,
+    unit,
+)
 
 SIGMA = 1.1
 D = 16
@@ -27,6 +43,11 @@ SCALES = torch.logspace(-1, 1, D, dtype=torch.float64)
 def dpsgd(records: Tensor, runs: int, generator: Generator) -> Tensor:
     """``sum clip(g) + N(0, SIGMA^2 I)``."""
     return clip(records).sum(0) + normal(runs, records.shape[1], generator, SIGMA)
+
+
+def clipped_sum(records: Tensor) -> Tensor:
+    """Without the noise."""
+    return clip(records).sum(0)
 
 
 def constant_mean(records: Tensor, runs: int, generator: Generator) -> Tensor:
@@ -71,11 +92,6 @@ def shared_seed_of_ranks(records: Tensor, runs: int, generator: Generator) -> Te
     return clip(records).sum(0) + (noise + noise + noise + noise) / 4
 
 
-def nan_to_zero(records: Tensor, runs: int, generator: Generator) -> Tensor:
-    """NaN becomes 0 before the clip."""
-    return dpsgd(records.nan_to_num(0.0, 0.0, 0.0), runs, generator)
-
-
 def noise_streams(generator: Generator) -> dict[str, Stream]:
     """Streams of a key that the generator chooses, so that an audit can be repeated."""
     key = Key.from_unsafe_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -88,11 +104,23 @@ def float_kernel(records: Tensor, runs: int, generator: Generator) -> Tensor:
     return noise_ops.add_noise(total, scale=SIGMA, **noise_streams(generator))
 
 
+UNIT = SIGMA / SCALE_UNITS
+
+
+def integer_sum(records: Tensor) -> Tensor:
+    """dpkern's clip in integers, counts of ``UNIT``."""
+    return clip_ops.clip_sum(records.float(), 1.0, arithmetic="exact", unit=UNIT).sums[0]
+
+
+def integer_checks(quick: bool) -> Sequence[Check]:
+    """The same sum with hostile records, without any slack."""
+    given = sensitivity.Summation(summed=integer_sum, bound=1.0, unit=UNIT, widths=(1, 3, 1000))
+    return sensitivity.checks(given, quick=quick)
+
+
 def exact_kernel(records: Tensor, runs: int, generator: Generator) -> Tensor:
-    """dpkern's clip in integers and its noise on their sum, as counts of the output cell."""
-    unit_size = SIGMA / SCALE_UNITS
-    sums = clip_ops.clip_sum(records.float(), 1.0, arithmetic="exact", unit=unit_size).sums[0]
-    total = sums.expand(runs, -1).contiguous()
+    """dpkern's noise on its integer sum, as counts of the output cell."""
+    total = integer_sum(records).expand(runs, -1).contiguous()
     cells = noise_ops.add_noise(total, stream=noise_streams(generator)["stream"])
     return cells.to(torch.float64) * (SIGMA / SCALE_CELLS)
 
@@ -106,6 +134,7 @@ def row(
     sd: float | None = SIGMA,
     grid: float | None = GRID,
     truth: float | None = None,
+    asked: Asked | None = None,
 ) -> Case:
     """A row whose certificate is its claim."""
     subject = Release(
@@ -116,6 +145,7 @@ def row(
         neighbours=neighbours or add_record(D),
         sd=sd,
         grid=grid,
+        asked=asked,
     )
     return Case(subject=subject, truth=mu if truth is None else truth, source="control")
 
@@ -126,7 +156,7 @@ EMPTY = torch.zeros(0, D, dtype=torch.float64)
 TONES = fixed(*(Pair(name=f"tone {k}", without=EMPTY, present=tone(k)[None]) for k in range(3)))
 
 CASES = (
-    row("DP-SGD", dpsgd, MU),
+    row("DP-SGD", dpsgd, MU, asked=bounded(clipped_sum)),
     row("DP-SGD divided by a constant", constant_mean, MU, sd=SIGMA / 8),
     row(
         "AdaClip",
@@ -158,7 +188,7 @@ CASES = (
     row("one noise key for all ranks", shared_seed_of_ranks, MU),
     row(
         "NaN becomes zero",
-        nan_to_zero,
+        dpsgd,
         MU,
         truth=0.0,
         neighbours=fixed(
@@ -167,5 +197,5 @@ CASES = (
         ),
     ),
     row("dpkern float tier", float_kernel, MU, grid=None),
-    row("dpkern exact tier", exact_kernel, MU, grid=None),
+    row("dpkern exact tier", exact_kernel, MU, grid=None, asked=integer_checks),
 )
