@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
-from dpkern.audit.findings import Findings
+from dpkern.audit.findings import LAYERS, Findings
 from dpkern.audit.run import run
 from tests.audit_corpus import BROKEN, SOUND, Case
 
@@ -60,6 +61,12 @@ def test_a_sound_claim_passes(case: Case) -> None:
     assert shown(found) >= case.sharp * case.truth
 
 
-def test_names_are_unique() -> None:
+def test_names_are_unique_and_every_layer_has_work() -> None:
     names = [case.id for case in (*BROKEN, *SOUND)]
     assert len(set(names)) == len(names)
+    assert {layer for case in BROKEN for layer in case.layers} == set(LAYERS)
+
+
+def test_processes_can_take_every_subject() -> None:
+    for case in (*BROKEN, *SOUND):
+        assert pickle.loads(pickle.dumps(case.subject)).name == case.subject.name
