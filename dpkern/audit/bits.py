@@ -100,7 +100,7 @@ def precision_pairs(
         name: of the pairs.
     """
     score = Precision(None if coordinates is None else tuple(coordinates))
-    given: dict[str, Any] = {"score": score, "layer": "canary"}
+    given: dict[str, Any] = {"score": score, "layer": LAYER}
     return (
         Pair(name=name, without=without, present=present, **given),
         Pair(name=f"{name}, exchanged", without=present, present=without, **given),
