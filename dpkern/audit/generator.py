@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -121,12 +122,12 @@ def _released(
     made: list[list[torch.Tensor]] = [[], [], []]
     at = 0
     for piece in pieces:
-        given = {"position": first + at, "distribution": law, "backend": backend}
-        draws = noise.lattice_draws(stream, count=piece, device=device, **given)  # type: ignore[arg-type]
+        given: dict[str, Any] = {"position": first + at, "distribution": law, "backend": backend}
+        draws = noise.lattice_draws(stream, count=piece, device=device, **given)
         whole = sums[at : at + piece].to(torch.int32).to(device)
         real = sums[at : at + piece].to(torch.float32).to(device)
-        noise.add_noise(whole, stream=stream, **given)  # type: ignore[arg-type]
-        noise.add_noise(real, stream=stream, scale=1.1, rounding=rounding, **given)  # type: ignore[arg-type]
+        noise.add_noise(whole, stream=stream, **given)
+        noise.add_noise(real, stream=stream, scale=1.1, rounding=rounding, **given)
         for parts, values in zip(made, (draws, whole, real), strict=True):
             parts.append(values.cpu())
         at += piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from ..audit.bits import LAYER
 from ..audit.findings import Check
@@ -75,15 +75,25 @@ def ranks(world: int = 2) -> Check:
     if not dist.is_available() or not dist.is_gloo_available():
         return Check(layer=LAYER, name="ranks", passed=None, text="torch has no gloo backend here")
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, args=(world, folder), nprocs=world)
+        # Spawned: a process that has run threads must not be forked.
+        context = multiprocessing.get_context("spawn")
+        started = [context.Process(target=_process, args=(i, world, folder)) for i in range(world)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+        if any(process.exitcode for process in started):
+            return Check(layer=LAYER, name="ranks", passed=None, text="a process did not finish")
         found = [Rank(*Path(folder, str(i)).read_text().split()) for i in range(world)]
     return judged(found)
 
 
 def _process(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder, "store")), world)
-    dist.init_process_group("gloo", rank=rank, world_size=world, store=store, timeout=_TIMEOUT)
+    where = Path(folder, "store").as_uri()
+    dist.init_process_group(
+        "gloo", init_method=where, rank=rank, world_size=world, timeout=_TIMEOUT
+    )
     try:
         mine = drawn(Processes(None, torch.device("cpu")))
         Path(folder, str(rank)).write_text(f"{mine.noise} {mine.mask}")

@@ -61,7 +61,9 @@ class Watch:
         """The block."""
         return _dispatch.intercepted(self._seen)
 
-    def _seen(self, op: _dispatch.Op[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+    def _seen(
+        self, op: _dispatch.Op[..., Any], args: tuple[Any, ...], given: dict[str, Any]
+    ) -> Any:
         arguments = {name: value for name, value in given.items() if name != "backend"}
         words = op.cost(*args, **arguments).random_words
         found = list(_uses(op.name, args, given))
@@ -83,9 +85,7 @@ class Watch:
             (use for use in self.uses if use.end > use.first), key=lambda u: (u.stream, u.first)
         )
         # Sorted by start: two neighbours overlap if any two do.
-        return [
-            (a, b) for a, b in pairwise(ordered) if a.stream == b.stream and b.first < a.end
-        ]
+        return [(a, b) for a, b in pairwise(ordered) if a.stream == b.stream and b.first < a.end]
 
 
 def _uses(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[Use]:
