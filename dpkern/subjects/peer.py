@@ -116,23 +116,19 @@ class Peer(Subject):
     def pairs(self, weakest: torch.Tensor | None) -> Sequence[Pair]:
         """A record in one coordinate of a sum of zeros: at the bound, and a bit below it.
 
-        Independent noise of equal sd has no weakest direction. An audit compares the bits of all
-        coordinates of the first pair; here those of the canary's coordinate are looked at by
-        themselves. The canary below the bound has the finest bits that its dtype allows, which
-        noise on a coarser grid does not hide.
+        Independent noise of equal sd has no weakest direction. An audit compares the bits of the
+        first pair; the canary a bit below the bound has the finest bits that its dtype allows,
+        which noise on a coarser grid does not hide.
         """
         del weakest
         nobody = torch.zeros(self.dimension, dtype=self.dtype)
         somebody, fine = nobody.clone(), nobody.clone()
         somebody[0] = self.bound
         fine[0] = torch.nextafter(somebody[0], nobody[0])
-        found = [Pair(name="coordinate", without=nobody, present=somebody)]
-        if self.dimension > 1:
-            found += precision_pairs(
-                nobody, somebody, coordinates=(0,), name="precision of the canary's coordinate"
-            )
-        found += precision_pairs(nobody, fine, coordinates=(0,), name="precision, below the bound")
-        return found
+        return (
+            Pair(name="coordinate", without=nobody, present=somebody),
+            *precision_pairs(nobody, fine, coordinates=(0,), name="precision, below the bound"),
+        )
 
     def noise_sd(self) -> float:
         """Of every coordinate."""
