@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,13 +15,13 @@ import torch
 from dpkern import DPStep, _dispatch, _step_noise, testing
 from dpkern.audit import generator
 from dpkern.backends import cpu
-from dpkern.mechanisms import DPSGD, LaplaceSGD, Mechanism
+from dpkern.mechanisms import DPSGD, Mechanism
 from dpkern.mechanisms.plan import Plan
 from dpkern.noise_tables import RingPrefetch
 from dpkern.ops import noise, update
 from dpkern.rng import KEY_BYTES, Key, Purpose, Stream
 from dpkern.subjects import ranks, words
-from tests import every_backend
+from tests import every_backend, step_count_cases
 
 SETTING: dict[str, Any] = {"noise_multiplier": 1.1, "max_grad_norm": 1.0}
 
@@ -151,10 +152,24 @@ def test_words_of_a_step(backend: str, rule: update.Rule | None) -> None:
     assert found[0].numbers["consumed"] == 2 * (1050 + 23)
 
 
-def test_words_of_laplace_and_of_rounded_sums() -> None:
-    for mechanism in (LaplaceSGD(**SETTING), DPSGD(**SETTING, arithmetic="float")):
-        found = words.words(make(mechanism))
-        assert [check.passed for check in found] == [True, True], found
+@pytest.mark.parametrize("name", step_count_cases.CASES)
+def test_words_of_every_mechanism(name: str) -> None:
+    torch.manual_seed(0)
+    case = step_count_cases.CASES[name](random.Random(name))
+    step = case.step()
+    found = words.words(step, release=lambda step: case.run(step, case.given(step)))
+    assert [check.passed for check in found] == [True, True], found
+    assert (found[0].numbers["consumed"] > 0) == (name != "dpsgd without noise")
+
+
+def test_words_of_the_steps_own_key_for_something_else() -> None:
+    def release(step: DPStep) -> None:
+        noise.keystream(step.key.stream(Purpose.TABLES, 0), first_block=0, blocks=1)
+        step.finish()
+
+    found = words.words(make(), release=release)
+    assert [check.passed for check in found] == [None, True]
+    assert "noise.keystream" in found[0].text
 
 
 def test_draws_made_ahead_are_used_once() -> None:
