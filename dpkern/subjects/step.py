@@ -198,17 +198,21 @@ class PrivateStep(Subject):
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """A record at the bounds of all groups: in every step the same, or as ``weakest`` says."""
         size = sum(_sizes(self._sample_shapes))
+        # A record that comes alone shows noise that depends on how many there are.
+        alone = {"coordinate"} if self._relation == "add_remove" else set()
         found = [
-            self._pair(name, direction.expand(self.steps, size), self._bystanders())
+            self._pair(
+                name,
+                direction.expand(self.steps, size),
+                None if name in alone else self._bystanders(),
+            )
             for name, direction in canaries.directions(size).items()
+            if name != "alternating"
         ]
         if any(block.mapped for block in self.plan.blocks):
             found.append(self._pair("strongest", self._strongest(), self._bystanders()))
         if weakest is not None:
             found.append(self._pair("weakest", self._led_back(weakest), self._bystanders()))
-        if self._relation == "add_remove":
-            uniform = canaries.directions(size)["uniform" if size > 1 else "coordinate"]
-            found.append(self._pair("alone", uniform.expand(self.steps, size), None))
         if self.plan.importance is not None:
             found.append(self._shaped())
         return found
