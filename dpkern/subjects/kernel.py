@@ -133,7 +133,9 @@ class NoiseKernel(Subject):
 
     def null(self) -> Tensor:
         """The sum of the other records."""
-        others = canaries.directions(self.width, seed=1)["random" if self.width > 1 else "coordinate"]
+        others = canaries.directions(self.width, seed=1)[
+            "random" if self.width > 1 else "coordinate"
+        ]
         return (others * self._reach).to(self.dtype)
 
     @property
