@@ -20,7 +20,7 @@ from ..audit.claims import Claim
 from ..audit.subject import Pair, Subject
 from ..laws import LAWS, SCALE_CELLS, SCALE_UNITS
 from ..mechanisms.base import checked_noise_multiplier
-from ..mechanisms.certify import exact_multiplier, gaussian_spec, laplace_spec, lattice_bound
+from ..mechanisms.certify import gaussian_spec, laplace_spec, lattice_bound
 from ..mechanisms.plan import Block
 from ..ops import noise, update
 from ..rng import Key, Purpose, Stream
