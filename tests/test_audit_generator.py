@@ -197,7 +197,7 @@ def test_overlapping_places_are_found() -> None:
     watch = words.Watch()
     key = Key.fresh()
     with watch.on():
-        for position, count in ((0, 100), (100, 0), (99, 5)):
+        for position, count in ((0, 100), (100, 0), (99, 5), (104, 3)):
             x = torch.zeros(count, dtype=torch.int32)
             noise.add_noise(x, stream=key.stream(Purpose.NOISE, 0), position=position)
     assert len(watch.overlaps()) == 1
