@@ -1,0 +1,1 @@
+"""What an audit can run: noise kernels, private steps, releases of single records."""
