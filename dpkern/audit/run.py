@@ -22,9 +22,11 @@ import numpy as np
 import torch
 
 from .. import _validate as check
+from .bits import LAYER as BITS
+from .bits import Precision, precision_pairs
 from .bounds import Rates, epsilon_lower, mu_lower, rate_upper
 from .claims import Claim
-from .covariance import Vector, selection, spectrum
+from .covariance import Moments, Vector, selection, spectrum
 from .findings import LAYERS, Check, Evidence, Findings
 from .running import Runner, runner
 from .scores import NotFinite, learnt
@@ -39,7 +41,7 @@ LEAST_LEARNING, MOST_LEARNING = 500, 40_000
 PER_COORDINATE = 4
 """Runs per coordinate that a covariance takes at least."""
 THRESHOLDS = 256
-STATISTICAL = ("covariance", "canary", "likelihood")
+STATISTICAL = ("covariance", "canary", "likelihood", BITS)
 """Layers that need many runs."""
 
 
@@ -132,7 +134,7 @@ def _statistics(
     learning = min(max(int(LEARNING * runs), LEAST_LEARNING), MOST_LEARNING)
     found = running.moments(subject.null(), max(learning, PER_COORDINATE * min(width, 512)))
     seen = spectrum(found, _scale(subject, width), width, alpha / 2)
-    pairs = [pair for pair in subject.pairs(seen.weakest) if pair.layer in layers]
+    pairs = _pairs(subject, seen.weakest, layers)
     evidence: list[Evidence] = []
     for k, pair in enumerate(pairs):
         tell(f"canary {pair.name}", 0.1 + 0.85 * k / len(pairs))
@@ -142,6 +144,14 @@ def _statistics(
         evidence += _counted(running, pair, tests, runs, share, delta)
     judged = [seen.check] if "covariance" in layers else []
     return evidence, judged, seen.values
+
+
+def _pairs(subject: Subject, weakest: torch.Tensor | None, layers: Collection[str]) -> list[Pair]:
+    """The subject's neighbours, and the first ones again for the bits of what is released."""
+    found = list(subject.pairs(weakest))
+    first = found[0]
+    found += precision_pairs(first.without, first.present)
+    return [pair for pair in found if pair.layer in layers]
 
 
 def _scale(subject: Subject, width: int) -> Vector | None:
@@ -157,10 +167,12 @@ def _chosen(
     running: Runner, pair: Pair, learning: int, runs: int, alpha: float, delta: float
 ) -> list[Test]:
     """The two tests that will be counted."""
-    without, present = (running.moments(data, learning) for data in (pair.without, pair.present))
-    scores: list[Score] = [*learnt(without, present), NotFinite()]
-    if pair.score is not None:
-        scores.insert(0, pair.score)
+    scores: list[Score] = [] if pair.score is None else [pair.score]
+    moments = [running.moments(data, learning) for data in (pair.without, pair.present)]
+    if pair.layer == BITS:
+        scores.append(Precision((_most_moved(moments[0], moments[1], running.width),)))
+    else:
+        scores += [*learnt(moments[0], moments[1]), NotFinite()]
     sides = [running.scores(data, scores, learning) for data in (pair.without, pair.present)]
     tests: list[Test] = []
     for bound in (mu_lower, partial(epsilon_lower, delta=delta)):
@@ -173,6 +185,14 @@ def _chosen(
         )
         tests.append(Test(best[2], best[1]))
     return tests
+
+
+def _most_moved(without: Moments, present: Moments, width: int) -> int:
+    """The coordinate on which the two samples differ most, in units of its noise."""
+    spread = np.diagonal(without.scatter + present.scatter)
+    gap = np.square(present.mean - without.mean)
+    ratio = gap / (spread + np.finfo(np.float64).tiny)
+    return int(np.arange(width)[selection(width)][np.argmax(ratio)])
 
 
 def _best_threshold(

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..errors import InvalidInput
 from .covariance import Moments, moments, together
 from .subject import Score, Subject
 
@@ -110,12 +111,16 @@ def released(subject: Subject, data: Any, runs: int, seed: int) -> torch.Tensor:
     """``subject.release``, with its contract checked.
 
     Raises:
-        TypeError: not one vector for each run.
+        InvalidInput: it does not give one vector for each run.
     """
     found = subject.release(data, runs, seed)
     if not isinstance(found, torch.Tensor) or found.dim() != 2 or found.shape[0] != runs:
-        shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise TypeError(f"{subject.name} must release a tensor [{runs}, d], got {shape}")
+        raise InvalidInput(
+            "release",
+            expected=f"a tensor [{runs}, d] of {subject.name}",
+            got=list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__,
+            remedy="Return one released vector for each run.",
+        )
     return found.detach().cpu()
 
 
