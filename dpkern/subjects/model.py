@@ -1,9 +1,9 @@
 """A whole step of ``PrivacyEngine`` on a user's model, with and without one record in the batch.
 
-Every run is a step as a training loop takes it: forward pass, backward pass, clipping, noise and the
-fused update of SGD with learning rate 1. What is released is what the step did to the parameters;
-they are then put back. Of a release only these numbers are kept, each with noise of certified
-standard deviation 1 (Laplace noise: sqrt(2)):
+Every run is a step as a training loop takes it: forward pass, backward pass, clipping, noise and
+the fused update of SGD with learning rate 1. What is released is what the step did to the
+parameters; they are then put back. Of a release only these numbers are kept, each with noise of
+certified standard deviation 1 (Laplace noise: sqrt(2)):
 
     z_j = <v_j / s_j, y_j / s_j> / ||v_j / s_j||     for parts j that the canary reaches
     z_i = y_i / s_i                                  for some single coordinates i, left out of v
@@ -205,7 +205,7 @@ class _Rig:
         chosen = torch.Generator().manual_seed(total)  # public: which coordinates, not what noise
         starts = torch.randint(total, (-(-coordinates // NEIGHBOURS),), generator=chosen)
         index = (starts[:, None] + torch.arange(NEIGHBOURS)).flatten()[:coordinates]
-        self.index = index[index < total].unique()
+        self.index = torch.unique(index[index < total])
         # Noisy sums in units of their noise, from gradients of the mean over the batch.
         self.scaling = 1 / self.engine.step.gradient_scale
         self.single = self.scaling / scales[self.index]
