@@ -208,6 +208,14 @@ def command(
         bool,
         typer.Option("--diagnostics", help="Show training loss and counts; epsilon ignores them."),
     ] = False,
+    audit: Annotated[
+        int | None,
+        typer.Option(
+            help="First audit the run's step with so many counted runs, as dpkern audit does; "
+            "the report then has a lower bound on epsilon too.",
+            show_default="not audited",
+        ),
+    ] = None,
     public_data: Annotated[
         str | None,
         typer.Option(

@@ -100,7 +100,13 @@ class ModelStep(Subject):
                 f"{list(x.shape)} and {list(y.shape)}",
                 remedy="Pass batch=(x, y) and canary=(x[:1], y[:1]) with a batch dimension.",
             )
-        check_direct(self.mechanism, self.module)
+        if not direct(self.mechanism, self.module):
+            raise InvalidInput(
+                "mechanism",
+                expected="one that noises gradients as they are and does not adapt",
+                got=self.mechanism.name,
+                remedy="Audit its step on tensors: dpkern.subjects.step.PrivateStep.",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: engines and keys stay in their process."""
@@ -345,19 +351,9 @@ def _square(part: Tensor, unit: float | None, p: int) -> Fraction:
     return int(counts.pow(p).sum()) * Fraction(unit) ** p
 
 
-def check_direct(mechanism: Mechanism, module: nn.Module) -> None:
-    """A plan that noises the gradients themselves and stays the same from step to step.
-
-    Raises:
-        InvalidInput: any other.
-    """
+def direct(mechanism: Mechanism, module: nn.Module) -> bool:
+    """Whether the plan noises the gradients themselves and stays the same from step to step."""
     params = [p.detach() for p in module.parameters() if p.requires_grad]
     plan = mechanism.plan([tuple(p.shape) for p in params])
-    if plan.mapped or plan.importance is not None or mechanism.memory(params) is not None:
-        raise InvalidInput(
-            "mechanism",
-            expected="one that noises gradients as they are and does not adapt",
-            got=plan.mechanism,
-            remedy="Audit its step on tensors: dpkern audit "
-            f"{plan.mechanism}, or dpkern.subjects.step.",
-        )
+    adapts = plan.importance is not None or mechanism.memory(params) is not None
+    return not (plan.mapped or adapts)

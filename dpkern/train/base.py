@@ -113,6 +113,10 @@ class BaseSession(ABC, Generic[P, M, E]):
     def _panels(self) -> report.Panels:
         """Curves of the figure, by name."""
 
+    def _levels(self, summary: Mapping[str, Any]) -> report.Levels:
+        """Single numbers that belong beside curves of the figure, by panel and name."""
+        return {}
+
     @abstractmethod
     def _title(self, summary: Mapping[str, Any]) -> str:
         """Of the figure."""
@@ -124,6 +128,9 @@ class BaseSession(ABC, Generic[P, M, E]):
     @abstractmethod
     def describe(self, epoch: E) -> str:
         """One line on the run after an epoch, for a progress bar."""
+
+    def _begin(self) -> None:
+        """What comes before the first step of this session."""
 
     def _end(self) -> None:
         """Let go of what only steps need: all are taken."""
@@ -195,13 +202,18 @@ class BaseSession(ABC, Generic[P, M, E]):
             KeyboardInterrupt: see ``Steps.run``; nothing has been written yet.
         """
         with torch_threads(self.threads):
+            self._begin()
             self.steps.run(on_step=on_step, on_epoch=on_epoch)
         self._end()
         summary = self.summary()
         self.save()
         if self.options.run.figure:
             report.write_figure(
-                self.out / files.FIGURE, self.history, self._panels(), title=self._title(summary)
+                self.out / files.FIGURE,
+                self.history,
+                self._panels(),
+                title=self._title(summary),
+                levels=self._levels(summary),
             )
         # Last: where a report stands, everything else does too.
         report.write_report(self.out / files.REPORT, summary, self.history)

@@ -136,11 +136,12 @@ def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) ->
 
 
 def epsilons(summary: Mapping[str, Any]) -> str:
-    """Whose number is which; an infinite one in words."""
+    """Whose number is which; an infinite one, and a step that was not audited, in words."""
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
     proved = "non-private" if certified == "inf" else number(certified)
-    target = summary.get("calibrated_to")
-    return f"claimed {number(claimed)} | certified {proved}" + (
+    shown, target = summary.get("epsilon_audited"), summary.get("calibrated_to")
+    audited = "not audited" if shown is None else f"audited {number(shown)}"
+    return f"claimed {number(claimed)} | certified {proved} | {audited}" + (
         f" (noise calibrated to the {target} one)" if target else ""
     )
 

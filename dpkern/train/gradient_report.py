@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .display import Shown
-from .report import Panels
+from .report import Levels, Panels
 
 DIAGNOSTICS_NOTE = "not covered by epsilon"
 
@@ -40,12 +40,23 @@ class Epoch:
 
 def panels(history: Sequence[Epoch], *, seeded: bool) -> Panels:
     """Held-out loss, held-out accuracy and epsilon."""
-    epsilon = "epsilon if the seed were secret" if seeded else "certified epsilon"
     return {
         "held-out loss": [epoch.heldout_loss for epoch in history],
         "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
-        epsilon: [epoch.shown_epsilon for epoch in history],
+        _epsilon(seeded): [epoch.shown_epsilon for epoch in history],
     }
+
+
+def levels(summary: Mapping[str, Any], *, seeded: bool) -> Levels:
+    """The source's epsilon where it is not the certified one, and the audited one."""
+    claimed = summary["epsilon_claimed"] if summary["mode"] == "published" else None
+    numbers = {"claimed": claimed, "audited": summary["epsilon_audited"]}
+    known = {name: value for name, value in numbers.items() if isinstance(value, float)}
+    return {_epsilon(seeded): known}
+
+
+def _epsilon(seeded: bool) -> str:
+    return "epsilon if the seed were secret" if seeded else "certified epsilon"
 
 
 def shown(summary: Mapping[str, Any]) -> Shown:
@@ -53,6 +64,14 @@ def shown(summary: Mapping[str, Any]) -> Shown:
     public, ran_by = summary["public"], (summary["backend"], summary["environment"]["isa"])
     arithmetic = [part for part in (*ran_by, summary["arithmetic"]) if part]
     last: list[tuple[str, Any]] = []
+    audit = summary["audit"]
+    if isinstance(audit, dict):
+        mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
+        text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu {mu:.3g}"
+        text += "" if proved is None else f" at least, {proved:.3g} at most"
+        if audit["epsilon_if_gaussian"] is not None:
+            text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
+        last.append(("audit", text))
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
         if losses:

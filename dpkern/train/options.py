@@ -206,9 +206,12 @@ class RunOptions:
     max_physical_batch_size: int = 256
     threads: int | None = None
     noise_source: str | None = None
+    audit: int | None = None
 
     def __post_init__(self) -> None:
         _validate.choice((None, *SOURCES), noise_source=self.noise_source)
+        if self.audit is not None:
+            _validate.integer(100, audit=self.audit)
         if self.threads is not None:
             _validate.integer(1, 1024, threads=self.threads)
         _validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)

@@ -18,6 +18,9 @@ CERTIFIED = ("delta", "relation", "accountant", "certified_for")
 Panels = Mapping[str, Sequence[float | None]]
 """Curves of a figure by name: one value for each epoch, None where it was not computed."""
 
+Levels = Mapping[str, Mapping[str, float]]
+"""Horizontal lines by panel and name."""
+
 
 def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
     """The privacy of a run in one sentence."""
@@ -58,8 +61,10 @@ def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> 
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_figure(path: Path, history: Sequence[Any], panels: Panels, *, title: str) -> None:
-    """The panels over the epochs, side by side, as PNG.
+def write_figure(
+    path: Path, history: Sequence[Any], panels: Panels, *, title: str, levels: Levels | None = None
+) -> None:
+    """The panels over the epochs, side by side, as PNG, with lines at single numbers.
 
     An infinite value is said in words instead of drawn, and so is a run that diverged.
 
@@ -85,6 +90,11 @@ def write_figure(path: Path, history: Sequence[Any], panels: Panels, *, title: s
         ]
         if drawn:
             axes.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
+        for name, level in (levels or {}).get(label, {}).items():
+            axes.axhline(level, linestyle="--", color="0.4")
+            # Above its line, at the right end of the axes.
+            where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+            axes.text(0.98, level, f"{name} {level:.3g}", **where)
         if diverged or not drawn:
             text = "infinite" if any(value is not None for value in values) else "spent at once"
             text = "diverged" if diverged else text

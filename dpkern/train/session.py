@@ -13,14 +13,14 @@ from ..engine.sampling import make_batches
 from ..mechanisms import ProjectedSGD, RandomizedResponse
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
-from . import ahead, checkpoint, data, gradient_report, models, projected, responses
+from . import ahead, audited, checkpoint, data, gradient_report, models, projected, responses
 from .base import BaseSession
 from .display import Shown
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .mechanism import CALIBRATED_TO, Run, make
 from .options import ModelOptions, PrivacyOptions, RunOptions
-from .report import Panels
+from .report import Levels, Panels
 
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
@@ -35,6 +35,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     FORMAT = checkpoint.FORMAT
 
     steps: Training
+    audited: audited.Audited | None = None
+    """What the audit of the run's step has found, if one was asked for."""
 
     def _read(self) -> None:
         privacy = self.options.privacy
@@ -109,6 +111,14 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
             before, after = projected.hooks(mechanism)
             after(step)  # the start lies in the set too
+        if run.audit is not None:
+            self.subject = audited.subject_of(
+                mechanism,
+                model,
+                row_shape=self.data.row_shape,
+                classes=self.data.classes,
+                backend=run.backend,
+            )
         if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
         self.steps = Training(
@@ -196,6 +206,12 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         """Of every step; None where the steps add no noise."""
         return None if self.local else self.mechanism.noise_multiplier
 
+    def _begin(self) -> None:
+        """The audit comes first: nothing is trained by a step that fails it."""
+        if self.options.run.audit is not None:
+            delta = self.options.privacy.delta
+            self.audited = audited.audit(self.subject, self.options.run.audit, delta)
+
     def _end(self) -> None:
         """An interrupted run keeps its noise, for the steps left."""
         if self.noise_source is not None:
@@ -217,7 +233,13 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         facts = self.training.step.report(self.options.privacy.delta)
         if isinstance(self.mechanism, RandomizedResponse):
             facts |= responses.report(self.mechanism, seeded=self.seeded)
-        return facts
+        if self.audited is None:
+            return facts | audited.NOT_AUDITED
+        return facts | self.audited.facts(
+            self.training.step,
+            steps_per_epoch=self.training.steps_per_epoch,
+            delta=self.options.privacy.delta,
+        )
 
     def _measured(self) -> dict[str, Any]:
         loss, accuracy = models.evaluate(self.training.model, self.data.x_test, self.data.y_test)
@@ -242,6 +264,9 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     def _panels(self) -> Panels:
         return gradient_report.panels(self.history, seeded=self.seeded)
+
+    def _levels(self, summary: Mapping[str, Any]) -> Levels:
+        return gradient_report.levels(summary, seeded=self.seeded)
 
     def _title(self, summary: Mapping[str, Any]) -> str:
         named = f"{self.options.model.model} on {self.data.source}, {summary['mechanism']}"
