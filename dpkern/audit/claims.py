@@ -1,0 +1,204 @@
+"""What a release promises, as a trade-off function: the least false negatives for false positives.
+
+A test that tells two neighbouring inputs apart from the released values has a false positive rate
+``a`` and a false negative rate ``b``. A promise ``f`` says ``b >= f(a)`` for every test:
+
+    Gaussian     f(a) = Phi(Phi^-1(1 - a) - mu)
+    Laplace      f(a) = F(F^-1(1 - a) - shift),    F the Laplace distribution of scale 1
+    Approximate  f(a) = max(0, 1 - delta - e^eps a, e^-eps (1 - delta - a))
+    Pure         delta = 0
+    Nothing      f(a) = 0
+
+The numbers of a claim speak of neighbours as they are audited: under ``replace_one`` the distance
+is that of two records.
+
+Source: Dong, Roth and Su, Gaussian differential privacy, 2019, definitions 2.3 and 2.6,
+proposition 2.5; lemma A.6 (Laplace).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from .._validate import non_negative
+from ..accounting import events
+from ..errors import PrivacyError
+from ..theory.gaussian import exact_epsilon
+
+NORMAL = NormalDist()
+
+
+class Claim(ABC):
+    """A promise about one call of a release."""
+
+    @abstractmethod
+    def tradeoff(self, false_positives: float) -> float:
+        """The least false negative rate that a test with this false positive rate can have."""
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """The least epsilon that is promised at ``delta``; infinite where nothing is."""
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The promise in words."""
+
+    @property
+    def mu(self) -> float | None:
+        """Of a Gaussian promise; None for the others."""
+        return None
+
+
+@dataclass(frozen=True)
+class Gaussian(Claim):
+    """At least as hard as to tell N(0, 1) from N(mu, 1)."""
+
+    distance: float
+
+    def __post_init__(self) -> None:
+        non_negative(distance=self.distance)
+
+    @property
+    def mu(self) -> float:
+        """The distance."""
+        return self.distance
+
+    def tradeoff(self, false_positives: float) -> float:
+        if not 0 < false_positives < 1:
+            return 1.0 if false_positives <= 0 else 0.0
+        return NORMAL.cdf(-NORMAL.inv_cdf(false_positives) - self.distance)
+
+    def epsilon(self, delta: float) -> float:
+        return exact_epsilon(1 / self.distance, delta) if self.distance > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        return f"mu {self.distance:.5g}"
+
+
+@dataclass(frozen=True)
+class Laplace(Claim):
+    """At least as hard as to tell Laplace noise of scale 1 from the same, shifted."""
+
+    shift: float
+
+    def __post_init__(self) -> None:
+        non_negative(shift=self.shift)
+
+    def tradeoff(self, false_positives: float) -> float:
+        a, spread = false_positives, math.exp(-self.shift)
+        if a <= 0:
+            return 1.0
+        if a < spread / 2:
+            return 1 - a / spread
+        return spread / (4 * a) if a <= 0.5 else spread * (1 - a)
+
+    def epsilon(self, delta: float) -> float:
+        return max(0.0, self.shift + 2 * math.log1p(-delta))
+
+    @property
+    def text(self) -> str:
+        return f"Laplace, epsilon {self.shift:.5g}"
+
+
+@dataclass(frozen=True)
+class Approximate(Claim):
+    """(epsilon, delta)."""
+
+    bound: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        non_negative(bound=self.bound)
+        non_negative(delta=self.delta)
+
+    def tradeoff(self, false_positives: float) -> float:
+        left = 1 - self.delta
+        if self.bound > 700:  # exp overflows; the promise is as good as nothing
+            return 0.0
+        grown = math.exp(self.bound) * false_positives
+        return max(0.0, left - grown, math.exp(-self.bound) * (left - false_positives))
+
+    def epsilon(self, delta: float) -> float:
+        return self.bound if delta >= self.delta else math.inf
+
+    @property
+    def text(self) -> str:
+        return f"({self.bound:.5g}, {self.delta:g})" if self.delta else f"epsilon {self.bound:.5g}"
+
+
+class Pure(Approximate):
+    """epsilon, with delta 0."""
+
+    def __init__(self, epsilon: float) -> None:
+        super().__init__(epsilon, 0.0)
+
+
+@dataclass(frozen=True)
+class Nothing(Claim):
+    """No promise: nothing can contradict it."""
+
+    def tradeoff(self, false_positives: float) -> float:
+        return 0.0
+
+    def epsilon(self, delta: float) -> float:
+        return math.inf
+
+    @property
+    def text(self) -> str:
+        return "nothing"
+
+
+def of_event(spec: Mapping[str, Any], *, neighbouring: str = "add_remove", steps: int = 1) -> Claim:
+    """What ``steps`` releases of an event promise together, when every record takes part in each.
+
+    Several Laplace releases, or Laplace noise beside other noise, promise the sum of their pure
+    epsilons.
+
+    Args:
+        spec: an event specification; multipliers are relative to ONE record's contribution.
+        neighbouring: ``replace_one`` doubles the distance.
+        steps: releases with fresh noise each.
+
+    Raises:
+        InvalidInput: no event specification.
+        PrivacyError: an event with sampling, or one whose trade-off is not known here.
+    """
+    found = events.leaves(spec, steps)
+    factor = 2.0 if neighbouring == "replace_one" else 1.0
+    if any(leaf.kind == events.NON_PRIVATE_EVENT for leaf in found):
+        return Nothing()
+    if any(leaf.sampled or leaf.parts for leaf in found):
+        raise _unknown(spec, "a release of all records; an audit puts the canary into every one")
+    if all(leaf.kind == events.GAUSSIAN_EVENT for leaf in found):
+        square = math.fsum(leaf.count / leaf.multiplier**2 for leaf in found)
+        return Gaussian(factor * math.sqrt(square))
+    if len(found) == 1 and found[0].count == 1 and found[0].kind == events.LAPLACE_EVENT:
+        return Laplace(factor / found[0].multiplier)
+    return Pure(math.fsum(leaf.count * _pure(spec, leaf, factor) for leaf in found))
+
+
+def _pure(spec: Mapping[str, Any], leaf: events.Leaf, factor: float) -> float:
+    """The epsilon of one elementary release, with delta 0."""
+    if leaf.kind == events.LAPLACE_EVENT:
+        return factor / leaf.multiplier
+    if leaf.kind == events.RANDOMIZED_RESPONSE_EVENT:
+        numbers = dict(leaf.parameters)
+        lie = numbers["noise_parameter"] / numbers["num_buckets"]  # the chance of each other symbol
+        return math.log1p((1 - numbers["noise_parameter"]) / lie)
+    raise _unknown(spec, "Gaussian releases alone, or Laplace releases and randomized responses")
+
+
+def _unknown(spec: Mapping[str, Any], expected: str) -> PrivacyError:
+    return PrivacyError(
+        "event",
+        expected=expected,
+        got=dict(spec),
+        remedy="State the claim of one release as claims.Gaussian, Laplace, Pure or Approximate.",
+    )
