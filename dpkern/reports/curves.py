@@ -108,7 +108,8 @@ def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roo
         style = {"linestyle": "none", "color": colour, "zorder": 4}
         style |= {
             "marker": ink.MARKERS[k % len(ink.MARKERS)],
-            "markersize": 8 if len(x) <= 20 else 4.5,
+            # Small where an interval around the point is to be seen.
+            "markersize": 8 if len(x) <= 20 and not figure.boxes else 4.5,
         }
         style |= {"markeredgecolor": ink.PAGE, "markeredgewidth": 0.7}
     else:
