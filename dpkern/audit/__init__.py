@@ -1,1 +1,28 @@
-"""Checks of dpkern's own privacy claims: what is proved, recomputed from the shipped numbers."""
+"""What tests our claims: proofs of the noise laws recomputed, and audits of anything that releases.
+
+``run`` audits a ``Subject``; ``dpkern.subjects`` has those of this package, ``docs/audit.md`` the
+way from claim to proof to audit. ``certificate`` recomputes what is proved of the noise laws.
+"""
+
+from .claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure, of_event
+from .findings import LAYERS, Check, Evidence, Findings
+from .run import run
+from .subject import Pair, Score, Subject
+
+__all__ = [
+    "LAYERS",
+    "Approximate",
+    "Check",
+    "Claim",
+    "Evidence",
+    "Findings",
+    "Gaussian",
+    "Laplace",
+    "Nothing",
+    "Pair",
+    "Pure",
+    "Score",
+    "Subject",
+    "of_event",
+    "run",
+]

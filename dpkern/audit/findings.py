@@ -79,7 +79,7 @@ class Findings:
         checks: the questions.
         spectrum: eigenvalues of the noise's covariance, in units of the certified variance where
             there is one, ascending; empty if it was not looked at.
-        learnt: settings in words: workers, seed.
+        settings: workers, seed and the like.
     """
 
     subject: str

@@ -1,0 +1,225 @@
+"""The audit: learn a test on some runs, count on fresh ones, compare with the promise.
+
+For each pair of neighbours one part of the runs gives scores (``scores.learnt``), a second one
+thresholds, and fresh runs are counted. Of every pair two tests are counted, the one that promises
+the largest lower bound on mu and the one for epsilon. Clopper-Pearson bounds of all rates hold
+together (Bonferroni): alpha = (1 - confidence) / number of bounds.
+
+Source: the split of a learnt test from its evaluation is that of Jagielski et al., Auditing
+differentially private machine learning, 2020, section 4, and of Nasr et al. 2023, section 4.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import _validate as check
+from .bounds import Rates, epsilon_lower, mu_lower, rate_upper
+from .claims import Claim
+from .covariance import Vector, selection, spectrum
+from .findings import LAYERS, Check, Evidence, Findings
+from .running import Runner, runner
+from .scores import NotFinite, learnt
+from .subject import Pair, Score, Subject
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share of the audit that is done."""
+
+LEARNING = 0.2
+"""Runs that scores are learnt from, and as many that thresholds are, per counted run."""
+LEAST_LEARNING, MOST_LEARNING = 500, 40_000
+PER_COORDINATE = 4
+"""Runs per coordinate that a covariance takes at least."""
+THRESHOLDS = 256
+STATISTICAL = ("covariance", "canary", "likelihood")
+"""Layers that need many runs."""
+
+
+@dataclass(frozen=True)
+class Test:
+    """A score and the threshold from which on it says "present"."""
+
+    score: Score
+    threshold: float
+
+
+def run(
+    subject: Subject,
+    *,
+    runs: int = 20_000,
+    confidence: float = 0.999,
+    delta: float = 1e-5,
+    workers: int = 1,
+    seed: int | None = None,
+    quick: bool = False,
+    claim: Claim | None = None,
+    layers: Collection[str] = LAYERS,
+    progress: Progress | None = None,
+) -> Findings:
+    """Audit a subject.
+
+    Args:
+        subject: what is audited.
+        runs: fresh runs that are counted, of each side of each pair; about two fifths as many are
+            learnt from.
+        confidence: with which all statistical statements of the audit hold together.
+        delta: for the lower bound on epsilon.
+        workers: processes; with more than one the subject must be picklable.
+        seed: of the runs whose noise takes one.
+        quick: leave out the subject's slow checks.
+        claim: tested instead of the subject's own.
+        layers: which to look at.
+        progress: told what is being done.
+
+    Raises:
+        InvalidInput: numbers out of their range, or an unknown layer.
+    """
+    check.integer(100, runs=runs)
+    check.integer(1, workers=workers)
+    check.open_unit(confidence=confidence)
+    check.open_unit(delta=delta)
+    for layer in layers:
+        check.choice(LAYERS, layer=layer)
+    seed = secrets.randbits(63) if seed is None else check.integer(0, seed=seed)
+    tell = progress or (lambda stage, share: None)
+    began = time.perf_counter()
+    with runner(subject, seed=seed, workers=workers) as running:
+        evidence, checks, values = _statistics(
+            subject, running, runs, 1 - confidence, delta, layers, tell
+        )
+        total = running.runs
+    tell("checks", 0.95)
+    checks += [found for found in subject.checks(quick=quick) if found.layer in layers]
+    tell("done", 1.0)
+    return Findings(
+        subject=subject.name,
+        claimed=subject.claimed if claim is None else claim,
+        certified=subject.certified,
+        delta=delta,
+        confidence=confidence,
+        runs=runs,
+        total_runs=total,
+        seconds=time.perf_counter() - began,
+        evidence=tuple(evidence),
+        checks=tuple(checks),
+        spectrum=values,
+        settings={"workers": workers, "seed": seed, "layers": list(layers)},
+    )
+
+
+def _statistics(
+    subject: Subject,
+    running: Runner,
+    runs: int,
+    alpha: float,
+    delta: float,
+    layers: Collection[str],
+    tell: Progress,
+) -> tuple[list[Evidence], list[Check], tuple[float, ...]]:
+    """The layers that need many runs; of ``alpha`` every bound gets an equal share."""
+    if not set(layers) & set(STATISTICAL):
+        return [], [], ()
+    tell("covariance of the noise", 0.0)
+    width = running.first(subject.null(), 2).shape[1]
+    learning = min(max(int(LEARNING * runs), LEAST_LEARNING), MOST_LEARNING)
+    found = running.moments(subject.null(), max(learning, PER_COORDINATE * min(width, 512)))
+    seen = spectrum(found, _scale(subject, width), width, alpha / 2)
+    pairs = [pair for pair in subject.pairs(seen.weakest) if pair.layer in layers]
+    evidence: list[Evidence] = []
+    for k, pair in enumerate(pairs):
+        tell(f"canary {pair.name}", 0.1 + 0.85 * k / len(pairs))
+        # Half for the covariance's check; two tests of two rates for each pair.
+        share = alpha / 2 / (4 * len(pairs))
+        tests = _chosen(running, pair, learning, runs, share, delta)
+        evidence += _counted(running, pair, tests, runs, share, delta)
+    judged = [seen.check] if "covariance" in layers else []
+    return evidence, judged, seen.values
+
+
+def _scale(subject: Subject, width: int) -> Vector | None:
+    """The certified sd of the coordinates that are looked at."""
+    sd = subject.noise_sd()
+    if sd is None:
+        return None
+    every = torch.as_tensor(sd, dtype=torch.float64).expand(width)
+    return every[selection(width)].numpy()
+
+
+def _chosen(
+    running: Runner, pair: Pair, learning: int, runs: int, alpha: float, delta: float
+) -> list[Test]:
+    """The two tests that will be counted."""
+    without, present = (running.moments(data, learning) for data in (pair.without, pair.present))
+    scores: list[Score] = [*learnt(without, present), NotFinite()]
+    if pair.score is not None:
+        scores.insert(0, pair.score)
+    sides = [running.scores(data, scores, learning) for data in (pair.without, pair.present)]
+    tests: list[Test] = []
+    for bound in (mu_lower, partial(epsilon_lower, delta=delta)):
+        best = max(
+            (
+                (*_best_threshold(a, b, runs, alpha, bound), score)
+                for score, a, b in zip(scores, *sides, strict=True)
+            ),
+            key=lambda found: found[0],
+        )
+        tests.append(Test(best[2], best[1]))
+    return tests
+
+
+def _best_threshold(
+    without: Rates,
+    present: Rates,
+    runs: int,
+    alpha: float,
+    bound: Callable[[float, float], float],
+) -> tuple[float, float]:
+    """``(promised bound, threshold)``: what so many fresh runs with these rates would show."""
+    steps = np.unique(
+        np.quantile(np.concatenate([without, present]), np.linspace(0, 1, THRESHOLDS))
+    )
+    limits = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps
+    positives = 1 - np.searchsorted(np.sort(without), limits, side="right") / len(without)
+    negatives = np.searchsorted(np.sort(present), limits, side="right") / len(present)
+    uppers = [
+        # One event more than was seen: a threshold is not chosen for its luck.
+        rate_upper(np.minimum(rates + 1 / len(without), 1.0) * runs, runs, alpha)
+        for rates in (positives, negatives)
+    ]
+    promised = [bound(float(a), float(b)) for a, b in zip(*uppers, strict=True)]
+    best = int(np.argmax(promised))
+    return promised[best], float(limits[best])
+
+
+def _counted(
+    running: Runner, pair: Pair, tests: Sequence[Test], runs: int, alpha: float, delta: float
+) -> list[Evidence]:
+    asked: list[tuple[Any, float]] = [(test.score, test.threshold) for test in tests]
+    positives = running.exceeding(pair.without, asked, runs)
+    negatives = [runs - count for count in running.exceeding(pair.present, asked, runs)]
+    evidence = []
+    for test, false_positives, false_negatives in zip(tests, positives, negatives, strict=True):
+        a, b = (float(rate_upper(k, runs, alpha)) for k in (false_positives, false_negatives))
+        evidence.append(
+            Evidence(
+                pair=pair.name,
+                layer=pair.layer,
+                score=getattr(test.score, "name", type(test.score).__name__),
+                runs=runs,
+                false_positives=false_positives,
+                false_negatives=false_negatives,
+                fpr_upper=a,
+                fnr_upper=b,
+                mu_lower=mu_lower(a, b),
+                epsilon_lower=epsilon_lower(a, b, delta),
+            )
+        )
+    return evidence

@@ -1,0 +1,161 @@
+"""Runs of a subject in chunks, in this process or in several, reduced where they are made.
+
+Nothing of size ``[runs, d]`` is kept: moments and counts of chunks add up.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from .covariance import Moments, moments, together
+from .subject import Score, Subject
+
+CHUNK_VALUES = 1 << 21
+"""Released numbers that a chunk has at most."""
+
+SHARES = 4
+"""Chunks that each process gets of a stage, so that none waits long for the last."""
+
+Counts = NDArray[np.int64]
+Result = TypeVar("Result")
+
+
+class Runner:
+    """Fresh runs of one subject.
+
+    Args:
+        subject: what is run.
+        seed: of all the runs; every chunk gets its own.
+        pool: processes that know the subject; None: this one.
+        workers: how many.
+    """
+
+    def __init__(
+        self, subject: Subject, *, seed: int, pool: ProcessPoolExecutor | None, workers: int
+    ) -> None:
+        self.subject = subject
+        self.runs = 0
+        self.width = 1
+        self._pool, self._workers = pool, workers
+        self._seeds = np.random.SeedSequence(seed)
+
+    def moments(self, data: Any, runs: int) -> Moments:
+        """Of the coordinates that are looked at."""
+        return together(self._all(_moments, runs, data))
+
+    def scores(self, data: Any, scores: Sequence[Score], runs: int) -> NDArray[np.float64]:
+        """``[scores, runs]``."""
+        return np.concatenate(self._all(_scores, runs, data, tuple(scores)), axis=1)
+
+    def exceeding(
+        self, data: Any, tests: Sequence[tuple[Score, float]], runs: int
+    ) -> tuple[int, ...]:
+        """In how many runs each test's score exceeds its threshold."""
+        parts = self._all(_exceeding, runs, data, tuple(tests))
+        return tuple(int(count) for count in np.sum(parts, axis=0))
+
+    def first(self, data: Any, runs: int) -> torch.Tensor:
+        """A few released vectors as they are."""
+        found = self._released(data, runs)
+        self.width = found.shape[1]
+        return found
+
+    def _released(self, data: Any, runs: int) -> torch.Tensor:
+        self.runs += runs
+        return released(self.subject, data, runs, self._seed())
+
+    def _all(self, work: Callable[..., Result], runs: int, *given: Any) -> list[Result]:
+        chunks = self._chunks(runs)
+        self.runs += runs
+        if self._pool is None:
+            return [work(self.subject, n, self._seed(), *given) for n in chunks]
+        futures: list[Future[Result]] = [
+            self._pool.submit(_in_worker, work, n, self._seed(), *given) for n in chunks
+        ]
+        return [future.result() for future in futures]
+
+    def _chunks(self, runs: int) -> list[int]:
+        """Sizes that add up; a chunk of one run would have no covariance, and none is empty."""
+        most = max(2, CHUNK_VALUES // self.width)
+        count = max(-(-runs // most), 1 if self._pool is None else SHARES * self._workers)
+        count = max(1, min(count, runs // 2))
+        return [runs // count + (k < runs % count) for k in range(count)]
+
+    def _seed(self) -> int:
+        (child,) = self._seeds.spawn(1)
+        return int(child.generate_state(1, np.uint64)[0] >> 1)
+
+
+@contextmanager
+def runner(subject: Subject, *, seed: int, workers: int) -> Iterator[Runner]:
+    """Processes for an audit; with one worker, this one."""
+    if workers == 1:
+        yield Runner(subject, seed=seed, pool=None, workers=1)
+        return
+    # Spawned: a process that has run threads must not be forked.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _start, (subject,)) as pool:
+        yield Runner(subject, seed=seed, pool=pool, workers=workers)
+
+
+def released(subject: Subject, data: Any, runs: int, seed: int) -> torch.Tensor:
+    """``subject.release``, with its contract checked.
+
+    Raises:
+        InvalidInput: it does not give one vector for each run.
+    """
+    found = subject.release(data, runs, seed)
+    if not isinstance(found, torch.Tensor) or found.dim() != 2 or found.shape[0] != runs:
+        raise InvalidInput(
+            "release",
+            expected=f"a tensor [{runs}, d] of {subject.name}",
+            got=list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__,
+            remedy="Return one released vector for each run.",
+        )
+    return found.detach().cpu()
+
+
+_SUBJECT: Subject | None = None
+
+
+def _start(subject: Subject) -> None:
+    global _SUBJECT
+    torch.set_num_threads(1)
+    _SUBJECT = subject
+
+
+def _in_worker(work: Callable[..., Result], runs: int, seed: int, *given: Any) -> Result:
+    assert _SUBJECT is not None
+    return work(_SUBJECT, runs, seed, *given)
+
+
+def _moments(subject: Subject, runs: int, seed: int, data: Any) -> Moments:
+    return moments(released(subject, data, runs, seed))
+
+
+def _scores(
+    subject: Subject, runs: int, seed: int, data: Any, scores: tuple[Score, ...]
+) -> NDArray[np.float64]:
+    values = released(subject, data, runs, seed)
+    return np.stack([_scored(score, values) for score in scores])
+
+
+def _exceeding(
+    subject: Subject, runs: int, seed: int, data: Any, tests: tuple[tuple[Score, float], ...]
+) -> Counts:
+    values = released(subject, data, runs, seed)
+    return np.array([(_scored(score, values) > limit).sum() for score, limit in tests])
+
+
+def _scored(score: Score, values: torch.Tensor) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = score(values).double().numpy()
+    return found
