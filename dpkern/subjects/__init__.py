@@ -1,0 +1,1 @@
+"""What can be audited: noise, steps, mechanisms, models, scripts."""
