@@ -1,4 +1,4 @@
-"""The command line: ``dpkern train``, ``privacy``, ``audit``, ``reproduce``, ``cost``, ``check``, ``info``.
+"""The command line: ``dpkern train``, ``privacy``, ``audit``, ``reproduce``, ``cost`` and others.
 
 With ``--json`` (of ``cost``: ``--format json``) standard output carries exactly one JSON object;
 progress and messages go to standard error. Exit codes: 0 done, 1 a checked model cannot be trained

@@ -70,7 +70,7 @@ def command(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(_dispatch.BACKENDS)}.", show_default="the fastest"),
+        typer.Option(help=f"One of {', '.join(_dispatch.BACKENDS)}.", show_default="the first that can"),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of one call, audited together.")] = 1,
     workers: Annotated[int, typer.Option(help="Processes.")] = 1,
@@ -96,7 +96,7 @@ def command(
         require("matplotlib", extra="demo")
     refuse_places(html=html, figures=figures)
     with redirect_stdout(sys.stderr):  # the user's code may print
-        if _is_script(subject):
+        if script.is_script(subject):
             _refuse_given(context)
             chosen: Subject = script.load(subject)
         else:
@@ -105,7 +105,7 @@ def command(
                 subject, mode=mode, settings=tuple(settings or ()), backend=backend, steps=steps
             )
         with _telling() as tell:
-            findings = run.run(
+            findings = run(
                 chosen,
                 runs=runs,
                 confidence=confidence,
@@ -129,10 +129,6 @@ def command(
         Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
     if not findings.passed:
         raise typer.Exit(CONTRADICTED)
-
-
-def _is_script(subject: str) -> bool:
-    return ":" in subject or subject.endswith(".py")
 
 
 def _claim(epsilon: float | None, mu: float | None, delta: float) -> Claim | None:

@@ -54,7 +54,7 @@ def findings(
         "evidence": tests,
         "checks": (PASSED, UNASKED),
         "spectrum": tuple(0.97 + 0.06 * i / 15 for i in range(16)),
-        "settings": {"workers": 1, "seed": None},
+        "settings": {"workers": 1, "seed": 1, "spectrum_in_certified_variances": True},
     }
     return Findings(**{**given, **changes})
 
@@ -81,6 +81,7 @@ BROKEN = findings(
     ),
     subject="real noise on a spectrum",
     checks=(PASSED, FAILED),
+    settings={},
     spectrum=tuple([0.0] * 7 + [0.98 + 0.01 * i for i in range(9)]),
 )
 """No noise in some directions."""

@@ -6,12 +6,11 @@ promise is a straight line of slope -1 and its distance from the origin says mu 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import NormalDist
 
 from ..audit.claims import Claim, Nothing
-from ..audit.findings import LAYERS, Check, Evidence, Findings
+from ..audit.findings import LAYERS, Evidence, Findings
 from ..cost.report import Figure, Mark, Report, Series, Table
 
 NORMAL = NormalDist()
@@ -134,7 +133,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append(f"Layers in which nothing was asked: {', '.join(silent)}.")
     if isinstance(findings.certified, Nothing):
         notes.append("Nothing is certified of this release.")
-    unasked: Sequence[Check] = [check for check in findings.checks if check.passed is None]
+    unasked = [check for check in findings.checks if check.passed is None]
     if unasked:
         notes.append(f"Could not be asked: {', '.join(check.name for check in unasked)}.")
     return tuple(notes)
@@ -232,7 +231,7 @@ def _spectrum(findings: Findings) -> Figure | None:
     if len(values) < 2:
         return None
     none = sum(value <= NO_NOISE * max(values) for value in values)
-    scaled = _is_scaled(findings)
+    scaled = bool(findings.settings.get("spectrum_in_certified_variances"))
     order = list(range(1, len(values) + 1))
     series = [Series(label="measured", x=order, y=values, points=True)]
     if scaled:
@@ -251,11 +250,6 @@ def _spectrum(findings: Findings) -> Figure | None:
         series=series,
         log_y=not none and values[-1] > FLAT * values[0],
     )
-
-
-def _is_scaled(findings: Findings) -> bool:
-    """Whether there is a certified variance: the spectrum is in its units then."""
-    return findings.certified.mu is not None and math.isfinite(findings.certified.epsilon(0.5))
 
 
 __all__ = ["report"]
