@@ -299,6 +299,18 @@ def test_directions_are_unit_vectors_and_records_fill_every_group() -> None:
     assert [float(part.norm()) for part in record] == pytest.approx([1.0, 0.5])
 
 
+def test_noise_that_is_added_in_floats_fails_by_its_bits_alone() -> None:
+    @dataclass(frozen=True)
+    class Floats(Noisy):
+        def release(self, data: Any, runs: int, seed: int) -> torch.Tensor:
+            drawn = np.random.default_rng(seed).standard_normal((runs, len(self.sd)))
+            return data + torch.from_numpy(drawn)
+
+    found = audit.run(Floats(name="floats"), runs=5000, seed=0)
+    assert {one.layer for one in found.against(found.certified)} == {"bits"}
+    assert audit.run(Noisy(), runs=5000, seed=0, layers=["bits"]).passed
+
+
 # runs
 
 

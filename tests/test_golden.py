@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -15,57 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpkern import testing
+from dpkern.audit import golden
+from dpkern.audit.golden import Vector
 from dpkern.laws import ESCAPE, LAWS
 from dpkern.ops import noise
 from dpkern.rng import Stream
 from tests import every_backend, scalar_noise
 from tests.scalar_noise import Nonce
 
-FILE = Path(__file__).with_name("golden_noise.txt")
-ROUNDING_NONCE = 0x01000000
 SCALAR_AT_MOST = 5000
-
-
-@dataclass(frozen=True)
-class Vector:
-    """One line of the file."""
-
-    number: int
-    kind: str
-    nonce: Nonce
-    position: int
-    values: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"line{self.number}-{self.kind}-{self.nonce.rounds}"
-
-    @property
-    def law(self) -> str:
-        return self.kind.split(":")[0]
-
-    @property
-    def stream(self) -> Stream:
-        nonce = self.nonce
-        return Stream(key=nonce.key, n0=nonce.n0, n1=nonce.n1, rounds=nonce.rounds)
-
-    @property
-    def rounding(self) -> Nonce:
-        nonce = self.nonce
-        return Nonce(nonce.key, nonce.n0 + ROUNDING_NONCE, nonce.n1, nonce.rounds)
-
-
-def read() -> list[Vector]:
-    vectors = []
-    for number, text in enumerate(FILE.read_text().splitlines(), start=1):
-        if not text or text.startswith("#"):
-            continue
-        kind, rounds, key, n0, n1, position, *values = text.split()
-        nonce = Nonce(bytes.fromhex(key), int(n0, 16), int(n1, 16), int(rounds))
-        vectors.append(Vector(number, kind, nonce, int(position), tuple(values)))
-    return vectors
-
-
-VECTORS = read()
+VECTORS = golden.vectors()
 
 
 @dataclass(frozen=True)
@@ -100,6 +58,10 @@ RUNNERS = [
 every_runner = pytest.mark.parametrize("runner", RUNNERS, ids=str)
 
 
+def nonce_of(stream: Stream) -> Nonce:
+    return Nonce(*stream.packed())
+
+
 def digest(draws: np.ndarray) -> str:
     return hashlib.sha256(draws.astype("<i4").tobytes()).hexdigest()[:24]
 
@@ -116,7 +78,7 @@ def bits_of(values: np.ndarray) -> list[str]:
 
 
 def scalar_values(vector: Vector) -> list[str]:
-    nonce, law, at = vector.nonce, vector.law, vector.position
+    nonce, law, at = nonce_of(vector.stream), vector.law, vector.position
     match vector.kind.split(":"):
         case ["keystream"]:
             return [scalar_noise.block(nonce, at + i).hex() for i in range(len(vector.values))]
@@ -137,52 +99,13 @@ def scalar_values(vector: Vector) -> list[str]:
         case [_, kind, scale]:
             given_bits = [pair.split(":")[0] for pair in vector.values]
             released = [
-                scalar_noise.release_float(nonce, vector.rounding, law, at + i, x, float(scale))
+                scalar_noise.release_float(
+                    nonce, nonce_of(vector.rounding), law, at + i, x, float(scale)
+                )
                 for i, x in enumerate(floats_of(kind, given_bits))
             ]
             answers = bits_of(np.array(released, dtype=kind))
             return [f"{x}:{y}" for x, y in zip(given_bits, answers, strict=True)]
-    raise AssertionError(f"{vector}: unknown kind")
-
-
-def backend_values(vector: Vector, backend: str) -> list[str]:
-    stream, law, at = vector.stream, vector.law, vector.position
-    match vector.kind.split(":"):
-        case ["keystream"]:
-            words = noise.keystream(
-                stream, first_block=at, blocks=len(vector.values), backend=backend
-            )
-            return [block.astype("<i4").tobytes().hex() for block in words.view(-1, 16).numpy()]
-        case [_]:
-            draws = noise.lattice_draws(
-                stream, position=at, count=len(vector.values), distribution=law, backend=backend
-            )
-            return [str(x) for x in draws.tolist()]
-        case [_, "sha256"]:
-            count = int(vector.values[0])
-            draws = noise.lattice_draws(
-                stream, position=at, count=count, distribution=law, backend=backend
-            )
-            return [str(count), digest(draws.numpy())]
-        case [_, "int32" | "int64" as kind]:
-            sums = [int(pair.split(":")[0]) for pair in vector.values]
-            x = torch.tensor(sums, dtype=getattr(torch, kind))
-            noise.add_noise(x, stream=stream, position=at, distribution=law, backend=backend)
-            return [f"{v}:{y}" for v, y in zip(sums, x.tolist(), strict=True)]
-        case [_, kind, scale]:
-            given_bits = [pair.split(":")[0] for pair in vector.values]
-            x = torch.from_numpy(floats_of(kind, given_bits))
-            nonce = vector.rounding
-            noise.add_noise(
-                x,
-                stream=stream,
-                position=at,
-                distribution=law,
-                scale=float(scale),
-                rounding=Stream(key=nonce.key, n0=nonce.n0, n1=nonce.n1, rounds=nonce.rounds),
-                backend=backend,
-            )
-            return [f"{a}:{b}" for a, b in zip(given_bits, bits_of(x.numpy()), strict=True)]
     raise AssertionError(f"{vector}: unknown kind")
 
 
@@ -200,7 +123,7 @@ def test_backends(runner: Runner) -> None:
     wrong = []
     with runner.active():
         for vector in VECTORS:
-            if backend_values(vector, runner.backend) != list(vector.values):
+            if golden.answers(vector, runner.backend) != vector.values:
                 wrong.append(str(vector))
     assert wrong == []
 
@@ -210,7 +133,7 @@ def test_the_file_covers_tails_restarts_and_every_form() -> None:
     for vector in VECTORS:
         if vector.kind in LAWS:
             magnitudes[vector.kind] += [
-                scalar_noise.draw(vector.nonce, vector.law, vector.position + i)[1]
+                scalar_noise.draw(nonce_of(vector.stream), vector.law, vector.position + i)[1]
                 for i in range(len(vector.values))
             ]
     for signed in magnitudes.values():
@@ -223,7 +146,7 @@ def test_the_file_covers_tails_restarts_and_every_form() -> None:
         vector.kind.split(":")[-2 if vector.kind.count(":") == 2 else -1] for vector in VECTORS
     }
     assert kinds == {"keystream", *LAWS, "sha256", "int32", "int64", "float32", "float64"}
-    assert {vector.nonce.rounds for vector in VECTORS if vector.kind in LAWS} == {20, 12, 8}
+    assert {vector.stream.rounds for vector in VECTORS if vector.kind in LAWS} == {20, 12, 8}
 
 
 @every_runner
@@ -231,10 +154,10 @@ def test_a_wrong_vector_is_noticed(runner: Runner) -> None:
     with runner.active():
         for law in LAWS:
             vector = next(v for v in VECTORS if v.kind == law)
-            answers = backend_values(vector, runner.backend)
-            shifted = Vector(0, law, vector.nonce, vector.position + 1, vector.values)
-            assert backend_values(shifted, runner.backend)[:-1] == answers[1:]
-            assert backend_values(shifted, runner.backend) != list(vector.values)
+            answers = golden.answers(vector, runner.backend)
+            shifted = replace(vector, position=vector.position + 1)
+            assert golden.answers(shifted, runner.backend)[:-1] == answers[1:]
+            assert golden.answers(shifted, runner.backend) != vector.values
 
 
 positions = st.one_of(
@@ -258,7 +181,7 @@ def test_any_range_in_any_pieces(runner: Runner) -> None:
     )
     def holds(law: str, rounds: int, position: int, pieces: list[int]) -> None:
         stream = Stream(key=bytes(range(32)), n0=0, n1=5, rounds=rounds)
-        rounding = Stream(key=bytes(range(32)), n0=ROUNDING_NONCE, n1=5, rounds=rounds)
+        rounding = Stream(key=bytes(range(32)), n0=golden.ROUNDING_NONCE, n1=5, rounds=rounds)
         given_noise = {"stream": stream, "distribution": law}
         total = sum(pieces)
         kinds = [torch.int32, torch.int64, torch.float32, torch.float64]

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from .. import _validate as check
+from .bits import precision_pairs
 from .bounds import Rates, epsilon_lower, mu_lower, rate_upper
 from .claims import Claim
 from .covariance import Vector, selection, spectrum
@@ -39,7 +40,7 @@ LEAST_LEARNING, MOST_LEARNING = 500, 40_000
 PER_COORDINATE = 4
 """Runs per coordinate that a covariance takes at least."""
 THRESHOLDS = 256
-STATISTICAL = ("covariance", "canary", "likelihood")
+STATISTICAL = ("covariance", "canary", "likelihood", "bits")
 """Layers that need many runs."""
 
 
@@ -137,7 +138,7 @@ def _statistics(
     learning = min(max(int(LEARNING * runs), LEAST_LEARNING), MOST_LEARNING)
     found = running.moments(subject.null(), max(learning, PER_COORDINATE * min(width, 512)))
     seen = spectrum(found, _scale(subject, width), width, alpha / 2)
-    pairs = [pair for pair in subject.pairs(seen.weakest) if pair.layer in layers]
+    pairs = _pairs(subject, seen.weakest, layers)
     evidence: list[Evidence] = []
     for k, pair in enumerate(pairs):
         tell(f"canary {pair.name}", 0.1 + 0.85 * k / len(pairs))
@@ -147,6 +148,14 @@ def _statistics(
         evidence += _counted(running, pair, tests, runs, share, delta)
     judged = [seen.check] if "covariance" in layers else []
     return evidence, judged, seen.values
+
+
+def _pairs(subject: Subject, weakest: torch.Tensor | None, layers: Collection[str]) -> list[Pair]:
+    """The subject's neighbours, and the first ones again for the bits of what is released."""
+    found = list(subject.pairs(weakest))
+    first = found[0]
+    found += precision_pairs(first.without, first.present)
+    return [pair for pair in found if pair.layer in layers]
 
 
 def _scale(subject: Subject, width: int) -> Vector | None:
@@ -162,10 +171,10 @@ def _chosen(
     running: Runner, pair: Pair, learning: int, runs: int, alpha: float, delta: float
 ) -> list[Test]:
     """The two tests that will be counted."""
-    without, present = (running.moments(data, learning) for data in (pair.without, pair.present))
-    scores: list[Score] = [*learnt(without, present), NotFinite()]
-    if pair.score is not None:
-        scores.insert(0, pair.score)
+    scores: list[Score] = [] if pair.score is None else [pair.score]
+    if pair.layer != "bits":
+        moments = (running.moments(data, learning) for data in (pair.without, pair.present))
+        scores += [*learnt(*moments), NotFinite()]
     sides = [running.scores(data, scores, learning) for data in (pair.without, pair.present)]
     tests: list[Test] = []
     for bound in (mu_lower, partial(epsilon_lower, delta=delta)):

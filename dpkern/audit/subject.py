@@ -28,7 +28,7 @@ class Pair:
         present: D with the canary, or with the record replaced.
         score: what separates the two best, where that is known; must be picklable if several
             processes are to run. None: learnt from runs that are not counted.
-        layer: ``canary`` or ``likelihood``: the kind of ``score``.
+        layer: ``canary``, ``likelihood`` or ``bits``: the kind of ``score``.
     """
 
     name: str
