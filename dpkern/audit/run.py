@@ -22,10 +22,11 @@ import numpy as np
 import torch
 
 from .. import _validate as check
-from .bits import precision_pairs
+from .bits import LAYER as BITS
+from .bits import Precision, precision_pairs
 from .bounds import Rates, epsilon_lower, mu_lower, rate_upper
 from .claims import Claim
-from .covariance import Vector, selection, spectrum
+from .covariance import Moments, Vector, selection, spectrum
 from .findings import LAYERS, Check, Evidence, Findings
 from .running import Runner, runner
 from .scores import NotFinite, learnt
@@ -40,7 +41,7 @@ LEAST_LEARNING, MOST_LEARNING = 500, 40_000
 PER_COORDINATE = 4
 """Runs per coordinate that a covariance takes at least."""
 THRESHOLDS = 256
-STATISTICAL = ("covariance", "canary", "likelihood", "bits")
+STATISTICAL = ("covariance", "canary", "likelihood", BITS)
 """Layers that need many runs."""
 
 
@@ -172,9 +173,11 @@ def _chosen(
 ) -> list[Test]:
     """The two tests that will be counted."""
     scores: list[Score] = [] if pair.score is None else [pair.score]
-    if pair.layer != "bits":
-        moments = (running.moments(data, learning) for data in (pair.without, pair.present))
-        scores += [*learnt(*moments), NotFinite()]
+    moments = [running.moments(data, learning) for data in (pair.without, pair.present)]
+    if pair.layer == BITS:
+        scores.append(Precision((_most_moved(moments[0], moments[1], running.width),)))
+    else:
+        scores += [*learnt(moments[0], moments[1]), NotFinite()]
     sides = [running.scores(data, scores, learning) for data in (pair.without, pair.present)]
     tests: list[Test] = []
     for bound in (mu_lower, partial(epsilon_lower, delta=delta)):
@@ -187,6 +190,14 @@ def _chosen(
         )
         tests.append(Test(best[2], best[1]))
     return tests
+
+
+def _most_moved(without: Moments, present: Moments, width: int) -> int:
+    """The coordinate on which the two samples differ most, in units of its noise."""
+    spread = np.diagonal(without.scatter + present.scatter)
+    gap = np.square(present.mean - without.mean)
+    ratio = gap / (spread + np.finfo(np.float64).tiny)
+    return int(np.arange(width)[selection(width)][np.argmax(ratio)])
 
 
 def _best_threshold(
