@@ -7,10 +7,11 @@ is contradicted, or a check failed.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from . import _dispatch
-from ._validate import choice, require
+from ._validate import choice, non_negative, require
 from .audit import run
 from .audit.claims import Approximate, Claim, Gaussian, Pure
 from .audit.subject import Subject
@@ -28,12 +29,14 @@ from .reports import audit as audit_report
 from .reports import files
 from .reports.text import as_text
 from .subjects import catalogue, script
-from .train.mechanism import MODES
+from .train.mechanism import MODES, read_settings
 
 CONTRADICTED = 1
 DELTA = 1e-5
 OF_CATALOGUE = ("mode", "settings", "backend", "steps")
 """Options that describe a mechanism; a script describes itself."""
+DECIDED = ("mode", "sites", "groups", "backend", "width", "op")
+"""Fields that follow from the name, the options and the shapes that are audited."""
 
 
 def command(
@@ -70,7 +73,9 @@ def command(
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(help=f"One of {', '.join(_dispatch.BACKENDS)}.", show_default="the first that can"),
+        typer.Option(
+            help=f"One of {', '.join(_dispatch.BACKENDS)}.", show_default="the first that can"
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of one call, audited together.")] = 1,
     workers: Annotated[int, typer.Option(help="Processes.")] = 1,
@@ -102,7 +107,11 @@ def command(
         else:
             choice(tuple(catalogue.names()), subject=subject)
             chosen = catalogue.make(
-                subject, mode=mode, settings=tuple(settings or ()), backend=backend, steps=steps
+                subject,
+                mode=mode,
+                settings=_settings(subject, settings or ()),
+                backend=backend,
+                steps=steps,
             )
         with _telling() as tell:
             findings = run(
@@ -152,10 +161,22 @@ def _claim(epsilon: float | None, mu: float | None, delta: float) -> Claim | Non
             remedy="Pass --delta 1e-5, say.",
         )
     if mu is not None:
-        return Gaussian(mu)
+        return Gaussian(non_negative(claim_mu=mu))
     if epsilon is None:
         return None
-    return Approximate(epsilon, delta) if delta else Pure(epsilon)
+    bound = non_negative(claim=epsilon)
+    return Approximate(bound, delta) if delta else Pure(bound)
+
+
+def _settings(name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` texts as fields of what a name stands for.
+
+    Raises:
+        InvalidInput: an unknown field, or a value that it does not take.
+    """
+    kind = catalogue.kind(name)
+    derived = [field.name for field in fields(kind) if not field.init]
+    return read_settings(kind, texts, decided=(*DECIDED, *derived))
 
 
 def _refuse_given(context: typer.Context) -> None:

@@ -74,25 +74,21 @@ def _numbers(findings: Findings) -> Table:
 
 
 def _tests(findings: Findings) -> Table:
-    best: dict[tuple[str, str], Evidence] = {}
-    for found in findings.evidence:
-        name = (found.pair, found.score)
-        if name not in best or _strength(found) > _strength(best[name]):
-            best[name] = found
+    best: dict[str, Evidence] = {}
+    for found in _strongest_first(findings):
+        best.setdefault(found.pair, found)
     rows = [
         [
-            *(found.pair, found.layer, found.score),
-            *(found.false_positives, found.false_negatives, found.runs),
-            *(found.mu_lower, found.epsilon_lower),
-            _verdict(found, findings),
+            *(found.pair, found.layer, found.false_positives, found.false_negatives, found.runs),
+            *(found.mu_lower, found.epsilon_lower, _verdict(found, findings)),
         ]
         for found in best.values()
     ]
     return Table(
         title="The strongest test of each pair of neighbours",
         columns=(
-            *("neighbours", "layer", "score", "false pos.", "false neg."),
-            *("runs", "mu ≥", "epsilon ≥", "verdict"),
+            *("neighbours", "layer", "false pos.", "false neg.", "runs"),
+            *("mu ≥", "epsilon ≥", "verdict"),
         ),
         rows=rows,
         note=f"{len(findings.evidence)} tests share the confidence. A false positive says that the "
@@ -100,8 +96,18 @@ def _tests(findings: Findings) -> Table:
     )
 
 
-def _strength(found: Evidence) -> tuple[float, float]:
-    return found.mu_lower, found.epsilon_lower
+def _strongest_first(findings: Findings) -> list[Evidence]:
+    """By mu where a promise has one, else by epsilon."""
+
+    def strength(found: Evidence) -> tuple[float, float]:
+        bounds = (found.mu_lower, found.epsilon_lower)
+        return bounds if _gaussian(findings) else bounds[::-1]
+
+    return sorted(findings.evidence, key=strength, reverse=True)
+
+
+def _gaussian(findings: Findings) -> bool:
+    return findings.claimed.mu is not None or findings.certified.mu is not None
 
 
 def _verdict(found: Evidence, findings: Findings) -> str:
@@ -141,11 +147,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
 
 def _tradeoff(findings: Findings) -> Figure | None:
     """The promises as curves and the tests as points with their intervals."""
-    gaussian = findings.claimed.mu is not None or findings.certified.mu is not None
-    by_epsilon = lambda test: (test.epsilon_lower, test.mu_lower)  # noqa: E731
-    tests = sorted(findings.evidence, key=_strength if gaussian else by_epsilon, reverse=True)[
-        :BOXES
-    ]
+    tests = _strongest_first(findings)[:BOXES]
     if not tests:
         return None
     floor = _floor(tests)
@@ -177,7 +179,7 @@ def _tradeoff(findings: Findings) -> Figure | None:
                 x=_drawn(best.fpr_upper, floor),
                 y=_drawn(best.fnr_upper, floor),
                 text=f"{best.pair}: mu ≥ {best.mu_lower:.3g}"
-                if gaussian
+                if _gaussian(findings)
                 else f"{best.pair}: epsilon ≥ {best.epsilon_lower:.3g}",
             )
         ],
