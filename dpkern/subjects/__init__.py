@@ -1,1 +1,1 @@
-"""What can be audited: noise, steps, mechanisms, models, scripts."""
+"""What an audit can run: noise kernels, private steps, releases of single records."""

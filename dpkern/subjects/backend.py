@@ -1,0 +1,38 @@
+"""Which backend runs an audited release: here, or emulated on the CPU."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from .. import _dispatch, testing
+from .._validate import choice
+
+
+def running(backend: str | None) -> AbstractContextManager[None]:
+    """Backends of devices that are not here run emulated inside the block, others as they are.
+
+    Args:
+        backend: a name of ``dpkern info``; None leaves the choice to dpkern.
+
+    Raises:
+        InvalidInput: no such backend.
+        BackendError: one that can neither run nor be emulated here.
+    """
+    choice((None, *_dispatch.BACKENDS), backend=backend)
+    if backend is None or _dispatch.availability(backend)[0]:
+        return nullcontext()
+    return testing.emulated(backend)
+
+
+def here(*, emulated: bool = True) -> list[str]:
+    """The backends that an audit can run on this machine.
+
+    Args:
+        emulated: with those that only an emulation can run.
+    """
+    found = []
+    for name in _dispatch.BACKENDS:
+        available = _dispatch.availability(name)[0]
+        if available or (emulated and not isinstance(testing.emulation(name), str)):
+            found.append(name)
+    return found

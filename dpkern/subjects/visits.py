@@ -1,0 +1,100 @@
+"""What is trained on one record by SPOF, FM or algorithm 2: weights after each of its visits.
+
+It runs the trainers of ``dpkern.objective`` with one record for each user. All runs begin with the
+same weights, which are public. Users of a run have noise of their own and are the runs of an audit;
+FM knows one user only, and every run is a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._validate import integer
+from ..audit import claims
+from ..audit.claims import Claim
+from ..audit.subject import Pair, Subject
+from ..mechanisms import FM, SPOF, OutputSGD
+from ..objective.methods import Schedule
+from ..objective.spof import Training
+from ..rng import Key
+from .local import REPLACED, _extremes, _settle
+
+
+class _OneRecord(NamedTuple):
+    """Users with one record each, ``[m, 1, n]``."""
+
+    train: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visits(Subject):
+    """Weights of encoder and decoder after each visit of one record.
+
+    Args:
+        mechanism: ``SPOF``, ``FM`` or ``OutputSGD``, in either mode.
+        features: n.
+        code: l.
+        visits: of the record.
+        lr: learning rate.
+        sigma: of the environmental noise.
+    """
+
+    mechanism: SPOF | FM | OutputSGD
+    features: int = 4
+    code: int = 2
+    visits: int = 1
+    lr: float = 0.05
+    sigma: float = 0.0
+    name: str = field(init=False)
+    claimed: Claim = field(init=False)
+    certified: Claim = field(init=False)
+
+    def __post_init__(self) -> None:
+        integer(1, visits=self.visits)
+        proved = claims.of_event(
+            self.mechanism.event_spec(visits=self.visits), neighbouring=REPLACED
+        )
+        # Algorithm 2 claims epsilon of a visit, the others that of a record for any number.
+        paid = self.visits if isinstance(self.mechanism, OutputSGD) else 1
+        claimed = claims.Pure(paid * self.mechanism.epsilon_claimed())
+        name = f"{self.mechanism.name}, {self.mechanism.mode}, weights after {self.visits} visits"
+        _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, name)
+
+    def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
+        """``[runs, visits 2 n l]``."""
+        del seed  # keys are the operating system's
+        users, seeds = (1, runs) if isinstance(self.mechanism, FM) else (runs, 1)
+        records = _OneRecord(
+            data.expand(users, 1, self.features).contiguous(),
+            torch.zeros(users, 1, self.features),
+        )
+        training = Training(
+            records,
+            self.mechanism,
+            Schedule(lr=self.lr, epochs=self.visits),
+            seeds=range(seeds),
+            sigma=self.sigma,
+            code=self.code,
+            keys=[Key.fresh() for _ in range(seeds)],
+        )
+        for weights in (training.weights.encoder, training.weights.decoder):
+            weights.copy_(weights[:1, :1].clone())
+        found = []
+        for _ in range(self.visits):
+            training.step()
+            found += [part.flatten(1).clone() for part in training.weights.pairs()]
+        return torch.cat(found, dim=1)
+
+    def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
+        """All features at once, and one."""
+        del weakest
+        return [
+            Pair(name=name, without=without, present=present)
+            for name, without, present in _extremes(self.features)
+        ]
