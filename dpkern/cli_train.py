@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +9,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from .train import adlm_report, display, objective_report
-from .train.adlm import AdlmSession
+from .train import display
 from .train.adlm_options import MODELS
 from .train.ahead import SOURCES
 from .train.models import ALL_MODELS
-from .train.objective import ObjectiveSession
 from .train.objective_options import CodeOptions, RecordOptions
 from .train.options import (
     ARITHMETICS,
     CLIPPINGS,
+    DEFAULT_BATCH_SIZE,
     OPTIMIZERS,
     SAMPLINGS,
     ModelOptions,
@@ -27,7 +25,6 @@ from .train.options import (
     RunOptions,
 )
 from .train.report import dumps
-from .train.session import DEFAULT_BATCH_SIZE
 from .train.start import NAMES, AnySession, start
 
 INTERRUPTED = 130
@@ -211,6 +208,14 @@ def command(
         bool,
         typer.Option("--diagnostics", help="Show training loss and counts; epsilon ignores them."),
     ] = False,
+    audit: Annotated[
+        int | None,
+        typer.Option(
+            help="First audit the run's step with so many counted runs, as dpkern audit does; "
+            "the report then has a lower bound on epsilon too.",
+            show_default="not audited",
+        ),
+    ] = None,
     public_data: Annotated[
         str | None,
         typer.Option(
@@ -221,7 +226,11 @@ def command(
     ] = None,
     users: Annotated[
         int | None,
-        _option(RecordOptions, "users", "Encoders that share one decoder; fm has 1.", RECORDS),
+        typer.Option(
+            help="Encoders that share one decoder; fm has 1.",
+            show_default="2",
+            rich_help_panel=RECORDS,
+        ),
     ] = None,
     features: Annotated[
         int | None,
@@ -294,16 +303,7 @@ def command(
     if json:
         _print_json(summary)
     else:
-        _show(session)(Console(), summary)
-
-
-def _show(session: AnySession) -> Callable[[Console, Mapping[str, Any]], None]:
-    """Who prints the summary of such a session."""
-    if isinstance(session, ObjectiveSession):
-        return objective_report.print_summary
-    if isinstance(session, AdlmSession):
-        return adlm_report.print_summary
-    return display.print_summary
+        session.show(Console(), summary)
 
 
 def _leave_checkpoint(session: AnySession, messages: Console, as_json: bool) -> None:

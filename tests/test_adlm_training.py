@@ -185,9 +185,7 @@ def test_resumed_runs_are_the_same() -> None:
     expected = whole.run()
     first = monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 1])
     for _ in range(4):  # in the middle of the second epoch
-        first.one_step()
-        if first.step % first.steps_per_epoch == 0:
-            first._end_of_epoch(None)
+        first.advance()
     state = first.state_dict()
     second = monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 1])
     second.load_state_dict(state)

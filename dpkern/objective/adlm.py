@@ -106,12 +106,26 @@ class AdlmTraining:
             on_epoch: called with the epoch and accuracies ``[R]`` wherever they are measured.
         """
         while not self.finished:
-            self.one_step()
-            if self.step % self.steps_per_epoch == 0:
-                self._end_of_epoch(on_epoch)
+            accuracy = self.advance()
+            if accuracy is not None and on_epoch is not None:
+                on_epoch(self._epochs[-1], accuracy)
             if on_step is not None:
                 on_step(self.step)
         return self.outcome()
+
+    def advance(self) -> Tensor | None:
+        """One step; accuracies ``[R]`` where it ends an epoch that is measured."""
+        self.one_step()
+        if self.step % self.steps_per_epoch:
+            return None
+        epoch, accuracy = self.step // self.steps_per_epoch, None
+        if epoch % self.schedule.evaluate_every == 0 or self.finished:
+            accuracy = self.accuracy()
+            self._epochs.append(epoch)
+            self._accuracy.append(accuracy)
+            self._losses.append(self._loss.clone())
+        self._loss.zero_()
+        return accuracy
 
     def one_step(self) -> None:
         """One batch of every run; runs that have diverged stay as they are."""
@@ -241,17 +255,6 @@ class AdlmTraining:
             for key in self.keys
         ]
         return adlm_loss.expanded(hidden, self.stack.last, targets, scale=scale, streams=visit)
-
-    def _end_of_epoch(self, on_epoch: Callable[[int, Tensor], None] | None) -> None:
-        epoch = self.step // self.steps_per_epoch
-        if epoch % self.schedule.evaluate_every == 0 or self.finished:
-            accuracy = self.accuracy()
-            self._epochs.append(epoch)
-            self._accuracy.append(accuracy)
-            self._losses.append(self._loss.clone())
-            if on_epoch is not None:
-                on_epoch(epoch, accuracy)
-        self._loss.zero_()
 
 
 def clean(data: Labelled, *, batch: int, network: nn.Sequential, input_range: str) -> Released:

@@ -24,8 +24,8 @@ from ..rng import Key
 from ..step import DPStep
 from ..train import data as datasets
 from ..train.data import Dataset
+from ..train.gradient_report import Epoch
 from ..train.loop import Loss, Training, summed_cross_entropy
-from ..train.report import Epoch
 from .pieces import Finished, OnStep, Piece, Watch, through
 
 SEEDED = (

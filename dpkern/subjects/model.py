@@ -1,21 +1,23 @@
 """A whole step of ``PrivacyEngine`` on a user's model, with and without one record in the batch.
 
-Every run is a step as a training loop takes it: forward pass, backward pass, clipping, noise and the
-fused update of SGD with learning rate 1. What is released is what the step did to the parameters;
-they are then put back. Of a release only these numbers are kept, each with noise of certified
-standard deviation 1 (Laplace noise: sqrt(2)):
+Every run is a step as a training loop takes it: forward pass, backward pass, clipping, noise and
+the fused update of SGD with learning rate 1. What is released is what the step did to the
+parameters; they are then put back. Of a release only these numbers are kept, each with noise of
+certified standard deviation 1 (Laplace noise: sqrt(2)):
 
-    z_j = <v_j, y_j> / (||v_j|| s_j)     for each parameter j that the canary reaches
-    z_i = y_i / s_i                      for some single coordinates i, left out of v
+    z_j = <v_j / s_j, y_j / s_j> / ||v_j / s_j||     for parts j that the canary reaches
+    z_i = y_i / s_i                                  for some single coordinates i, left out of v
 
 ``y`` is the noisy sum that the update shows, ``s`` the certified scale of its noise, and ``v`` the
-difference that the canary makes to the sum without noise. The numbers are orthonormal in whitened
-coordinates and hold all of the canary's signal, so the best linear test of ``y`` is one of ``z``.
+difference that the canary makes to the sum without noise; a part is a parameter, or several that
+follow each other where there are more than 64. The numbers are orthonormal in whitened coordinates
+and hold all of the canary's signal, so the best linear test of ``y`` is one of ``z``.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 
 from ..audit.claims import Claim, of_event
 from ..audit.findings import Check
+from ..audit.scores import Linear
 from ..audit.subject import Pair, Subject
 from ..engine import PrivacyEngine
 from ..engine.capture import Capture
@@ -42,6 +45,9 @@ Batch = tuple[Tensor, Tensor]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of the model's outputs and the targets, over all samples of the batch."""
+
+PARTS = 64
+"""Parts of the canary's direction that are read apart, at most."""
 
 NEIGHBOURS = 4
 """Single coordinates are read in runs of so many, where a repeated lane would show."""
@@ -94,7 +100,13 @@ class ModelStep(Subject):
                 f"{list(x.shape)} and {list(y.shape)}",
                 remedy="Pass batch=(x, y) and canary=(x[:1], y[:1]) with a batch dimension.",
             )
-        check_direct(self.mechanism, self.module)
+        if not direct(self.mechanism, self.module):
+            raise InvalidInput(
+                "mechanism",
+                expected="one that noises gradients as they are and does not adapt",
+                got=self.mechanism.name,
+                remedy="Audit its step on tensors: dpkern.subjects.step.PrivateStep.",
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: engines and keys stay in their process."""
@@ -136,7 +148,8 @@ class ModelStep(Subject):
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """The batch, and the batch with the canary."""
         del weakest
-        return (Pair(name="canary", without=False, present=True),)
+        score = Linear(self._rig.shift, name="along the canary")
+        return (Pair(name="canary", without=False, present=True, score=score),)
 
     def noise_sd(self) -> float | None:
         """1 for Gaussian noise on every coordinate."""
@@ -147,7 +160,7 @@ class ModelStep(Subject):
     def checks(self, *, quick: bool) -> Sequence[Check]:
         """The canary's contribution against its bound, alone and as a difference of sums."""
         del quick
-        return (within_bound(self._rig.plan, self._rig.alone), self._rig.difference_check())
+        return (within_bound(self._rig.plan, self._rig.alone), self._rig.remove_one())
 
 
 class _Rig:
@@ -189,29 +202,39 @@ class _Rig:
 
     def _aim(self, coordinates: int) -> None:
         """Where releases are read: ``self.index`` of single coordinates, ``self.directions``."""
-        scales = torch.cat(
-            [torch.full((math.prod(b.shape),), b.sd or 1.0) for b in self.plan.blocks]
-        ).double()
+        sizes = [math.prod(block.shape) for block in self.plan.blocks]
+        scales = torch.repeat_interleave(
+            torch.tensor([sd or 1.0 for sd in self.plan.scales], dtype=torch.float64),
+            torch.tensor(sizes),
+        )
         total = len(scales)
         chosen = torch.Generator().manual_seed(total)  # public: which coordinates, not what noise
         starts = torch.randint(total, (-(-coordinates // NEIGHBOURS),), generator=chosen)
         index = (starts[:, None] + torch.arange(NEIGHBOURS)).flatten()[:coordinates]
-        self.index = index[index < total].unique()
+        self.index = torch.unique(index[index < total])
         # Noisy sums in units of their noise, from gradients of the mean over the batch.
         self.scaling = 1 / self.engine.step.gradient_scale
         self.single = self.scaling / scales[self.index]
-        left = torch.cat([v.double().flatten() for v in self.difference]) / scales
+        signal = torch.cat([v.flatten() for v in self.difference]) / scales
+        left = signal.clone()
         left[self.index] = 0
         self.directions: list[tuple[int, int, Tensor]] = []
-        place = 0
-        for block in self.plan.blocks:
-            end = place + math.prod(block.shape)
-            length = left[place:end].norm()
+        lengths: list[Tensor] = []
+        for start, end in _parts(sizes):
+            length = left[start:end].norm()
             if length > 0:
-                # z = <v / s, y / s> / ||v / s||, and y = scaling * (start - now).
-                along = left[place:end] / length / scales[place:end] * self.scaling
-                self.directions.append((place, end, along))
-            place = end
+                along = left[start:end] / length / scales[start:end] * self.scaling
+                self.directions.append((start, end, along))
+                lengths.append(length)
+        if not lengths:
+            raise InvalidInput(
+                "canary",
+                expected="a record whose gradient is not 0",
+                got="one without gradient",
+                remedy="Pass another record, or another target for it.",
+            )
+        self.shift = torch.cat([torch.stack(lengths), signal[self.index]]).numpy()
+        """By how much the canary moves a reading."""
 
     def step(self, present: bool) -> Tensor:
         """One step and its reading; the parameters are then what they were."""
@@ -225,7 +248,7 @@ class _Rig:
         along = [torch.dot(moved[a:b], v) for a, b, v in self.directions]
         return torch.cat([torch.stack(along), moved[self.index] * self.single])
 
-    def difference_check(self) -> Check:
+    def remove_one(self) -> Check:
         """Whether the batch's sum grows by the canary's contribution and nothing else."""
         far = [
             (a - b).double().norm() / block.bound
@@ -243,6 +266,14 @@ class _Rig:
             "rounding inside the model)",
             numbers={"deviation": deviation, "allowed": allowed},
         )
+
+
+def _parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive parameters of these sizes as at most ``PARTS`` ranges of coordinates."""
+    each = -(-len(sizes) // PARTS)
+    ends = [0, *itertools.accumulate(sizes)]
+    places = [*range(0, len(sizes), each), len(sizes)]
+    return [(ends[a], ends[b]) for a, b in itertools.pairwise(places)]
 
 
 def sums_without_noise(
@@ -320,19 +351,9 @@ def _square(part: Tensor, unit: float | None, p: int) -> Fraction:
     return int(counts.pow(p).sum()) * Fraction(unit) ** p
 
 
-def check_direct(mechanism: Mechanism, module: nn.Module) -> None:
-    """A plan that noises the gradients themselves and stays the same from step to step.
-
-    Raises:
-        InvalidInput: any other.
-    """
+def direct(mechanism: Mechanism, module: nn.Module) -> bool:
+    """Whether the plan noises the gradients themselves and stays the same from step to step."""
     params = [p.detach() for p in module.parameters() if p.requires_grad]
     plan = mechanism.plan([tuple(p.shape) for p in params])
-    if plan.mapped or plan.importance is not None or mechanism.memory(params) is not None:
-        raise InvalidInput(
-            "mechanism",
-            expected="one that noises gradients as they are and does not adapt",
-            got=plan.mechanism,
-            remedy="Audit its step on tensors: dpkern audit "
-            f"{plan.mechanism}, or dpkern.subjects.step.",
-        )
+    adapts = plan.importance is not None or mechanism.memory(params) is not None
+    return not (plan.mapped or adapts)

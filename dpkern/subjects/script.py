@@ -24,7 +24,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -68,8 +68,8 @@ class Release(Subject):
     dimension: int = 16
     batch: int = 4
     bound: float | None = None
-    claimed: Claim = Nothing()  # noqa: RUF009 - a frozen value
-    certified: Claim = Nothing()  # noqa: RUF009 - a frozen value
+    claimed: Claim = field(default_factory=Nothing)
+    certified: Claim = field(default_factory=Nothing)
 
     def __post_init__(self) -> None:
         check.integer(1, dimension=self.dimension)
@@ -101,11 +101,12 @@ class Release(Subject):
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
         """``[runs, n]``; torch's global generator is seeded, for noise that comes from there."""
-        torch.manual_seed(seed)
-        if self._at_once:
-            return self._checked(self.function(data.clone(), runs), runs)
-        rows = [torch.as_tensor(self.function(data.clone())).flatten() for _ in range(runs)]
-        return self._checked(torch.stack(rows), runs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if self._at_once:
+                return self._checked(self.function(data.clone(), runs), runs)
+            rows = [torch.as_tensor(self.function(data.clone())).flatten() for _ in range(runs)]
+            return self._checked(torch.stack(rows), runs)
 
     def _checked(self, released: Any, runs: int) -> Tensor:
         tensor = torch.as_tensor(released)
@@ -275,7 +276,7 @@ def load(reference: str) -> Script:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module of its own, once in a process."""
+    """The file as a module of its own, once in a process while its content stays."""
     if not path.is_file():
         raise InvalidInput(
             "script",
@@ -283,11 +284,13 @@ def _module(path: Path) -> ModuleType:
             got=str(path),
             remedy="Pass path.py:name with a path from here.",
         )
-    name = f"dpkern_script_{blake2b(str(path).encode(), digest_size=8).hexdigest()}"
+    content = str(path).encode() + path.read_bytes()
+    name = f"dpkern_script_{blake2b(content, digest_size=16).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses of the file look themselves up there
     try:

@@ -1,10 +1,10 @@
 """Private training of the demonstration models on digits or on the user's own data."""
 
 from .data import Dataset, load
+from .gradient_report import Epoch
 from .loop import Training
 from .models import MODELS, build, evaluate
 from .options import ModelOptions, Options, PrivacyOptions, RunOptions
-from .report import Epoch
 from .session import Session
 
 __all__ = [

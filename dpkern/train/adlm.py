@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 import os
-import platform
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import __version__
-from .._validate import require
-from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import ILM, AdLM
+from ..errors import InvalidInput
 from ..nn.polynomial import Coefficients
 from ..objective import adlm as trainer
 from ..objective.adlm import AdlmTraining, Released, Schedule
 from ..objective.adlm_data import Labelled
-from ..rng import Key
-from . import adlm_report, checkpoint, data, files
-from .adlm_options import AdlmOptions, BoundedOptions, LabelledOptions
-from .loop import deferred_signals
+from . import adlm_mechanism, adlm_report
+from .adlm_options import BoundedOptions, LabelledOptions
+from .adlm_report import BoundedEpoch
+from .base import BaseSession
+from .display import Shown
 from .machine import torch_threads
-from .mechanism import read_settings
-from .options import RunOptions, only
-from .report import plain, write_report
-from .session import batch_size_of
-
-TYPES: dict[str, type[AdLM]] = {"adlm": AdLM, "ilm": ILM}
-DECIDED = ("epsilon", "mode", "setting")
-"""Fields with an option of their own, or that follow from the data."""
+from .report import Panels
+from .steps import Steps
 
 PRETRAINING = 12
 """Epochs of the network that relevances come from, as for MNIST."""
@@ -47,81 +36,93 @@ CLASSES_READ = (
 _TENSORS = ("inputs", "offset", "bias_noise", "relevance", "betas", "scales")
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoundedEpoch:
-    """State after an epoch; ``loss`` is that of the released values, which cost nothing more."""
+class Batches(Steps[BoundedEpoch]):
+    """One batch of released rows at a time."""
 
-    epoch: int
-    step: int
-    heldout_accuracy: float
-    loss: float
-    diverged: bool
+    def __init__(self, training: AdlmTraining) -> None:
+        super().__init__()
+        self.training = training
+
+    @property
+    def done(self) -> int:
+        """Steps taken."""
+        return self.training.step
+
+    @property
+    def total(self) -> int:
+        """Steps of the whole schedule."""
+        return self.training.total_steps
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is left."""
+        return self.training.finished
+
+    def take(self) -> BoundedEpoch | None:
+        """The next batch."""
+        accuracy = self.training.advance()
+        if accuracy is None:
+            return None
+        return BoundedEpoch(
+            epoch=-(-self.done // self.training.steps_per_epoch),
+            step=self.done,
+            heldout_accuracy=float(accuracy[0]),
+            loss=float(self.training.outcome().loss[0, -1]),
+            diverged=self.diverged,
+        )
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the scores left the guard's bounds: the weights stay as they were then."""
+        return bool(self.training.diverged.any())
 
 
-class AdlmSession:
-    """A run that has been checked and can start; see ``Session``, whose files it writes too.
+class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
+    """A run of AdLM or ILM; see ``BaseSession``."""
 
-    Args:
-        given: options by name, as in ``LabelledOptions``, ``BoundedOptions`` and ``RunOptions``.
+    KINDS = (LabelledOptions, BoundedOptions)
+    EPOCH = BoundedEpoch
+    RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "threads"})
 
-    Raises:
-        DPKernError: for everything that is wrong with options, data, output or checkpoint.
-    """
+    steps: Batches
 
-    OPTIONS: ClassVar[tuple[type[Any], ...]] = (LabelledOptions, BoundedOptions, RunOptions)
-
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        saved: dict[str, Any] | None = None
-        run = RunOptions(**only(RunOptions, given))
-        if run.resume and run.out is not None:
-            path = run.out / files.CHECKPOINT
-            saved = checkpoint.read(path, kind=checkpoint.OBJECTIVE_FORMAT)
-            self.options = AdlmOptions.from_saved(saved["options"], given)
-        else:
-            self.options = AdlmOptions.from_given(given)
-        self.out = files.new_directory() if run.out is None else run.out
-        files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
-        if run.figure:
-            require("matplotlib", extra="demo")
+    def _read(self) -> None:
         privacy = self.options.privacy
         self.data, self.warnings = load(privacy, privacy.data)
-        self.history: list[BoundedEpoch] = []
-        self.seconds = 0.0
-        self.between_steps = True
-        with torch_threads(self.threads):
-            self.training = self._prepare(saved)
-        if saved is not None:
-            self._resume(saved)
 
-    def _prepare(self, saved: Mapping[str, Any] | None) -> AdlmTraining:
+    def public_facts(self) -> dict[str, Any]:
+        """What the privacy statement takes as public."""
+        return {
+            "data": self.data.source,
+            "public_data": self.options.privacy.public_data,
+            "training_rows": len(self.data.x),
+            "heldout_rows": len(self.data.x_test),
+            "row_shape": list(self.data.row_shape),
+            "classes": self.data.classes,
+        }
+
+    def _prepare(self, saved: Mapping[str, Any] | None) -> None:
         privacy, model = self.options.privacy, self.options.model
         shape = self.data.row_shape
         architecture = model.architecture(shape)
         network = trainer.build(architecture, shape, self.data.classes, seed=model.init_seed)
         rows = len(self.data.x)
-        kind = TYPES[privacy.mechanism]
-        assert privacy.epsilon is not None  # checked
-        self.mechanism = kind(
-            epsilon=privacy.epsilon,
+        self.mechanism = adlm_mechanism.make(
+            privacy.mechanism,
             mode=privacy.mode,
-            setting=trainer.setting(
-                network, shape, records=rows, batch=batch_size_of(privacy.batch_size, rows)
-            ),
-            **read_settings(kind, privacy.settings, decided=DECIDED),
+            settings=privacy.settings,
+            epsilon=privacy.epsilon,
+            setting=trainer.setting(network, shape, records=rows, batch=privacy.batch_of(rows)),
         )
         self._check_public()
-        key = (
-            Key.fresh(privacy.rounds)
-            if privacy.unsafe_seed is None
-            else Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
-        )
-        if saved is None:
-            relevance = self._relevance(architecture) if self.mechanism.adaptive else None
-            released = trainer.release(self.mechanism, self.data, key, relevance=relevance)
-        else:
-            self._check_facts(saved)
+        key = privacy.key()
+        if saved is not None:
             released = self._restored(saved["training"]["released"])
-        return AdlmTraining(
+        else:
+            with torch_threads(self.threads):
+                relevance = self._relevance(architecture) if self.mechanism.adaptive else None
+                released = trainer.release(self.mechanism, self.data, key, relevance=relevance)
+        training = AdlmTraining(
             self.data,
             [released],
             [network],
@@ -129,6 +130,12 @@ class AdlmSession:
             seeds=[model.init_seed],
             keys=[key],
         )
+        self.steps = Batches(training)
+
+    @property
+    def training(self) -> AdlmTraining:
+        """The trainer of the one run."""
+        return self.steps.training
 
     def _check_public(self) -> None:
         """Public records where relevances come from them, and only there."""
@@ -184,28 +191,11 @@ class AdlmSession:
         of = seen if mechanism.relevance_from == "public" else self.data
         return trainer.relevance_of(mechanism, network, of)
 
-    def _check_facts(self, saved: Mapping[str, Any]) -> None:
-        facts = plain(self.public_facts())
-        changed = sorted(name for name in facts if facts[name] != saved["public"].get(name))
-        if changed:
-            raise PrivacyError(
-                "data",
-                expected=", ".join(f"{name} {saved['public'].get(name)}" for name in changed),
-                got=", ".join(f"{name} {facts[name]}" for name in changed),
-                remedy="Resume with the data that the run was started with.",
-            )
-
-    def _resume(self, saved: Mapping[str, Any]) -> None:
+    def _load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(saved["training"]["state"])
-        self.history = [BoundedEpoch(**record) for record in saved["history"]]
-        self.seconds = float(saved["seconds"])
-        if self.training.finished and (self.out / files.REPORT).exists():
-            raise InvalidInput(
-                "resume",
-                expected="a run with steps left",
-                got=f"{self.out}, complete after {self.steps_done} steps",
-                remedy="Start a new run in another --out.",
-            )
+
+    def _state(self) -> dict[str, Any]:
+        return {"training": {"state": self.training.state_dict(), "released": self._kept()}}
 
     def _kept(self) -> dict[str, Any]:
         """What was released, so that a resumed run releases nothing twice. True labels, which the
@@ -231,155 +221,41 @@ class AdlmSession:
             visit_scale=scale,
         )
 
-    @property
-    def threads(self) -> int:
-        """One: networks this small only wait for a second."""
-        return self.options.run.threads or 1
-
-    @property
-    def steps_done(self) -> int:
-        return self.training.step
-
-    @property
-    def steps_total(self) -> int:
-        return self.training.total_steps
-
-    @property
-    def seeded(self) -> bool:
-        return self.options.privacy.unsafe_seed is not None
-
-    @property
-    def checkpoint_path(self) -> Path:
-        return self.out / files.CHECKPOINT
-
-    def run(
-        self,
-        *,
-        on_step: Callable[[int], None] | None = None,
-        on_epoch: Callable[[BoundedEpoch], None] | None = None,
-    ) -> dict[str, Any]:
-        """Train to the end, write everything, return the summary.
-
-        Raises:
-            KeyboardInterrupt: interrupted between steps; nothing has been written yet.
-        """
-        started = time.perf_counter()
-        try:
-            with torch_threads(self.threads), deferred_signals() as stop:
-
-                def after(done: int) -> None:
-                    self.between_steps = True
-                    if on_step is not None:
-                        on_step(done)
-                    if stop.is_set() and not self.training.finished:
-                        raise KeyboardInterrupt
-                    self.between_steps = self.training.finished
-
-                def measured(epoch: int, accuracy: Tensor) -> None:
-                    self.history.append(self._epoch(epoch, float(accuracy[0])))
-                    if on_epoch is not None:
-                        on_epoch(self.history[-1])
-
-                self.between_steps = self.training.finished
-                self.training.run(on_step=after, on_epoch=measured)
-        finally:
-            self.seconds += time.perf_counter() - started
-        summary = self.summary()
-        self.save()
-        if self.options.run.figure:
-            title = (
-                f"{summary['mechanism']}, {summary['mode']}, on {self.data.source}: claimed "
-                f"epsilon {summary['epsilon_claimed']}, certified {summary['epsilon_certified']}"
-            )
-            adlm_report.write_figure(self.out / files.FIGURE, self.history, title=title)
-        # Last: where a report stands, everything else does too.
-        write_report(self.out / files.REPORT, summary, self.history)
-        return summary
-
-    def _epoch(self, epoch: int, accuracy: float) -> BoundedEpoch:
-        return BoundedEpoch(
-            epoch=epoch,
-            step=self.steps_done,
-            heldout_accuracy=accuracy,
-            loss=float(self.training.outcome().loss[0, -1]),
-            diverged=bool(self.training.diverged.any()),
-        )
-
     def describe(self, epoch: BoundedEpoch) -> str:
         """One line on the run after an epoch, for a progress bar."""
         text = f"held-out accuracy {epoch.heldout_accuracy:.2f} %"
         return text + (", diverged" if epoch.diverged else "")
 
-    def save(self) -> Path:
-        """Write the checkpoint and return its path."""
-        content = {
-            "options": self.options.saved(),
-            "public": plain(self.public_facts()),
-            "training": {"state": self.training.state_dict(), "released": self._kept()},
-            "history": [asdict(epoch) for epoch in self.history],
-            "seconds": self.seconds,
-        }
-        checkpoint.write(self.checkpoint_path, content, kind=checkpoint.OBJECTIVE_FORMAT)
-        return self.checkpoint_path
-
-    def public_facts(self) -> dict[str, Any]:
-        """What the privacy statement takes as public."""
-        return {
-            "data": self.data.source,
-            "public_data": self.options.privacy.public_data,
-            "training_rows": len(self.data.x),
-            "heldout_rows": len(self.data.x_test),
-            "row_shape": list(self.data.row_shape),
-            "classes": self.data.classes,
-        }
-
-    def summary(self) -> dict[str, Any]:
-        """The run so far in JSON terms."""
+    def _facts(self) -> dict[str, Any]:
         visits = -(-self.steps_done // self.training.steps_per_epoch)
-        facts = adlm_report.facts(self.mechanism, visits=visits, seeded=self.seeded)
-        certificate = facts.pop("certificate")
-        with torch_threads(self.threads):
-            accuracy = float(self.training.accuracy()[0]) if self.steps_done else None
-        summary: dict[str, Any] = {
-            "statement": adlm_report.statement(facts, certificate),
-            **facts,
-            "delta": certificate["delta"],
-            "relation": certificate["relation"],
-            "accountant": certificate["accountant"],
-            "certified_for": certificate["certified_for"],
+        return adlm_mechanism.facts(self.mechanism, visits=visits, seeded=self.seeded)
+
+    def _measured(self) -> dict[str, Any]:
+        return {
             "noise": adlm_report.noise(self.mechanism, self.training.released[0].scales),
-            "test_accuracy": accuracy,
+            "test_accuracy": float(self.training.accuracy()[0]) if self.steps_done else None,
             "test_note": "held-out rows are not protected by epsilon",
-            "diverged": bool(self.training.diverged.any()),
+            "diverged": self.steps.diverged,
             "steps": self.steps_done,
             "data_warnings": list(self.warnings),
-            "seconds": round(self.seconds, 3),
-            "report": self.out / files.REPORT,
-            "checkpoint": self.checkpoint_path,
-            "figure": self.out / files.FIGURE if self.options.run.figure else None,
-            "certificate": certificate,
-            "public": self.public_facts(),
-            "options": self.options.saved(),
-            "environment": {
-                "dpkern": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "threads": self.threads,
-            },
         }
-        ready: dict[str, Any] = plain(summary)
-        return ready
+
+    def _panels(self) -> Panels:
+        return adlm_report.panels(self.history)
+
+    def _title(self, summary: Mapping[str, Any]) -> str:
+        return (
+            f"{summary['mechanism']}, {summary['mode']}, on {self.data.source}: claimed "
+            f"epsilon {summary['epsilon_claimed']}, certified {summary['epsilon_certified']}"
+        )
+
+    def _shown(self, summary: Mapping[str, Any]) -> Shown:
+        return adlm_report.shown(summary)
 
 
 def load(privacy: LabelledOptions, source: str) -> tuple[Labelled, tuple[str, ...]]:
     """These rows, checked to be in [0, 1] and of several classes, and warnings about them."""
-    found = data.load(
-        source,
-        feature_scale=privacy.feature_scale,
-        classes=privacy.classes,
-        test_fraction=privacy.test_fraction,
-        split_seed=privacy.split_seed,
-    )
+    found = privacy.load(source)
     labelled = Labelled(
         x=found.x_train,
         y=found.y_train,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
-
-from .report import DIAGNOSTICS_NOTE
 
 
 class Watched(Protocol):
@@ -94,60 +93,55 @@ def print_findings(
     console.print(table)
 
 
-def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
-    """The end of a run; claimed and certified epsilon side by side, then the accuracy."""
-    public, environment = summary["public"], summary["environment"]
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What the table at the end of a run shows of its own kind of run.
+
+    Attributes:
+        title: above the table.
+        results: what was reached, as ``(name, value)``; rows without a value are left out.
+        settings: how.
+        data: notes on the data.
+        last: below everything else.
+    """
+
+    title: str
+    results: Sequence[tuple[str, Any]]
+    settings: Sequence[tuple[str, Any]]
+    data: Sequence[str]
+    last: Sequence[tuple[str, Any]] = ()
+
+
+def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) -> None:
+    """The end of a run; claimed and certified epsilon side by side, then the results."""
+    stopped = "yes: its weights stay as they were then" if summary.get("diverged") else None
     rows: list[tuple[str, Any]] = [
         ("epsilon", epsilons(summary)),
         ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
-        ("held-out accuracy", f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows"),
-    ]
-    if "epsilon_if_seed_secret" in summary:
-        rows.append(("epsilon if seed secret", summary["epsilon_if_seed_secret"]))
-    rows += [
-        ("delta", f"{summary['delta']:g}"),
-        ("relation, sampling", f"{summary['relation']}, {summary['sampling']}"),
-        ("accountant", summary["accountant"]),
-        ("certified for", summary["certified_for"]),
-        ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
-        ("noise multiplier", summary["noise_multiplier"]),
-        ("max grad norm", summary["max_grad_norm"]),
-        ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
-        ("steps", summary["steps"]),
-        ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
-        (
-            "backend, arithmetic",
-            ", ".join(
-                part
-                for part in (summary["backend"], environment["isa"], summary["arithmetic"])
-                if part
-            ),
-        ),
+        *shown.results,
+        ("epsilon if seed secret", summary.get("epsilon_if_seed_secret")),
+        ("delta", summary["delta"]),
+        *shown.settings,
         ("seconds", f"{summary['seconds']:.1f}"),
         ("report", summary["report"]),
         ("checkpoint", summary["checkpoint"]),
+        ("figure", summary["figure"]),
+        ("diverged", stopped),
+        *(("note", f"{note['id']}: {note['text']}") for note in summary["notes"]),
+        *(("data", note) for note in shown.data),
+        *shown.last,
     ]
-    if summary["figure"]:
-        rows.append(("figure", summary["figure"]))
-    rows += [("note", f"{note['id']}: {note['text']}") for note in summary["notes"]]
-    rows += [("data", warning) for warning in summary["data_warnings"]]
-    if "diagnostics" in summary:
-        losses = summary["diagnostics"]["training_loss"]
-        if losses:
-            rows.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
-        nonfinite = summary["diagnostics"]["nonfinite_samples"]
-        rows.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
-    rows = [(name, value) for name, value in rows if value is not None]
-    print_table(console, f"{summary['options']['model']} on {public['data']}", rows)
+    print_table(console, shown.title, [(name, value) for name, value in rows if value is not None])
 
 
 def epsilons(summary: Mapping[str, Any]) -> str:
-    """Whose number is which; an infinite one in words."""
+    """Whose number is which; an infinite one, and a step that was not audited, in words."""
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
     proved = "non-private" if certified == "inf" else number(certified)
-    target = summary.get("calibrated_to")
-    return f"claimed {number(claimed)} | certified {proved}" + (
+    shown, target = summary.get("epsilon_audited"), summary.get("calibrated_to")
+    audited = "not audited" if shown is None else f"audited {number(shown)}"
+    return f"claimed {number(claimed)} | certified {proved} | {audited}" + (
         f" (noise calibrated to the {target} one)" if target else ""
     )
 

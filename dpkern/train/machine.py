@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from .. import _dispatch
+from .. import __version__, _dispatch
+from ..backends import cpu
 from ..errors import BackendError
 
 TRAINING_OPS = ("clip.clip_sum", "update.step")
@@ -40,6 +43,18 @@ def _missing(backend: str) -> list[str]:
     """Why this backend cannot run training steps; empty if it can."""
     rows = [row for row in _dispatch.table() if row["backend"] == backend]
     return [row["reason"] for row in rows if row["op"] in TRAINING_OPS and not row["available"]]
+
+
+def environment(backend: str | None, threads: int) -> dict[str, Any]:
+    """What a report says of the machine; the instruction set where kernels were chosen."""
+    facts: dict[str, Any] = {
+        "dpkern": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if backend is not None:
+        facts["isa"] = cpu.build_config().get("isa") if backend == "cpu" else None
+    return facts | {"threads": threads}
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..accounting import Certificate
-from ..errors import InvalidInput
 from ..mechanisms import FM, SPOF
 from ..mechanisms.objective import ObjectivePerturbation
 from ..objective.records import Records
 from .mechanism import read_settings
+from .options import required
 
 TYPES: dict[str, type[SPOF] | type[FM]] = {"fm": FM, "spof": SPOF}
 """By the name that ``--mechanism`` takes."""
@@ -28,13 +28,7 @@ def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None
         InvalidInput: no epsilon, or settings that the mechanism does not know or take.
     """
     kind = TYPES[name]
-    if epsilon is None:
-        raise InvalidInput(
-            "epsilon",
-            expected="the epsilon of one release of a record",
-            got="none",
-            remedy="Pass --epsilon; the noise follows from it.",
-        )
+    epsilon = required(epsilon, what="one release of a record")
     fields = read_settings(kind, settings, decided=DECIDED)
     return kind(epsilon=epsilon, mode=mode, **fields)
 

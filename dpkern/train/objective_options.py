@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from .. import _validate
-from ..errors import InvalidInput, PrivacyError
-from ..objective.records import GENERATED, MAX_SEED, Bounds
-from .mechanism import MODES
-from .options import ROUNDS, RunOptions, check_unchanged, only
-
-NAMES = ("fm", "spof")
-RUN_OPTIONS = ("out", "resume", "overwrite", "figure", "backend", "threads")
-"""Those of ``RunOptions`` that such a run has."""
+from ..errors import InvalidInput
+from ..objective.records import GENERATED, Bounds
+from .options import MAX_SEED, ReleaseOptions, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
+class RecordOptions(ReleaseOptions):
     """Everything that the privacy statement of such a run depends on.
 
     ``epsilon`` is what the mechanism calls so, for one release of one record. ``users`` None is 2,
@@ -26,39 +19,27 @@ class RecordOptions:
     of generated data it is the number of records, 1000 unless it is given.
     """
 
+    NAMES = ("fm", "spof")
+
     data: str = GENERATED
     mechanism: str = "spof"
-    mode: str = "corrected"
-    settings: tuple[str, ...] = ()
-    epsilon: float | None = None
     epochs: int = 20
-    users: int = 2
+    users: int | None = None
     features: int = 14
     columns: str | None = None
     user_column: str | None = None
     bounds: str | None = None
     samples: int | None = None
-    test_fraction: float = 0.2
-    split_seed: int = 0
     sigma: float = 0.0
-    unsafe_seed: int | None = None
-    rounds: int = 20
 
     def __post_init__(self) -> None:
-        _validate.choice(NAMES, mechanism=self.mechanism)
-        _validate.choice(MODES, mode=self.mode)
-        object.__setattr__(self, "settings", tuple(self.settings))
-        if self.epsilon is None:
-            raise InvalidInput(
-                "epsilon",
-                expected="the epsilon of one release of a record",
-                got="none",
-                remedy="Pass --epsilon; the noise of the coefficients follows from it.",
-            )
-        _validate.positive(epsilon=self.epsilon)
-        _validate.integer(1, epochs=self.epochs)
+        super().__post_init__()
+        required(self.epsilon, what="one release of a record")
+        alone = self.mechanism == "fm"
+        if self.users is None:
+            object.__setattr__(self, "users", 1 if alone else 2)
         _validate.integer(1, users=self.users)
-        if self.mechanism == "fm" and self.users != 1:
+        if alone and self.users != 1:
             raise InvalidInput(
                 "users",
                 expected="1: the functional mechanism trains a single autoencoder",
@@ -68,12 +49,9 @@ class RecordOptions:
         _validate.integer(2, features=self.features)
         if self.samples is not None:
             _validate.integer(1, samples=self.samples)
-        _validate.open_unit(test_fraction=self.test_fraction)
-        _validate.integer(0, MAX_SEED, split_seed=self.split_seed)
         _validate.non_negative(sigma=self.sigma)
         if self.unsafe_seed is not None:
             _validate.integer(0, MAX_SEED, unsafe_seed=self.unsafe_seed)
-        _validate.choice(ROUNDS, rounds=self.rounds)
         read_bounds(self.bounds)
         if self.data == GENERATED:
             for name in ("columns", "user_column", "bounds"):
@@ -103,46 +81,6 @@ class CodeOptions:
         _validate.integer(1, code=self.code)
         _validate.positive(lr=self.lr)
         _validate.integer(0, MAX_SEED, init_seed=self.init_seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveOptions:
-    """All options of one run."""
-
-    privacy: RecordOptions
-    model: CodeOptions = field(default_factory=CodeOptions)
-    run: RunOptions = field(default_factory=RunOptions)
-
-    @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> ObjectiveOptions:
-        """From the options that the caller named; the others take their defaults."""
-        named = only(RecordOptions, given)
-        if named.get("mechanism") == "fm":
-            named = {"users": 1, **named}
-        return cls(
-            privacy=RecordOptions(**named),
-            model=CodeOptions(**only(CodeOptions, given)),
-            run=RunOptions(**only(RunOptions, given)),
-        )
-
-    @classmethod
-    def from_saved(cls, saved: Mapping[str, Any], given: Mapping[str, Any]) -> ObjectiveOptions:
-        """The saved options of a run; naming one again is allowed only with its saved value.
-
-        Raises:
-            PrivacyError: a privacy option differs: epsilon would describe neither session.
-            InvalidInput: a model option differs: the checkpoint would not fit.
-        """
-        check_unchanged({RecordOptions: PrivacyError, CodeOptions: InvalidInput}, saved, given)
-        return cls(
-            privacy=RecordOptions(**only(RecordOptions, saved)),
-            model=CodeOptions(**only(CodeOptions, saved)),
-            run=RunOptions(**only(RunOptions, given)),
-        )
-
-    def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps: privacy and model options, as plain values."""
-        return asdict(self.privacy) | asdict(self.model)
 
 
 def split(text: str) -> list[str]:

@@ -8,15 +8,16 @@ neither and may differ from one session of a run to the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from .. import _validate
 from ..errors import DPKernError, InvalidInput, PrivacyError
 from ..ops.update import SGD, Adam, AdamW
+from ..rng import Key
 from .ahead import SOURCES
-from .data import DIGITS
+from .data import DIGITS, Dataset, load
 from .mechanism import MODES, NAMES, parsed
 from .models import ALL_MODELS
 from .sources import LINEAR, NORMS
@@ -25,6 +26,8 @@ SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")
 ARITHMETICS = ("exact", "float")
 ROUNDS = (20, 12, 8)
+DEFAULT_BATCH_SIZE = 400
+MAX_SEED = 2**63 - 1
 
 Rule = SGD | Adam | AdamW
 
@@ -38,34 +41,114 @@ OPTIMIZERS: dict[str, Callable[[float], Rule]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyOptions:
-    """Everything that the privacy statement of a run depends on.
+class ReleaseOptions:
+    """What the privacy statement of every run depends on.
 
-    ``batch_size`` is the expected one (default: 400, or all training rows where they are fewer);
-    an epoch is ``rows // batch_size`` steps. Exactly one of ``epsilon`` (the noise is
-    calibrated to it) and ``noise_multiplier`` is given. ``settings`` are fields of the mechanism
-    as ``KEY=VALUE``; ``clipping`` and ``arithmetic`` None are the mechanism's own defaults.
+    ``settings`` are fields of the mechanism as ``KEY=VALUE``.
+    """
+
+    NAMES: ClassVar[tuple[str, ...]]
+    """The mechanisms that such a run may have."""
+
+    data: str
+    mechanism: str
+    mode: str = "corrected"
+    settings: tuple[str, ...] = ()
+    epsilon: float | None = None
+    epochs: int
+    test_fraction: float = 0.2
+    split_seed: int = 0
+    unsafe_seed: int | None = None
+    rounds: int = 20
+
+    def __post_init__(self) -> None:
+        _validate.choice(self.NAMES, mechanism=self.mechanism)
+        _validate.choice(MODES, mode=self.mode)
+        object.__setattr__(self, "settings", tuple(self.settings))
+        if self.epsilon is not None:
+            _validate.positive(epsilon=self.epsilon)
+        _validate.integer(1, epochs=self.epochs)
+        _validate.open_unit(test_fraction=self.test_fraction)
+        _validate.integer(0, MAX_SEED, split_seed=self.split_seed)
+        if self.unsafe_seed is not None:
+            _validate.integer(0, unsafe_seed=self.unsafe_seed)
+        _validate.choice(ROUNDS, rounds=self.rounds)
+
+    def key(self) -> Key:
+        """Of all noise of one session: secret and new, unless it has a known seed."""
+        if self.unsafe_seed is None:
+            return Key.fresh(self.rounds)
+        return Key.from_unsafe_seed(self.unsafe_seed, self.rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowOptions(ReleaseOptions):
+    """The same of a run on rows with labels.
+
+    ``batch_size`` is the expected one; default: 400, or all training rows where they are fewer.
     """
 
     data: str = DIGITS
     feature_scale: float | None = None
     classes: int | None = None
-    test_fraction: float = 0.2
-    split_seed: int = 0
-    epsilon: float | None = None
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.feature_scale is not None:
+            _validate.positive(feature_scale=self.feature_scale)
+        if self.classes is not None:
+            _validate.integer(2, classes=self.classes)
+        if self.batch_size is not None:
+            _validate.integer(1, batch_size=self.batch_size)
+
+    def load(self, source: str) -> Dataset:
+        """These rows, checked and split."""
+        return load(
+            source,
+            feature_scale=self.feature_scale,
+            classes=self.classes,
+            test_fraction=self.test_fraction,
+            split_seed=self.split_seed,
+        )
+
+    def batch_of(self, rows: int) -> int:
+        """The expected batch size with so many training rows.
+
+        Raises:
+            InvalidInput: more than there are.
+        """
+        if self.batch_size is None:
+            return min(DEFAULT_BATCH_SIZE, rows)
+        if self.batch_size > rows:
+            raise InvalidInput(
+                "batch_size",
+                expected=f"at most the {rows} training rows",
+                got=self.batch_size,
+                remedy="Pass a smaller --batch-size.",
+            )
+        return self.batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyOptions(RowOptions):
+    """Everything that the privacy statement of a run with private gradients depends on.
+
+    An epoch is ``rows // batch_size`` steps. Exactly one of ``epsilon`` (the noise is
+    calibrated to it) and ``noise_multiplier`` is given. ``clipping`` and ``arithmetic`` None are
+    the mechanism's own defaults.
+    """
+
+    NAMES = NAMES
+
+    mechanism: str = "dpsgd"
+    epochs: int = 30
     noise_multiplier: float | None = None
     delta: float = 1e-5
-    mechanism: str = "dpsgd"
-    mode: str = "corrected"
-    settings: tuple[str, ...] = ()
     max_grad_norm: float = 1.0
     clipping: str | None = None
     arithmetic: str | None = None
     sampling: str = "poisson"
-    batch_size: int | None = None
-    epochs: int = 30
-    unsafe_seed: int | None = None
-    rounds: int = 20
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
@@ -75,31 +158,15 @@ class PrivacyOptions:
                 got="neither" if self.epsilon is None else "both",
                 remedy="Pass --epsilon to calibrate the noise, or --noise-multiplier to set it.",
             )
-        if self.epsilon is not None:
-            _validate.positive(epsilon=self.epsilon)
+        super().__post_init__()
         if self.noise_multiplier is not None:
             _validate.non_negative(noise_multiplier=self.noise_multiplier)
-        if self.feature_scale is not None:
-            _validate.positive(feature_scale=self.feature_scale)
-        if self.classes is not None:
-            _validate.integer(2, classes=self.classes)
-        if self.batch_size is not None:
-            _validate.integer(1, batch_size=self.batch_size)
-        if self.unsafe_seed is not None:
-            _validate.integer(0, unsafe_seed=self.unsafe_seed)
-        _validate.open_unit(test_fraction=self.test_fraction)
-        _validate.integer(0, 2**63 - 1, split_seed=self.split_seed)
         _validate.open_unit(delta=self.delta)
         _validate.positive(max_grad_norm=self.max_grad_norm)
         _validate.choice((None, *CLIPPINGS), clipping=self.clipping)
         _validate.choice((None, *ARITHMETICS), arithmetic=self.arithmetic)
-        _validate.choice(NAMES, mechanism=self.mechanism)
-        _validate.choice(MODES, mode=self.mode)
-        object.__setattr__(self, "settings", tuple(self.settings))
         parsed(self.mechanism, self.settings)
         _validate.choice(SAMPLINGS, sampling=self.sampling)
-        _validate.integer(1, epochs=self.epochs)
-        _validate.choice(ROUNDS, rounds=self.rounds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +184,7 @@ class ModelOptions:
         _validate.choice(ALL_MODELS, model=self.model)
         _validate.choice(LINEAR, linear=self.linear)
         _validate.choice(NORMS, norm=self.norm)
-        _validate.integer(0, 2**63 - 1, init_seed=self.init_seed)
+        _validate.integer(0, MAX_SEED, init_seed=self.init_seed)
         _validate.choice(tuple(OPTIMIZERS), optimizer=self.optimizer)
         _validate.positive(lr=self.lr)
 
@@ -139,9 +206,12 @@ class RunOptions:
     max_physical_batch_size: int = 256
     threads: int | None = None
     noise_source: str | None = None
+    audit: int | None = None
 
     def __post_init__(self) -> None:
         _validate.choice((None, *SOURCES), noise_source=self.noise_source)
+        if self.audit is not None:
+            _validate.integer(100, audit=self.audit)
         if self.threads is not None:
             _validate.integer(1, 1024, threads=self.threads)
         _validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)
@@ -161,41 +231,67 @@ class RunOptions:
             )
 
 
+P = TypeVar("P", bound=ReleaseOptions)
+M = TypeVar("M")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Generic[P, M]):
     """All options of one run."""
 
-    privacy: PrivacyOptions
-    model: ModelOptions = field(default_factory=ModelOptions)
-    run: RunOptions = field(default_factory=RunOptions)
+    privacy: P
+    model: M
+    run: RunOptions
 
     @classmethod
-    def from_given(cls, given: Mapping[str, Any]) -> Options:
-        """From the options that the caller named; the others take their defaults."""
-        return cls(
-            privacy=PrivacyOptions(**only(PrivacyOptions, given)),
-            model=ModelOptions(**only(ModelOptions, given)),
-            run=RunOptions(**only(RunOptions, given)),
-        )
+    def read(
+        cls,
+        kinds: tuple[type[P], type[M]],
+        given: Mapping[str, Any],
+        saved: Mapping[str, Any] | None = None,
+    ) -> Options[P, M]:
+        """From the options that the caller named; the others take their defaults.
 
-    @classmethod
-    def from_saved(cls, saved: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
-        """The saved options of a run; naming one again is allowed only with its saved value.
+        Args:
+            kinds: classes of the privacy and model options.
+            given: by name.
+            saved: all options of the run that is resumed; naming one of them again is allowed only
+                with its saved value.
 
         Raises:
             PrivacyError: a privacy option differs: epsilon would describe neither session.
             InvalidInput: a model option differs: the checkpoint would not fit.
         """
-        check_unchanged({PrivacyOptions: PrivacyError, ModelOptions: InvalidInput}, saved, given)
+        privacy, model = kinds
+        if saved is not None:
+            check_unchanged({privacy: PrivacyError, model: InvalidInput}, saved, given)
+        chosen = given if saved is None else saved
         return cls(
-            privacy=PrivacyOptions(**only(PrivacyOptions, saved)),
-            model=ModelOptions(**only(ModelOptions, saved)),
+            privacy=privacy(**only(privacy, chosen)),
+            model=model(**only(model, chosen)),
             run=RunOptions(**only(RunOptions, given)),
         )
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint keeps: privacy and model options, as plain values."""
-        return asdict(self.privacy) | asdict(self.model)
+        kept: tuple[Any, Any] = self.privacy, self.model
+        return {name: value for part in kept for name, value in asdict(part).items()}
+
+
+def required(epsilon: float | None, *, what: str) -> float:
+    """The epsilon that all noise of a run follows from.
+
+    Raises:
+        InvalidInput: none.
+    """
+    if epsilon is None:
+        raise InvalidInput(
+            "epsilon",
+            expected=f"the epsilon of {what}",
+            got="none",
+            remedy="Pass --epsilon; all noise follows from it.",
+        )
+    return epsilon
 
 
 def only(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:

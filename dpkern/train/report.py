@@ -1,44 +1,39 @@
-"""The report of a run, as JSON and as a figure.
-
-Only parameters and noised values are covered by epsilon. What else was seen while training stands
-under ``diagnostics`` and is left out unless it was asked for.
-"""
+"""The report of a run, as JSON and as a figure: what all kinds of runs have in common."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .._validate import require
 from .files import write_atomically
 
-DIAGNOSTICS_NOTE = "not covered by epsilon"
+CERTIFIED = ("delta", "relation", "accountant", "certified_for")
+"""What a report repeats of its certificate, beside the epsilon."""
+
+Panels = Mapping[str, Sequence[float | None]]
+"""Curves of a figure by name: one value for each epoch, None where it was not computed."""
+
+Levels = Mapping[str, Mapping[str, float]]
+"""Horizontal lines by panel and name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """State after an epoch.
-
-    ``epsilon`` is the certified one, infinite without privacy or with a known seed, and None
-    where it was not computed; ``epsilon_if_seed_secret`` is given for seeded runs.
-    """
-
-    epoch: int
-    step: int
-    heldout_loss: float
-    heldout_accuracy: float
-    epsilon: float | None = None
-    epsilon_if_seed_secret: float | None = None
-
-    @property
-    def shown_epsilon(self) -> float | None:
-        """The number worth plotting; the caller labels it."""
-        secret = self.epsilon_if_seed_secret
-        return self.epsilon if secret is None else secret
+def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
+    """The privacy of a run in one sentence."""
+    epsilon, delta = certificate["epsilon"], certificate["delta"]
+    if epsilon != "inf":
+        what = f"({epsilon:.4g}, {delta:g})" if delta else f"{epsilon:.4g}"
+        return (
+            f"{what}-differentially private: {certificate['relation']}, "
+            f"for {certificate['certified_for']}"
+        )
+    if math.isfinite(float(facts.get("epsilon_if_seed_secret", math.inf))):
+        return "not private against anyone who knows the seed of the noise"
+    return f"not private: {facts['non_private'] or 'nothing can be certified'}"
 
 
 def plain(value: Any) -> Any:
@@ -66,10 +61,12 @@ def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> 
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_figure(path: Path, history: Sequence[Epoch], *, title: str, epsilon_label: str) -> None:
-    """Held-out loss, held-out accuracy and epsilon over the epochs, as PNG.
+def write_figure(
+    path: Path, history: Sequence[Any], panels: Panels, *, title: str, levels: Levels | None = None
+) -> None:
+    """The panels over the epochs, side by side, as PNG, with lines at single numbers.
 
-    An infinite epsilon is said in words instead of drawn.
+    An infinite value is said in words instead of drawn, and so is a run that diverged.
 
     Raises:
         MissingDependency: without matplotlib.
@@ -77,17 +74,14 @@ def write_figure(path: Path, history: Sequence[Epoch], *, title: str, epsilon_la
     figures = require("matplotlib.figure", extra="demo")
     agg = require("matplotlib.backends.backend_agg", extra="demo")
     # Figure and canvas without pyplot: no global state, no display, works in any thread.
-    figure = figures.Figure(figsize=(11, 3.4), layout="constrained")
+    figure = figures.Figure(figsize=(2 + 3 * len(panels), 3.4), layout="constrained")
     epochs = [record.epoch for record in history]
-    panels: tuple[tuple[str, list[float | None]], ...] = (
-        ("held-out loss", [record.heldout_loss for record in history]),
-        ("held-out accuracy", [record.heldout_accuracy for record in history]),
-        (epsilon_label, [record.shown_epsilon for record in history]),
-    )
-    for number, (label, values) in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, 3, number)
+    diverged = bool(history) and getattr(history[-1], "diverged", False)
+    for number, (label, values) in enumerate(panels.items(), start=1):
+        axes = figure.add_subplot(1, len(panels), number)
         axes.set_title(label)
         axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         drawn = [
             (epoch, value)
@@ -96,8 +90,14 @@ def write_figure(path: Path, history: Sequence[Epoch], *, title: str, epsilon_la
         ]
         if drawn:
             axes.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
-        else:
+        for name, level in (levels or {}).get(label, {}).items():
+            axes.axhline(level, linestyle="--", color="0.4")
+            # Above its line, at the right end of the axes.
+            where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
+            axes.text(0.98, level, f"{name} {level:.3g}", **where)
+        if diverged or not drawn:
             text = "infinite" if any(value is not None for value in values) else "spent at once"
+            text = "diverged" if diverged else text
             axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
     figure.suptitle(title)
     canvas = agg.FigureCanvasAgg(figure)

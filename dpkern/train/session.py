@@ -1,73 +1,53 @@
-"""One call of ``dpkern train``: check everything, train, write everything."""
+"""One call of ``dpkern train`` that makes gradients private."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
 
 import torch
 
-from .. import __version__, accounting
-from .._validate import require
-from ..backends import cpu
+from .. import accounting
 from ..engine.sampling import make_batches
-from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import ProjectedSGD, RandomizedResponse
 from ..mechanisms.base import Mechanism
-from ..rng import Key
 from ..step import DPStep
-from . import ahead, checkpoint, data, files, models, projected, report, responses
+from . import ahead, audited, checkpoint, data, gradient_report, models, projected, responses
+from .base import BaseSession
+from .display import Shown
+from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
-from .machine import backend_in_use, torch_threads
 from .mechanism import CALIBRATED_TO, Run, make
-from .options import ModelOptions, Options, PrivacyOptions, RunOptions, only
-from .report import Epoch
+from .options import ModelOptions, PrivacyOptions, RunOptions
+from .report import Levels, Panels
 
-DEFAULT_BATCH_SIZE = 400
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
 
 
-class Session:
-    """A run that has been checked and can start.
+class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
+    """A run with private gradients, or with labels that were released once; see ``BaseSession``."""
 
-    Making one reads the data and calibrates the noise, and writes nothing. ``run`` trains and
-    writes checkpoint, figure and report; after a ``KeyboardInterrupt`` ``save`` leaves the
-    checkpoint that ``resume=True`` continues.
+    KINDS = (PrivacyOptions, ModelOptions)
+    EPOCH = Epoch
+    RUN_OPTIONS = frozenset(f.name for f in fields(RunOptions))
+    FORMAT = checkpoint.FORMAT
 
-    Args:
-        given: the options by name, as in ``PrivacyOptions``, ``ModelOptions`` and ``RunOptions``;
-            those left out take their defaults or, with ``resume``, their saved values.
+    steps: Training
+    audited: audited.Audited | None = None
+    """What the audit of the run's step has found, if one was asked for."""
 
-    Raises:
-        DPKernError: for everything that is wrong with options, data, output or checkpoint.
-    """
+    def _read(self) -> None:
+        privacy = self.options.privacy
+        self.data: data.Dataset = privacy.load(privacy.data)
+        self.noise_source = ahead.source_of(self.options.run.noise_source)
 
-    OPTIONS: ClassVar[tuple[type[Any], ...]] = (PrivacyOptions, ModelOptions, RunOptions)
+    def public_facts(self) -> dict[str, Any]:
+        """Of the rows."""
+        return self.data.public_facts()
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        saved: dict[str, Any] | None = None
-        run = RunOptions(**only(RunOptions, given))
-        if run.resume and run.out is not None:
-            saved = checkpoint.read(run.out / files.CHECKPOINT)
-            self.options = Options.from_saved(saved["options"], given)
-        else:
-            self.options = Options.from_given(given)
-        self.out = files.new_directory() if run.out is None else run.out
-        files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
-        if run.figure:
-            require("matplotlib", extra="demo")
-        self.backend = backend_in_use(run.backend)
-        self.data = _load(self.options)
-        self.noise_source = ahead.source_of(run.noise_source)
-        self.training = self._prepare(saved)
-        if saved is not None:
-            self._resume(saved)
-
-    def _prepare(self, saved: Mapping[str, Any] | None) -> Training:
+    def _prepare(self, saved: Mapping[str, Any] | None) -> None:
         privacy, run = self.options.privacy, self.options.run
         model = models.build(
             self.options.model.model,
@@ -78,13 +58,9 @@ class Session:
             norm=self.options.model.norm,
         )
         rows = len(self.data.x_train)
-        batch_size = batch_size_of(privacy.batch_size, rows)
+        batch_size = privacy.batch_of(rows)
         steps_per_epoch = rows // batch_size
-        key = (
-            Key.from_unsafe_seed(privacy.unsafe_seed, privacy.rounds)
-            if privacy.unsafe_seed is not None
-            else Key.fresh(privacy.rounds)
-        )
+        key = privacy.key()
         batches = make_batches(
             privacy.sampling,
             dataset_size=rows,
@@ -135,9 +111,17 @@ class Session:
             projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
             before, after = projected.hooks(mechanism)
             after(step)  # the start lies in the set too
+        if run.audit is not None:
+            self.subject = audited.subject_of(
+                mechanism,
+                model,
+                row_shape=self.data.row_shape,
+                classes=self.data.classes,
+                backend=run.backend,
+            )
         if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
-        return Training(
+        self.steps = Training(
             data=self.data,
             model=model,
             step=step,
@@ -190,24 +174,20 @@ class Session:
             **sampling,
         )
 
-    def _resume(self, saved: Mapping[str, Any]) -> None:
-        facts = self.data.public_facts()
-        changed = sorted(name for name in facts if facts[name] != saved["public"][name])
-        if changed:
-            raise PrivacyError(
-                "data",
-                expected=", ".join(f"{name} {saved['public'][name]}" for name in changed),
-                got=", ".join(f"{name} {facts[name]}" for name in changed),
-                remedy="Resume with the data that the run was started with.",
-            )
+    def _load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(dict(saved))
-        if self.training.finished and (self.out / files.REPORT).exists():
-            raise InvalidInput(
-                "resume",
-                expected="a run with steps left",
-                got=f"{self.out}, complete after {self.training.step.steps} steps",
-                remedy="Start a new run in another --out.",
-            )
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "responses": self.data.y_train if self.local else None,
+            **self.training.state_dict(),
+        }
+
+    @property
+    def training(self) -> Training:
+        """The steps."""
+        return self.steps
 
     @property
     def threads(self) -> int:
@@ -226,168 +206,71 @@ class Session:
         """Of every step; None where the steps add no noise."""
         return None if self.local else self.mechanism.noise_multiplier
 
-    @property
-    def seeded(self) -> bool:
-        return self.options.privacy.unsafe_seed is not None
+    def _begin(self) -> None:
+        """The audit comes first: nothing is trained by a step that fails it."""
+        if self.options.run.audit is not None:
+            delta = self.options.privacy.delta
+            self.audited = audited.audit(self.subject, self.options.run.audit, delta)
 
-    @property
-    def steps_done(self) -> int:
-        return self.training.step.steps
-
-    @property
-    def steps_total(self) -> int:
-        return self.training.batches.steps
-
-    @property
-    def between_steps(self) -> bool:
-        """Whether the run can be saved as it stands."""
-        return self.training.between_steps
-
-    @property
-    def checkpoint_path(self) -> Path:
-        return self.out / files.CHECKPOINT
-
-    def run(
-        self,
-        *,
-        on_step: Callable[[int], None] | None = None,
-        on_epoch: Callable[[Epoch], None] | None = None,
-    ) -> dict[str, Any]:
-        """Train to the end, write everything, return the summary.
-
-        Raises:
-            KeyboardInterrupt: see ``Training.run``; nothing has been written yet.
-        """
-        with torch_threads(self.threads):
-            self.training.run(on_step=on_step, on_epoch=on_epoch)
-        if self.noise_source is not None:  # an interrupted run keeps it, for the steps left
+    def _end(self) -> None:
+        """An interrupted run keeps its noise, for the steps left."""
+        if self.noise_source is not None:
             self.noise_source.close()
-        summary = self.summary()
-        self.save()
-        if self.options.run.figure:
-            self._draw(summary)
-        # Last: where a report stands, everything else does too.
-        report.write_report(self.out / files.REPORT, summary, self.training.history)
-        return summary
 
     def describe(self, epoch: Epoch) -> str:
         """One line on the run after an epoch, for a progress bar."""
         text = f"held-out loss {epoch.heldout_loss:.3f}, accuracy {epoch.heldout_accuracy:.1%}"
-        known = [past for past in self.training.history if past.shown_epsilon is not None]
+        known = [past for past in self.history if past.shown_epsilon is not None]
         if known:
             secret = " if seed secret" if known[-1].epsilon_if_seed_secret is not None else ""
             text += f"; epsilon{secret} {known[-1].shown_epsilon:.3f}"
         if self.options.run.diagnostics:
             loss = self.training.diagnostics.training_loss[-1]
-            text += f", training loss {loss:.3f} ({report.DIAGNOSTICS_NOTE})"
+            text += f", training loss {loss:.3f} ({DIAGNOSTICS_NOTE})"
         return text
 
-    def save(self) -> Path:
-        """Write the checkpoint and return its path."""
-        content = {
-            "options": self.options.saved(),
-            "noise_multiplier": self.noise_multiplier,
-            "public": self.data.public_facts(),
-            "responses": self.data.y_train if self.local else None,
-            **self.training.state_dict(),
-        }
-        checkpoint.write(self.checkpoint_path, content)
-        return self.checkpoint_path
-
-    def summary(self) -> dict[str, Any]:
-        """The run so far in JSON terms; training losses and counts only as diagnostics."""
-        training, privacy = self.training, self.options.privacy
-        facts = training.step.report(privacy.delta)
+    def _facts(self) -> dict[str, Any]:
+        facts = self.training.step.report(self.options.privacy.delta)
         if isinstance(self.mechanism, RandomizedResponse):
             facts |= responses.report(self.mechanism, seeded=self.seeded)
-        certificate = facts.pop("certificate")
-        loss, accuracy = models.evaluate(training.model, self.data.x_test, self.data.y_test)
-        summary: dict[str, Any] = {
-            "statement": _statement(facts, certificate, privacy.delta),
-            **facts,
-            "delta": certificate["delta"],
-            "relation": certificate["relation"],
-            "accountant": certificate["accountant"],
-            "certified_for": certificate["certified_for"],
+        if self.audited is None:
+            return facts | audited.NOT_AUDITED
+        return facts | self.audited.facts(
+            self.training.step,
+            steps_per_epoch=self.training.steps_per_epoch,
+            delta=self.options.privacy.delta,
+        )
+
+    def _measured(self) -> dict[str, Any]:
+        loss, accuracy = models.evaluate(self.training.model, self.data.x_test, self.data.y_test)
+        return {
             "noise_multiplier": self.noise_multiplier,
-            "max_grad_norm": None if self.local else privacy.max_grad_norm,
+            "max_grad_norm": None if self.local else self.options.privacy.max_grad_norm,
             "data_warnings": list(self.data.warnings),
             "test_accuracy": accuracy,
             "test_loss": loss,
             "test_note": "held-out rows are not protected by epsilon",
             "backend": self.backend,
-            "seconds": round(training.seconds, 3),
-            "report": self.out / files.REPORT,
-            "checkpoint": self.checkpoint_path,
-            "figure": self.out / files.FIGURE if self.options.run.figure else None,
-            "certificate": certificate,
-            "public": self.data.public_facts(),
-            "options": asdict(self.options.privacy) | asdict(self.options.model),
-            "environment": {
-                "dpkern": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "isa": cpu.build_config().get("isa") if self.backend == "cpu" else None,
-                "threads": self.threads,
-            },
         }
-        if self.options.run.diagnostics:
-            summary["diagnostics"] = {
-                "note": report.DIAGNOSTICS_NOTE,
-                **asdict(training.diagnostics),
-                "nonfinite_samples": training.step.nonfinite,
-            }
-        plain: dict[str, Any] = report.plain(summary)
-        return plain
 
-    def _draw(self, summary: Mapping[str, Any]) -> None:
-        label = "epsilon if the seed were secret" if self.seeded else "certified epsilon"
-        report.write_figure(
-            self.out / files.FIGURE,
-            self.training.history,
-            title=f"{self.options.model.model} on {self.data.source}, "
-            f"{summary['mechanism']}, delta = {summary['delta']:g}",
-            epsilon_label=label,
-        )
+    def _sections(self) -> dict[str, Any]:
+        """Training losses and counts, only where they were asked for."""
+        if not self.options.run.diagnostics:
+            return {}
+        seen = asdict(self.training.diagnostics)
+        nonfinite = self.training.step.nonfinite
+        found = {"note": DIAGNOSTICS_NOTE, **seen, "nonfinite_samples": nonfinite}
+        return {"diagnostics": found}
 
+    def _panels(self) -> Panels:
+        return gradient_report.panels(self.history, seeded=self.seeded)
 
-def _statement(facts: Mapping[str, Any], certificate: Mapping[str, Any], delta: float) -> str:
-    """The privacy of the run in one sentence."""
-    if certificate["epsilon"] != "inf" and certificate["delta"] == 0:
-        return (
-            f"{certificate['epsilon']:.4g}-differentially private: {certificate['relation']}, "
-            f"for {certificate['certified_for']}"
-        )
-    if certificate["epsilon"] != "inf":
-        return (
-            f"({certificate['epsilon']:.4g}, {delta:g})-differentially private: "
-            f"{certificate['relation']}, for {certificate['certified_for']}"
-        )
-    if facts.get("epsilon_if_seed_secret", "inf") != "inf":
-        return "not private against anyone who knows the seed of the noise"
-    return f"not private: {facts['non_private'] or 'nothing can be certified'}"
+    def _levels(self, summary: Mapping[str, Any]) -> Levels:
+        return gradient_report.levels(summary, seeded=self.seeded)
 
+    def _title(self, summary: Mapping[str, Any]) -> str:
+        named = f"{self.options.model.model} on {self.data.source}, {summary['mechanism']}"
+        return f"{named}, delta = {summary['delta']:g}"
 
-def _load(options: Options) -> data.Dataset:
-    privacy = options.privacy
-    return data.load(
-        privacy.data,
-        feature_scale=privacy.feature_scale,
-        classes=privacy.classes,
-        test_fraction=privacy.test_fraction,
-        split_seed=privacy.split_seed,
-    )
-
-
-def batch_size_of(given: int | None, rows: int) -> int:
-    """As given, else ``DEFAULT_BATCH_SIZE``, or all rows where they are fewer."""
-    if given is None:
-        return min(DEFAULT_BATCH_SIZE, rows)
-    if given > rows:
-        raise InvalidInput(
-            "batch_size",
-            expected=f"at most the {rows} training rows",
-            got=given,
-            remedy="Pass a smaller --batch-size.",
-        )
-    return given
+    def _shown(self, summary: Mapping[str, Any]) -> Shown:
+        return gradient_report.shown(summary)

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from .._validate import choice
 from ..errors import InvalidInput
-from . import adlm_options, checkpoint, files, mechanism, objective_options
+from . import checkpoint, files
 from .adlm import AdlmSession
+from .base import BaseSession
 from .objective import ObjectiveSession
 from .options import PrivacyOptions, RunOptions
 from .session import Session
 
-NAMES = tuple(sorted((*mechanism.NAMES, *objective_options.NAMES, *adlm_options.NAMES)))
-"""Everything that ``--mechanism`` takes."""
+AnySession = BaseSession[Any, Any, Any]
 
-AnySession = Session | ObjectiveSession | AdlmSession
+KINDS: dict[str, type[AnySession]] = {
+    name: kind for kind in (Session, ObjectiveSession, AdlmSession) for name in kind.KINDS[0].NAMES
+}
+"""Sessions by the mechanisms that they have."""
+
+NAMES = tuple(sorted(KINDS))
+"""Everything that ``--mechanism`` takes."""
 
 
 def start(given: Mapping[str, Any]) -> AnySession:
     """A checked session of the mechanism that is named, or that the resumed run has.
 
     Args:
-        given: the options that were named; see ``Session`` and ``ObjectiveSession``.
+        given: the options that were named; see ``BaseSession``.
 
     Raises:
         DPKernError: an unknown mechanism, an option that it does not have, or whatever is wrong
             with options, data, output or checkpoint.
     """
     name = _mechanism(given)
-    kind, of_run = _kind(name)
-    known = {f.name for options in kind.OPTIONS for f in fields(options)}
-    known -= {f.name for f in fields(RunOptions)} - of_run
+    kind = KINDS[name]
+    known = kind.known()
     for option, value in given.items():
         if option not in known:
             raise InvalidInput(
@@ -43,15 +47,6 @@ def start(given: Mapping[str, Any]) -> AnySession:
                 remedy=f"Leave --{option.replace('_', '-')} out.",
             )
     return kind(given)
-
-
-def _kind(name: str) -> tuple[type[AnySession], set[str]]:
-    """The session of a mechanism, and the options of ``RunOptions`` that it has."""
-    if name in objective_options.NAMES:
-        return ObjectiveSession, set(objective_options.RUN_OPTIONS)
-    if name in adlm_options.NAMES:
-        return AdlmSession, set(adlm_options.RUN_OPTIONS)
-    return Session, {f.name for f in fields(RunOptions)}
 
 
 def _mechanism(given: Mapping[str, Any]) -> str:

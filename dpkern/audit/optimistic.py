@@ -1,0 +1,290 @@
+"""A lower bound on the epsilon of a stated event: an accountant that prints less has made an error.
+
+One pair of neighbours is enough for a lower bound. Here one record contributes its whole bound in
+one direction and all others nothing, or their whole bound against it. What is released then has a
+law ``P`` with the record and ``Q`` without, and ``T`` steps have the products of these:
+
+    delta(epsilon) = sum over outcomes of max(P - e^epsilon Q, 0)
+                   = E_P max(0, 1 - exp(epsilon - Y_1 - ... - Y_T)),        Y = log(P / Q)
+
+Three steps each can only lower it, so the end is a proof up to the rounding of floats:
+
+1. The outcomes are put into cells. Whoever sees cells only knows no more.
+2. Losses go to the nearest multiple of ``h``. Rounding errors less their mean are independent, of
+   mean 0 and within an interval of length ``h``: all together they exceed
+   ``eta = h sqrt(T/2 log(2 / spare))`` with probability at most ``spare``, and ``eta`` is taken
+   from epsilon and ``spare`` from what is proved about delta (Gopi, Lee and Wutschitz, Numerical
+   composition of differential privacy, 2021, section 5; Hoeffding's inequality).
+3. Mass beyond the grid, and releases that are not known here, are left out.
+
+Unsampled Gaussian releases have a closed form (``theory.gaussian``). Shuffled batches: the largest
+coordinate of an epoch with every other record at its bound against the canary (Chua et al., How
+private are DP-SGD implementations?, 2024, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._validate import choice, integer, open_unit, positive
+from ..accounting import events
+from ..accounting.accountants import (
+    FFT_MASS_ONCE,
+    FFT_MASS_PER_STEP,
+    RELATIONS,
+    non_private,
+)
+from ..accounting.events import Leaf
+from ..theory.gaussian import exact_epsilon
+
+Floats = NDArray[np.float64]
+
+_CELLS = 1 << 14
+"""Cells of one release: so fine that what they hide is far below the grid's error."""
+_REACH = 9.5
+"""Standard deviations on either side; the mass beyond is 1e-21."""
+_SPARE = 1e-3
+"""Share of delta given to the rounding of losses."""
+_MAX_POINTS = 2.0**18
+_PRECISION = 0.004
+"""Part of epsilon that rounding may cost, if the grid has room."""
+
+
+@dataclass(frozen=True)
+class Laws:
+    """Probabilities of the same outcomes with (``p``) and without (``q``) the record, per step."""
+
+    p: Floats
+    q: Floats
+    count: int = 1
+
+
+def epsilon_lower(
+    event: Mapping[str, Any], relation: str, delta: float, *, steps: int = 1
+) -> float:
+    """An epsilon that some neighbours reach at ``delta``: no valid accountant says less.
+
+    Args:
+        event: of one step; multipliers are by the bound of ONE record.
+        relation: one of ``accounting.RELATIONS``.
+        delta: in (0, 1).
+        steps: releases of the event.
+
+    Returns:
+        A lower bound; 0 where nothing is known, infinity for a release that nothing protects.
+
+    Raises:
+        InvalidInput: no event, relation or delta.
+        MissingDependency: dp-accounting is not installed.
+    """
+    choice(RELATIONS, relation=relation)
+    open_unit(delta=delta)
+    leaves = events.leaves(event, integer(steps=steps))
+    if non_private(leaves):
+        return math.inf
+    plain = [leaf for leaf in leaves if leaf.kind == events.GAUSSIAN_EVENT and not leaf.sampled]
+    others = [leaf for leaf in leaves if leaf not in plain]
+    radius = 2.0 if relation == "replace_one" else 1.0
+    mu = radius * math.sqrt(math.fsum(leaf.count / leaf.multiplier**2 for leaf in plain))
+    alone = exact_epsilon(1 / mu, delta) * (1 - 1e-9) if mu else 0.0
+    laws = [known for leaf in others if (known := _laws(leaf, relation)) is not None]
+    if not laws:
+        return alone
+    if mu:
+        laws.append(_normal(mu))
+    return max(alone, composed(laws, delta))
+
+
+def shuffled_epsilon_lower(
+    multiplier: float, delta: float, *, steps_per_epoch: int, epochs: int
+) -> float:
+    """The same for Gaussian noise on the batches of a fresh permutation per epoch (zero-out).
+
+    Args:
+        multiplier: noise standard deviation / bound of one record.
+        delta: in (0, 1).
+        steps_per_epoch: batches of an epoch; a record is in exactly one of them.
+        epochs: permutations.
+
+    Raises:
+        InvalidInput: a number out of its range.
+        MissingDependency: dp-accounting is not installed.
+    """
+    positive(multiplier=multiplier)
+    open_unit(delta=delta)
+    others = integer(minimum=1, steps_per_epoch=steps_per_epoch) - 1
+    if integer(epochs=epochs) == 0:
+        return 0.0
+    mu = 1 / multiplier
+    if not others:
+        return exact_epsilon(1 / (mu * math.sqrt(epochs)), delta) * (1 - 1e-9)
+    edges = np.linspace(-_REACH, _REACH + 2 * mu, _CELLS + 1)
+    best = 0.0
+    # The others' sums: 0, or their whole bound against the canary, which is then one step further.
+    for base in (0.0, mu):
+        p, q = (_largest(edges, shift, others) for shift in (base + mu, base))
+        best = max(best, composed([Laws(p, q, epochs)], delta))
+    return best
+
+
+def _largest(edges: Floats, shift: float, others: int) -> Floats:
+    """Masses of the largest of ``others`` standard normals and one of mean ``shift``."""
+    special = _special()
+    log_cdf = others * special.log_ndtr(edges) + special.log_ndtr(edges - shift)
+    # Differences of the smaller of the two: distribution function below 1/2, survival above.
+    below, above = np.exp(log_cdf), -np.expm1(log_cdf)
+    return np.asarray(np.where(below[1:] < 0.5, np.diff(below), -np.diff(above)))
+
+
+def _laws(leaf: Leaf, relation: str) -> Laws | None:
+    """Two neighbours under one release; None: not known."""
+    if leaf.parts:
+        # One of the releases that a sampled step consists of; the others are not looked at.
+        for part in leaf.parts:
+            known = _laws(replace(part, count=1, rate=leaf.rate, subset=leaf.subset), relation)
+            if known is not None:
+                return replace(known, count=leaf.count)
+        return None
+    if leaf.kind == events.RANDOMIZED_RESPONSE_EVENT:
+        return _response(leaf) if relation == "replace_one" and not leaf.sampled else None
+    if leaf.kind not in (events.GAUSSIAN_EVENT, events.LAPLACE_EVENT):
+        return None
+    rate = leaf.rate if leaf.subset is None else leaf.subset[1] / leaf.subset[0]
+    mu = 1 / leaf.multiplier
+    away = mu if relation == "replace_one" else 0.0
+    masses = _normal_masses if leaf.kind == events.GAUSSIAN_EVENT else _laplace_masses
+    reach = _REACH if leaf.kind == events.GAUSSIAN_EVENT else 45.0
+    edges = np.linspace(-reach - away, reach + mu, _CELLS + 1)
+    if leaf.kind == events.LAPLACE_EVENT:
+        # The loss of Laplace noise bends at its peaks; elsewhere cells may be coarse.
+        edges = np.unique(np.concatenate((edges, np.linspace(-away, mu, _CELLS + 1), [0.0])))
+    nothing = masses(edges, 0.0)
+    p = rate * masses(edges, mu) + (1 - rate) * nothing
+    q = rate * masses(edges, -away) + (1 - rate) * nothing if away else nothing
+    return Laws(p, q, leaf.count)
+
+
+def _special() -> Any:
+    """scipy's, which comes with dp-accounting."""
+    events.dp_accounting()
+    return import_module("scipy.special")
+
+
+def _normal(shift: float) -> Laws:
+    edges = np.linspace(-_REACH, _REACH + shift, _CELLS + 1)
+    return Laws(_normal_masses(edges, shift), _normal_masses(edges, 0.0))
+
+
+def _normal_masses(edges: Floats, shift: float) -> Floats:
+    centred = edges - shift
+    ndtr = _special().ndtr
+    below, above = ndtr(centred), ndtr(-centred)
+    return np.asarray(np.where(centred[:-1] < 0, np.diff(below), -np.diff(above)))
+
+
+def _laplace_masses(edges: Floats, shift: float) -> Floats:
+    centred = edges - shift
+    low, high = centred[:-1], centred[1:]
+    tail = np.exp(-np.abs(centred)) / 2
+    straddles = (low < 0) & (high > 0)
+    return np.where(straddles, 1 - tail[:-1] - tail[1:], np.abs(np.diff(tail)))
+
+
+def _response(leaf: Leaf) -> Laws:
+    """The record's symbol, its neighbour's, and all others."""
+    numbers = dict(leaf.parameters)
+    lie = numbers["noise_parameter"] / numbers["num_buckets"]
+    truth = 1 - numbers["noise_parameter"] + lie
+    rest = lie * (numbers["num_buckets"] - 2)
+    return Laws(np.array([truth, lie, rest]), np.array([lie, truth, rest]), leaf.count)
+
+
+def composed(laws: Sequence[Laws], delta: float) -> float:
+    """A lower bound on epsilon for independent releases with these laws, in both directions.
+
+    Raises:
+        InvalidInput: delta outside (0, 1).
+        MissingDependency: dp-accounting is not installed.
+    """
+    open_unit(delta=delta)
+    swapped = [Laws(each.q, each.p, each.count) for each in laws]
+    return max(_one_direction(laws, delta), _one_direction(swapped, delta))
+
+
+def _one_direction(laws: Sequence[Laws], delta: float) -> float:
+    releases = sum(each.count for each in laws)
+    if releases == 0:
+        return 0.0
+    if releases == 1:
+        (alone,) = (each for each in laws if each.count)
+        return _single(alone, delta)
+    spread = math.sqrt(releases / 2 * math.log(2 / (_SPARE * delta)))
+    losses = [_losses(each) for each in laws]
+    # About how far the sum of all losses reaches, to choose the grid.
+    mean = math.fsum(e.count * float(m @ y) for e, (m, y) in zip(laws, losses, strict=True))
+    square = math.fsum(e.count * float(m @ y**2) for e, (m, y) in zip(laws, losses, strict=True))
+    size = abs(mean) + math.sqrt(square * 2 * math.log(1 / delta)) + 1e-6
+    widest = max(float(np.ptp(y)) for _, y in losses)
+    step = max(_PRECISION * size / spread, max(widest, 4 * size) / _MAX_POINTS)
+    reserve = _SPARE * delta + FFT_MASS_ONCE * len(laws) + FFT_MASS_PER_STEP * releases
+    if not delta + reserve < 1:
+        return 0.0
+    found, shift = None, 0.0
+    for each, (masses, values) in zip(laws, losses, strict=True):
+        pmf, moved = _on_grid(masses, values, step)
+        pmf = pmf.self_compose(each.count)
+        found = pmf if found is None else found.compose(pmf)
+        shift += each.count * moved
+    assert found is not None  # there is at least one release
+    return _last_above(
+        lambda epsilon: float(found.get_delta_for_epsilon(epsilon - shift + spread * step)),
+        delta + reserve,
+    )
+
+
+def _single(laws: Laws, delta: float) -> float:
+    """One release: the sum over its cells, as it stands."""
+
+    def excess(epsilon: float) -> float:
+        return float(np.maximum(laws.p - math.exp(min(epsilon, 700.0)) * laws.q, 0).sum())
+
+    return _last_above(excess, delta + FFT_MASS_ONCE)
+
+
+def _last_above(curve: Callable[[float], float], delta: float) -> float:
+    """The largest epsilon in [0, 700] found with ``curve(epsilon) > delta``; 0: none."""
+    low, high = 0.0, 1.0
+    if not curve(low) > delta:
+        return 0.0
+    while high < 700 and curve(high) > delta:
+        low, high = high, 2 * high
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if curve(middle) > delta else (low, middle)
+    return min(low, 700.0)
+
+
+def _losses(laws: Laws) -> tuple[Floats, Floats]:
+    """Masses under P and losses of the outcomes that both laws have; others are left out."""
+    both = (laws.p > 1e-30) & (laws.q > 1e-30)
+    masses = laws.p[both]
+    values: Floats = np.log(masses / laws.q[both])
+    return masses, values
+
+
+def _on_grid(masses: Floats, values: Floats, step: float) -> tuple[Any, float]:
+    """Losses at multiples of ``step``, and the mean that rounding took from each."""
+    from dp_accounting.pld import pld_pmf
+
+    places = np.rint(values / step).astype(np.int64)
+    moved = float(masses @ (values - places * step)) / float(masses.sum())
+    lowest = int(places.min())
+    probabilities = np.bincount(places - lowest, weights=masses)
+    return pld_pmf.DensePLDPmf(step, lowest, probabilities, 0.0, False), moved

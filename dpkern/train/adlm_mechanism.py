@@ -1,0 +1,73 @@
+"""From the options of a run to AdLM or ILM, and what is said about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..mechanisms import ILM, AdLM
+from ..theory.adlm import Setting
+from .mechanism import read_settings
+from .options import required
+
+TYPES: dict[str, type[AdLM]] = {"adlm": AdLM, "ilm": ILM}
+"""By the name that ``--mechanism`` takes."""
+
+DECIDED = ("epsilon", "mode", "setting")
+"""Fields with an option of their own, or that follow from the data."""
+
+UNPROTECTED = {
+    "relevances": "relevances come from a network that was trained on the same rows without noise",
+    "inputs": "all rows share one draw: differences of rows are released exactly",
+    "labels": "gradients pass through the clean part of the coefficients",
+}
+
+
+def make(
+    name: str, *, mode: str, settings: Sequence[str], epsilon: float | None, setting: Setting
+) -> AdLM:
+    """The mechanism of this name.
+
+    Raises:
+        InvalidInput: no epsilon, or settings that the mechanism does not know or take.
+    """
+    kind = TYPES[name]
+    fields = read_settings(kind, settings, decided=DECIDED)
+    epsilon = required(epsilon, what="one record's release")
+    return kind(epsilon=epsilon, mode=mode, setting=setting, **fields)
+
+
+def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
+    """What a report says about the privacy of a run, certificate included."""
+    certificate = mechanism.certificate(visits=visits, seeded=seeded).to_dict()
+    secret = mechanism.epsilon_certified(visits=visits)
+    said: dict[str, Any] = {
+        "mechanism": mechanism.name,
+        "mode": mechanism.mode,
+        "epsilon_claimed": mechanism.epsilon_claimed(),
+        "claim": mechanism.claim_text,
+        "epsilon_certified": certificate["epsilon"],
+        "non_private": _reason(mechanism, seeded),
+        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
+        "visits": visits,
+        "epsilon_by_part": dict(mechanism.costs()),
+        "settings": settings(mechanism),
+        "certificate": certificate,
+    }
+    return said | ({"epsilon_if_seed_secret": secret} if seeded else {})
+
+
+def settings(mechanism: AdLM) -> dict[str, Any]:
+    """The fields, without the sizes that follow from the data."""
+    return {name: value for name, value in mechanism.options().items() if name != "setting"}
+
+
+def _reason(mechanism: AdLM, seeded: bool) -> str | None:
+    """Why nothing is certified, in words; None where something is."""
+    open_parts = [UNPROTECTED[part] for part, cost in mechanism.costs().items() if math.isinf(cost)]
+    if open_parts:
+        return "; ".join(open_parts)
+    if math.isinf(mechanism.epsilon_certified()):
+        return "the noise has too much of its tail cut"
+    return "the noise comes from a known seed" if seeded else None

@@ -1,0 +1,260 @@
+"""The life of one call of ``dpkern train``: check everything, train, write everything.
+
+What kind of run it is, its subclasses say: which options it has, how it reads its data and prepares
+its steps, and what it measures and shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic
+
+from rich.console import Console
+
+from .._validate import require
+from ..errors import InvalidInput, PrivacyError
+from . import checkpoint, display, files, report
+from .machine import backend_in_use, environment, torch_threads
+from .options import M, Options, P, RunOptions, only
+from .steps import E, Steps
+
+
+class BaseSession(ABC, Generic[P, M, E]):
+    """A run that has been checked and can start.
+
+    Making one reads the data and calibrates the noise, and writes nothing. ``run`` trains and
+    writes checkpoint, figure and report; after a ``KeyboardInterrupt`` ``save`` leaves the
+    checkpoint that ``resume=True`` continues.
+
+    Args:
+        given: the options by name, as in the classes of ``KINDS`` and ``RunOptions``; those left
+            out take their defaults or, with ``resume``, their saved values.
+
+    Attributes:
+        options: all of them.
+        out: where the results go.
+        backend: that runs the kernels; None where none can be chosen.
+        steps: what ``_prepare`` made.
+
+    Raises:
+        DPKernError: for everything that is wrong with options, data, output or checkpoint.
+    """
+
+    KINDS: ClassVar[tuple[type[Any], type[Any]]]
+    """Classes of the privacy and model options."""
+    EPOCH: ClassVar[type[Any]]
+    """Class of the records in the history."""
+    RUN_OPTIONS: ClassVar[frozenset[str]]
+    """Those of ``RunOptions`` that such a run has."""
+    FORMAT: ClassVar[str] = checkpoint.OBJECTIVE_FORMAT
+
+    steps: Steps[E]
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        run = RunOptions(**only(RunOptions, given))
+        saved: dict[str, Any] | None = None
+        if run.resume and run.out is not None:
+            saved = checkpoint.read(run.out / files.CHECKPOINT, kind=self.FORMAT)
+        self.options: Options[P, M] = Options.read(
+            self.KINDS, given, None if saved is None else saved["options"]
+        )
+        self.out = files.new_directory() if run.out is None else run.out
+        files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
+        if run.figure:
+            require("matplotlib", extra="demo")
+        self.backend = backend_in_use(run.backend) if "backend" in self.RUN_OPTIONS else None
+        self._read()
+        if saved is not None:
+            self._refuse_other_data(saved["public"])
+        self._prepare(saved)
+        if saved is not None:
+            self._load(saved)
+            self.steps.history = [self.EPOCH(**record) for record in saved["history"]]
+            self.steps.seconds = float(saved["seconds"])
+            self._refuse_complete()
+
+    @classmethod
+    def known(cls) -> set[str]:
+        """Names of the options that such a run has."""
+        return {f.name for kind in cls.KINDS for f in fields(kind)} | cls.RUN_OPTIONS
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read the data, and whatever ``public_facts`` speaks of."""
+
+    @abstractmethod
+    def public_facts(self) -> dict[str, Any]:
+        """What the privacy statement takes as public; a resumed run must agree with it."""
+
+    @abstractmethod
+    def _prepare(self, saved: Mapping[str, Any] | None) -> None:
+        """Make mechanism and ``steps``; nothing that a checkpoint kept is released again."""
+
+    @abstractmethod
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        """Bring the steps to where ``_state`` was taken."""
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """What the checkpoint keeps besides options, public facts and history."""
+
+    @abstractmethod
+    def _facts(self) -> dict[str, Any]:
+        """What was released and what is certified, certificate included."""
+
+    @abstractmethod
+    def _measured(self) -> dict[str, Any]:
+        """The rest of the summary that only such a run has: results, remarks on the data."""
+
+    @abstractmethod
+    def _panels(self) -> report.Panels:
+        """Curves of the figure, by name."""
+
+    def _levels(self, summary: Mapping[str, Any]) -> report.Levels:
+        """Single numbers that belong beside curves of the figure, by panel and name."""
+        return {}
+
+    @abstractmethod
+    def _title(self, summary: Mapping[str, Any]) -> str:
+        """Of the figure."""
+
+    @abstractmethod
+    def _shown(self, summary: Mapping[str, Any]) -> display.Shown:
+        """The rows of the table that only such a run has."""
+
+    @abstractmethod
+    def describe(self, epoch: E) -> str:
+        """One line on the run after an epoch, for a progress bar."""
+
+    def _begin(self) -> None:
+        """What comes before the first step of this session."""
+
+    def _end(self) -> None:
+        """Let go of what only steps need: all are taken."""
+
+    def _sections(self) -> dict[str, Any]:
+        """Parts of the report that were asked for, by name; they stand at its end."""
+        return {}
+
+    def _refuse_other_data(self, public: Mapping[str, Any]) -> None:
+        facts = report.plain(self.public_facts())
+        changed = sorted(name for name in facts if facts[name] != public.get(name))
+        if changed:
+            raise PrivacyError(
+                "data",
+                expected=", ".join(f"{name} {public.get(name)}" for name in changed),
+                got=", ".join(f"{name} {facts[name]}" for name in changed),
+                remedy="Resume with the data that the run was started with.",
+            )
+
+    def _refuse_complete(self) -> None:
+        if self.steps.finished and (self.out / files.REPORT).exists():
+            raise InvalidInput(
+                "resume",
+                expected="a run with steps left",
+                got=f"{self.out}, complete after {self.steps_done} steps",
+                remedy="Start a new run in another --out.",
+            )
+
+    @property
+    def threads(self) -> int:
+        """Of torch; the noise does not depend on them. 1: what is this small waits for a second."""
+        return self.options.run.threads or 1
+
+    @property
+    def seeded(self) -> bool:
+        """Whether the noise comes from a known seed."""
+        return self.options.privacy.unsafe_seed is not None
+
+    @property
+    def steps_done(self) -> int:
+        return self.steps.done
+
+    @property
+    def steps_total(self) -> int:
+        return self.steps.total
+
+    @property
+    def history(self) -> list[E]:
+        return self.steps.history
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether the run can be saved as it stands."""
+        return self.steps.between_steps
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.out / files.CHECKPOINT
+
+    def run(
+        self,
+        *,
+        on_step: Callable[[int], None] | None = None,
+        on_epoch: Callable[[E], None] | None = None,
+    ) -> dict[str, Any]:
+        """Train to the end, write everything, return the summary.
+
+        Raises:
+            KeyboardInterrupt: see ``Steps.run``; nothing has been written yet.
+        """
+        with torch_threads(self.threads):
+            self._begin()
+            self.steps.run(on_step=on_step, on_epoch=on_epoch)
+        self._end()
+        summary = self.summary()
+        self.save()
+        if self.options.run.figure:
+            report.write_figure(
+                self.out / files.FIGURE,
+                self.history,
+                self._panels(),
+                title=self._title(summary),
+                levels=self._levels(summary),
+            )
+        # Last: where a report stands, everything else does too.
+        report.write_report(self.out / files.REPORT, summary, self.history)
+        return summary
+
+    def save(self) -> Path:
+        """Write the checkpoint and return its path."""
+        content = {
+            "options": self.options.saved(),
+            "public": report.plain(self.public_facts()),
+            **self._state(),
+            "history": [asdict(epoch) for epoch in self.history],  # type: ignore[call-overload]
+            "seconds": self.steps.seconds,
+        }
+        checkpoint.write(self.checkpoint_path, content, kind=self.FORMAT)
+        return self.checkpoint_path
+
+    def summary(self) -> dict[str, Any]:
+        """The run so far in JSON terms."""
+        facts = self._facts()
+        certificate = facts.pop("certificate")
+        with torch_threads(self.threads):
+            measured = self._measured()
+        summary: dict[str, Any] = {
+            "statement": report.statement(facts, certificate),
+            **facts,
+            **{name: certificate[name] for name in report.CERTIFIED},
+            **measured,
+            "seconds": round(self.steps.seconds, 3),
+            "report": self.out / files.REPORT,
+            "checkpoint": self.checkpoint_path,
+            "figure": self.out / files.FIGURE if self.options.run.figure else None,
+            "certificate": certificate,
+            "public": self.public_facts(),
+            "options": self.options.saved(),
+            "environment": environment(self.backend, self.threads),
+            **self._sections(),
+        }
+        ready: dict[str, Any] = report.plain(summary)
+        return ready
+
+    def show(self, console: Console, summary: Mapping[str, Any]) -> None:
+        """Print the end of a run as a table."""
+        display.print_summary(console, summary, self._shown(summary))

@@ -1,0 +1,103 @@
+"""What a run with private gradients says at the end: its epochs, its curves, its table.
+
+Only parameters and noised values are covered by epsilon. What else was seen while training stands
+under ``diagnostics`` and is left out unless it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .display import Shown
+from .report import Levels, Panels
+
+DIAGNOSTICS_NOTE = "not covered by epsilon"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """State after an epoch.
+
+    ``epsilon`` is the certified one, infinite without privacy or with a known seed, and None
+    where it was not computed; ``epsilon_if_seed_secret`` is given for seeded runs.
+    """
+
+    epoch: int
+    step: int
+    heldout_loss: float
+    heldout_accuracy: float
+    epsilon: float | None = None
+    epsilon_if_seed_secret: float | None = None
+
+    @property
+    def shown_epsilon(self) -> float | None:
+        """The number worth plotting; the caller labels it."""
+        secret = self.epsilon_if_seed_secret
+        return self.epsilon if secret is None else secret
+
+
+def panels(history: Sequence[Epoch], *, seeded: bool) -> Panels:
+    """Held-out loss, held-out accuracy and epsilon."""
+    return {
+        "held-out loss": [epoch.heldout_loss for epoch in history],
+        "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
+        _epsilon(seeded): [epoch.shown_epsilon for epoch in history],
+    }
+
+
+def levels(summary: Mapping[str, Any], *, seeded: bool) -> Levels:
+    """The source's epsilon where it is not the certified one, and the audited one."""
+    claimed = summary["epsilon_claimed"] if summary["mode"] == "published" else None
+    numbers = {"claimed": claimed, "audited": summary["epsilon_audited"]}
+    known = {name: value for name, value in numbers.items() if isinstance(value, float)}
+    return {_epsilon(seeded): known}
+
+
+def _epsilon(seeded: bool) -> str:
+    return "epsilon if the seed were secret" if seeded else "certified epsilon"
+
+
+def shown(summary: Mapping[str, Any]) -> Shown:
+    """The rows of its table that only such a run has."""
+    public, ran_by = summary["public"], (summary["backend"], summary["environment"]["isa"])
+    arithmetic = [part for part in (*ran_by, summary["arithmetic"]) if part]
+    last: list[tuple[str, Any]] = []
+    audit = summary["audit"]
+    if isinstance(audit, dict):
+        mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
+        text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu {mu:.3g}"
+        text += "" if proved is None else f" at least, {proved:.3g} at most"
+        if audit["epsilon_if_gaussian"] is not None:
+            text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
+        last.append(("audit", text))
+    if "diagnostics" in summary:
+        losses = summary["diagnostics"]["training_loss"]
+        if losses:
+            last.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
+        nonfinite = summary["diagnostics"]["nonfinite_samples"]
+        last.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
+    return Shown(
+        title=f"{summary['options']['model']} on {public['data']}",
+        results=(
+            (
+                "held-out accuracy",
+                f"{summary['test_accuracy']:.2%} of {public['heldout_rows']} rows",
+            ),
+        ),
+        settings=(
+            ("relation, sampling", f"{summary['relation']}, {summary['sampling']}"),
+            ("accountant", summary["accountant"]),
+            ("certified for", summary["certified_for"]),
+            ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
+            ("noise multiplier", summary["noise_multiplier"]),
+            ("max grad norm", summary["max_grad_norm"]),
+            ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
+            ("steps", summary["steps"]),
+            ("noise", f"{summary['noise']['cipher']}, key from {summary['noise']['key']}"),
+            ("backend, arithmetic", ", ".join(arithmetic)),
+        ),
+        data=summary["data_warnings"],
+        last=last,
+    )
