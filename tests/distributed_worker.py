@@ -28,6 +28,7 @@ from dpkern.errors import DPKernError
 from dpkern.mechanisms import SpectralDP
 from dpkern.nn import BlockCirculantLinear
 from dpkern.noise_tables import RingPrefetch
+from dpkern.subjects.ranks import drawn
 
 WORLD, STEPS, ROWS = 2, 3, 37
 KINDS: dict[str, dict[str, Any]] = {
@@ -268,6 +269,13 @@ def sampling(rank: int) -> dict[str, Any]:
     }
 
 
+def fresh(rank: int) -> dict[str, Any]:
+    """Digests of the noise and of the batch mask that this process draws without a seed."""
+    del rank
+    mine = drawn(distributed.Processes(None, torch.device("cpu")))
+    return {"noise": mine.noise, "mask": mine.mask}
+
+
 def resume(rank: int) -> dict[str, Any]:
     """Two epochs, and one epoch, save, load, another."""
     runs = []
@@ -461,6 +469,7 @@ CHECKS: tuple[Callable[[int], dict[str, Any]], ...] = (
         sharded,
         sharded_loader,
         sampling,
+        fresh,
         resume,
         public,
         reduction,

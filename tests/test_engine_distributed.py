@@ -29,6 +29,7 @@ from dpkern.engine import PrivateLoader, distributed
 from dpkern.engine.sharded import is_sharded
 from dpkern.errors import InvalidInput
 from dpkern.rng import Key
+from dpkern.subjects.ranks import Rank, judged
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 240
@@ -171,6 +172,10 @@ def test_sampling_by_shards(ranks: list[dict[str, Any]]) -> None:
     assert results[0]["ledger"] == results[1]["ledger"]
     assert results[0]["noise key"] == results[1]["noise key"]
     assert len({r[name] for r in results for name in ("noise key", "sampling key")}) == 3
+
+
+def test_fresh_noise_is_the_groups_and_the_mask_each_ones_own(ranks: list[dict[str, Any]]) -> None:
+    assert judged([Rank(**drawn) for drawn in of(ranks, "fresh")]).passed
 
 
 def test_resume(ranks: list[dict[str, Any]]) -> None:

@@ -20,11 +20,12 @@ import torch
 from .. import _validate as check
 from ..errors import InvalidInput
 from .findings import Check
+from .repeats import repeats
 from .subject import Pair
 
 LAYER = "bits"
 EVERY_GRID = 2048.0
-"""The exponent of zero, and of what is no number: on every grid, above any exponent of a float64."""
+"""The exponent of zero and of what is no number: on every grid, above any exponent of a float."""
 
 _FORMATS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
 """Bits as integers, bits of the fraction, bias of the exponent."""
@@ -158,8 +159,7 @@ def uniform_low_bits(
 
     Args:
         integers: ``[runs, d]`` draws, or released counts of cells.
-        bits: how many bits must be uniform, 1 to 16. Gaussian noise of 64 cells: 4 (uniform up to
-            1e-136); Laplace noise of 64 cells: 2 (up to 1e-4, unseen below 10^7 values).
+        bits: how many bits must be uniform, 1 to 16; ``LOW_BITS`` for counts of cells.
         level: probability that sound bits fail, all tests together.
         name: of the check.
 
@@ -196,6 +196,42 @@ def uniform_low_bits(
     )
 
 
+LOW_BITS = {"gaussian": 4, "laplace": 2}
+"""Bits of a count of cells that noise of 64 cells makes uniform: probabilities differ by less
+than 4e-5 (Gaussian) or 2e-4 (Laplace) of themselves, which tests of 10^7 values cannot see."""
+
+
+def cells(released: torch.Tensor, cell: float | torch.Tensor) -> torch.Tensor:
+    """Released floats as whole cells, int64; integers as they are.
+
+    Args:
+        released: ``[runs, d]`` values that ``lattice`` passes.
+        cell: as there.
+    """
+    if not released.is_floating_point():
+        return released.long()
+    width = torch.as_tensor(cell, dtype=torch.float64).to(released.dtype)
+    return torch.round(released.double() / width.double()).long()
+
+
+def lattice_noise(
+    released: torch.Tensor, cell: float | torch.Tensor = 1.0, *, law: str = "gaussian"
+) -> tuple[Check, ...]:
+    """All checks of released lattice noise: on the lattice, low bits uniform, nothing repeated.
+
+    Args:
+        released: ``[runs, d]`` releases of zeros; 10^4 runs of 32 coordinates ask every question.
+        cell: scale / 64 for floats.
+        law: ``gaussian`` or ``laplace``.
+    """
+    bits = LOW_BITS[check.choice(tuple(LOW_BITS), law=law)]
+    on = lattice(released, cell)
+    if on.passed is False:
+        return (on,)
+    counted = cells(released, cell)
+    return (on, uniform_low_bits(counted, bits=bits), *repeats(counted))
+
+
 def _chi_square(counts: torch.Tensor) -> float:
     """Probability that uniform counts are spread at least as much."""
     expected = counts.sum() / len(counts)
@@ -212,8 +248,10 @@ __all__ = [
     "EVERY_GRID",
     "LAYER",
     "Precision",
+    "cells",
     "grid_exponent",
     "lattice",
+    "lattice_noise",
     "precision_pairs",
     "uniform_low_bits",
 ]

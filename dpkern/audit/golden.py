@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,7 +85,7 @@ def answers(vector: Vector, backend: str, device: str = "cpu") -> tuple[str, ...
     Raises:
         BackendError: a backend that cannot run them there.
     """
-    given: dict[str, str] = {"device": device, "backend": backend}
+    given: dict[str, Any] = {"device": device, "backend": backend}
     match vector.kind.split(":"):
         case ["keystream"]:
             words = noise.keystream(
@@ -109,7 +110,7 @@ def answers(vector: Vector, backend: str, device: str = "cpu") -> tuple[str, ...
     raise AssertionError(f"{vector}: unknown kind")
 
 
-def _draws(vector: Vector, count: int, given: dict[str, str]) -> torch.Tensor:
+def _draws(vector: Vector, count: int, given: dict[str, Any]) -> torch.Tensor:
     return noise.lattice_draws(
         vector.stream, position=vector.position, count=count, distribution=vector.law, **given
     )

@@ -195,6 +195,7 @@ class Launch:
         distribution: str = "gaussian",
         scale: float | None = None,
         rounding: Stream | None = None,
+        draws: None = None,
         backend: str | None = None,
     ) -> torch.Tensor:
         _device.refuse_noise_in_graphs(x.device)

@@ -125,6 +125,7 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | None = None,
     rounding: Stream | None = None,
+    draws: None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     n, law, words, at = x.numel(), law_of(distribution), words_of(stream), x.data_ptr()

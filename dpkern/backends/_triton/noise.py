@@ -218,6 +218,7 @@ def _add_noise(
     distribution: str = "gaussian",
     scale: float | None = None,
     rounding: Stream | None = None,
+    draws: None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     release(
