@@ -25,7 +25,7 @@ private are DP-SGD implementations?, 2024, section 4).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
@@ -53,6 +53,7 @@ _REACH = 9.5
 _SPARE = 1e-3
 """Share of delta given to the rounding of losses."""
 _MAX_POINTS = 2.0**18
+_LARGEST = 700.0
 _PRECISION = 0.004
 """Part of epsilon that rounding may cost, if the grid has room."""
 
@@ -219,72 +220,68 @@ def composed(laws: Sequence[Laws], delta: float) -> float:
 
 
 def _one_direction(laws: Sequence[Laws], delta: float) -> float:
+    laws = [each for each in laws if each.count]
     releases = sum(each.count for each in laws)
     if releases == 0:
         return 0.0
+    parts = [(each.count, *_losses(each)) for each in laws]
     if releases == 1:
-        (alone,) = (each for each in laws if each.count)
-        return _single(alone, delta)
-    spread = math.sqrt(releases / 2 * math.log(2 / (_SPARE * delta)))
-    losses = [_losses(each) for each in laws]
+        ((_, masses, values),) = parts
+        return _epsilon(masses, values, delta + FFT_MASS_ONCE)
     # About how far the sum of all losses reaches, to choose the grid.
-    mean = math.fsum(e.count * float(m @ y) for e, (m, y) in zip(laws, losses, strict=True))
-    square = math.fsum(e.count * float(m @ y**2) for e, (m, y) in zip(laws, losses, strict=True))
-    size = abs(mean) + math.sqrt(square * 2 * math.log(1 / delta)) + 1e-6
-    widest = max(float(np.ptp(y)) for _, y in losses)
+    mean = math.fsum(count * float(masses @ values) for count, masses, values in parts)
+    square = math.fsum(count * float(masses @ values**2) for count, masses, values in parts)
+    size = abs(mean) + math.sqrt(2 * square * math.log(1 / delta)) + 1e-6
+    spread = math.sqrt(releases / 2 * math.log(2 / (_SPARE * delta)))
+    widest = max(float(np.ptp(values)) for _, _, values in parts)
     step = max(_PRECISION * size / spread, max(widest, 4 * size) / _MAX_POINTS)
-    reserve = _SPARE * delta + FFT_MASS_ONCE * len(laws) + FFT_MASS_PER_STEP * releases
-    if not delta + reserve < 1:
-        return 0.0
-    found, shift = None, 0.0
-    for each, (masses, values) in zip(laws, losses, strict=True):
-        pmf, moved = _on_grid(masses, values, step)
-        pmf = pmf.self_compose(each.count)
-        found = pmf if found is None else found.compose(pmf)
-        shift += each.count * moved
-    assert found is not None  # there is at least one release
-    return _last_above(
-        lambda epsilon: float(found.get_delta_for_epsilon(epsilon - shift + spread * step)),
-        delta + reserve,
-    )
-
-
-def _single(laws: Laws, delta: float) -> float:
-    """One release: the sum over its cells, as it stands."""
-
-    def excess(epsilon: float) -> float:
-        return float(np.maximum(laws.p - math.exp(min(epsilon, 700.0)) * laws.q, 0).sum())
-
-    return _last_above(excess, delta + FFT_MASS_ONCE)
-
-
-def _last_above(curve: Callable[[float], float], delta: float) -> float:
-    """The largest epsilon in [0, 700] found with ``curve(epsilon) > delta``; 0: none."""
-    low, high = 0.0, 1.0
-    if not curve(low) > delta:
-        return 0.0
-    while high < 700 and curve(high) > delta:
-        low, high = high, 2 * high
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if curve(middle) > delta else (low, middle)
-    return min(low, 700.0)
+    lowest, shift, total = 0, 0.0, np.ones(1)
+    for count, masses, values in parts:
+        first, probabilities, moved = _on_grid(masses, values, step, count)
+        lowest += first
+        shift += moved
+        total = import_module("scipy.signal").fftconvolve(total, probabilities)
+    reserve = _SPARE * delta + FFT_MASS_ONCE * len(parts) + FFT_MASS_PER_STEP * releases
+    losses = (lowest + np.arange(len(total))) * step + shift - spread * step
+    return _epsilon(np.asarray(total), np.asarray(losses), delta + reserve)
 
 
 def _losses(laws: Laws) -> tuple[Floats, Floats]:
     """Masses under P and losses of the outcomes that both laws have; others are left out."""
     both = (laws.p > 1e-30) & (laws.q > 1e-30)
     masses = laws.p[both]
-    values: Floats = np.log(masses / laws.q[both])
-    return masses, values
+    values = np.log(masses / laws.q[both])
+    return masses, np.asarray(values)
 
 
-def _on_grid(masses: Floats, values: Floats, step: float) -> tuple[Any, float]:
-    """Losses at multiples of ``step``, and the mean that rounding took from each."""
-    from dp_accounting.pld import pld_pmf
+def _on_grid(masses: Floats, values: Floats, step: float, count: int) -> tuple[int, Floats, float]:
+    """The sum of ``count`` losses at multiples of ``step``.
 
+    Returns:
+        The first multiple, masses from there on, and what rounding took from the mean of the sum.
+    """
     places = np.rint(values / step).astype(np.int64)
     moved = float(masses @ (values - places * step)) / float(masses.sum())
     lowest = int(places.min())
     probabilities = np.bincount(places - lowest, weights=masses)
-    return pld_pmf.DensePLDPmf(step, lowest, probabilities, 0.0, False), moved
+    # What the convolution cuts off, and what wraps around, is in the reserve.
+    common = import_module("dp_accounting.pld.common")
+    offset, composed = common.self_convolve(probabilities, count, FFT_MASS_PER_STEP)
+    return lowest * count + offset, np.asarray(composed), moved * count
+
+
+def _epsilon(masses: NDArray[Any], losses: NDArray[Any], delta: float) -> float:
+    """The largest epsilon >= 0 with ``sum m max(0, 1 - exp(epsilon - loss)) >= delta``; or 0."""
+    positive_losses = losses > 0
+    order = np.argsort(-losses[positive_losses], kind="stable")
+    # Of losses as large as this no exponential can be taken; a smaller loss is on the safe side.
+    falling = np.minimum(losses[positive_losses][order], _LARGEST)
+    mass = masses[positive_losses][order]
+    # Sums over all losses down to each: at an epsilon just below it, delta is S - e^epsilon W.
+    above, weighted = np.cumsum(mass), np.cumsum(mass * np.exp(-falling))
+    following = np.append(falling[1:], 0.0)
+    enough = np.nonzero(above - np.exp(following) * weighted >= delta)[0]
+    if not len(enough):
+        return 0.0
+    k = enough[0]
+    return float(min(falling[k], max(following[k], math.log((above[k] - delta) / weighted[k]))))
