@@ -197,9 +197,9 @@ def _tradeoff(findings: Findings) -> Figure | None:
 
 
 def _promises(findings: Findings) -> list[tuple[str, Claim]]:
-    """Those with a curve; one name where both are the same."""
+    """Those with a curve; one curve where both read the same."""
     claimed, certified = findings.claimed, findings.certified
-    if claimed == certified:
+    if claimed.text == certified.text:
         named = [("claimed and certified", claimed)]
     else:
         named = [("claimed", claimed), ("certified", certified)]
