@@ -18,8 +18,8 @@ from .findings import Check
 
 LAYER = "bits"
 COLLISION = 1 / 128
-"""Bound on the probability that two noise values are equal. Gaussian noise of sd 64 cells:
-1 / (2 sqrt(pi) 64) = 1/227; Laplace noise of 64 cells: 1/256; floats far less."""
+"""Bound on the probability of any noise value, and so on that of two being equal. Gaussian noise of
+sd 64 cells: 1/160, and 1/227; Laplace noise of 64 cells: 1/130, and 1/256; floats far less."""
 
 
 def repeats(
@@ -31,7 +31,7 @@ def repeats(
         noise: releases ``[runs, d]`` of data that is the same in every run and every coordinate,
             such as zeros; floats or integers.
         level: probability that sound noise fails, for each check.
-        collision: bound on the probability that two independent values are equal.
+        collision: bound on the probability of any single value.
 
     Returns:
         Three checks: no two runs are equal; no coordinate's noise is another one's, or its

@@ -229,9 +229,7 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "spof": Entry(mechanisms.SPOF, _functional, {"epsilon": 1.0}, {}, FEATURES),
     "fm": Entry(mechanisms.FM, _functional, {"epsilon": 1.0}, {}, FEATURES),
-    "spof_training": Entry(
-        mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False
-    ),
+    "spof_training": Entry(mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False),
     "fm_training": Entry(mechanisms.FM, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False),
     "output_sgd": Entry(
         mechanisms.OutputSGD, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False

@@ -20,7 +20,7 @@ from ..audit.claims import Claim
 from ..audit.subject import Pair, Subject
 from ..laws import LAWS, SCALE_CELLS, SCALE_UNITS
 from ..mechanisms.base import checked_noise_multiplier
-from ..mechanisms.certify import exact_multiplier, gaussian_spec, laplace_spec, lattice_bound
+from ..mechanisms.certify import gaussian_spec, laplace_spec, lattice_bound
 from ..mechanisms.plan import Block
 from ..ops import noise, update
 from ..rng import Key, Purpose, Stream
@@ -133,7 +133,9 @@ class NoiseKernel(Subject):
 
     def null(self) -> Tensor:
         """The sum of the other records."""
-        others = canaries.directions(self.width, seed=1)["random" if self.width > 1 else "coordinate"]
+        others = canaries.directions(self.width, seed=1)[
+            "random" if self.width > 1 else "coordinate"
+        ]
         return (others * self._reach).to(self.dtype)
 
     @property

@@ -122,7 +122,9 @@ class Coefficients(Subject):
         # The scale is a public number here, so what the coefficients alone cost can be proved.
         paid = self.mechanism.epsilon_audited(visits=self.visits, shift=self.shift)
         proved = claims.Laplace(paid) if self.visits == 1 else claims.Pure(paid)
-        text = f"{self.mechanism.name}, published, coefficients, {self.backend or 'default backend'}"
+        text = (
+            f"{self.mechanism.name}, published, coefficients, {self.backend or 'default backend'}"
+        )
         _settle(self, claims.Pure(self.mechanism.epsilon), proved, text)
 
     @property
@@ -158,9 +160,7 @@ class Coefficients(Subject):
             ]
             score = likelihood.LaplaceRatio(means[0], means[1], self._scale)
             found.append(
-                Pair(
-                    name=name, without=without, present=present, score=score, layer="likelihood"
-                )
+                Pair(name=name, without=without, present=present, score=score, layer="likelihood")
             )
         return found
 

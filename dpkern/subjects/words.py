@@ -19,12 +19,13 @@ from ..ops._noise_cost import noise_words, rounding_words
 from ..rng import Purpose, Stream
 from ..step import DPStep
 
-Feed = Callable[[DPStep], object]
-"""Gives a step what it needs before ``finish``."""
+Released = Callable[[DPStep], object]
+"""Adds the samples of one step, if any, and calls ``finish``."""
 
 
-def _nothing(step: DPStep) -> None:
-    """An empty batch: its noise is drawn all the same."""
+def _empty(step: DPStep) -> None:
+    """A step of an empty batch: its noise is drawn all the same."""
+    step.finish()
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class Watch:
 
     Attributes:
         uses: by the ops that draw noise, in order.
-        produced: words that all ops made, in whole tiles.
-        unknown: ops that made words in a way that is not known here.
+        produced: words that these ops made, in whole tiles.
+        others: ops that made words for something else, each with the digest of the key.
     """
 
     def __init__(self) -> None:
         self.uses: list[Use] = []
         self.produced = 0
-        self.unknown: list[str] = []
+        self.others: list[tuple[str, bytes | None]] = []
 
     def on(self) -> Any:
         """The block."""
@@ -67,10 +68,12 @@ class Watch:
         arguments = {name: value for name, value in given.items() if name != "backend"}
         words = op.cost(*args, **arguments).random_words
         found = list(_uses(op.name, args, given))
-        self.produced += words
         self.uses += found
-        if words and not found:
-            self.unknown.append(op.name)
+        if found:
+            self.produced += words
+        elif words:
+            stream = next((x for x in (*args, *given.values()) if isinstance(x, Stream)), None)
+            self.others.append((op.name, None if stream is None else _digest(stream)))
         with _dispatch.intercepted(None):
             return op(*args, **given)
 
@@ -118,32 +121,38 @@ def _of_sum(
 
 
 def _use(stream: Stream, first: int, count: int, words: int, steps: int = 0) -> Use:
-    key, n0, n1, rounds = stream.packed()
-    name = hashlib.sha256(key).digest(), n0, n1 + steps, rounds
-    return Use(name, first, first + count, words)
+    _, n0, n1, rounds = stream.packed()
+    return Use((_digest(stream), n0, n1 + steps, rounds), first, first + count, words)
 
 
-def words(step: DPStep, *, steps: int = 3, feed: Feed = _nothing) -> tuple[Check, ...]:
+def _digest(stream: Stream) -> bytes:
+    return hashlib.sha256(stream.key).digest()
+
+
+def words(step: DPStep, *, steps: int = 3, release: Released = _empty) -> tuple[Check, ...]:
     """Words produced and consumed against the plan and the report, and no word used twice.
 
     Args:
         step: with noise that it draws itself; it makes so many steps.
         steps: how many.
-        feed: adds the samples of one step; by default none come.
+        release: makes one step; by default one without samples.
 
     Returns:
-        Two checks; the first is not asked for draws made ahead, which the source counts.
+        Two checks. The first is not asked for draws made ahead, which the source counts, nor where
+        the step's key made words for something else; words of a public key are nobody's noise.
     """
     watch, before, expected = Watch(), dict(step.words), {"produced": 0, "consumed": 0}
     for _ in range(steps):
-        feed(step)
+        plan = step.plan
         with watch.on():
-            step.finish()
+            release(step)
         for name in expected:
-            expected[name] += step.plan.words[name]
+            expected[name] += plan.words[name]
     reported = {name: step.words[name] - before[name] for name in before}
     seen = {"produced": watch.produced, "consumed": watch.consumed}
-    return _balance(step, seen, expected, reported, watch.unknown), _single_use(watch, steps)
+    mine = _digest(step.key.stream(Purpose.NOISE, 0))
+    unknown = sorted({op for op, key in watch.others if key in (None, mine)})
+    return _balance(step, seen, expected, reported, unknown), _single_use(watch, steps)
 
 
 def _balance(
@@ -184,16 +193,15 @@ def _single_use(watch: Watch, steps: int) -> Check:
     )
 
 
-def resume(make: Callable[[], DPStep], *, feed: Feed = _nothing) -> Check:
+def resume(make: Callable[[], DPStep], *, release: Released = _empty) -> Check:
     """A run that is resumed without a seed goes on with a key of its own.
 
     Args:
         make: a new step, always the same but for its key.
-        feed: adds the samples of one step; by default none come.
+        release: makes one step; by default one without samples.
     """
     first, second = make(), make()
-    feed(first)
-    first.finish()
+    release(first)
     state = first.state_dict()
     second.load_state_dict(state)
     secret = first.key.stream(Purpose.NOISE, 0).key
@@ -202,11 +210,12 @@ def resume(make: Callable[[], DPStep], *, feed: Feed = _nothing) -> Check:
     other = secret != second.key.stream(Purpose.NOISE, 0).key
     watches = Watch(), Watch()
     for step, watch in zip((first, second), watches, strict=True):
-        feed(step)
         with watch.on():
-            step.finish()
+            release(step)
     streams = [{use.stream for use in watch.uses} for watch in watches]
-    apart = bool(streams[0]) and not streams[0] & streams[1]
+    if not streams[0]:
+        return Check(layer=LAYER, name="resume", passed=None, text="the step draws no noise")
+    apart = not streams[0] & streams[1]
     faults = [
         text
         for wrong, text in (
