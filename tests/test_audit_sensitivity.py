@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dpkern import _step_sums
 from dpkern.audit.exact_norm import power_sum
 from dpkern.audit.findings import Check
 from dpkern.audit.sensitivity import Summation, Summed, checks
 from dpkern.errors import InvalidInput, PrivacyError
+from dpkern.mechanisms import DPSGD
 from dpkern.ops import clip
 
 C = 0.7
@@ -54,23 +57,30 @@ def test_what_has_no_norm() -> None:
         power_sum(torch.ones(2), 3)
 
 
-def ours(arithmetic: str, p: int = 2) -> Summed:
+def ours(arithmetic: str, p: int = 2, backend: str | None = None) -> Summed:
     unit = UNIT if arithmetic == "exact" else None
 
     def summed(records: Tensor) -> Tensor:
-        return clip.clip_sum(records, C, p=p, arithmetic=arithmetic, unit=unit).sums[0]
+        result = clip.clip_sum(records, C, p=p, arithmetic=arithmetic, unit=unit, backend=backend)
+        return result.sums[0]
 
     return summed
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("arithmetic", ["exact", "float"])
-def test_our_clip_passes(arithmetic: str, dtype: torch.dtype, p: int) -> None:
+def test_our_clip_passes(arithmetic: str, dtype: torch.dtype, p: int, backend: str) -> None:
     unit = UNIT if arithmetic == "exact" else None
     found = checks(
         Summation(
-            summed=ours(arithmetic, p), bound=C, p=p, unit=unit, dtype=dtype, widths=(*WIDTHS, 9999)
+            summed=ours(arithmetic, p, backend),
+            bound=C,
+            p=p,
+            unit=unit,
+            dtype=dtype,
+            widths=(*WIDTHS, 9999),
         )
     )
     passed = by_name(found)
@@ -79,6 +89,37 @@ def test_our_clip_passes(arithmetic: str, dtype: torch.dtype, p: int) -> None:
     bounded = found[0].numbers
     assert 0.99999 < float(bounded["worst"]) <= 1
     assert int(bounded["records"]) > 100
+
+
+SHAPES = [(3, 5), (7,), (40, 2)]
+SIZES = [math.prod(shape) for shape in SHAPES]
+STYLES: dict[str, dict[str, Any]] = {
+    "flat": {"max_grad_norm": 0.7},
+    "per-layer": {"max_grad_norm": (0.1, 0.2, 3.0), "clipping": "per_layer"},
+    "group": {"max_grad_norm": (0.1, 0.5), "clipping": "group", "groups": (0, 1, 0)},
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+def test_the_sums_of_our_steps_pass(style: str, arithmetic: str) -> None:
+    """All parameters together, as a step adds them: the groups' bounds as one."""
+    plan = DPSGD(noise_multiplier=1.1, arithmetic=arithmetic, **STYLES[style]).plan(SHAPES)
+
+    def summed(records: Tensor) -> Tensor:
+        parts = zip(torch.split(records, SIZES, dim=1), SHAPES, strict=True)
+        per_sample = [part.reshape(len(records), *shape) for part, shape in parts]
+        result = _step_sums.clipped(per_sample, plan, None, None)
+        return torch.cat([total.flatten() for total in result.sums])
+
+    bound = math.hypot(*plan.group_bounds)
+    unit = plan.units[0] if arithmetic == "exact" else None
+    widths = (sum(SIZES),)
+    found = checks(Summation(summed=summed, bound=bound, unit=unit, widths=widths, slack=1e-15))
+    assert False not in by_name(found).values(), found
+    # The sum is audited against the groups together: half of that is too little.
+    less = checks(Summation(summed=summed, bound=bound / 2, unit=unit, widths=widths))
+    assert by_name(less)["bounded norm"] is False
 
 
 def factor(records: Tensor) -> Tensor:

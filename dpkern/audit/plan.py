@@ -10,13 +10,21 @@ for other batches, and that of ``RdpAccountant(REPLACE_ONE)`` with a multiplier 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .._validate import choice, integer, non_negative, open_unit, positive_at, probability
 from ..accounting import events
 from ..accounting.accountants import RELATIONS, non_private
 from ..accounting.events import EventSpec
-from ..accounting.history import REAL_SUMS, SAMPLING, Certificate, Use, certify_uses
+from ..accounting.history import (
+    MAX_DIMENSION,
+    REAL_SUMS,
+    SAMPLING,
+    Certificate,
+    Use,
+    certify_uses,
+)
+from ..accounting.planning import Claimant, claimed_epsilon
 from ..errors import InvalidInput
 from .findings import Check
 from .optimistic import epsilon_lower, shuffled_epsilon_lower
@@ -52,6 +60,7 @@ class Statement:
         divided_by: ``constant``, or ``realised``: the number of records in the batch.
         scale_from: what the noise scale was computed from: ``constant`` or the ``data``.
         accountant: who computed epsilon, in words.
+        unsampled: what every step releases of all records besides ``event``.
     """
 
     event: EventSpec
@@ -69,9 +78,11 @@ class Statement:
     divided_by: str = "constant"
     scale_from: str = "constant"
     accountant: str = "not named"
+    unsampled: EventSpec = field(default_factory=events.no_op)
 
     def __post_init__(self) -> None:
         events.leaves(self.event)
+        events.leaves(self.unsampled)
         integer(minimum=1, steps=self.steps)
         if self.epsilon != math.inf:
             non_negative(epsilon=self.epsilon)
@@ -106,9 +117,9 @@ class Statement:
             sampling=self.sampling if sampling is None else sampling,
             sample_rate=self.sample_rate,
             dataset_size=self.dataset_size,
-            # The real-number event: no reserve for what lattice noise is cut at.
-            dimension=1,
+            dimension=MAX_DIMENSION,
             count=self.steps,
+            unsampled=self.unsampled,
         )
 
     def certificate(self) -> Certificate:
@@ -150,6 +161,44 @@ class Statement:
             steps_per_epoch=per_epoch,
             epochs=self.steps // per_epoch,
         )
+
+
+def of_mechanism(
+    mechanism: Claimant,
+    *,
+    steps: int,
+    sample_rate: float,
+    delta: float,
+    sampling: str = "poisson",
+    dataset_size: int | None = None,
+) -> Statement:
+    """What the source of a mechanism says of a run: in ``published`` mode of what it really does.
+
+    Raises:
+        InvalidInput: an argument out of range.
+        PrivacyError: Poisson samples for a mechanism of steps of one size.
+        MissingDependency: dp-accounting is not installed.
+    """
+    claimed = claimed_epsilon(
+        mechanism,
+        steps=steps,
+        sample_rate=sample_rate,
+        delta=delta,
+        sampling=sampling,
+        dataset_size=dataset_size,
+    )
+    return Statement(
+        event=mechanism.event_spec(mechanism.dimension),
+        unsampled=mechanism.unsampled,
+        steps=steps,
+        epsilon=claimed,
+        delta=delta,
+        relation=mechanism.neighbouring,
+        sampling=sampling,
+        sample_rate=sample_rate,
+        dataset_size=dataset_size,
+        accountant="the source" if mechanism.mode == "published" else "dpkern",
+    )
 
 
 def checks(statement: Statement) -> tuple[Check, ...]:
@@ -199,6 +248,8 @@ def _epsilon(statement: Statement, certificate: Certificate) -> Check:
     lower, upper, claim = statement.lower(), certificate.epsilon, statement.epsilon
     numbers = {"claimed": claim, "lower": lower, "certified": upper}
     said = f"epsilon {claim:.4g} is claimed (accountant: {statement.accountant})"
+    if claim < lower == math.inf:
+        return _check(name, False, f"{said} of an event that is not private", **numbers)
     if claim < lower:
         text = f"{said}, and neighbours exist for which the event has at least {lower:.4g}"
         return _check(name, False, text, **numbers)

@@ -24,7 +24,8 @@ from ..errors import InvalidInput
 from .findings import Check
 
 LAWS = ("poisson", "fixed", "shuffled")
-_CELLS = 4
+_LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)
+"""Where the ranges end that counts are sorted into."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class _Batches:
 
 def of_loader(loader: Any, epochs: int) -> list[tuple[int, ...]]:
     """The indices that a torch ``DataLoader`` draws in some epochs; no record is read.
+
+    A ``PrivateLoader`` hands out physical parts: ask its ``batches`` instead, with ``checks``.
 
     Raises:
         InvalidInput: a loader without a batch sampler of indices.
@@ -89,7 +92,7 @@ def checks(
         raise InvalidInput(
             "batches", expected="at least one batch", got="none", remedy="Draw some batches."
         )
-    asked = {"poisson": 5, "fixed": 3, "shuffled": 1}[law]
+    asked = {"poisson": 6, "fixed": 3, "shuffled": 1}[law]
     drawn = _Batches(rows, records, sample_rate, (1 - confidence) / asked)
     common = (_indices(drawn), _once_in_a_batch(drawn))
     if common[0].passed is False:
@@ -99,6 +102,7 @@ def checks(
             *common,
             _total(drawn),
             _sizes(drawn),
+            _counts(drawn),
             _each_record(drawn),
             _coverage(drawn),
             _neighbours(drawn),
@@ -173,16 +177,28 @@ def _total(drawn: _Batches) -> Check:
 
 
 def _sizes(drawn: _Batches) -> Check:
-    """Batch sizes spread as binomial ones: those of fixed size all fall into one quarter."""
-    cuts, chances = _quarters(drawn.records, drawn.rate)
-    counts = [0] * len(chances)
-    for row in drawn.rows:
-        counts[_cell(cuts, len(row))] += 1
-    looked = [
-        (f"sizes {_named(cuts, k)}: ", float(n), float(len(drawn.rows)), chance)
-        for k, (n, chance) in enumerate(zip(counts, chances, strict=True))
+    """Batch sizes spread as binomial ones: those of fixed size all fall into one range."""
+    looked = _spread([len(row) for row in drawn.rows], drawn.records, drawn.rate)
+    return _judge(drawn, "batch sizes", "batches", looked)
+
+
+def _counts(drawn: _Batches) -> Check:
+    """So do the records' counts: none is left out, and chance alone decides."""
+    counts = Counter(i for row in drawn.rows for i in row)
+    looked = _spread([counts[i] for i in range(drawn.records)], len(drawn.rows), drawn.rate)
+    return _judge(drawn, "counts", "records drawn so often", looked)
+
+
+def _spread(
+    values: Sequence[int], trials: int, rate: float
+) -> list[tuple[str, float, float, float]]:
+    """How many of some independent binomial counts fall into each range."""
+    cuts, chances = _ranges(trials, rate)
+    found = Counter(sum(value > cut for cut in cuts) for value in values)
+    return [
+        (f"{_named(cuts, k)}: ", float(found[k]), float(len(values)), chance)
+        for k, chance in enumerate(chances)
     ]
-    return _judge(drawn, "batch sizes", "spread of the batch sizes", looked)
 
 
 def _each_record(drawn: _Batches) -> Check:
@@ -233,46 +249,39 @@ def _neighbours(drawn: _Batches) -> Check:
     return _judge(drawn, "independent batches", "records that two batches share", looked)
 
 
-def _quarters(records: int, rate: float) -> tuple[list[int], list[float]]:
-    """Upper ends of about equally likely ranges of a binomial size, and their chances."""
-    law = _binomial(records, rate)
+def _ranges(trials: int, rate: float) -> tuple[list[int], list[float]]:
+    """Upper ends of ranges of a binomial count between ``_LEVELS``, and the ranges' chances."""
     cuts: list[int] = []
-    chances = [0.0]
-    for size, chance in law:
-        chances[-1] += chance
-        if len(chances) < _CELLS and math.fsum(chances) >= len(chances) / _CELLS:
-            cuts.append(size)
-            chances.append(0.0)
-    chances[-1] += max(0.0, 1 - math.fsum(chances))  # what lies beyond 40 deviations
-    return cuts, chances
+    chances: list[float] = []
+    below = here = 0.0
+    levels = list(_LEVELS)
+    for count, chance in _binomial(trials, rate):
+        here += chance
+        if levels and below + here >= levels[0]:
+            cuts.append(count)
+            chances.append(here)
+            below, here = below + here, 0.0
+            levels = [level for level in levels if level > below]
+    # What lies beyond 40 deviations belongs to the last range.
+    return cuts, [*chances, max(0.0, 1 - below)]
 
 
 def _binomial(records: int, rate: float) -> list[tuple[int, float]]:
     """Sizes within 40 standard deviations of the mean, and their chances."""
     mean = records * rate
     reach = 40 * math.sqrt(mean * (1 - rate)) + 40
-    sizes = range(max(0, math.floor(mean - reach)), min(records, math.ceil(mean + reach)) + 1)
+    counts = range(max(0, math.floor(mean - reach)), min(records, math.ceil(mean + reach)) + 1)
     if rate == 1:
         return [(records, 1.0)]
-    log_all = math.lgamma(records + 1)
     yes, no = math.log(rate), math.log1p(-rate)
-    return [
-        (
-            k,
-            math.exp(
-                log_all
-                - math.lgamma(k + 1)
-                - math.lgamma(records - k + 1)
-                + k * yes
-                + (records - k) * no
-            ),
-        )
-        for k in sizes
+    logs = [
+        k * yes + (records - k) * no - math.lgamma(k + 1) - math.lgamma(records - k + 1)
+        for k in counts
     ]
-
-
-def _cell(cuts: Sequence[int], size: int) -> int:
-    return sum(size > cut for cut in cuts)
+    highest = max(logs)
+    masses = [math.exp(log - highest) for log in logs]
+    total = math.fsum(masses)
+    return [(k, mass / total) for k, mass in zip(counts, masses, strict=True)]
 
 
 def _named(cuts: Sequence[int], k: int) -> str:
