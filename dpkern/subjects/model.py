@@ -140,10 +140,16 @@ class ModelStep(Subject):
     def release(self, data: bool, runs: int, seed: int) -> Tensor:
         """``[runs, d]`` float64 readings of as many steps; ``data``: whether the canary takes part.
 
-        The noise's key is the operating system's, whatever ``seed`` is.
+        The noise's key is the operating system's, whatever ``seed`` is. One thread works: more
+        cores are for more processes.
         """
         del seed
-        return torch.stack([self._rig.step(data) for _ in range(runs)])
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return torch.stack([self._rig.step(data) for _ in range(runs)])
+        finally:
+            torch.set_num_threads(before)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """The batch, and the batch with the canary."""

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from .._validate import require
 from ..accounting import events
 from ..audit import optimistic
 from ..audit.findings import Evidence, Findings
@@ -200,7 +201,10 @@ def _bit(present: float, without: float, count: int) -> optimistic.Laws:
 
 def _sums(bits: int, rate: float) -> NDArray[np.float64]:
     """Masses of how many of so many independent bits are set."""
-    from scipy.stats import binom
-
-    masses: NDArray[np.float64] = binom.pmf(np.arange(bits + 1), bits, rate)
+    special = require("scipy.special", extra="audit")
+    k = np.arange(bits + 1)
+    ways = special.gammaln(bits + 1) - special.gammaln(k + 1) - special.gammaln(bits - k + 1)
+    masses: NDArray[np.float64] = np.exp(
+        ways + special.xlogy(k, rate) + special.xlog1py(bits - k, -rate)
+    )
     return masses

@@ -71,7 +71,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
         text += "" if proved is None else f" at least, {proved:.3g} at most"
         if audit["epsilon_if_gaussian"] is not None:
             text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
-        last.append(("audit", text))
+        last += [("audit", text), ("verdict", audit["verdict"])]
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
         if losses:
