@@ -57,10 +57,17 @@ class Moments:
 
 def moments(values: torch.Tensor) -> Moments:
     """Of the coordinates of released vectors ``[runs, d]`` that are looked at."""
-    rows = looked_at(values).numpy()
-    mean = rows.mean(axis=0)
+    rows = looked_at(values)
+    mean = rows.mean(dim=0)
     centred = rows - mean
-    return Moments(len(rows), mean, centred.T @ centred)
+    # By torch: numpy's products have threads of their own, which nobody limits in the processes.
+    return Moments(len(rows), mean.numpy(), (centred.T @ centred).numpy())
+
+
+def principal(matrix: Vector) -> tuple[Vector, Vector]:
+    """Eigenvalues, ascending, and eigenvectors as columns of a symmetric matrix."""
+    values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
+    return values.numpy(), vectors.numpy()
 
 
 def looked_at(values: torch.Tensor) -> torch.Tensor:
@@ -99,7 +106,7 @@ def spectrum(found: Moments, sd: Vector | None, width: int, alpha: float) -> Spe
         alpha: chance that sound Gaussian noise fails.
     """
     scale = np.ones(len(found.mean)) if sd is None else sd
-    values, vectors = np.linalg.eigh(found.covariance / np.outer(scale, scale))
+    values, vectors = principal(found.covariance / np.outer(scale, scale))
     # Back from whitened coordinates: the canary that moves this direction by one unit of its noise.
     direction = vectors[:, 0] * scale
     weakest = torch.from_numpy(direction / np.linalg.norm(direction))

@@ -41,6 +41,8 @@ LEAST_LEARNING, MOST_LEARNING = 500, 40_000
 PER_COORDINATE = 4
 """Runs per coordinate that a covariance takes at least."""
 THRESHOLDS = 256
+DOUBT = 0.01
+"""Chance that a rate is larger than it is taken for where a threshold is chosen."""
 STATISTICAL = ("covariance", "canary", "likelihood", BITS)
 """Layers that need many runs."""
 
@@ -215,8 +217,8 @@ def _best_threshold(
     positives = 1 - np.searchsorted(np.sort(without), limits, side="right") / len(without)
     negatives = np.searchsorted(np.sort(present), limits, side="right") / len(present)
     uppers = [
-        # One event more than was seen: a threshold is not chosen for its luck.
-        rate_upper(np.minimum(rates + 1 / len(without), 1.0) * runs, runs, alpha)
+        # A threshold is not chosen for its luck: the rates may be as large as the few runs allow.
+        rate_upper(rate_upper(rates * len(without), len(without), DOUBT) * runs, runs, alpha)
         for rates in (positives, negatives)
     ]
     promised = [bound(float(a), float(b)) for a, b in zip(*uppers, strict=True)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .covariance import Moments, Vector, looked_at
+from .covariance import Moments, Vector, looked_at, principal
 
 RIDGE = 1e-9
 """Share of the mean variance that is added to S: a direction without noise counts for much, the
@@ -66,7 +66,7 @@ def learnt(without: Moments, present: Moments) -> list[Linear | Quadratic]:
     pooled = (without.scatter + present.scatter) / max(1, without.count + present.count - 2)
     mean_variance = float(np.trace(pooled)) / len(pooled)
     floor = RIDGE * mean_variance if mean_variance > 0 else 1.0
-    values, axes = np.linalg.eigh(pooled)
+    values, axes = principal(pooled)
     values = np.maximum(values, 0.0) + floor
     gap = axes.T @ (present.mean - without.mean)
     variances = [np.maximum(_along(part, axes), 0.0) + floor for part in (without, present)]

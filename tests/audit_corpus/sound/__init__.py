@@ -1,0 +1,1 @@
+"""Releases whose claims are true."""
