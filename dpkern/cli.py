@@ -1,8 +1,9 @@
-"""The command line: ``dpkern train``, ``privacy``, ``reproduce``, ``cost``, ``check``, ``info``.
+"""The command line: ``dpkern train``, ``privacy``, ``audit``, ``reproduce``, ``cost`` and others.
 
 With ``--json`` (of ``cost``: ``--format json``) standard output carries exactly one JSON object;
 progress and messages go to standard error. Exit codes: 0 done, 1 a checked model cannot be trained
-privately, 2 refused (with one message that says what to do), 130 interrupted.
+privately or an audit contradicts what it tested, 2 refused (with one message that says what to do),
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, cli_cost, cli_privacy, cli_reproduce, cli_train
+from . import __version__, _dispatch, cli_audit, cli_cost, cli_privacy, cli_reproduce, cli_train
 from .backends import cpu
 from .engine import check_model
 from .errors import DPKernError
@@ -40,6 +41,7 @@ app = typer.Typer(
 
 app.command("train")(cli_train.command)
 app.command("privacy")(cli_privacy.command)
+app.command("audit")(cli_audit.command)
 app.command("reproduce")(cli_reproduce.command)
 app.add_typer(cli_cost.app, name="cost")
 

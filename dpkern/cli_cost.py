@@ -272,14 +272,7 @@ def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Pat
     choice(files.FORMATS, format=kind)
     if kind == "html" or folder is not None:
         require("matplotlib", extra="demo")
-    if out is not None and out.is_dir():
-        raise InvalidInput(
-            "out", expected="a file", got=f"{out}, a directory", remedy="Name a file in it."
-        )
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise InvalidInput(
-            "figures", expected="a directory", got=f"{folder}, a file", remedy="Choose another."
-        )
+    refuse_places(out=out, figures=folder)
     report = make()
     if out is None and kind == "html":
         out = Path(f"{report.name}.html")
@@ -294,6 +287,27 @@ def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Pat
     if written:
         names = ", ".join(str(path) for path in written)
         Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
+
+
+def refuse_places(*, figures: Path | None, **file: Path | None) -> None:
+    """Refuses places that cannot be written, before the work.
+
+    Args:
+        figures: a folder, which need not exist.
+        file: the report's file, by the name of its option.
+
+    Raises:
+        InvalidInput: a directory where a file was asked for, or a file in the place of a folder.
+    """
+    for name, path in file.items():
+        if path is not None and path.is_dir():
+            raise InvalidInput(
+                name, expected="a file", got=f"{path}, a directory", remedy="Name a file in it."
+            )
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise InvalidInput(
+            "figures", expected="a directory", got=f"{figures}, a file", remedy="Choose another."
+        )
 
 
 def counting(mode: str, settings: list[str] | None) -> Options:

@@ -115,7 +115,12 @@ def run(
         evidence=tuple(evidence),
         checks=tuple(checks),
         spectrum=values,
-        settings={"workers": workers, "seed": seed, "layers": list(layers)},
+        settings={
+            "workers": workers,
+            "seed": seed,
+            "layers": list(layers),
+            "spectrum_in_certified_variances": subject.noise_sd() is not None,
+        },
     )
 
 

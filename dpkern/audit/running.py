@@ -6,6 +6,7 @@ Nothing of size ``[runs, d]`` is kept: moments and counts of chunks add up.
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -129,6 +130,7 @@ _SUBJECT: Subject | None = None
 
 def _start(subject: Subject) -> None:
     global _SUBJECT
+    sys.stdout = sys.stderr  # what a subject prints must not end up in the caller's output
     torch.set_num_threads(1)
     _SUBJECT = subject
 

@@ -1,4 +1,4 @@
-"""What a cost report consists of, before anybody renders it: facts, tables, figures, notes."""
+"""What a report consists of, before anybody renders it: facts, tables, figures, notes."""
 
 from __future__ import annotations
 
@@ -64,6 +64,8 @@ class Figure:
         series: the numbers.
         marks: annotated places.
         log_x, log_y: logarithmic axes.
+        probit: both axes are probabilities, on the scale of the normal quantile.
+        boxes: of ``lines``: left, bottom, right, top of areas such as confidence intervals.
         horizontal: bars that lie, for long names.
     """
 
@@ -77,6 +79,8 @@ class Figure:
     marks: Sequence[Mark] = ()
     log_x: bool = False
     log_y: bool = False
+    probit: bool = False
+    boxes: Sequence[tuple[float, float, float, float]] = ()
     horizontal: bool = False
 
 
@@ -91,6 +95,7 @@ class Report:
         facts: everything as JSON values; what ``--format json`` prints.
         tables, figures: in reading order.
         notes: what the numbers do not say.
+        kind: what the report is of, in a word.
     """
 
     name: str
@@ -100,6 +105,7 @@ class Report:
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = field(default=())
+    kind: str = "cost"
 
 
 __all__ = ["Figure", "Mark", "Report", "Series", "Table"]

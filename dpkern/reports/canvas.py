@@ -197,3 +197,12 @@ def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> No
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5), numticks=12))
     else:
         axis.set_major_locator(ticker.LogLocator(numticks=6 if crowded else 9))
+
+
+def probabilities(axis: Any, place: Callable[[float], float], *, crowded: bool) -> None:
+    """Ticks of an axis of probabilities that are drawn at ``place``."""
+    ticker = require("matplotlib.ticker", extra=EXTRA)
+    tails = (1e-6, 1e-4, 0.01, 0.1) if crowded else (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.05, 0.2)
+    ticks = [*tails, 0.5, *(1 - p for p in reversed(tails))]
+    axis.set_major_locator(ticker.FixedLocator([place(p) for p in ticks]))
+    axis.set_major_formatter(ticker.FixedFormatter([ink.probability(p) for p in ticks]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def draw(figure: Figure, size: Size, title: str = "") -> Any:
     names = _names(figure)
     artists: list[Any] = []
     coloured = 0
+    _boxes(figure, sheet.axes)
     for series in figure.series:
         roof = _is_roof(figure, series)
         artists.append(_one(sheet.axes, figure, series, coloured, names, roof=roof))
@@ -77,7 +79,23 @@ def _numbers(figure: Figure, series: Series, names: Names) -> tuple[list[float],
         x = [v if v > 0 else math.nan for v in x]
     if figure.log_y:
         y = [v if v > 0 else math.nan for v in y]
+    if figure.probit:
+        x, y = [probit(v) for v in x], [probit(v) for v in y]
     return x, y
+
+
+def probit(probability: float) -> float:
+    """The normal quantile; nan at 0, at 1 and for nan."""
+    return NormalDist().inv_cdf(probability) if 0 < probability < 1 else math.nan
+
+
+def _boxes(figure: Figure, axes: Any) -> None:
+    """Areas behind the lines; they ask for no room of their own."""
+    patches = require("matplotlib.patches", extra=canvas.EXTRA)
+    for box in figure.boxes:
+        left, bottom, right, top = map(probit, box) if figure.probit else box
+        style = {"facecolor": ink.OTHER, "alpha": 0.35, "edgecolor": "none", "zorder": 1}
+        axes.add_patch(patches.Rectangle((left, bottom), right - left, top - bottom, **style))
 
 
 def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roof: bool) -> Any:
@@ -90,7 +108,8 @@ def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roo
         style = {"linestyle": "none", "color": colour, "zorder": 4}
         style |= {
             "marker": ink.MARKERS[k % len(ink.MARKERS)],
-            "markersize": 8 if len(x) <= 20 else 4.5,
+            # Small where an interval around the point is to be seen.
+            "markersize": 8 if len(x) <= 20 and not figure.boxes else 4.5,
         }
         style |= {"markeredgecolor": ink.PAGE, "markeredgewidth": 0.7}
     else:
@@ -109,6 +128,10 @@ def _axes(figure: Figure, sheet: Sheet, names: Names) -> None:
     sheet.value_label(figure.y_label)
     axes.set_xscale("log" if figure.log_x else "linear")
     axes.set_yscale("log" if figure.log_y else "linear")
+    if figure.probit:
+        canvas.probabilities(axes.xaxis, probit, crowded=crowded)
+        canvas.probabilities(axes.yaxis, probit, crowded=False)
+        return
     if figure.kind == "roofline":
         axes.set_ylim(top=axes.get_ylim()[1] * 1.6)  # names stand on the ceilings
     pairs = [_numbers(figure, series, names) for series in figure.series]
@@ -162,10 +185,12 @@ def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direc
     pairs = zip(figure.series, artists, strict=True)
     drawn = {place for s, a in pairs if s.points for place in zip(*a.get_data(), strict=True)}
     for mark in figure.marks:
-        x = _place(mark.x, names)
-        if (x, mark.y) not in drawn:  # a point has its own sign
-            axes.plot([x], [mark.y], scalex=False, scaley=False, **ring)
-        words.append((x, mark.y, mark.text))
+        x, y = _place(mark.x, names), mark.y
+        if figure.probit:
+            x, y = probit(x), probit(y)
+        if (x, y) not in drawn:  # a point has its own sign
+            axes.plot([x], [y], scalex=False, scaley=False, **ring)
+        words.append((x, y, mark.text))
     for series, artist in zip(figure.series, artists, strict=True):
         if series.points and direct:
             words.append((artist.get_xdata()[0], artist.get_ydata()[0], series.label))

@@ -95,6 +95,13 @@ def short(value: float) -> str:
     return minus(f"{text} {_PREFIXES[exponent]}".rstrip())
 
 
+def probability(value: float) -> str:
+    """A probability on an axis: ``0.2``, ``10⁻⁵``, ``0.999``, ``1 − 10⁻⁵``."""
+    if value > 0.9995:
+        return f"1 − {power(1 - value, 0)}"
+    return power(value, 0) if value < 0.001 else f"{value:.12g}"
+
+
 def on_bar(value: float) -> str:
     """As ``short``, but whole numbers that people can still read are in full."""
     if 1000 <= abs(value) < 100_000 and value == int(value):

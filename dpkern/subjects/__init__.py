@@ -1,1 +1,1 @@
-"""What an audit can run: noise, steps, mechanisms, models, scripts, releases of single records."""
+"""What can be audited: noise kernels, private steps, releases of single records, models, scripts."""
