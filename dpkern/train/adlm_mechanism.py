@@ -6,8 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .._validate import choice
+from ..errors import InvalidInput
 from ..mechanisms import ILM, AdLM
+from ..objective.adlm_networks import build, setting
 from ..theory.adlm import Setting
+from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .mechanism import read_settings
 from .options import required
 
@@ -36,6 +40,36 @@ def make(
     fields = read_settings(kind, settings, decided=DECIDED)
     epsilon = required(epsilon, what="one record's release")
     return kind(epsilon=epsilon, mode=mode, setting=setting, **fields)
+
+
+def planned_setting(
+    model: str, row_shape: tuple[int, ...] | None, *, classes: int, records: int, batch: int
+) -> Setting:
+    """The sizes of a run that is not started.
+
+    Args:
+        model: one of ``adlm_options.MODELS``.
+        row_shape: of one row; None: the one that the model is for.
+        classes: of the labels.
+        records: training rows.
+        batch: expected.
+
+    Raises:
+        InvalidInput: an unknown model, or rows that it cannot take.
+    """
+    architecture = choice(MODELS, model=model).removeprefix(PREFIX)
+    if row_shape is None:
+        usual = {name: shape for shape, name in ARCHITECTURE_OF.items()}
+        if architecture not in usual:
+            raise InvalidInput(
+                "row_shape",
+                expected=f"the shape of one row with the model {model}",
+                got="none",
+                remedy="Pass --row-shape, such as 30.",
+            )
+        row_shape = usual[architecture]
+    network = build(architecture, row_shape, classes, seed=0)
+    return setting(network, row_shape, records=records, batch=batch, name=model)
 
 
 def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
