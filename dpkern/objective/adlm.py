@@ -90,8 +90,8 @@ class AdlmTraining:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left."""
-        return self.step >= self.total_steps
+        """Whether no step is left, or no run that still moves."""
+        return self.step >= self.total_steps or bool(self.diverged.all())
 
     def run(
         self,
@@ -99,7 +99,9 @@ class AdlmTraining:
         on_step: Callable[[int], None] | None = None,
         on_epoch: Callable[[int, Tensor], None] | None = None,
     ) -> Outcome:
-        """All steps that are left. A ``KeyboardInterrupt`` between steps leaves a state to save.
+        """All steps that are left, until every run has diverged.
+
+        A ``KeyboardInterrupt`` between steps leaves a state to save.
 
         Args:
             on_step: called with the number of steps done.
@@ -107,7 +109,7 @@ class AdlmTraining:
         """
         while not self.finished:
             self.one_step()
-            if self.step % self.steps_per_epoch == 0:
+            if self.step % self.steps_per_epoch == 0 or self.finished:
                 self._end_of_epoch(on_epoch)
             if on_step is not None:
                 on_step(self.step)
@@ -243,7 +245,7 @@ class AdlmTraining:
         return adlm_loss.expanded(hidden, self.stack.last, targets, scale=scale, streams=visit)
 
     def _end_of_epoch(self, on_epoch: Callable[[int, Tensor], None] | None) -> None:
-        epoch = self.step // self.steps_per_epoch
+        epoch = -(-self.step // self.steps_per_epoch)
         if epoch % self.schedule.evaluate_every == 0 or self.finished:
             accuracy = self.accuracy()
             self._epochs.append(epoch)
