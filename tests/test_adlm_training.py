@@ -175,6 +175,13 @@ def test_a_diverged_run_stops_and_the_others_go_on() -> None:
     assert float(pair.stack.last.detach()[1].abs().max()) < 1e4
     assert float(outcome.accuracy[0, -1]) == pytest.approx(float(alone.run().accuracy[0, -1]))
     assert float(outcome.accuracy[0, -1]) > 80  # three bars are easy
+    # Where no run still moves, nothing is computed any more, and the last state is measured.
+    lost = AdlmTraining(DATA, both[1:], networks("dense", range(1)), schedule, seeds=[1])
+    ended = lost.run()
+    assert lost.finished
+    assert lost.step < lost.total_steps
+    assert ended.epochs == [-(-lost.step // lost.steps_per_epoch)]
+    assert ended.accuracy.shape == (1, 1)
 
 
 def test_resumed_runs_are_the_same() -> None:

@@ -176,7 +176,7 @@ def test_bits_do_not_depend_on_threads_and_instruction_sets(
 
 def test_the_reference_holds_as_many_coefficients_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = coef.expanded.reference(*inputs(LARGE), noise=large_release(True))
-    monkeypatch.setattr(features, "_ENTRIES_AT_ONCE", 1)
+    monkeypatch.setattr(features, "ENTRIES_AT_ONCE", 1)
     assert same(coef.expanded.reference(*inputs(LARGE), noise=large_release(True)), whole)
 
 

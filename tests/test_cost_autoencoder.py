@@ -146,7 +146,7 @@ def test_an_operation_more_is_noticed(system: str, monkeypatch: pytest.MonkeyPat
     assert gap.counts == Counts(ADD=14 if system == "dpsgd-da" else 28)
 
 
-def test_what_the_source_leaves_out_is_itemised() -> None:
+def test_s14_what_the_source_leaves_out_is_itemised() -> None:
     gaps = {item.name: item.counts for item in trace.differences("spof", 14, 7)}
     assert gaps == {
         "constant c_j": Counts(ADD=6, MUL=1),

@@ -292,14 +292,19 @@ def test_two_lines_tell_neighbours_apart(mechanism: DPSGD) -> None:
     assert right == 8
 
 
-def test_reuse_cancels_without_knowing_the_table() -> None:
-    step = step_of(FLOAT, SampleTable(TableShape(entries=64)))
-    step.add([torch.full((1, 64), 1 / 8)])
-    first, second = step.finish(), step.finish()
-    assert first is not None
-    assert second is not None
+def test_s15_reuse_cancels_without_knowing_the_table_and_fresh_noise_does_not() -> None:
+    left = []
+    for source in (SampleTable(TableShape(entries=64)), None):
+        step = step_of(FLOAT, source)
+        step.add([torch.full((1, 64), 1 / 8)])
+        first, second = step.finish(), step.finish()
+        assert first is not None
+        assert second is not None
+        left.append(float((first[0] - second[0] - 1 / 8).abs().max()))
     # Two releases read the same 64 entries: their difference is the record, to a cell of 1/64.
-    assert float((first[0] - second[0] - 1 / 8).abs().max()) <= 1 / 64
+    assert left[0] <= 1 / 64
+    # 64 differences of fresh noise this small: less than 2^-200.
+    assert left[1] > 1 / 64
 
 
 def test_the_record_says_not_private() -> None:

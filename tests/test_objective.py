@@ -280,6 +280,25 @@ def test_s12_the_printed_gradient_ignores_the_weights_and_4_never_clips() -> Non
     torch.testing.assert_close(flat(direction(run)[1]).norm(1, 1), torch.full((6,), 0.1))
 
 
+def test_s13_the_constant_moves_logits_by_its_product_with_the_code_and_is_no_part_of_what() -> (
+    None
+):
+    shown, moved = [], []
+    for constant in (0.0, 2.5):
+        run = training(SPOF(mode="published", epsilon=math.inf, constant=constant))
+        shown.append(direction(run)[0])
+        before = run.weights.decoder.clone()
+        run.step()
+        moved.append(float((run.weights.decoder - before).abs().max()))
+    run = training()
+    encoder = run.weights.encoder.flatten(0, 1)
+    hidden = torch.sigmoid(torch.einsum("bn,bnl->bl", run._visit().clean, encoder))
+    wanted = 2.5 * hidden.sum(1, keepdim=True).expand(-1, N)
+    torch.testing.assert_close(shown[1] - shown[0], wanted, rtol=1e-4, atol=1e-4)
+    # Step 3 makes a temporary, step 7 updates What: the constant does not stay in it.
+    assert 0 < max(moved) < 1.0
+
+
 def test_whether_a_certified_run_stops_does_not_depend_on_its_records() -> None:
     shown = [direction(training(OutputSGD(epsilon=1.0), records(seed=seed)))[0] for seed in (1, 2)]
     assert torch.equal(*shown)

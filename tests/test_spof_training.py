@@ -265,8 +265,8 @@ def test_logits_that_are_no_numbers_stop_a_run() -> None:
     assert bool(values(run)[:2].isfinite().all())
 
 
-def test_the_printed_loss_diverges_and_taylors_does_not() -> None:
-    """S2: without noise, no lower bound where targets are below 1/2."""
+def test_s2_the_printed_loss_diverges_and_taylors_does_not() -> None:
+    """Without noise: no lower bound where targets are below 1/2."""
     low = records()
     low = Records(low.train * 0.4, low.test * 0.4)
     printed = training(NonPrivate(loss="printed"), low, schedule=Schedule(lr=0.5, epochs=20)).run()

@@ -86,6 +86,19 @@ def test_adlm_takes_relevances_from_public_records(options: dict[str, Any], tmp_
     assert free.mechanism.epsilon_certified() == pytest.approx(3, abs=1e-6)
 
 
+def test_a_run_that_diverges_stops_and_says_so(options: dict[str, Any]) -> None:
+    # Noise of this size turns the loss around.
+    given = {**options, "epsilon": 0.01, "mode": "published", "epochs": 50, "unsafe_seed": 3}
+    session = started(given)
+    summary = session.run()
+    assert summary["diverged"]
+    assert 0 < summary["steps"] < 50 * (48 // 12)
+    assert session.history[-1].diverged
+    assert session.history[-1].step == summary["steps"]
+    with pytest.raises(InvalidInput, match=r"^resume: .*complete"):
+        start({"out": options["out"], "resume": True, "figure": False})
+
+
 @pytest.mark.parametrize(
     ("mechanism", "settings", "reason"),
     [
@@ -119,9 +132,12 @@ def test_a_known_seed_is_certified_for_nothing(options: dict[str, Any]) -> None:
     assert summary["epsilon_if_seed_secret"] == pytest.approx(3, abs=1e-9)
 
 
-@pytest.mark.parametrize("mode", ["corrected", "published"])
-def test_a_resumed_run_goes_on_with_what_was_released(options: dict[str, Any], mode: str) -> None:
-    options = {**options, "mode": mode}
+@pytest.mark.parametrize(("mode", "epsilon"), [("corrected", 3.0), ("published", 3000.0)])
+def test_a_resumed_run_goes_on_with_what_was_released(
+    options: dict[str, Any], mode: str, epsilon: float
+) -> None:
+    # The key is fresh: with printed noise for 3 some runs would diverge before they are stopped.
+    options = {**options, "mode": mode, "epsilon": epsilon}
     whole = started(options)
 
     def stop(done: int) -> None:

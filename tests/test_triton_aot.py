@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 CAPABILITY = 90
 MODULES = {
     *("noise", "update", "clip", "explicit", "affine", "embedding", "tied", "linear", "conv"),
-    *("symbols", "coef"),
+    *("symbols", "coef", "coef_features"),
 }
 
 

@@ -24,6 +24,7 @@ MODULES = (
     "conv",
     "symbols",
     "coef",
+    "coef_features",
 )
 """Those of ``_triton`` that have kernels."""
 OLDEST = (3, 6)

@@ -90,8 +90,8 @@ class AdlmTraining:
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left."""
-        return self.step >= self.total_steps
+        """Whether no step is left, or no run that still moves."""
+        return self.step >= self.total_steps or bool(self.diverged.all())
 
     def run(
         self,
@@ -99,7 +99,9 @@ class AdlmTraining:
         on_step: Callable[[int], None] | None = None,
         on_epoch: Callable[[int, Tensor], None] | None = None,
     ) -> Outcome:
-        """All steps that are left. A ``KeyboardInterrupt`` between steps leaves a state to save.
+        """All steps that are left, until every run has diverged.
+
+        A ``KeyboardInterrupt`` between steps leaves a state to save.
 
         Args:
             on_step: called with the number of steps done.
@@ -116,9 +118,9 @@ class AdlmTraining:
     def advance(self) -> Tensor | None:
         """One step; accuracies ``[R]`` where it ends an epoch that is measured."""
         self.one_step()
-        if self.step % self.steps_per_epoch:
+        if self.step % self.steps_per_epoch and not self.finished:
             return None
-        epoch, accuracy = self.step // self.steps_per_epoch, None
+        epoch, accuracy = -(-self.step // self.steps_per_epoch), None
         if epoch % self.schedule.evaluate_every == 0 or self.finished:
             accuracy = self.accuracy()
             self._epochs.append(epoch)

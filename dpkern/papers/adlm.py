@@ -310,7 +310,9 @@ def _errors() -> list[Panel]:
                     x=away,
                     y=[adlm_loss.corrected_bound(abs(v)) for v in away],
                 ),
-                Line(label="lemma 7, for |s| <= 1", x=[-1, 1], y=[adlm_loss.LEMMA_7] * 2),
+                Line(
+                    label="lemma 7, for |s| <= 1", x=[-1, 1], y=[adlm_loss.LEMMA_7] * 2, level=True
+                ),
             ],
         ),
         Panel(

@@ -98,7 +98,7 @@ def _figure(item: str, experiment: Experiment, request: Request) -> Result:
     return Result(
         paper="adlm",
         item=item,
-        title=f"accuracy, {experiment.name}",
+        title=f"accuracy in the source's {experiment.name} setting",
         rows=rows,
         panels=_panels(experiment, numbers, epsilons),
         notes=NOTES,
@@ -322,17 +322,14 @@ def _panels(
     epsilons: Sequence[float],
 ) -> list[Panel]:
     names = [*METHODS, PSGD]
-    over = [
-        Line(
-            label=name,
-            x=epsilons,
-            y=[statistics.fmean(_last(numbers[name, e])) for e in epsilons],
-        )
-        for name in names
-    ]
+    over = []
+    for name in names:
+        last = [intervals.interval(_last(numbers[name, e])) for e in epsilons]
+        y, half = [one.mean for one in last], [one.half for one in last]
+        over.append(Line(label=name, x=epsilons, y=y, half=half))
     panels = [
         Panel(
-            title=f"{experiment.name}, after the last epoch",
+            title="after the last epoch",
             x_label="epsilon claimed",
             y_label="accuracy %",
             lines=over,
@@ -346,7 +343,7 @@ def _panels(
         lines.append(_curve(PLAIN, numbers[PLAIN, math.inf]))
         panels.append(
             Panel(
-                title=f"{experiment.name}, epsilon {epsilon:g}",
+                title=f"epsilon {epsilon:g}",
                 x_label="epoch",
                 y_label="accuracy %",
                 lines=lines,

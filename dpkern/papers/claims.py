@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,7 +25,7 @@ from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING, RELEASED_BITS
 from ..theory import gaussian, markov, pnsgd
 from .claims_local import local, row
-from .result import Result, Row
+from .result import Line, Panel, Result, Row
 from .runner import Request
 
 RATE, STEPS, DELTA = 0.01, 10_000, 1e-5
@@ -85,12 +86,33 @@ def table(request: Request) -> Result:
         item="",
         title="claimed and certified epsilon",
         rows=rows,
+        panels=[_panel(rows)],
         notes=(
             "claimed: by the source's own rule; certified: proved for what is released",
             "published: what the source states for this setting, where it states a number",
             "inf: non-private, nothing can be certified",
         ),
         settings={"sample_rate": RATE, "steps": STEPS, "delta": DELTA, "rows": ROWS},
+    )
+
+
+def _panel(rows: Sequence[Row]) -> Panel:
+    """Both numbers of every row; what is certified for nothing stands above all of them."""
+    numbers = range(1, len(rows) + 1)
+    claimed = [math.nan if row.epsilon_claimed is None else row.epsilon_claimed for row in rows]
+    proved = [math.nan if row.epsilon_certified is None else row.epsilon_certified for row in rows]
+    top = 10 * max(filter(math.isfinite, (*claimed, *proved)))
+    nothing = [top if epsilon == math.inf else math.nan for epsilon in proved]
+    return Panel(
+        title="by row of the table",
+        x_label="row",
+        y_label="epsilon",
+        lines=[
+            Line(label="claimed", x=numbers, y=claimed, points=True),
+            Line(label="certified", x=numbers, y=proved, points=True),
+            Line(label="nothing certified (infinite)", x=numbers, y=nothing, points=True),
+        ],
+        log_y=True,
     )
 
 

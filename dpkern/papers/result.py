@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .._validate import require
 from ..train.files import write_atomically
 from ..train.report import dumps, plain
+from .figure import Box, Line, Panel, draw
 
 NONE_PUBLISHED = "none published"
 FORMULA = "formula"
 """The data of a row that needs none."""
-MARKED = 40
-"""Points up to which a curve shows each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,45 +56,6 @@ class Row:
     spread: float | None = None
     ms_per_step: float | None = None
     note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """A curve of a panel; ``points`` draws markers without a line."""
-
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-    points: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Box:
-    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the one before."""
-
-    text: str
-    x: float
-    y: float
-    arrow: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One set of axes, of an image, or of a diagram.
-
-    Attributes:
-        image: rows of numbers, drawn as a heat map in the place of lines.
-        boxes: drawn in the place of lines and axes.
-    """
-
-    title: str
-    x_label: str = ""
-    y_label: str = ""
-    lines: Sequence[Line] = ()
-    log_x: bool = False
-    log_y: bool = False
-    image: Sequence[Sequence[float]] = ()
-    boxes: Sequence[Box] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,13 +100,19 @@ class Result:
         """
         paths = {kind: folder / f"{self.stem}.{kind}" for kind in ("json", "csv", "png")}
         if figure:
-            _draw(self, paths["png"])
+            draw(list(self.panels) or [_of_rows(self)], self._headline(), paths["png"])
         else:
             del paths["png"]
         write_atomically(paths["csv"], lambda file: file.write(self.csv().encode()))
         text = dumps(self.to_dict(), indent=2) + "\n"
         write_atomically(paths["json"], lambda file: file.write(text.encode()))
         return paths
+
+    def _headline(self) -> str:
+        """Of the figure, with what its numbers were measured on."""
+        title = f"{self.stem.replace('-', ' ', 1)}: {self.title}"
+        data = sorted({row.data for row in self.rows} - {FORMULA})
+        return f"{title}\ndata: {'; '.join(data)}" if data else title
 
     def csv(self) -> str:
         """The rows, with a header."""
@@ -158,62 +122,6 @@ class Result:
         writer.writeheader()
         writer.writerows(self.to_dict()["rows"])
         return text.getvalue()
-
-
-def _draw(result: Result, path: Path) -> None:
-    figures = require("matplotlib.figure", extra="demo")
-    agg = require("matplotlib.backends.backend_agg", extra="demo")
-    panels = list(result.panels) or [_of_rows(result)]
-    columns = 2 if len(panels) == 4 else min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    figure = figures.Figure(figsize=(4.6 * columns, 3.6 * lines), layout="constrained")
-    for number, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(lines, columns, number)
-        axes.set_title(panel.title, fontsize=9)
-        if panel.image or panel.boxes:
-            _draw_picture(figure, axes, panel)
-            continue
-        axes.set_xlabel(panel.x_label)
-        axes.set_ylabel(panel.y_label)
-        axes.grid(alpha=0.3)
-        axes.set_xscale("log" if panel.log_x else "linear")
-        axes.set_yscale("log" if panel.log_y else "linear")
-        for line in panel.lines:
-            drawn = [
-                (x, y)
-                for x, y in zip(line.x, line.y, strict=True)
-                if math.isfinite(x) and math.isfinite(y)
-            ]
-            if drawn:
-                style = {"linestyle": "none"} if line.points else {}
-                style |= {"marker": "."} if line.points or len(drawn) <= MARKED else {}
-                axes.plot(*zip(*drawn, strict=True), label=line.label, **style)
-        if any(line.label for line in panel.lines):
-            axes.legend(fontsize=7)
-    figure.suptitle(f"{result.paper} {result.item}: {result.title}", fontsize=10)
-    canvas = agg.FigureCanvasAgg(figure)
-    write_atomically(path, lambda file: canvas.print_png(file))
-
-
-def _draw_picture(figure: Any, axes: Any, panel: Panel) -> None:
-    """A heat map with its scale, or a diagram, without axes."""
-    axes.set_axis_off()
-    if panel.image:
-        figure.colorbar(axes.imshow(panel.image, cmap="magma"), ax=axes, shrink=0.8)
-        return
-    for place, box in enumerate(panel.boxes):
-        frame = {"boxstyle": "round", "facecolor": "white"}
-        if place and box.arrow:
-            before = panel.boxes[place - 1]
-            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
-            # The tip in the middle: the ends lie under the boxes.
-            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
-            tip = {"arrowstyle": "-|>", "color": "black"}
-            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
-        axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
-    across, up = ([getattr(box, side) for box in panel.boxes] for side in ("x", "y"))
-    axes.set_xlim(min(across) - 1, max(across) + 1)
-    axes.set_ylim(min(up) - 1, max(up) + 1)
 
 
 def _of_rows(result: Result) -> Panel:
@@ -230,3 +138,6 @@ def _of_rows(result: Result) -> Panel:
     quantities = sorted({row.quantity for row in result.rows})
     label = quantities[0] if len(quantities) == 1 else "value"
     return Panel(title=result.title, x_label="row of the table", y_label=label, lines=lines)
+
+
+__all__ = ["FORMULA", "NONE_PUBLISHED", "Box", "Line", "Panel", "Result", "Row"]

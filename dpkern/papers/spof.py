@@ -162,7 +162,7 @@ def fig6(request: Request) -> Result:
             lines=[
                 Line(label="SPOF", x=grid, y=[spof(a, form=form) for a in grid]),
                 Line(label="DP-SGD, below C", x=grid, y=[sgd(a, form=form) for a in grid]),
-                Line(label="DP-SGD, 2 C", x=grid, y=[2 * CLIP] * len(grid)),
+                Line(label="DP-SGD, 2 C", x=grid, y=[2 * CLIP] * len(grid), level=True),
             ],
         )
         for title, form in (("as printed (58)", "printed"), ("from (57)", "correct"))
@@ -249,7 +249,7 @@ def audit(request: Request) -> Result:
         lines=[
             Line(label="c_j from the record", x=y, y=_ratios(y, 8.75, 9.25)),
             Line(label="c_j from the bound c l", x=y, y=_ratios(y, 17.5, 17.5)),
-            Line(label="claimed, epsilon 1", x=y, y=[1.0] * len(y)),
+            Line(label="claimed, epsilon 1", x=y, y=[1.0] * len(y), level=True),
         ],
         log_x=True,
         log_y=True,

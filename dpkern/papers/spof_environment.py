@@ -7,6 +7,7 @@ Source: SPOF, section VI, proposition 4, remark 1, appendix F, figures 4 and 5.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -178,11 +179,11 @@ def fig5(request: Request) -> Result:
     )
     lines += [
         Line(label="one copy, one code unit", x=SIGMAS, y=single),
-        Line(label="limit 2^-100", x=SIGMAS, y=[-COPIES * math.log10(2)] * len(SIGMAS)),
-        Line(label="claimed: 1/2", x=SIGMAS, y=[math.log10(0.5)] * len(SIGMAS)),
+        _level("limit 2^-100", -COPIES * math.log10(2)),
+        _level("claimed: at least 1/2", math.log10(0.5)),
     ]
     # What the bound is about; below -60 lies noise that is never met.
-    lines = [Line(label=line.label, x=line.x, y=[max(y, -60.0) for y in line.y]) for line in lines]
+    lines = [replace(line, y=[max(y, -60.0) for y in line.y]) for line in lines]
     panel = Panel(
         title="F_bmax(1), cut off at 1e-60",
         x_label="sigma",
@@ -242,14 +243,12 @@ def multipliers(request: Request) -> Result:
         for name, curves in lines.items():
             y = [n[name] for n in mine]
             curves.append(Line(label=f"W on +-{spread:.3g}", x=SIGMAS, y=y))
-    flat = {"limit 2^-l": 2.0**-CODE, "claimed: 1/2": 0.5}
-    lines["below_one"] += [Line(label=k, x=SIGMAS, y=[v] * len(SIGMAS)) for k, v in flat.items()]
+    lines["below_one"] += [_level("limit 2^-l", 2.0**-CODE), _level("claimed: at least 1/2", 0.5)]
+    axes: dict[str, Any] = {"x_label": "sigma", "y_label": "probability", "log_x": True}
     panels = [
-        Panel(title=title, x_label="sigma", y_label="probability", lines=curves, log_x=True)
-        for title, curves in (
-            ("Pr[b_j < 1]", lines["below_one"]),
-            ("Pr[b_j < l]", lines["below_codes"]),
-        )
+        # Where no draw was below 1, nothing is drawn.
+        Panel(title="Pr[b_j < 1]", lines=lines["below_one"], log_y=True, **axes),
+        Panel(title="Pr[b_j < l]", lines=lines["below_codes"], **axes),
     ]
     notes = (
         "S10: b_j < 1 needs every projection of the noise to be negative: at most 2^-l = 0.0078",
@@ -260,6 +259,10 @@ def multipliers(request: Request) -> Result:
     return result(
         "multipliers", "how often the multipliers are small", rows, panels, notes, draws=draws
     )
+
+
+def _level(label: str, value: float) -> Line:
+    return Line(label=label, x=SIGMAS, y=[value] * len(SIGMAS), level=True)
 
 
 def _simulated(spread: float, sigma: float, draws: int, on_step: OnStep) -> dict[str, Any]:

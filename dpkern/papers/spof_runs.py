@@ -37,6 +37,7 @@ from .spof_training import (
     Experiment,
     Found,
     condition,
+    curve,
     experiment,
     gains,
     train,
@@ -92,14 +93,15 @@ def fig2(request: Request) -> Result:
                     for c in cells
                     if (c.sigma, c.epsilon, c.name) == (sigma, epsilon, name)
                 ]
-                accuracy = [one.mean.mean for one in mine]
-                lines.append(Line(label=f"{name}, epsilon {epsilon:g}", x=CONSTANTS, y=accuracy))
+                lines.append(curve(f"{name}, epsilon {epsilon:g}", CONSTANTS, mine))
+                accuracy = lines[-1].y
                 rows.append(_plateau(where, mine[-1], accuracy))
                 rows += [one.row("fig2", where) for one in mine]
             level = found[Cell(name=BASELINE, epsilon=epsilon, sigma=sigma)]
             rows.append(level.row("fig2", where, setting=f"{level.cell.label}: takes no constant"))
             y = [level.mean.mean] * len(CONSTANTS)
-            lines.append(Line(label=f"{BASELINE}, epsilon {epsilon:g}", x=CONSTANTS, y=y))
+            label = f"{BASELINE}, epsilon {epsilon:g}"
+            lines.append(Line(label=label, x=CONSTANTS, y=y, level=True))
         panels.append(Panel(title=condition(sigma), x_label="c", y_label="accuracy %", lines=lines))
     rows.sort(key=lambda row: row.quantity != "plateau begins at c")
     return _trained("fig2", "accuracy over the stabilisation constant", rows, panels, where)
@@ -148,10 +150,11 @@ def fig3(request: Request) -> Result:
             ("corrected", tuple(name + CORRECTED for name in (OURS, BASELINE, FUNCTIONAL))),
         ):
             best = found[Cell(name=NON_PRIVATE, sigma=sigma)].mean.mean
-            lines = [Line(label=NON_PRIVATE, x=EPSILONS, y=[best] * len(EPSILONS))]
+            y = [best] * len(EPSILONS)
+            lines = [Line(label=NON_PRIVATE, x=EPSILONS, y=y, level=True)]
             for name in names:
-                y = [found[Cell(name=name, epsilon=e, sigma=sigma)].mean.mean for e in EPSILONS]
-                lines.append(Line(label=name, x=EPSILONS, y=y))
+                mine = [found[Cell(name=name, epsilon=e, sigma=sigma)] for e in EPSILONS]
+                lines.append(curve(name, EPSILONS, mine))
             panels.append(
                 Panel(
                     title=f"{condition(sigma)}, {what}",
@@ -343,13 +346,13 @@ def _qualitative(where: Experiment, found: Mapping[Cell, Found]) -> list[Row]:
 def _gain_panel(found: Mapping[Cell, Found], sigma: float) -> Panel:
     lines = []
     for label, suffix in (("as published", ""), ("corrected", CORRECTED)):
-        y = [
-            interval(gains(found, OURS + suffix, BASELINE + suffix, sigma, (e,))).mean
-            for e in EPSILONS
+        mine = [
+            interval(gains(found, OURS + suffix, BASELINE + suffix, sigma, (e,))) for e in EPSILONS
         ]
-        lines.append(Line(label=label, x=EPSILONS, y=y))
+        y, half = [one.mean for one in mine], [one.half for one in mine]
+        lines.append(Line(label=label, x=EPSILONS, y=y, half=half))
     printed = [GAINS[sigma]] * len(EPSILONS)
-    lines.append(Line(label="published, mean", x=EPSILONS, y=printed))
+    lines.append(Line(label="published, mean", x=EPSILONS, y=printed, level=True))
     return Panel(
         title=f"SPOF over DP-SGD, {condition(sigma)}",
         x_label="epsilon",
@@ -366,12 +369,7 @@ def rates(request: Request) -> Result:
     cells = [Cell(name=name, rate=rate) for name in names for rate in RATES]
     found = train(request, where, cells)
     lines = [
-        Line(
-            label=name,
-            x=RATES,
-            y=[found[Cell(name=name, rate=rate)].mean.mean for rate in RATES],
-        )
-        for name in names
+        curve(name, RATES, [found[Cell(name=name, rate=rate)] for rate in RATES]) for name in names
     ]
     panel = Panel(
         title="epsilon 1", x_label="learning rate", y_label="accuracy %", lines=lines, log_x=True

@@ -22,7 +22,7 @@ from ..objective import Method, NonPrivate, Schedule, Training, records
 from ..objective.records import Records
 from .intervals import Interval, interval
 from .pieces import OnStep, Piece
-from .result import Row
+from .result import Line, Row
 from .runner import Request
 from .spof import CLIP, CODE, CONSTANT, FEATURES, USERS
 
@@ -335,3 +335,9 @@ def gains(
     ]
     runs = range(len(pairs[0][0]))
     return [statistics.fmean(a[run] - b[run] for a, b in pairs) for run in runs]
+
+
+def curve(label: str, x: Sequence[float], found: Sequence[Found]) -> Line:
+    """Accuracies with their 95 % intervals over the runs."""
+    means = [one.mean for one in found]
+    return Line(label=label, x=x, y=[m.mean for m in means], half=[m.half for m in means])

@@ -72,7 +72,7 @@ def loss_kernel(
     tl.store(loss + at, tl.sum(half2, axis=1), mask=at < rows)
 
 
-def _refuse(*_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
+def refuse(*_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
     if noise is not None and noise.draws is not None:
         return "makes its draws in registers, got draws made ahead"
     return None
@@ -92,13 +92,13 @@ def _perturb(
         return made
     behind = coef.quadratic_position(noise.position, targets.numel())
     for values, position in zip(made, (noise.position, behind), strict=True):
-        _release(values.detach(), noise, position)
+        release_rows(values.detach(), noise, position)
     increment_version(made)
     return made
 
 
-def _release(values: torch.Tensor, noise: coef.Noise, position: int) -> None:
-    """In place. What rows have of their own multiplies before and after the kernel."""
+def release_rows(values: torch.Tensor, noise: coef.Noise, position: int) -> None:
+    """Noise in place. What rows have of their own multiplies before and after the kernel."""
     per_unit = cell = 1.0
     if isinstance(noise.scale, torch.Tensor):
         values *= _lattice.per_unit(noise.scale, values.dtype)[:, None]
@@ -154,8 +154,8 @@ def _quadratic(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("coef.perturb", _perturb, _refuse),
-    ("coef.quadratic", _quadratic, _refuse),
+    ("coef.perturb", _perturb, refuse),
+    ("coef.quadratic", _quadratic, refuse),
 )
 """``(op, run, refuse)``."""
 

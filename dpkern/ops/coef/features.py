@@ -13,6 +13,7 @@ Source: AdLM, (23)-(25), the coefficients of lemma 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
 RUN = 16
 """Records whose slopes are summed one after the other; then the sums of the runs are."""
 
-_ENTRIES_AT_ONCE = 1 << 22
+ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
 
 
@@ -159,50 +160,73 @@ def expanded(
     Source: AdLM, (23)-(25), lemma 5 and line 27 of algorithm 1.
     """
     hidden, targets, weights = hidden.detach(), targets.detach(), weights.detach()
-    records, width = hidden.shape
     wide = weights.double()
-    loss = torch.zeros(records, dtype=torch.float64, device=hidden.device)
-    dhidden, total = torch.zeros_like(hidden), torch.zeros_like(wide)
-    at_once = RUN * max(1, _ENTRIES_AT_ONCE // (RUN * weights.numel() * width or 1))
-    for start in range(0, records, at_once):
-        part = slice(start, start + at_once)
+    loss, total, dhidden = empty_results(hidden, wide)
+    total.zero_()
+    for part in parts(hidden, weights, ENTRIES_AT_ONCE):
         factor = 0.5 - targets[part]
-        a1, a2 = _noised(hidden[part], factor, noise, start, records)
+        a1, a2 = coefficients(hidden[part], factor)
+        if noise is not None:
+            each, behind = noise_of(noise, part, len(hidden), weights)
+            add(a1, each, each.position)
+            add(a2, each, behind)
         linear = a1.double() + lane_sum(a2.double() * wide[:, None, :])
-        terms = lane_sum(wide * linear)
-        slopes = factor.double() + 0.25 * lane_sum(hidden[part].double()[:, None, :] * wide)
-        by_hidden = torch.zeros_like(hidden[part], dtype=torch.float64)
-        for label, row in enumerate(wide):
-            loss[part] += terms[:, label]
-            by_hidden += row * slopes[:, label, None]
-        dhidden[part] = by_hidden.to(hidden.dtype)
         columns = torch.zeros_like(linear)
-        for e in range(width):
+        for e in range(weights.shape[1]):
             columns += a2[:, :, e].double() * wide[:, e, None]
-        by_weights = linear + columns
-        for first in range(0, len(by_weights), RUN):
-            of_run = torch.zeros_like(total)
-            for of_record in by_weights[first : first + RUN]:
-                of_run += of_record
-            total += of_run
+        loss[part], dhidden[part] = combined(hidden[part], factor, wide, linear, columns, total)
     made = loss, total.to(hidden.dtype), dhidden
     return made if out is None else copied(made, out)
 
 
-def _noised(
-    hidden: torch.Tensor, factor: torch.Tensor, noise: Noise | None, start: int, records: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coefficients of some of the records, from ``start`` on."""
-    count, width = hidden.shape
-    classes = factor.shape[1]
+def parts(hidden: torch.Tensor, weights: torch.Tensor, entries: int) -> Iterator[slice]:
+    """Records whose coefficients are held at a time: whole runs of them, at least one."""
+    of_run = RUN * weights.numel() * weights.shape[1]
+    at_once = RUN * max(1, entries // (of_run or 1))
+    for start in range(0, len(hidden), at_once):
+        yield slice(start, min(start + at_once, len(hidden)))
+
+
+def coefficients(hidden: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` without noise, of ``factor = 1/2 - y``."""
     a1 = factor[:, :, None] * hidden[:, None, :]
     square = hidden[:, :, None] * (hidden[:, None, :] * 0.125)
-    a2 = square[:, None].repeat(1, classes, 1, 1)
-    if noise is not None:
-        scale = noise.scale
-        if isinstance(scale, torch.Tensor):
-            noise = replace(noise, scale=scale[start : start + count])
-        behind = quadratic_position(noise.position, records * classes * width)
-        add(a1, noise, noise.position + start * classes * width)
-        add(a2, noise, behind + start * classes * width * width)
-    return a1, a2
+    return a1, square[:, None].repeat(1, factor.shape[1], 1, 1)
+
+
+def noise_of(noise: Noise, part: slice, records: int, weights: torch.Tensor) -> tuple[Noise, int]:
+    """That of some of the records, at their linear coefficients; and where quadratic ones begin."""
+    behind = quadratic_position(noise.position, records * weights.numel())
+    first = part.start * weights.numel()
+    scale = noise.scale[part] if isinstance(noise.scale, torch.Tensor) else noise.scale
+    each = replace(noise, scale=scale, position=noise.position + first)
+    return each, behind + first * weights.shape[1]
+
+
+def combined(
+    hidden: torch.Tensor,
+    factor: torch.Tensor,
+    wide: torch.Tensor,
+    linear: torch.Tensor,
+    columns: torch.Tensor,
+    total: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Losses and derivatives by the features of some records; their runs join ``total``.
+
+    ``linear = a1 + a2 W`` and ``columns = a2^T W``, float64 ``[B, M, H]``; ``wide`` is W.
+    """
+    terms = lane_sum(wide * linear)
+    slopes = factor.double() + 0.25 * lane_sum(hidden.double()[:, None, :] * wide)
+    loss = terms.new_zeros(len(hidden))
+    by_hidden = torch.zeros_like(hidden, dtype=torch.float64)
+    for label, row in enumerate(wide):
+        loss += terms[:, label]
+        by_hidden += row * slopes[:, label, None]
+    by_weights = linear + columns
+    of_runs = by_weights.new_zeros(-(-len(hidden) // RUN), *wide.shape)
+    for i in range(min(RUN, len(hidden))):
+        each = by_weights[i::RUN]  # the i-th of every run that has so many
+        of_runs[: len(each)] += each
+    for of_run in of_runs:
+        total += of_run
+    return loss, by_hidden.to(hidden.dtype)

@@ -1,0 +1,106 @@
+"""Norms and clipped sums of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpkern.ops import clip
+from dpkern.testing import assert_close
+
+from .work import Work, random_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipCase:
+    """Norms and clipped sum of ``batch`` gradients; beside ``vector_norm`` and ``c @ g``."""
+
+    batch: int
+    columns: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    style: str = "flat"
+    arithmetic: str = "float"
+    p: int = 2
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        shape = "+".join(str(c) for c in self.columns)
+        kind = f"{self.style}-{self.arithmetic}-l{self.p}"
+        return f"clip-{kind}-{str(self.dtype).removeprefix('torch.')}-{self.batch}x{shape}"
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [random_values((self.batch, c), self.dtype, c) for c in self.columns]
+
+    def _arguments(self) -> dict[str, Any]:
+        n = len(self.columns)
+        bound, unit = 1.5, 1.5 * 2.0**-20
+        each = self.style == "per_layer"
+        given: dict[str, Any] = {"style": self.style, "arithmetic": self.arithmetic, "p": self.p}
+        given["max_grad_norm"] = [bound] * n if each else bound
+        if self.arithmetic == "exact":
+            given["unit"] = [unit] * n if each else unit
+        return given
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        grads, given = self._gradients(), self._arguments()
+        sums = list(clip.clip_sum(grads, backend=backend, **given).sums)
+        comparable = len(grads) == 1 and self.style == "flat" and self.p == 2
+        norms = torch.empty(self.batch)
+        factors = torch.empty(self.batch)
+        total = torch.empty(self.columns[0])
+
+        def formulation() -> None:
+            torch.linalg.vector_norm(grads[0], dim=1, out=norms)
+            torch.div(1.5, norms, out=factors).clamp_(max=1.0)
+            torch.mv(grads[0].t(), factors, out=total)
+
+        return Work(
+            # The accumulators start at zero each time, as torch's formulation does.
+            ours=lambda: clip.clip_sum(
+                grads, out=[s.zero_() for s in sums], backend=backend, **given
+            ),
+            torch=formulation if comparable else None,
+            cost=clip.clip_sum.cost(grads, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """Norms and sums agree with the float64 reference; exact sums to the last bit.
+
+        Raises:
+            AssertionError: they do not.
+        """
+        grads, given = self._gradients(), self._arguments()
+        got = clip.clip_sum(grads, backend=backend, **given)
+        wide = grads if self.arithmetic == "exact" else [g.double() for g in grads]
+        want = clip.clip_sum(wide, backend="reference", **given)
+        assert_close(f"{self.name} norms", got.norms, want.norms, 1e-12)
+        tolerance = {torch.float64: 1e-12}.get(self.dtype, 1e-5)
+        for i, (a, b) in enumerate(zip(got.sums, want.sums, strict=True)):
+            exact = self.arithmetic == "exact"
+            assert_close(f"{self.name} sums[{i}]", a, b, 0.0 if exact else tolerance)
+
+
+SMALL = (
+    *(
+        ClipCase(batch=7, columns=columns, dtype=dtype, style=style, arithmetic=arithmetic, p=p)
+        for columns in ((33,), (5000, 1, 70))
+        for dtype in (torch.float32, torch.float64, torch.bfloat16)
+        for style in clip.STYLES
+        for arithmetic in clip.ARITHMETIC
+        for p in (1, 2)
+    ),
+    ClipCase(batch=0, columns=(10,)),
+    ClipCase(batch=1, columns=(1,), arithmetic="exact"),
+    ClipCase(batch=37, columns=(9000, 31)),
+    ClipCase(batch=37, columns=(9000, 31), arithmetic="exact"),
+)
+
+LARGE = tuple(
+    ClipCase(batch=batch, columns=(columns,), arithmetic=arithmetic)
+    for batch, columns in ((256, 100_000), (64, 1_000_000), (256, 10_000))
+    for arithmetic in clip.ARITHMETIC
+)

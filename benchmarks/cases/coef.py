@@ -1,0 +1,202 @@
+"""Noisy coefficients of polynomial losses, and the losses themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpkern.ops import coef, noise
+from dpkern.rng import Key, Purpose
+
+from .work import Work, random_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoefCase:
+    """Noisy coefficients of a polynomial loss; beside torch's exponential draws.
+
+    Attributes:
+        rows, columns: of the targets; each has two coefficients.
+        loss: evaluate loss and slope, nothing else is written; else the coefficients.
+        ahead: the noise was made before, so that the memory sets the pace.
+    """
+
+    rows: int
+    columns: int
+    form: str = "printed"
+    loss: bool = False
+    ahead: bool = False
+    scaled: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        kind = f"{'loss' if self.loss else 'perturb'}-{self.form}"
+        kind += ("-ahead" if self.ahead else "") + ("-scaled" if self.scaled else "")
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"coef-{kind}-{dtype}-{self.rows}x{self.columns}"
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        """Logits (of the loss only) and targets."""
+        shape = (self.rows, self.columns)
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=self.dtype)
+        return (random_values(shape, self.dtype, 2), x) if self.loss else (x,)
+
+    def _arguments(self) -> dict[str, Any]:
+        key, first = Key.from_unsafe_seed(0), 100
+        stream, rounding = key.stream(Purpose.LAPLACE, 1), key.stream(Purpose.ROUNDING, 1)
+        draws = None
+        if self.ahead:
+            n = self.rows * self.columns
+            place = {"position": first, "count": coef.quadratic_position(first, n) + n - first}
+            values = noise.lattice_draws(stream, distribution="laplace", **place)
+            draws = coef.Draws(first, values, noise.rounding_bits(rounding, **place))
+        scale = torch.linspace(0.5, 2, self.rows) if self.scaled else 1.5
+        given = {"scale": scale, "stream": stream, "rounding": rounding, "position": first}
+        return {"form": self.form, "noise": coef.Noise(draws=draws, **given)}
+
+    def _op(self) -> Any:
+        return coef.quadratic if self.loss else coef.perturb
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        tensors, given = self._tensors(), self._arguments()
+        x, out = tensors[-1], self._op()(*tensors, backend=backend, **given)
+        a1, a2, u, w = (torch.empty_like(x) for _ in range(4))
+
+        def coefficients() -> None:
+            torch.sub(0.5, x, out=a1)
+            torch.mul(x, 0.5, out=a2).sub_(0.25)
+            if self.ahead:
+                a1.add_(u)
+                a2.add_(w)
+                return
+            for values in (a1, a2):  # the difference of two exponential variables is Laplace's
+                values.add_(u.exponential_()).sub_(u.exponential_())
+
+        def evaluated() -> None:
+            coefficients()
+            z = tensors[0]
+            torch.addcmul(a1, a2, z, out=w).mul_(z).sum(1)
+            torch.addcmul(a1, a2, z, value=2, out=w)
+
+        return Work(
+            ours=lambda: self._op()(*tensors, out=out, backend=backend, **given),
+            torch=evaluated if self.loss else coefficients,
+            cost=self._op().cost(*tensors, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The backend gives the reference's bits.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        tensors, given = self._tensors(), self._arguments()
+        got = self._op()(*tensors, backend=backend, **given)
+        want = self._op()(*tensors, backend="reference", **given)
+        for mine, theirs in zip(got, want, strict=True):
+            if not torch.equal(mine, theirs):
+                raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureCase:
+    """The loss whose H + H^2 noisy coefficients of each class are never written.
+
+    Attributes:
+        records, classes, width: of the targets and the hidden layer.
+    """
+
+    records: int
+    classes: int
+    width: int
+    scaled: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        dtype = str(self.dtype).removeprefix("torch.") + ("-scaled" if self.scaled else "")
+        return f"coef-expanded-{dtype}-{self.records}x{self.classes}x{self.width}"
+
+    def _tensors(self) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(1)
+        shape = (self.records, self.width)
+        hidden = torch.rand(shape, generator=generator, dtype=self.dtype)
+        labels = torch.randint(self.classes, (self.records,), generator=generator)
+        one_hot = torch.nn.functional.one_hot(labels, self.classes).to(self.dtype)
+        return hidden, one_hot, random_values((self.classes, self.width), self.dtype, 2)
+
+    def _noise(self) -> coef.Noise:
+        key = Key.from_unsafe_seed(0)
+        scale = torch.linspace(0.5, 2, self.records) if self.scaled else 1.5
+        given = {"stream": key.stream(Purpose.LAPLACE, 1), "position": 100}
+        return coef.Noise(scale=scale, rounding=key.stream(Purpose.ROUNDING, 1), **given)
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        (hidden, targets, weights), noised = self._tensors(), self._noise()
+        out = coef.expanded(hidden, targets, weights, noise=noised, backend=backend)
+        linear = targets.new_empty(*targets.shape, self.width)
+        quadratic = linear.new_empty(*linear.shape, self.width)
+        u, v = torch.empty_like(linear), torch.empty_like(quadratic)
+
+        def evaluated() -> None:
+            torch.mul((0.5 - targets)[:, :, None], hidden[:, None], out=linear)
+            quadratic.copy_((hidden[:, :, None] * (hidden / 8)[:, None])[:, None])
+            for values, room in ((linear, u), (quadratic, v)):
+                values.add_(room.exponential_()).sub_(room.exponential_())
+            rows = linear + torch.einsum("bmeg,mg->bme", quadratic, weights)
+            torch.einsum("bme,me->b", rows, weights)
+            (rows + torch.einsum("bmeg,me->bmg", quadratic, weights)).sum(0)
+            (0.5 - targets + hidden @ weights.t() / 4) @ weights
+
+        return Work(
+            ours=lambda: coef.expanded(
+                hidden, targets, weights, noise=noised, out=out, backend=backend
+            ),
+            torch=evaluated,
+            cost=coef.expanded.cost(hidden, targets, weights, noise=noised),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The backend gives the reference's bits.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        tensors, noised = self._tensors(), self._noise()
+        got = coef.expanded(*tensors, noise=noised, backend=backend)
+        want = coef.expanded(*tensors, noise=noised, backend="reference")
+        for mine, theirs in zip(got, want, strict=True):
+            if not torch.equal(mine, theirs):
+                raise AssertionError(f"{self.name}: {int((mine != theirs).sum())} values differ")
+
+
+SMALL = (
+    *(
+        CoefCase(rows=9, columns=170, form=form, loss=loss, scaled=loss, dtype=dtype)
+        for form in coef.FORMS
+        for loss in (False, True)
+        for dtype in (torch.float32, torch.float64)
+    ),
+    *(
+        FeatureCase(records=18, classes=3, width=19, scaled=scaled, dtype=dtype)
+        for scaled, dtype in ((False, torch.float32), (True, torch.float64))
+    ),
+)
+
+LARGE = (
+    # 10^7 coefficients.
+    *(
+        CoefCase(rows=5000, columns=1000, loss=loss, ahead=ahead)
+        for loss in (False, True)
+        for ahead in (True, False)
+    ),
+    # A batch of AdLM's on MNIST: 11.7 million coefficients.
+    FeatureCase(records=1800, classes=10, width=25),
+)

@@ -1,0 +1,88 @@
+"""Noise added to integers and floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpkern.ops import noise
+from dpkern.rng import Key, Purpose
+
+from .work import Work, random_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseCase:
+    """Noise added to ``count`` coordinates; beside ``Tensor.normal_``, which adds nothing."""
+
+    count: int
+    dtype: torch.dtype = torch.int32
+    distribution: str = "gaussian"
+    rounds: int = 20
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        law = f"{self.distribution}{self.rounds}"
+        return f"noise-{law}-{str(self.dtype).removeprefix('torch.')}-{self.count}"
+
+    def _arguments(self) -> dict[str, Any]:
+        key = Key.from_unsafe_seed(0, self.rounds)
+        purpose = Purpose.NOISE if self.distribution == "gaussian" else Purpose.LAPLACE
+        given: dict[str, Any] = {
+            "stream": key.stream(purpose, 1),
+            "distribution": self.distribution,
+            "position": 512,
+        }
+        if self.dtype in noise.FLOATS:
+            given |= {"scale": 1.5, "rounding": key.stream(Purpose.ROUNDING, 1)}
+        return given
+
+    def _input(self) -> torch.Tensor:
+        return (random_values((self.count,), torch.float32, 1) * 1000).to(self.dtype)
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        x, given = self._input(), self._arguments()
+        z = torch.empty(self.count)
+        law = z.normal_ if self.distribution == "gaussian" else None
+        return Work(
+            ours=lambda: noise.add_noise(x, backend=backend, **given),
+            torch=law,
+            cost=noise.add_noise.cost(x, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The backend gives the reference's bits.
+
+        Raises:
+            AssertionError: it does not.
+        """
+        x, given = self._input(), self._arguments()
+        got = noise.add_noise(x.clone(), backend=backend, **given)
+        want = noise.add_noise(x.clone(), backend="reference", **given)
+        if not torch.equal(got, want):
+            raise AssertionError(f"{self.name}: {int((got != want).sum())} values differ")
+
+
+SMALL = (
+    *(
+        NoiseCase(count=count, dtype=dtype, distribution=law)
+        for law in ("gaussian", "laplace")
+        for dtype in (torch.int32, torch.int64, torch.float32, torch.float64)
+        for count in (0, 1, 511, 5000)
+    ),
+    *(NoiseCase(count=3000, rounds=rounds) for rounds in (12, 8)),
+)
+
+LARGE = (
+    *(
+        NoiseCase(count=1 << 20, dtype=dtype, rounds=rounds)
+        for dtype in (torch.int32, torch.float32)
+        for rounds in (20, 12, 8)
+    ),
+    NoiseCase(count=1 << 20, distribution="laplace"),
+    NoiseCase(count=1 << 14),
+)

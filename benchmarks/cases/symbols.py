@@ -1,0 +1,70 @@
+"""Randomized response on arrays of symbols."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpkern.mechanisms import RandomizedResponse
+from dpkern.ops import symbols
+from dpkern.rng import Key, Purpose
+from dpkern.testing import assert_close
+
+from .work import Work
+
+
+@dataclass(frozen=True, kw_only=True)
+class SymbolCase:
+    """Randomized response on ``count`` symbols; beside torch's coins, whose odds are rounded."""
+
+    count: int
+    categories: int = 2
+    dtype: torch.dtype = torch.uint8
+
+    @property
+    def name(self) -> str:
+        """A readable identifier."""
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"symbols-{self.categories}-{kind}-{self.count}"
+
+    def _input(self) -> torch.Tensor:
+        return (torch.arange(self.count) % self.categories).to(self.dtype)
+
+    def _arguments(self) -> dict[str, Any]:
+        mechanism = RandomizedResponse(epsilon=1.0, categories=self.categories)
+        stream = Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1)
+        return {"stream": stream, "keep": mechanism.keep, "categories": self.categories}
+
+    def work(self, backend: str | None = None) -> Work:
+        """Buffers and callables for timing."""
+        x, given = self._input(), self._arguments()
+        u, lie, out = torch.empty(self.count), torch.empty_like(x), torch.empty_like(x)
+        truth = given["keep"] / 2**64
+
+        def formulation() -> None:
+            lie.random_(1, self.categories)
+            torch.where(u.uniform_() < truth, x, (x + lie) % self.categories, out=out)
+
+        return Work(
+            ours=lambda: symbols.randomize(x, backend=backend, **given),
+            torch=formulation,
+            cost=symbols.randomize.cost(x, **given),
+        )
+
+    def verify(self, backend: str | None = None) -> None:
+        """The same symbols as the reference.
+
+        Raises:
+            AssertionError: they are not.
+        """
+        x, given = self._input(), self._arguments()
+        got = symbols.randomize(x, position=13, backend=backend, **given)
+        wanted = symbols.randomize(x, position=13, backend="reference", **given)
+        assert_close(self.name, got.double(), wanted.double(), 0.0)
+
+
+SMALL = (SymbolCase(count=3000), SymbolCase(count=3000, categories=10, dtype=torch.int64))
+
+LARGE = (SymbolCase(count=4_000_000), SymbolCase(count=4_000_000, categories=10))

@@ -1,0 +1,161 @@
+"""Figures of reproduced items: curves, heat maps and diagrams, side by side in one PNG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .._validate import require
+from ..train.files import write_atomically
+
+MARKED = 40
+"""Points up to which a curve shows each of them."""
+TICKS = 8
+"""Places up to which a logarithmic axis names each that has a point."""
+DASHES = ("-", "--", "-.", ":")
+"""In turns, so that curves which coincide show below one another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A curve of a panel.
+
+    Attributes:
+        points: markers without a line.
+        level: what others are compared with, such as a claim: grey, without markers.
+        half: of a 95 % interval around each point, half its length; empty: none.
+    """
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    points: bool = False
+    level: bool = False
+    half: Sequence[float] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the one before."""
+
+    text: str
+    x: float
+    y: float
+    arrow: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One set of axes, of an image, or of a diagram.
+
+    Attributes:
+        image: rows of numbers, drawn as a heat map in the place of lines.
+        boxes: drawn in the place of lines and axes.
+    """
+
+    title: str
+    x_label: str = ""
+    y_label: str = ""
+    lines: Sequence[Line] = ()
+    log_x: bool = False
+    log_y: bool = False
+    image: Sequence[Sequence[float]] = ()
+    boxes: Sequence[Box] = ()
+
+
+def draw(panels: Sequence[Panel], headline: str, path: Path) -> None:
+    """Write the panels below their headline.
+
+    Raises:
+        MissingDependency: without matplotlib.
+    """
+    figures = require("matplotlib.figure", extra="demo")
+    agg = require("matplotlib.backends.backend_agg", extra="demo")
+    columns = 2 if len(panels) == 4 else min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    size = columns * max(map(_width, panels)), lines * max(map(_height, panels))
+    figure = figures.Figure(figsize=size, layout="constrained")
+    for number, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(lines, columns, number)
+        axes.set_title(panel.title, fontsize=9)
+        if panel.image:
+            axes.set_axis_off()
+            figure.colorbar(axes.imshow(panel.image, cmap="magma"), ax=axes, shrink=0.8)
+        elif panel.boxes:
+            _draw_boxes(axes, panel.boxes)
+        else:
+            _draw_lines(axes, panel)
+    figure.suptitle(headline, fontsize=10)
+    canvas = agg.FigureCanvasAgg(figure)
+    write_atomically(path, lambda file: canvas.print_png(file))
+
+
+def _width(panel: Panel) -> float:
+    """In inches: a box of a diagram has 1.4."""
+    return max(4.6, 1.4 * len({box.x for box in panel.boxes}))
+
+
+def _height(panel: Panel) -> float:
+    """In inches, with the legend below the axes; a box of a diagram has 0.9."""
+    if panel.boxes:
+        return 0.8 + 0.9 * len({box.y for box in panel.boxes})
+    return 3.6 + 0.17 * math.ceil(sum(bool(line.label) for line in panel.lines) / 2)
+
+
+def _draw_lines(axes: Any, panel: Panel) -> None:
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.grid(alpha=0.3)
+    axes.set_xscale("log" if panel.log_x else "linear")
+    axes.set_yscale("log" if panel.log_y else "linear")
+    for number, line in enumerate(panel.lines):
+        drawn = [
+            (x, y, half)
+            for x, y, half in zip(line.x, line.y, line.half or [0.0] * len(line.x), strict=True)
+            if math.isfinite(x) and math.isfinite(y)
+        ]
+        if not drawn:
+            continue
+        style: dict[str, Any] = {"linestyle": DASHES[number % len(DASHES)]}
+        if line.level:
+            style |= {"color": "0.35", "linewidth": 1}
+        elif line.points:
+            style = {"linestyle": "none", "marker": "."}
+        elif len(drawn) <= MARKED:
+            style |= {"marker": "."}
+        x, y, half = zip(*drawn, strict=True)
+        if line.half:
+            bars = [one if math.isfinite(one) else math.nan for one in half]
+            axes.errorbar(x, y, yerr=bars, label=line.label, capsize=2, elinewidth=0.8, **style)
+        else:
+            axes.plot(x, y, label=line.label, **style)
+    places = sorted({x for line in panel.lines for x in line.x})
+    if panel.log_x and len(places) <= TICKS:
+        axes.set_xticks(places, labels=[f"{x:g}" for x in places])
+        axes.set_xticks([], minor=True)
+    if any(line.label for line in panel.lines):
+        # Below: nothing there hides a curve.
+        below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 2}
+        title = "bars: 95 % intervals" if any(line.half for line in panel.lines) else None
+        small = {"fontsize": 7, "title": title, "title_fontsize": 7}
+        axes.legend(frameon=False, handlelength=3.5, **small, **below)
+
+
+def _draw_boxes(axes: Any, boxes: Sequence[Box]) -> None:
+    axes.set_axis_off()
+    for place, box in enumerate(boxes):
+        frame = {"boxstyle": "round", "facecolor": "white"}
+        if place and box.arrow:
+            before = boxes[place - 1]
+            axes.plot([before.x, box.x], [before.y, box.y], color="black", linewidth=1, zorder=1)
+            # The tip in the middle: the ends lie under the boxes.
+            middle = ((before.x + box.x) / 2, (before.y + box.y) / 2)
+            tip = {"arrowstyle": "-|>", "color": "black"}
+            axes.annotate("", middle, (before.x, before.y), arrowprops=tip, zorder=1)
+        axes.text(box.x, box.y, box.text, ha="center", va="center", fontsize=7, bbox=frame)
+    across, up = ([getattr(box, side) for box in boxes] for side in ("x", "y"))
+    axes.set_xlim(min(across) - 1, max(across) + 1)
+    axes.set_ylim(min(up) - 1, max(up) + 1)
