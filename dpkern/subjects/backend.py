@@ -8,6 +8,15 @@ from .. import _dispatch, testing
 from .._validate import choice
 
 
+def check_backend(backend: str | None) -> None:
+    """A backend's name, or None.
+
+    Raises:
+        InvalidInput: no such backend.
+    """
+    choice((None, *_dispatch.BACKENDS), backend=backend)
+
+
 def running(backend: str | None) -> AbstractContextManager[None]:
     """Backends of devices that are not here run emulated inside the block, others as they are.
 
@@ -15,10 +24,8 @@ def running(backend: str | None) -> AbstractContextManager[None]:
         backend: a name of ``dpkern info``; None leaves the choice to dpkern.
 
     Raises:
-        InvalidInput: no such backend.
         BackendError: one that can neither run nor be emulated here.
     """
-    choice((None, *_dispatch.BACKENDS), backend=backend)
     if backend is None or _dispatch.availability(backend)[0]:
         return nullcontext()
     return testing.emulated(backend)

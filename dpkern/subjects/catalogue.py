@@ -175,7 +175,7 @@ def _kernel(kernel: NoiseKernel, options: Options) -> Subject:
 
 
 def _functional(mechanism: Any, options: Options) -> Subject:
-    """Published: the coefficients; corrected: the record, or what is trained without certificate."""
+    """Published: noisy coefficients; corrected: the record."""
     if options.mode == "published":
         features, visits = options.features, options.steps
         return Coefficients(
@@ -204,10 +204,10 @@ def _of_step(kind: type[Any], *, shapes: Shapes = SHAPES, published: Fields, **g
 
 _PUBLIC: Fields = {"relevance_from": "public"}
 _ENTRIES: dict[str, Entry] = {
-    "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((8,),), steps=False),
-    "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((8,),), steps=False),
+    "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((16,),), steps=False),
+    "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((16,),), steps=False),
     "adaclip": _of_step(mechanisms.AdaClip, published={"gamma": 0.01}, expected_batch_size=BATCH),
-    "directional": _of_step(mechanisms.Directional, published={"importance_multiplier": 1.0}),
+    "directional": _of_step(mechanisms.Directional, published={"importance_multiplier": 0.05}),
     "dpsgd": _of_step(mechanisms.DPSGD, published={}),
     "gredp": _of_step(mechanisms.GReDP, published={}, shapes=CIRCULANT),
     "laplace_sgd": _of_step(mechanisms.LaplaceSGD, published={}),

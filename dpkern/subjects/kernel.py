@@ -15,8 +15,9 @@ from torch import Tensor
 
 from .._step_noise import purpose_of
 from .._validate import choice, integer
-from ..audit import canaries, claims, likelihood
+from ..audit import bits, canaries, claims, likelihood, repeats
 from ..audit.claims import Claim
+from ..audit.findings import Check
 from ..audit.subject import Pair, Subject
 from ..laws import LAWS, SCALE_CELLS, SCALE_UNITS
 from ..mechanisms.base import checked_noise_multiplier
@@ -24,9 +25,12 @@ from ..mechanisms.certify import gaussian_spec, laplace_spec, lattice_bound
 from ..mechanisms.plan import Block
 from ..ops import noise, update
 from ..rng import Key, Purpose, Stream
-from .backend import running
+from .backend import check_backend, running
 
 OPS = ("add_noise", "update")
+
+LOOKED_AT = 10_000
+"""Runs whose bits are looked at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class NoiseKernel(Subject):
     op: str = "add_noise"
     distribution: str = "gaussian"
     noise_multiplier: float = 1.0
-    width: int = 8
+    width: int = 16
     dtype: torch.dtype = torch.int32
     backend: str | None = None
     name: str = field(init=False)
@@ -58,6 +62,7 @@ class NoiseKernel(Subject):
 
     def __post_init__(self) -> None:
         choice(OPS, op=self.op)
+        check_backend(self.backend)
         choice(LAWS, distribution=self.distribution)
         choice((*noise.INTEGERS, *noise.FLOATS), dtype=self.dtype)
         integer(1, width=self.width)
@@ -131,6 +136,17 @@ class NoiseKernel(Subject):
         """Of Gaussian noise, in the units of ``release``."""
         return self._scale if self.distribution == "gaussian" else None
 
+    def checks(self, *, quick: bool) -> Sequence[Check]:
+        """Bits of what is released, and noise that is used twice."""
+        del quick
+        # The same sum everywhere: equal numbers are then equal noise.
+        released = self.release(torch.zeros(self.width, dtype=self.dtype), LOOKED_AT, 0)
+        cell = self._scale / SCALE_CELLS
+        found = [bits.lattice(released, cell), *repeats.repeats(released)]
+        counts = (released.double() / torch.tensor(cell).to(self._float).double()).round().long()
+        uniform = 4 if self.distribution == "gaussian" else 2
+        return [*found, bits.uniform_low_bits(counts, bits=uniform)]
+
     def null(self) -> Tensor:
         """The sum of the other records."""
         others = canaries.directions(self.width, seed=1)[
@@ -157,7 +173,8 @@ class NoiseKernel(Subject):
         present = without + canary
         if not laplace:
             return Pair(name=name, without=without, present=present)
-        score = likelihood.LaplaceRatio(*(self._shown(x) for x in (without, present)), self._scale)
+        shown = self._shown(without), self._shown(present)
+        score = likelihood.LaplaceRatio(shown[0], shown[1], self._scale)
         return Pair(name=name, without=without, present=present, score=score, layer="likelihood")
 
     @property

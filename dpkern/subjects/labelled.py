@@ -178,8 +178,8 @@ class LabelledRecord(Subject):
             answers = each * (hot[present.label] - hot[without.label])
         else:
             assert mechanism.label_scale is not None
-            for mean, each in zip(means, (without, present), strict=True):
-                target = hot[each.label][None]
+            for mean, record in zip(means, (without, present), strict=True):
+                target = hot[record.label][None]
                 if mechanism.labels == "coefficients":
                     made = label_coefficients(target)
                     mean += [made.linear[0], made.quadratic[0]]

@@ -1,7 +1,7 @@
 """What leaves one record, once: its released form, noisy coefficients, or a randomized response.
 
-Neighbours are two values of the record: all features 0 against all 1, and one feature alone. Rows of
-a call are runs: every record of a data set has noise of its own.
+Neighbours are two values of the record: all features 0 against all 1, and one feature alone. Rows
+of a call are runs: every record of a data set has noise of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..mechanisms.functional import Functional
 from ..objective import release
 from ..ops import coef
 from ..rng import Key, Purpose
-from .backend import running
+from .backend import check_backend, running
 
 REPLACED = "replace_one"
 
@@ -112,6 +112,7 @@ class Coefficients(Subject):
     def __post_init__(self) -> None:
         integer(1, features=self.features)
         integer(1, visits=self.visits)
+        check_backend(self.backend)
         if not (self.mechanism.published and self.mechanism.noised):
             raise InvalidInput(
                 "mechanism",
@@ -181,10 +182,12 @@ class Response(Subject):
     certified: Claim = field(init=False)
 
     def __post_init__(self) -> None:
+        check_backend(self.backend)
         proved = claims.of_event(self.mechanism.event_spec(), neighbouring=REPLACED)
         k = self.mechanism.categories
         text = f"randomized_response, {k} categories, {self.backend or 'default backend'}"
-        _settle(self, claims.Pure(self.mechanism.epsilon), proved, text)
+        claimed = claims.Pure(self.mechanism.epsilon)
+        _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, text)
 
     def release(self, data: int, runs: int, seed: int) -> Tensor:
         """``[runs, 1]``: the answers to one symbol."""

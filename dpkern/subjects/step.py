@@ -16,18 +16,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._step_sums import clipped
 from .._validate import choice, integer
 from ..accounting import events
-from ..audit import canaries, claims, likelihood
+from ..audit import bits, canaries, claims, likelihood, sensitivity
 from ..audit.claims import Claim
+from ..audit.findings import Check
 from ..audit.subject import Pair, Subject
 from ..errors import InvalidInput
+from ..laws import SCALE_CELLS
 from ..mechanisms.base import Mechanism
 from ..mechanisms.plan import Block, Plan
 from ..mechanisms.release import Diagonal
 from ..ops import update
 from ..step import DPStep
-from .backend import running
+from .backend import check_backend, running
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 """One record more; one whose gradient is zero instead; one whose gradient is opposite instead."""
@@ -37,6 +40,9 @@ FAR = 2.0**10
 
 BATCH = 4.0
 """Public expected batch size, a power of two."""
+
+LOOKED_AT = 200
+"""Runs whose bits are looked at."""
 
 Batch = tuple[Tensor, ...]
 """Per-sample gradients ``[B, *shape]`` of every parameter; B = 0: nobody came."""
@@ -73,6 +79,7 @@ class PrivateStep(Subject):
 
     def __post_init__(self) -> None:
         integer(1, steps=self.steps)
+        check_backend(self.backend)
         choice((None, *RELATIONS), relation=self.relation)
         if self._operands:
             raise InvalidInput(
@@ -191,6 +198,38 @@ class PrivateStep(Subject):
             return None
         return torch.cat([_sd(block) for block in plan.blocks]).repeat(self.steps) / BATCH
 
+    def checks(self, *, quick: bool) -> Sequence[Check]:
+        """Bits of what is released, and what hostile records do to the clipped sum."""
+        found = []
+        if self._on_a_lattice:
+            cells = torch.cat([_each(b, b.sd / SCALE_CELLS / BATCH) for b in self.plan.blocks])
+            released = self.release(self.null(), LOOKED_AT, 0)
+            found.append(bits.lattice(released, cells.repeat(self.steps)))
+        if self._on_a_lattice and self.plan.clipping in ("flat", "automatic"):
+            found += sensitivity.checks(self._summation(), quick=quick)
+        return found
+
+    @property
+    def _on_a_lattice(self) -> bool:
+        """Whether every entry is a multiple of its noise's cell, the same in every run."""
+        return self.plan.private and not self.plan.mapped
+
+    def _summation(self) -> sensitivity.Summation:
+        """Clipping of records ``[B, d]`` of a single parameter, by the functions of the step."""
+        block = self.plan.blocks[0]
+        return sensitivity.Summation(
+            summed=self._summed,
+            bound=block.bound,
+            p=self.plan.p,
+            unit=block.unit if self.plan.arithmetic == "exact" else None,
+            dtype=self.dtype,
+        )
+
+    def _summed(self, records: Tensor) -> Tensor:
+        plan = self.mechanism.plan([(records.shape[1],)])
+        with running(self.backend):
+            return clipped([records], plan, None, self.backend).sums[0]
+
     def null(self) -> tuple[Batch, ...]:
         """Bystanders alone."""
         return self._data(self._bystanders())
@@ -287,14 +326,14 @@ class PrivateStep(Subject):
             if not flat.any():
                 flat = torch.ones_like(flat)
             flat = flat * ((bound if math.isfinite(bound) else 1.0) / flat.norm(self.plan.p))
-            pieces = flat.split([parts[i].numel() for i in group])
+            pieces = torch.split(flat, [parts[i].numel() for i in group])
             for i, piece in zip(group, pieces, strict=True):
                 parts[i] = piece.view(parts[i].shape)
         return parts
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         shapes = self._sample_shapes
-        parts = flat.split(_sizes(shapes))
+        parts = torch.split(flat, _sizes(shapes))
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _strongest(self) -> Tensor:
@@ -318,7 +357,7 @@ class PrivateStep(Subject):
     def _adjoint(self, direction: Tensor) -> Tensor:
         """``back^T`` of every block."""
         found = []
-        parts = direction.split(_sizes(self.shapes))
+        parts = torch.split(direction, _sizes(self.shapes))
         for block, part in zip(self.plan.blocks, parts, strict=True):
             if block.release is None:
                 found.append(part)
@@ -332,6 +371,11 @@ class PrivateStep(Subject):
 
 def _sizes(shapes: Sequence[tuple[int, ...]]) -> list[int]:
     return [torch.Size(shape).numel() for shape in shapes]
+
+
+def _each(block: Block, value: float) -> Tensor:
+    """One number for every entry."""
+    return torch.full((block.size,), value, dtype=torch.float64)
 
 
 def _sd(block: Block) -> Tensor:
