@@ -246,10 +246,10 @@ class _OnePair(PrivateStep):
 
 
 def test_a_step_passes_and_a_smaller_claim_fails() -> None:
-    step = _OnePair(mechanism=DPSGD(noise_multiplier=0.5, max_grad_norm=1.0), shapes=((2,),))
+    step = _OnePair(mechanism=DPSGD(noise_multiplier=0.25, max_grad_norm=1.0), shapes=((2,),))
     found = run(step, runs=300, **SURE)
     assert found.passed, found.sentence
-    assert found.against(Gaussian(1.0))
+    assert found.against(Gaussian(2.0))
 
 
 def test_checks_of_a_step_see_a_clip_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +270,8 @@ def test_checks_of_a_step_see_a_clip_without_bound(monkeypatch: pytest.MonkeyPat
         ("dpsgd", {"backend": "abacus"}),
         ("randomized_response", {"steps": 2}),
         ("ilm", {"backend": "cpu"}),
+        ("ilm", {"shapes": ((4,),)}),
+        ("fm", {"mode": "corrected", "steps": 2}),
         ("gredp", {"mode": "published", "shapes": ((2, 1, 3, 3),)}),
         ("spof", {"mode": "corrected", "settings": {"form": "printed"}}),
     ],
