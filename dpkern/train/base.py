@@ -110,12 +110,8 @@ class BaseSession(ABC, Generic[P, M, E]):
         """The rest of the summary that only such a run has: results, remarks on the data."""
 
     @abstractmethod
-    def _panels(self) -> report.Panels:
-        """Curves of the figure, by name."""
-
-    @abstractmethod
-    def _title(self, summary: Mapping[str, Any]) -> str:
-        """Of the figure."""
+    def _drawn(self, summary: Mapping[str, Any]) -> report.Drawn:
+        """What the figure shows."""
 
     @abstractmethod
     def _shown(self, summary: Mapping[str, Any]) -> display.Shown:
@@ -200,9 +196,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         summary = self.summary()
         self.save()
         if self.options.run.figure:
-            report.write_figure(
-                self.out / files.FIGURE, self.history, self._panels(), title=self._title(summary)
-            )
+            report.write_figure(self.out / files.FIGURE, self.history, self._drawn(summary))
         # Last: where a report stands, everything else does too.
         report.write_report(self.out / files.REPORT, summary, self.history)
         return summary

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .display import Shown
-from .report import Panels
+from .report import Drawn
 
 DIAGNOSTICS_NOTE = "not covered by epsilon"
 
@@ -38,14 +38,19 @@ class Epoch:
         return self.epsilon if secret is None else secret
 
 
-def panels(history: Sequence[Epoch], *, seeded: bool) -> Panels:
+def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
     """Held-out loss, held-out accuracy and epsilon."""
+    model, source = summary["options"]["model"], summary["public"]["data"]
+    seeded = summary["options"]["unsafe_seed"] is not None
     epsilon = "epsilon if the seed were secret" if seeded else "certified epsilon"
-    return {
-        "held-out loss": [epoch.heldout_loss for epoch in history],
-        "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
-        epsilon: [epoch.shown_epsilon for epoch in history],
-    }
+    return Drawn(
+        title=f"{model} on {source}, {summary['mechanism']}, delta = {summary['delta']:g}",
+        panels={
+            "held-out loss": [epoch.heldout_loss for epoch in history],
+            "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
+            epsilon: [epoch.shown_epsilon for epoch in history],
+        },
+    )
 
 
 def shown(summary: Mapping[str, Any]) -> Shown:
