@@ -19,7 +19,7 @@ from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.train import checkpoint
 from dpkern.train.files import CHECKPOINT, FIGURE, REPORT
 from dpkern.train.objective_report import Reconstruction
-from dpkern.train.report import statement, write_figure
+from dpkern.train.report import Drawn, statement, write_figure
 from dpkern.train.start import NAMES, SESSIONS, AnySession, start
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -203,9 +203,10 @@ def test_a_figure_says_in_words_what_it_cannot_draw(
     )
     past = [Reconstruction(**RECONSTRUCTION, epoch=n, diverged=False) for n in (1, 2)]
     panels = {"drawn": [1.0, 2.0], "at once": [None, None], "none": [None, math.inf]}
-    write_figure(tmp_path / "a.png", past, panels, title="a")
+    write_figure(tmp_path / "a.png", past, Drawn(title="a", panels=panels))
     assert words == ["spent at once", "infinite"]
     words.clear()
     ended = [*past[:1], Reconstruction(**RECONSTRUCTION, epoch=2, diverged=True)]
-    write_figure(tmp_path / "b.png", ended, {"drawn": [1.0, math.nan]}, title="b")
+    broken = Drawn(title="b", panels={"drawn": [1.0, math.nan]})
+    write_figure(tmp_path / "b.png", ended, broken)
     assert words == ["diverged"]

@@ -13,6 +13,7 @@ from ..objective.adlm_networks import build, setting
 from ..theory.adlm import Setting
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .mechanism import read_settings
+from .objective_mechanism import stated
 from .options import required
 
 TYPES: dict[str, type[AdLM]] = {"adlm": AdLM, "ilm": ILM}
@@ -74,27 +75,17 @@ def planned_setting(
 
 def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
     """What a report says about the privacy of a run, certificate included."""
-    certificate = mechanism.certificate(visits=visits, seeded=seeded).to_dict()
     secret = mechanism.epsilon_certified(visits=visits)
-    said: dict[str, Any] = {
-        "mechanism": mechanism.name,
-        "mode": mechanism.mode,
-        "epsilon_claimed": mechanism.epsilon_claimed(),
-        "claim": mechanism.claim_text,
-        "epsilon_certified": certificate["epsilon"],
-        "non_private": _reason(mechanism, seeded),
-        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
-        "visits": visits,
-        "epsilon_by_part": dict(mechanism.costs()),
-        "settings": settings(mechanism),
-        "certificate": certificate,
-    }
+    said = stated(
+        mechanism,
+        mechanism.certificate(visits=visits, seeded=seeded),
+        non_private=_reason(mechanism, seeded),
+        visits=visits,
+        epsilon_by_part=dict(mechanism.costs()),
+        # The sizes follow from the data.
+        settings={key: value for key, value in mechanism.options().items() if key != "setting"},
+    )
     return said | ({"epsilon_if_seed_secret": secret} if seeded else {})
-
-
-def settings(mechanism: AdLM) -> dict[str, Any]:
-    """The fields, without the sizes that follow from the data."""
-    return {name: value for name, value in mechanism.options().items() if name != "setting"}
 
 
 def _reason(mechanism: AdLM, seeded: bool) -> str | None:
