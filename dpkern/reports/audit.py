@@ -141,7 +141,8 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append("Nothing is certified of this release.")
     unasked = [check for check in findings.checks if check.passed is None]
     if unasked:
-        notes.append(f"Could not be asked: {"; ".join(check.name for check in unasked)}.")
+        names = "; ".join(check.name for check in unasked)  # which have commas
+        notes.append(f"Could not be asked: {names}.")
     return tuple(notes)
 
 
