@@ -77,7 +77,7 @@ def _tests(findings: Findings) -> Table:
     best: dict[str, Evidence] = {}
     for found in _strongest_first(findings):
         best.setdefault(found.pair, found)
-    rows = [
+    rows: list[list[str | float]] = [
         [
             *(found.pair, found.layer, found.false_positives, found.false_negatives, found.runs),
             *(found.mu_lower, found.epsilon_lower, _verdict(found, findings)),
