@@ -141,6 +141,30 @@ def test_shuffled_lower_bound() -> None:
     assert shuffled_epsilon_lower(SIGMA, DELTA, steps_per_epoch=100, epochs=0) == 0
 
 
+def test_shuffled_lower_bound_of_two_batches() -> None:
+    """Below the exact epsilon of two batches, integrated over the plane, and near it."""
+    mu, delta = 1.0, 1e-3
+    axis = np.linspace(-8, 11, 250)
+    cell = (axis[1] - axis[0]) ** 2 / (2 * math.pi)
+
+    def density(shift: float) -> np.ndarray:
+        moved, still = np.exp(-((axis - shift) ** 2) / 2), np.exp(-(axis**2) / 2)
+        return (np.outer(moved, still) + np.outer(still, moved)) / 2 * cell
+
+    def exact(p: np.ndarray, q: np.ndarray) -> float:
+        low, high = 0.0, 20.0
+        for _ in range(20):
+            middle = (low + high) / 2
+            excess = float(np.maximum(p - math.exp(middle) * q, 0).sum())
+            low, high = (middle, high) if excess > delta else (low, middle)
+        return high
+
+    pairs = [(density(2 * mu), density(mu)), (density(mu), density(0.0))]
+    best = max(exact(*order) for p, q in pairs for order in ((p, q), (q, p)))
+    lower = shuffled_epsilon_lower(1 / mu, delta, steps_per_epoch=2, epochs=1)
+    assert 0.95 * best <= lower <= best * (1 + 1e-3)
+
+
 def test_shuffled_lower_bound_by_simulation() -> None:
     """The masses are those of the largest of some normals."""
     mu, others, runs = 1.0, 4, 200_000
@@ -291,6 +315,9 @@ def test_statements_of_mechanisms() -> None:
     assert not failed(plan.checks(plan.of_mechanism(sound, **run)))
     shuffled = plan.of_mechanism(sound, sampling="shuffled", **run)
     assert not failed(plan.checks(shuffled))
+    fixed = plan.of_mechanism(sound, sampling="fixed", dataset_size=10_000, **run)
+    assert fixed.relation == "replace_one"
+    assert not failed(plan.checks(fixed))
     mixed = LaplaceSGD(noise_multiplier=3.0, max_grad_norm=1.0, mode="published")
     assert failed(plan.checks(plan.of_mechanism(mixed, **run))) == {"event", "epsilon"}
 

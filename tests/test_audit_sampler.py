@@ -126,6 +126,13 @@ def ragged() -> Rows:
     return [row[: B - 1] if t == 3 else row for t, row in enumerate(shuffled())]
 
 
+def one_twice() -> Rows:
+    """A single record comes back in its epoch."""
+    rows = shuffled()
+    rows[5][0] = rows[2][0]
+    return rows
+
+
 BROKEN: dict[str, tuple[str, Callable[[], Rows], set[str]]] = {
     "shuffled as poisson": (
         "poisson",
@@ -151,6 +158,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Rows], set[str]]] = {
     "a window as fixed": ("fixed", overlapping, {"independent batches"}),
     "subsets again": ("fixed", fixed_again, {"repeats"}),
     "fixed as shuffled": ("shuffled", fixed, {"once in an epoch"}),
+    "one record twice as shuffled": ("shuffled", one_twice, {"once in an epoch"}),
     "ragged as shuffled": ("shuffled", ragged, {"size"}),
     "strange index": ("shuffled", lambda: [[0, N]], {"indices"}),
 }

@@ -193,7 +193,7 @@ def of_mechanism(
         steps=steps,
         epsilon=claimed,
         delta=delta,
-        relation=mechanism.neighbouring,
+        relation="replace_one" if sampling == "fixed" else mechanism.neighbouring,
         sampling=sampling,
         sample_rate=sample_rate,
         dataset_size=dataset_size,
