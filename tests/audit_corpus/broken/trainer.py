@@ -53,6 +53,13 @@ def duplicated_lanes(records: Tensor, runs: int, generator: Generator) -> Tensor
     return clip(records).sum(0) + torch.cat([half, half], dim=-1)
 
 
+def correlated_pair(records: Tensor, runs: int, generator: Generator) -> Tensor:
+    """Two lanes have three quarters of their noise in common: little is left of the difference."""
+    noise = normal(runs, D, generator, SIGMA)
+    noise[:, 2] = 0.75 * noise[:, 1] + math.sqrt(1 - 0.75**2) * noise[:, 2]
+    return clip(records).sum(0) + noise
+
+
 def one_seed_per_layer(records: Tensor, runs: int, generator: Generator) -> Tensor:
     """The generator is seeded anew before every layer."""
     layer = normal(runs, D // LAYERS, generator, SIGMA)
@@ -227,6 +234,7 @@ CASES = (
         bounds=(1.0,) * LAYERS,
     ),
     plain("duplicated lanes", duplicated_lanes, math.inf, BOTH, "a kernel's counter"),
+    plain("correlated lanes", correlated_pair, 2 / SIGMA, BOTH, "a weak generator"),
     plain("one seed per layer", one_seed_per_layer, math.inf, BOTH, "manual_seed in a loop"),
     plain("same seed every run", seeded, math.inf, BOTH, "manual_seed(42)"),
     plain("noise on every rank averaged", averaged_ranks, 2 / SIGMA, BOTH, "distributed training"),
