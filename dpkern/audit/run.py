@@ -45,6 +45,8 @@ DOUBT = 0.01
 """Chance that a rate is larger than it is taken for where a threshold is chosen."""
 STATISTICAL = ("covariance", "canary", "likelihood", BITS)
 """Layers that need many runs."""
+OWN = ("bits", "sensitivity", "plan")
+"""Layers of which a subject has checks of its own."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def run(
         )
         total = running.runs
     tell("checks", 0.95)
-    checks += [found for found in subject.checks(quick=quick) if found.layer in layers]
+    if set(layers) & set(OWN):
+        checks += [found for found in subject.checks(quick=quick) if found.layer in layers]
     tell("done", 1.0)
     return Findings(
         subject=subject.name,

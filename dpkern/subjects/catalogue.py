@@ -53,8 +53,8 @@ class Entry:
         given: fields that have another default here than in the class, or none there.
         published: of them, those of published mode.
         shapes: of the parameters, or ``((n,),)`` for records of n features.
-        backends: whether the caller chooses who runs it.
-        steps: whether several releases can be audited together.
+        takes: options of ``make`` that the caller may choose.
+        corrected: those of corrected mode, where they are fewer.
     """
 
     kind: type[Any]
@@ -62,8 +62,8 @@ class Entry:
     given: Mapping[str, Any]
     published: Mapping[str, Any]
     shapes: Shapes
-    backends: bool = True
-    steps: bool = True
+    takes: tuple[str, ...] = ("backend", "steps", "shapes")
+    corrected: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,15 +119,15 @@ def make(
     """
     entry = _entry(name)
     choice(MODES, mode=mode)
-    for option, wanted, has in (
-        ("backend", backend is not None, entry.backends),
-        ("steps", integer(1, steps=steps) > 1, entry.steps),
-    ):
-        if wanted and not has:
+    few = entry.corrected is not None and mode == "corrected"
+    takes = entry.corrected if few else entry.takes
+    asked = {"backend": backend, "steps": integer(1, steps=steps), "shapes": shapes}
+    for option, value in asked.items():
+        if value not in (None, 1) and option not in (takes or ()):
             raise InvalidInput(
                 option,
-                expected=f"none: {name} has no such choice",
-                got=backend if option == "backend" else steps,
+                expected=f"none: {name} has no such choice in mode {mode!r}",
+                got=value,
                 remedy=f"Leave {option} out.",
             )
     chosen = entry.shapes if shapes is None else checked_shapes(shapes)
@@ -207,11 +207,12 @@ def _of_step(kind: type[Any], *, shapes: Shapes = SHAPES, published: Fields, **g
     return Entry(kind, _step, {**noise, **given}, published, shapes)
 
 
+KERNEL = ("backend", "shapes")
 _PUBLIC: Fields = {"relevance_from": "public"}
 _ENTRIES: dict[str, Entry] = {
-    "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((16,),), steps=False),
-    "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((16,),), steps=False),
-    "generator": Entry(Generator, _generator, {}, {}, FEATURES, steps=False),
+    "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((16,),), KERNEL),
+    "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((16,),), KERNEL),
+    "generator": Entry(Generator, _generator, {}, {}, FEATURES, ("backend",)),
     "adaclip": _of_step(mechanisms.AdaClip, published={"gamma": 0.01}, expected_batch_size=BATCH),
     "directional": _of_step(mechanisms.Directional, published={"importance_multiplier": 0.05}),
     "dpsgd": _of_step(mechanisms.DPSGD, published={}),
@@ -231,14 +232,20 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "spectral_dp": _of_step(mechanisms.SpectralDP, published={}, shapes=CIRCULANT),
     "randomized_response": Entry(
-        mechanisms.RandomizedResponse, _response, {"epsilon": 1.0}, {}, FEATURES, steps=False
+        mechanisms.RandomizedResponse, _response, {"epsilon": 1.0}, {}, FEATURES, ("backend",)
     ),
-    "spof": Entry(mechanisms.SPOF, _functional, {"epsilon": 1.0}, {}, FEATURES),
-    "fm": Entry(mechanisms.FM, _functional, {"epsilon": 1.0}, {}, FEATURES),
-    "spof_training": Entry(mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False),
-    "fm_training": Entry(mechanisms.FM, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False),
+    "spof": Entry(
+        mechanisms.SPOF, _functional, {"epsilon": 1.0}, {}, FEATURES, corrected=("shapes",)
+    ),
+    "fm": Entry(mechanisms.FM, _functional, {"epsilon": 1.0}, {}, FEATURES, corrected=("shapes",)),
+    "spof_training": Entry(
+        mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
+    ),
+    "fm_training": Entry(
+        mechanisms.FM, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
+    ),
     "output_sgd": Entry(
-        mechanisms.OutputSGD, _visits, {"epsilon": 1.0}, {}, ((4,),), backends=False
+        mechanisms.OutputSGD, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
     ),
     "adlm": Entry(
         mechanisms.AdLM,
@@ -246,8 +253,7 @@ _ENTRIES: dict[str, Entry] = {
         {"epsilon": 1.0, "setting": SETTING, **_PUBLIC},
         {},
         FEATURES,
-        backends=False,
-        steps=False,
+        (),
     ),
     "ilm": Entry(
         mechanisms.ILM,
@@ -255,8 +261,7 @@ _ENTRIES: dict[str, Entry] = {
         {"epsilon": 1.0, "setting": SETTING},
         {},
         FEATURES,
-        backends=False,
-        steps=False,
+        (),
     ),
 }
 
