@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -11,19 +12,27 @@ from rich.console import Console
 from torch import nn
 
 from . import accounting
-from ._validate import choice, integer
+from ._validate import choice, integer, probability
 from .errors import InvalidInput
 from .mechanisms import RandomizedResponse
 from .mechanisms.base import Mechanism
-from .train import display, objective_mechanism, responses
+from .theory.adlm import Setting
+from .train import adlm_mechanism, display, objective_mechanism, responses
+from .train.adlm_options import MODELS
 from .train.mechanism import CALIBRATED_TO, MODES, NAMES, Run, make
 from .train.models import ALL_MODELS, build, example_rows
 from .train.options import ARITHMETICS, CLIPPINGS
 from .train.report import dumps
 
-CLASSES = 10
 OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
 """Options that a mechanism which perturbs a loss has."""
+OF_ADLM = (*OF_OBJECTIVES, "model", "row_shape", "classes", "sample_rate", "dataset_size")
+"""Its noise follows from the sizes of network and data too."""
+OBJECTIVES = {
+    **dict.fromkeys(objective_mechanism.TYPES, OF_OBJECTIVES),
+    **dict.fromkeys(adlm_mechanism.TYPES, OF_ADLM),
+}
+"""Mechanisms without sampled steps, and their options."""
 
 
 def command(
@@ -34,7 +43,7 @@ def command(
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Number of steps; of spof and fm: visits of each record."),
+        typer.Option(help="Number of steps; of spof, fm, adlm and ilm: visits of each record."),
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise, in units of the norm bound.")
@@ -50,10 +59,10 @@ def command(
         str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
     ] = "poisson",
     dataset_size: Annotated[
-        int | None, typer.Option(help="Number of rows; needed by fixed sampling.")
+        int | None, typer.Option(help="Number of rows; needed by fixed sampling, adlm and ilm.")
     ] = None,
     mechanism: Annotated[
-        str, typer.Option(help=f"One of {', '.join((*NAMES, *objective_mechanism.TYPES))}.")
+        str, typer.Option(help=f"One of {', '.join(sorted((*NAMES, *OBJECTIVES)))}.")
     ] = "dpsgd",
     mode: Annotated[
         str, typer.Option(help=f"One of {', '.join(MODES)}; published has the source's claim.")
@@ -64,11 +73,15 @@ def command(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}."),
+        typer.Option(
+            help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}. "
+            f"Of adlm and ilm: {', '.join(MODELS)}."
+        ),
     ] = None,
     row_shape: Annotated[
         str | None, typer.Option(help="Shape of one row of that model, such as 1,28,28.")
     ] = None,
+    classes: Annotated[int, typer.Option(help="Number of classes of the labels.")] = 10,
     linear: Annotated[str, typer.Option(help="dense or circulant, in a source's model.")] = "dense",
     clipping: Annotated[
         str | None,
@@ -83,9 +96,21 @@ def command(
     ] = False,
 ) -> None:
     """Claimed and certified epsilon of a planned run, or the noise that it needs."""
-    if mechanism in objective_mechanism.TYPES:
+    integer(2, classes=classes)
+    if mechanism in OBJECTIVES:
         _refuse_others(context, mechanism)
-        _print_objective(mechanism, mode, tuple(settings or ()), epsilon, steps, json)
+        choice(MODES, mode=mode)
+        given: dict[str, Any] = {"mode": mode, "settings": settings or (), "epsilon": epsilon}
+        visits = integer(1, visits=1 if steps is None else steps)
+        if mechanism in objective_mechanism.TYPES:
+            local = objective_mechanism.make(mechanism, **given)
+            facts = objective_mechanism.facts(local, visits=visits, seeded=False)
+        else:
+            sizes = _sizes(model, row_shape, classes, dataset_size, sample_rate)
+            released = adlm_mechanism.make(mechanism, setting=sizes, **given)
+            facts = adlm_mechanism.facts(released, visits=visits, seeded=False)
+            facts["sizes"] = asdict(sizes)
+        _print_objective(facts, json)
         return
     if sample_rate is None or steps is None:
         raise InvalidInput(
@@ -105,14 +130,14 @@ def command(
     rows: tuple[int, ...] = ()
     if model is not None:
         rows = _shape(row_shape) if row_shape is not None else example_rows(model)
-        network = build(model, row_shape=rows, classes=CLASSES, linear=linear)
+        network = build(model, row_shape=rows, classes=classes, linear=linear)
     size = round(1 / sample_rate) if dataset_size is None else dataset_size
     made, open_noise = make(
         mechanism,
         Run(
             model=network,
             row_shape=rows,
-            classes=CLASSES,
+            classes=classes,
             steps=steps,
             sample_rate=sample_rate,
             rows=size,
@@ -185,7 +210,11 @@ def _refuse_others(context: typer.Context, mechanism: str) -> None:
     """Options that mean nothing to a mechanism without sampled steps, where they were given."""
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in OF_OBJECTIVES:
+        if (
+            source is not None
+            and source.name == "COMMANDLINE"
+            and name not in OBJECTIVES[mechanism]
+        ):
             raise InvalidInput(
                 name,
                 expected=f"none: {mechanism} has no such option",
@@ -194,23 +223,32 @@ def _refuse_others(context: typer.Context, mechanism: str) -> None:
             )
 
 
-def _print_objective(
-    name: str,
-    mode: str,
-    settings: Sequence[str],
-    epsilon: float | None,
-    visits: int | None,
-    as_json: bool,
-) -> None:
-    """What one record pays: local, with public bounds of its features."""
-    choice(MODES, mode=mode)
-    visits = integer(1, visits=1 if visits is None else visits)
-    made = objective_mechanism.make(name, mode=mode, settings=settings, epsilon=epsilon)
-    facts = objective_mechanism.facts(made, visits=visits, seeded=False)
-    wanted = ("mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified")
-    shown = {key: facts[key] for key in (*wanted, "non_private", "visits")}
-    if "epsilon_of_target_alone" in facts:
-        shown["epsilon_of_target_alone"] = facts["epsilon_of_target_alone"]
+def _sizes(
+    model: str | None, row_shape: str | None, classes: int, rows: int | None, rate: float | None
+) -> Setting:
+    """What the noise of AdLM and ILM follows from, of a run that is not started."""
+    if model is None or rows is None or rate is None:
+        raise InvalidInput(
+            "model, dataset_size, sample_rate",
+            expected="all three: the noise of adlm and ilm follows from them",
+            got=f"model {model}, dataset_size {rows}, sample_rate {rate}",
+            remedy="Pass --model, --dataset-size and --sample-rate.",
+        )
+    rows, rate = integer(1, dataset_size=rows), probability(sample_rate=rate)
+    return adlm_mechanism.planned_setting(
+        model,
+        None if row_shape is None else _shape(row_shape),
+        classes=classes,
+        records=rows,
+        batch=max(1, round(rate * rows)),
+    )
+
+
+def _print_objective(facts: Mapping[str, Any], as_json: bool) -> None:
+    """What one record pays, with public bounds of its features."""
+    wanted = ("mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified", "non_private")
+    some = ("visits", "epsilon_of_target_alone", "epsilon_by_part", "sizes")
+    shown = {name: facts[name] for name in (*wanted, *some) if name in facts}
     certificate = {**facts["certificate"], "settings": facts["settings"]}
     del certificate["epsilon"]
     _show(shown | certificate, as_json)
@@ -224,8 +262,12 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
     plain = [
         (name, value)
         for name, value in rows
-        if name not in ("bounds", "notes", "event", "settings")
+        if name not in ("bounds", "notes", "event", "settings", "epsilon by part", "sizes")
     ]
+    parts = result.get("epsilon_by_part", {}).items()
+    plain += [(f"epsilon of {name}", value) for name, value in parts]
+    sizes = result.get("sizes", {})
+    plain += [(name, sizes[name]) for name in ("records", "batch", "classes") if name in sizes]
     bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
     notes = [("note", note) for note in result["notes"]]
     display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])

@@ -91,6 +91,14 @@ def test_a_run_is_bounded_below_its_certificate_and_not_far(sampling: str) -> No
         assert gaussian > 0.97 * certified
 
 
+def test_opposite_records_are_twice_as_far_as_one_from_none() -> None:
+    """mu 2 between opposite records is mu 1 of one record, by which a multiplier is meant."""
+    step = taken("fixed", 4)
+    replaced = audited.Audited(found=findings(2.0), radius=2.0)._if_gaussian(step, 4, DELTA)
+    alone = audited.Audited(found=findings(1.0), radius=1.0)._if_gaussian(step, 4, DELTA)
+    assert replaced == pytest.approx(alone, rel=1e-3)
+
+
 def test_more_steps_and_less_sampling_cost_more() -> None:
     made = audited.Audited(found=findings(1.0), radius=1.0)
 
@@ -168,9 +176,8 @@ def test_table_and_figure(
     assert f"audited {summary['epsilon_audited']:.5g}" in shown
     assert "a step has mu 4 at least, 4 at most" in shown
     assert (options["out"] / FIGURE).stat().st_size > 0
-    assert session._levels(summary) == {
-        "certified epsilon": {"audited": summary["epsilon_audited"]}
-    }
+    levels = session._drawn(summary).levels
+    assert levels == {"certified epsilon": {"audited": summary["epsilon_audited"]}}
 
 
 @pytest.mark.parametrize(

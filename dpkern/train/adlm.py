@@ -22,7 +22,7 @@ from .adlm_report import BoundedEpoch
 from .base import BaseSession
 from .display import Shown
 from .machine import torch_threads
-from .report import Panels
+from .report import Drawn
 from .steps import Steps
 
 PRETRAINING = 12
@@ -142,12 +142,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         privacy, mechanism = self.options.privacy, self.mechanism
         needed = mechanism.adaptive and mechanism.relevance_from != "trained_on_data"
         if needed and _same(privacy.public_data, privacy.data):
-            raise InvalidInput(
-                "public_data",
-                expected="other records than those that are protected",
-                got=privacy.public_data,
-                remedy="Name public records of the same kind.",
-            )
+            raise _not_public(privacy.public_data)
         if needed == (privacy.public_data is not None):
             return
         raise InvalidInput(
@@ -175,12 +170,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
                     remedy="Give records of the same kind, and --classes if some have no record.",
                 )
             if _within(seen.x, self.data.x):
-                raise InvalidInput(
-                    "public_data",
-                    expected="other records than those that are protected",
-                    got="the same rows",
-                    remedy="Name public records of the same kind.",
-                )
+                raise _not_public("the same rows")
         network: nn.Sequential = trainer.pretrained(
             seen,
             architecture,
@@ -240,14 +230,8 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             "data_warnings": list(self.warnings),
         }
 
-    def _panels(self) -> Panels:
-        return adlm_report.panels(self.history)
-
-    def _title(self, summary: Mapping[str, Any]) -> str:
-        return (
-            f"{summary['mechanism']}, {summary['mode']}, on {self.data.source}: claimed "
-            f"epsilon {summary['epsilon_claimed']}, certified {summary['epsilon_certified']}"
-        )
+    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+        return adlm_report.drawn(summary, self.history)
 
     def _shown(self, summary: Mapping[str, Any]) -> Shown:
         return adlm_report.shown(summary)
@@ -272,6 +256,15 @@ def load(privacy: LabelledOptions, source: str) -> tuple[Labelled, tuple[str, ..
 def _same(one: str | None, other: str) -> bool:
     """Whether two names are those of one file."""
     return one is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
+
+
+def _not_public(got: str | None) -> InvalidInput:
+    return InvalidInput(
+        "public_data",
+        expected="other records than those that are protected",
+        got=got,
+        remedy="Name public records of the same kind.",
+    )
 
 
 def _within(rows: Tensor, others: Tensor) -> bool:

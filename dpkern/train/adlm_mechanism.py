@@ -6,9 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from .._validate import choice
+from ..errors import InvalidInput
 from ..mechanisms import ILM, AdLM
+from ..objective.adlm_networks import build, setting
 from ..theory.adlm import Setting
+from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .mechanism import read_settings
+from .objective_mechanism import stated
 from .options import required
 
 TYPES: dict[str, type[AdLM]] = {"adlm": AdLM, "ilm": ILM}
@@ -38,29 +43,49 @@ def make(
     return kind(epsilon=epsilon, mode=mode, setting=setting, **fields)
 
 
+def planned_setting(
+    model: str, row_shape: tuple[int, ...] | None, *, classes: int, records: int, batch: int
+) -> Setting:
+    """The sizes of a run that is not started.
+
+    Args:
+        model: one of ``adlm_options.MODELS``.
+        row_shape: of one row; None: the one that the model is for.
+        classes: of the labels.
+        records: training rows.
+        batch: expected.
+
+    Raises:
+        InvalidInput: an unknown model, or rows that it cannot take.
+    """
+    architecture = choice(MODELS, model=model).removeprefix(PREFIX)
+    if row_shape is None:
+        usual = {name: shape for shape, name in ARCHITECTURE_OF.items()}
+        if architecture not in usual:
+            raise InvalidInput(
+                "row_shape",
+                expected=f"the shape of one row with the model {model}",
+                got="none",
+                remedy="Pass --row-shape, such as 30.",
+            )
+        row_shape = usual[architecture]
+    network = build(architecture, row_shape, classes, seed=0)
+    return setting(network, row_shape, records=records, batch=batch, name=model)
+
+
 def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
     """What a report says about the privacy of a run, certificate included."""
-    certificate = mechanism.certificate(visits=visits, seeded=seeded).to_dict()
     secret = mechanism.epsilon_certified(visits=visits)
-    said: dict[str, Any] = {
-        "mechanism": mechanism.name,
-        "mode": mechanism.mode,
-        "epsilon_claimed": mechanism.epsilon_claimed(),
-        "claim": mechanism.claim_text,
-        "epsilon_certified": certificate["epsilon"],
-        "non_private": _reason(mechanism, seeded),
-        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
-        "visits": visits,
-        "epsilon_by_part": dict(mechanism.costs()),
-        "settings": settings(mechanism),
-        "certificate": certificate,
-    }
+    said = stated(
+        mechanism,
+        mechanism.certificate(visits=visits, seeded=seeded),
+        non_private=_reason(mechanism, seeded),
+        visits=visits,
+        epsilon_by_part=dict(mechanism.costs()),
+        # The sizes follow from the data.
+        settings={key: value for key, value in mechanism.options().items() if key != "setting"},
+    )
     return said | ({"epsilon_if_seed_secret": secret} if seeded else {})
-
-
-def settings(mechanism: AdLM) -> dict[str, Any]:
-    """The fields, without the sizes that follow from the data."""
-    return {name: value for name, value in mechanism.options().items() if name != "setting"}
 
 
 def _reason(mechanism: AdLM, seeded: bool) -> str | None:

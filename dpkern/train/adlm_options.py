@@ -11,6 +11,14 @@ from .options import RowOptions, required
 PREFIX = "adlm-"
 MODELS = tuple(PREFIX + name for name in ARCHITECTURES)
 
+ARCHITECTURE_OF = {
+    (8, 8): "digits",
+    (28, 28): "mnist",
+    (1, 28, 28): "mnist",
+    (3, 32, 32): "cifar10",
+}
+"""By the shape of a row; others are numbers without places: "dense"."""
+
 MAX_SEED = 2**40
 """Initial weights and orders of batches share it."""
 
@@ -52,5 +60,4 @@ class BoundedOptions:
         """Name in ``ARCHITECTURES``."""
         if self.model is not None:
             return self.model.removeprefix(PREFIX)
-        known = {(8, 8): "digits", (28, 28): "mnist", (1, 28, 28): "mnist", (3, 32, 32): "cifar10"}
-        return known.get(row_shape, "dense")
+        return ARCHITECTURE_OF.get(row_shape, "dense")

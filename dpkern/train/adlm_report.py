@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..mechanisms import AdLM
 from .display import Shown
-from .report import Panels
+from .objective_report import title
+from .report import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +36,15 @@ def noise(mechanism: AdLM, scales: Tensor) -> dict[str, Any]:
     }
 
 
-def panels(history: Sequence[BoundedEpoch]) -> Panels:
+def drawn(summary: Mapping[str, Any], history: Sequence[BoundedEpoch]) -> Drawn:
     """Held-out accuracy and the loss of the released values."""
-    return {
-        "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
-        "loss of the released values": [epoch.loss for epoch in history],
-    }
+    return Drawn(
+        title=title(summary),
+        panels={
+            "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
+            "loss of the released values": [epoch.loss for epoch in history],
+        },
+    )
 
 
 def shown(summary: Mapping[str, Any]) -> Shown:

@@ -110,16 +110,8 @@ class BaseSession(ABC, Generic[P, M, E]):
         """The rest of the summary that only such a run has: results, remarks on the data."""
 
     @abstractmethod
-    def _panels(self) -> report.Panels:
-        """Curves of the figure, by name."""
-
-    def _levels(self, summary: Mapping[str, Any]) -> report.Levels:
-        """Single numbers that belong beside curves of the figure, by panel and name."""
-        return {}
-
-    @abstractmethod
-    def _title(self, summary: Mapping[str, Any]) -> str:
-        """Of the figure."""
+    def _drawn(self, summary: Mapping[str, Any]) -> report.Drawn:
+        """What the figure shows."""
 
     @abstractmethod
     def _shown(self, summary: Mapping[str, Any]) -> display.Shown:
@@ -208,13 +200,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         summary = self.summary()
         self.save()
         if self.options.run.figure:
-            report.write_figure(
-                self.out / files.FIGURE,
-                self.history,
-                self._panels(),
-                title=self._title(summary),
-                levels=self._levels(summary),
-            )
+            report.write_figure(self.out / files.FIGURE, self.history, self._drawn(summary))
         # Last: where a report stands, everything else does too.
         report.write_report(self.out / files.REPORT, summary, self.history)
         return summary

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .display import Shown
-from .report import Levels, Panels
+from .report import Drawn
 
 DIAGNOSTICS_NOTE = "not covered by epsilon"
 
@@ -38,25 +38,22 @@ class Epoch:
         return self.epsilon if secret is None else secret
 
 
-def panels(history: Sequence[Epoch], *, seeded: bool) -> Panels:
-    """Held-out loss, held-out accuracy and epsilon."""
-    return {
-        "held-out loss": [epoch.heldout_loss for epoch in history],
-        "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
-        _epsilon(seeded): [epoch.shown_epsilon for epoch in history],
-    }
-
-
-def levels(summary: Mapping[str, Any], *, seeded: bool) -> Levels:
-    """The source's epsilon where it is not the certified one, and the audited one."""
+def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
+    """Held-out loss, held-out accuracy and epsilon: certified, claimed elsewhere, audited."""
+    model, source = summary["options"]["model"], summary["public"]["data"]
+    seeded = summary["options"]["unsafe_seed"] is not None
+    epsilon = "epsilon if the seed were secret" if seeded else "certified epsilon"
     claimed = summary["epsilon_claimed"] if summary["mode"] == "published" else None
-    numbers = {"claimed": claimed, "audited": summary["epsilon_audited"]}
-    known = {name: value for name, value in numbers.items() if isinstance(value, float)}
-    return {_epsilon(seeded): known}
-
-
-def _epsilon(seeded: bool) -> str:
-    return "epsilon if the seed were secret" if seeded else "certified epsilon"
+    levels = {"claimed": claimed, "audited": summary["epsilon_audited"]}
+    return Drawn(
+        levels={epsilon: {n: v for n, v in levels.items() if isinstance(v, float)}},
+        title=f"{model} on {source}, {summary['mechanism']}, delta = {summary['delta']:g}",
+        panels={
+            "held-out loss": [epoch.heldout_loss for epoch in history],
+            "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
+            epsilon: [epoch.shown_epsilon for epoch in history],
+        },
+    )
 
 
 def shown(summary: Mapping[str, Any]) -> Shown:
@@ -66,12 +63,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
     last: list[tuple[str, Any]] = []
     audit = summary["audit"]
     if isinstance(audit, dict):
-        mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
-        text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu {mu:.3g}"
-        text += "" if proved is None else f" at least, {proved:.3g} at most"
-        if audit["epsilon_if_gaussian"] is not None:
-            text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
-        last += [("audit", text), ("verdict", audit["verdict"])]
+        last += [("audit", _audit(audit)), ("verdict", audit["verdict"])]
     if "diagnostics" in summary:
         losses = summary["diagnostics"]["training_loss"]
         if losses:
@@ -101,3 +93,13 @@ def shown(summary: Mapping[str, Any]) -> Shown:
         data=summary["data_warnings"],
         last=last,
     )
+
+
+def _audit(audit: Mapping[str, Any]) -> str:
+    """What the audit of a run's step has shown."""
+    mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
+    text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu {mu:.3g}"
+    text += "" if proved is None else f" at least, {proved:.3g} at most"
+    if audit["epsilon_if_gaussian"] is not None:
+        text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
+    return text

@@ -16,7 +16,7 @@ from .base import BaseSession
 from .display import Shown
 from .objective_options import CodeOptions, RecordOptions, read_bounds
 from .objective_report import Reconstruction
-from .report import Panels
+from .report import Drawn
 from .steps import Steps
 
 GENERATED_RECORDS = 1000
@@ -161,15 +161,8 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             "backend": self.backend,
         }
 
-    def _panels(self) -> Panels:
-        return objective_report.panels(self.history)
-
-    def _title(self, summary: Mapping[str, Any]) -> str:
-        claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
-        return (
-            f"{summary['mechanism']}, {summary['mode']}, on {self.records.source}: "
-            f"claimed epsilon {claimed:g}, certified {certified}"
-        )
+    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+        return objective_report.drawn(summary, self.history)
 
     def _shown(self, summary: Mapping[str, Any]) -> Shown:
         return objective_report.shown(summary)

@@ -67,18 +67,13 @@ def facts(
     unproved = "" if records is None else records.unproved
     secret = certificate(mechanism, visits=visits, seeded=False, unproved=unproved)
     found = certificate(mechanism, visits=visits, seeded=seeded, unproved=unproved)
-    said: dict[str, Any] = {
-        "mechanism": mechanism.name,
-        "mode": mechanism.mode,
-        "epsilon_claimed": mechanism.epsilon_claimed(),
-        "claim": mechanism.claim_text,
-        "epsilon_certified": found.epsilon,
-        "non_private": _reason(mechanism, found, seeded, unproved),
-        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
-        "visits": visits,
-        "settings": mechanism.to_dict(),
-        "certificate": found.to_dict(),
-    }
+    said = stated(
+        mechanism,
+        found,
+        non_private=_reason(mechanism, found, seeded, unproved),
+        visits=visits,
+        settings=mechanism.to_dict(),
+    )
     if not mechanism.certified and mechanism.noised:
         # Samples that are one record are visits of it too.
         paid = visits * (1 if records is None else records.copies)
@@ -88,6 +83,20 @@ def facts(
     if unproved and math.isfinite(mechanism.epsilon_certified(visits=visits)):
         said["epsilon_if_bounds_public"] = mechanism.epsilon_certified(visits=visits)
     return said
+
+
+def stated(mechanism: ObjectivePerturbation, found: Certificate, **more: Any) -> dict[str, Any]:
+    """What every such mechanism says of its privacy, and ``more``."""
+    return {
+        "mechanism": mechanism.name,
+        "mode": mechanism.mode,
+        "epsilon_claimed": mechanism.epsilon_claimed(),
+        "claim": mechanism.claim_text,
+        "epsilon_certified": found.epsilon,
+        "notes": [{"id": note.id, "text": note.text} for note in mechanism.notes],
+        **more,
+        "certificate": found.to_dict(),
+    }
 
 
 def _reason(

@@ -9,8 +9,8 @@ from typing import Any
 from ..mechanisms.functional import Functional
 from ..objective.records import Records
 from ..objective.spof import Training
-from .display import Shown
-from .report import Panels
+from .display import Shown, number
+from .report import Drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,25 @@ def noise(mechanism: Functional, records: Records, training: Training) -> dict[s
     }
 
 
-def panels(history: Sequence[Reconstruction]) -> Panels:
+def title(summary: Mapping[str, Any]) -> str:
+    """Of the figure; claimed and certified epsilon side by side."""
+    claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
+    return (
+        f"{summary['mechanism']}, {summary['mode']}, on {summary['public']['data']}: "
+        f"claimed epsilon {number(claimed)}, certified {number(certified)}"
+    )
+
+
+def drawn(summary: Mapping[str, Any], history: Sequence[Reconstruction]) -> Drawn:
     """Held-out accuracy, squared error and cross-entropy."""
-    return {
-        "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
-        "held-out squared error of a record": [epoch.heldout_mse for epoch in history],
-        "held-out cross-entropy of a record": [epoch.heldout_bce for epoch in history],
-    }
+    return Drawn(
+        title=title(summary),
+        panels={
+            "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
+            "held-out squared error of a record": [epoch.heldout_mse for epoch in history],
+            "held-out cross-entropy of a record": [epoch.heldout_bce for epoch in history],
+        },
+    )
 
 
 def shown(summary: Mapping[str, Any]) -> Shown:

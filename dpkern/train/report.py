@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,20 @@ from .files import write_atomically
 CERTIFIED = ("delta", "relation", "accountant", "certified_for")
 """What a report repeats of its certificate, beside the epsilon."""
 
-Panels = Mapping[str, Sequence[float | None]]
-"""Curves of a figure by name: one value for each epoch, None where it was not computed."""
 
-Levels = Mapping[str, Mapping[str, float]]
-"""Horizontal lines by panel and name."""
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What a figure shows.
+
+    Attributes:
+        title: above all panels.
+        panels: curves by name: one value for each epoch, None where it was not computed.
+        levels: horizontal lines by panel and name.
+    """
+
+    title: str
+    panels: Mapping[str, Sequence[float | None]]
+    levels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
@@ -61,10 +70,8 @@ def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> 
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_figure(
-    path: Path, history: Sequence[Any], panels: Panels, *, title: str, levels: Levels | None = None
-) -> None:
-    """The panels over the epochs, side by side, as PNG, with lines at single numbers.
+def write_figure(path: Path, history: Sequence[Any], drawn: Drawn) -> None:
+    """The panels over the epochs, side by side, as PNG.
 
     An infinite value is said in words instead of drawn, and so is a run that diverged.
 
@@ -74,31 +81,31 @@ def write_figure(
     figures = require("matplotlib.figure", extra="demo")
     agg = require("matplotlib.backends.backend_agg", extra="demo")
     # Figure and canvas without pyplot: no global state, no display, works in any thread.
-    figure = figures.Figure(figsize=(2 + 3 * len(panels), 3.4), layout="constrained")
+    figure = figures.Figure(figsize=(2 + 3 * len(drawn.panels), 3.4), layout="constrained")
     epochs = [record.epoch for record in history]
     diverged = bool(history) and getattr(history[-1], "diverged", False)
-    for number, (label, values) in enumerate(panels.items(), start=1):
-        axes = figure.add_subplot(1, len(panels), number)
+    for number, (label, values) in enumerate(drawn.panels.items(), start=1):
+        axes = figure.add_subplot(1, len(drawn.panels), number)
         axes.set_title(label)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
-        drawn = [
+        known = [
             (epoch, value)
             for epoch, value in zip(epochs, values, strict=True)
             if value is not None and math.isfinite(value)
         ]
-        if drawn:
-            axes.plot(*zip(*drawn, strict=True), marker="o", markersize=3)
-        for name, level in (levels or {}).get(label, {}).items():
+        if known:
+            axes.plot(*zip(*known, strict=True), marker="o", markersize=3)
+        for name, level in drawn.levels.get(label, {}).items():
             axes.axhline(level, linestyle="--", color="0.4")
             # Above its line, at the right end of the axes.
             where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
             axes.text(0.98, level, f"{name} {level:.3g}", **where)
-        if diverged or not drawn:
+        if diverged or not known:
             text = "infinite" if any(value is not None for value in values) else "spent at once"
             text = "diverged" if diverged else text
             axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
-    figure.suptitle(title)
+    figure.suptitle(drawn.title)
     canvas = agg.FigureCanvasAgg(figure)
     write_atomically(path, lambda file: canvas.print_png(file))

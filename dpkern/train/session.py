@@ -20,7 +20,7 @@ from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .mechanism import CALIBRATED_TO, Run, make
 from .options import ModelOptions, PrivacyOptions, RunOptions
-from .report import Levels, Panels
+from .report import Drawn
 
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
@@ -262,15 +262,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         found = {"note": DIAGNOSTICS_NOTE, **seen, "nonfinite_samples": nonfinite}
         return {"diagnostics": found}
 
-    def _panels(self) -> Panels:
-        return gradient_report.panels(self.history, seeded=self.seeded)
-
-    def _levels(self, summary: Mapping[str, Any]) -> Levels:
-        return gradient_report.levels(summary, seeded=self.seeded)
-
-    def _title(self, summary: Mapping[str, Any]) -> str:
-        named = f"{self.options.model.model} on {self.data.source}, {summary['mechanism']}"
-        return f"{named}, delta = {summary['delta']:g}"
+    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+        return gradient_report.drawn(summary, self.history)
 
     def _shown(self, summary: Mapping[str, Any]) -> Shown:
         return gradient_report.shown(summary)

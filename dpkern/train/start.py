@@ -16,12 +16,12 @@ from .session import Session
 
 AnySession = BaseSession[Any, Any, Any]
 
-KINDS: dict[str, type[AnySession]] = {
+SESSIONS: dict[str, type[AnySession]] = {
     name: kind for kind in (Session, ObjectiveSession, AdlmSession) for name in kind.KINDS[0].NAMES
 }
 """Sessions by the mechanisms that they have."""
 
-NAMES = tuple(sorted(KINDS))
+NAMES = tuple(sorted(SESSIONS))
 """Everything that ``--mechanism`` takes."""
 
 
@@ -36,7 +36,7 @@ def start(given: Mapping[str, Any]) -> AnySession:
             with options, data, output or checkpoint.
     """
     name = _mechanism(given)
-    kind = KINDS[name]
+    kind = SESSIONS[name]
     known = kind.known()
     for option, value in given.items():
         if option not in known:
