@@ -196,7 +196,7 @@ def markdown(figures: dict[str, Any]) -> str:
     lines = [
         "# Audit of the corpus",
         "",
-        "Written by `python -m tests.evidence --only audit`; confidence 0.999 of each audit, one thread.",
+        "By `python -m tests.evidence --only audit`; confidence 0.999 of each audit, one thread.",
         "",
         "## Broken releases",
         "",
