@@ -77,7 +77,7 @@ def _tests(findings: Findings) -> Table:
     best: dict[str, Evidence] = {}
     for found in _strongest_first(findings):
         best.setdefault(found.pair, found)
-    rows = [
+    rows: list[list[str | float]] = [
         [
             *(found.pair, found.layer, found.false_positives, found.false_negatives, found.runs),
             *(found.mu_lower, found.epsilon_lower, _verdict(found, findings)),
@@ -141,7 +141,8 @@ def _notes(findings: Findings) -> tuple[str, ...]:
         notes.append("Nothing is certified of this release.")
     unasked = [check for check in findings.checks if check.passed is None]
     if unasked:
-        notes.append(f"Could not be asked: {', '.join(check.name for check in unasked)}.")
+        names = "; ".join(check.name for check in unasked)  # which have commas
+        notes.append(f"Could not be asked: {names}.")
     return tuple(notes)
 
 

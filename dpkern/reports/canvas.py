@@ -185,7 +185,10 @@ def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> No
     ticker = require("matplotlib.ticker", extra=EXTRA)
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: ink.short(value)))
     if not log:
-        axis.set_major_locator(ticker.MaxNLocator(5 if crowded else 7, steps=[1, 2, 2.5, 5, 10]))
+        counted = all(v == v // 1 for v in values if math.isfinite(v))
+        steps = [1, 2, 5, 10] if counted else [1, 2, 2.5, 5, 10]
+        ticks = 5 if crowded else 7
+        axis.set_major_locator(ticker.MaxNLocator(ticks, steps=steps, integer=counted))
         return
     axis.set_minor_formatter(ticker.NullFormatter())
     positive = [v for v in values if v > 0 and math.isfinite(v)]

@@ -1,1 +1,1 @@
-"""What can be audited: noise kernels, private steps, releases of single records, models, scripts."""
+"""What can be audited: noise kernels, private steps, releases of records, models, scripts."""

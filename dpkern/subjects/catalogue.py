@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from .. import mechanisms
@@ -15,6 +15,7 @@ from ..mechanisms import Site
 from ..mechanisms._statement import MODES
 from ..mechanisms.base import checked_shapes
 from ..theory.adlm import FirstLayer, Setting
+from .generator import Generator
 from .kernel import NoiseKernel
 from .labelled import LabelledRecord
 from .local import Coefficients, Record, Response
@@ -174,6 +175,10 @@ def _kernel(kernel: NoiseKernel, options: Options) -> Subject:
     )
 
 
+def _generator(generator: Generator, options: Options) -> Subject:
+    return replace(generator, backend=options.backend)
+
+
 def _functional(mechanism: Any, options: Options) -> Subject:
     """Published: noisy coefficients; corrected: the record."""
     if options.mode == "published":
@@ -207,6 +212,7 @@ _PUBLIC: Fields = {"relevance_from": "public"}
 _ENTRIES: dict[str, Entry] = {
     "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((16,),), KERNEL),
     "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((16,),), KERNEL),
+    "generator": Entry(Generator, _generator, {}, {}, FEATURES, ("backend",)),
     "adaclip": _of_step(mechanisms.AdaClip, published={"gamma": 0.01}, expected_batch_size=BATCH),
     "directional": _of_step(mechanisms.Directional, published={"importance_multiplier": 0.05}),
     "dpsgd": _of_step(mechanisms.DPSGD, published={}),
