@@ -26,7 +26,7 @@ from dpkern.subjects.step import PrivateStep
 CONFIDENCE = 0.999
 ROWS = {"cpu": 100_000, "numba": 20_000, "reference": 20_000}
 """Of a kernel, by backend; of emulated ones, which run a thread at a time, ``EMULATED``."""
-EMULATED = 500
+EMULATED = 5000
 STEPS = 500
 """Runs of what takes a call each."""
 
