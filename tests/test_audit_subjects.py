@@ -202,6 +202,31 @@ def test_real_noise_is_none_on_the_odd_part() -> None:
     assert float((sides[1] - sides[0]).mean()) == pytest.approx(1 / BATCH, rel=1e-4)
 
 
+LOCAL = ("randomized_response", "spof", "fm", "ilm", "adlm")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", LOCAL)
+def test_likelihood_ratios_are_at_most_what_is_certified(name: str, mode: str) -> None:
+    """The logarithm of a likelihood ratio is epsilon at most, and reaches it where one can see."""
+    made = catalogue.make(name, mode=mode)
+    pair = made.pairs(None)[0]
+    assert pair.score is not None
+    sides = [pair.score(made.release(data, 200, 0)) for data in (pair.without, pair.present)]
+    most, epsilon = float(torch.cat(sides).abs().max()), made.certified.epsilon(0)
+    assert most <= epsilon * (1 + 1e-5)
+    # The ratio is at an end in a tenth of the runs or more, but for many coordinates: 0.9^400.
+    assert name in ("ilm", "adlm") or most >= epsilon * (1 - 1e-4)
+    assert float(sides[1].mean()) > float(sides[0].mean())
+
+
+@pytest.mark.parametrize(("name", "paid"), [("spof_training", 1), ("output_sgd", 3)])
+def test_what_sources_claim_of_three_visits(name: str, paid: float) -> None:
+    made = catalogue.make(name, mode="published", steps=3)
+    assert made.claimed == Pure(paid)
+    assert made.certified == Nothing()
+
+
 # Audits at 1 - 1e-7: a sound subject fails less than once in 10^7 runs of a test.
 SURE: dict[str, Any] = {"confidence": 1 - 1e-7, "layers": ("covariance", "canary", "likelihood")}
 

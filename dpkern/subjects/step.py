@@ -205,7 +205,9 @@ class PrivateStep(Subject):
             cells = torch.cat([_each(b, b.sd / SCALE_CELLS / BATCH) for b in self.plan.blocks])
             released = self.release(self.null(), LOOKED_AT, 0)
             found.append(bits.lattice(released, cells.repeat(self.steps)))
-        if self._on_a_lattice and self.plan.clipping in ("flat", "automatic"):
+        # Records of any width: where the plan speaks of given layers there is no such plan.
+        anywhere = getattr(self.mechanism, "sites", None) is None
+        if anywhere and self._on_a_lattice and self.plan.clipping in ("flat", "automatic"):
             found += sensitivity.checks(self._summation(), quick=quick)
         return found
 
