@@ -11,7 +11,7 @@ import torch
 
 from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
 from dpkern.audit.findings import LAYERS, Findings
-from dpkern.audit.run import run
+from dpkern.audit.auditing import run
 from tests.audit_corpus import BROKEN, SOUND, Case
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from dpkern import _step_noise, step
 from dpkern.audit.claims import Gaussian, Nothing
-from dpkern.audit.run import run
+from dpkern.audit.auditing import run
 from dpkern.errors import InvalidInput
 from dpkern.mechanisms import DPSGD, AdaClip
 from dpkern.rng import Purpose
@@ -73,7 +73,7 @@ def test_a_certificate_stands_where_groups_accounted_as_one_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Four groups of bound 1 and noise 1/2 each: mu 4, of which one group has 2."""
-    monkeypatch.setattr(sys.modules["dpkern.audit.run"], "LEAST_LEARNING", 100)
+    monkeypatch.setattr(sys.modules["dpkern.audit.auditing"], "LEAST_LEARNING", 100)
     made = subject(clipping="per_layer", bound=[1.0] * LAYERS, noise=0.25, claim=Gaussian(2.0))
     assert made.certified.mu == pytest.approx(4.0, abs=1e-4)
     layers = ("covariance", "canary", "sensitivity")
@@ -89,7 +89,7 @@ def test_noise_used_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def first_only(plan: Any, key: Any, steps: int, *rest: Any, **more: Any) -> Any:
         return _step_noise.noise_of(plan, key, 1, *rest, **more)
 
-    monkeypatch.setattr(sys.modules["dpkern.audit.run"], "LEAST_LEARNING", 100)
+    monkeypatch.setattr(sys.modules["dpkern.audit.auditing"], "LEAST_LEARNING", 100)
     monkeypatch.setattr(step, "noise_of", first_only)
     found = run(subject(), runs=200, quick=True, layers=("covariance",))
     assert "noise in every direction" in {check.name for check in found.failed}

@@ -14,7 +14,7 @@ import torch
 
 from dpkern.audit.claims import Gaussian, Nothing
 from dpkern.audit.findings import Findings
-from dpkern.audit.run import run
+from dpkern.audit.auditing import run
 from dpkern.errors import InvalidInput
 from dpkern.subjects.script import UNBOUNDED, is_script, load
 

@@ -12,7 +12,7 @@ import torch
 
 from dpkern import mechanisms
 from dpkern.audit.claims import Claim, Gaussian, Laplace, Nothing, Pure
-from dpkern.audit.run import run
+from dpkern.audit.auditing import run
 from dpkern.audit.subject import Pair, Subject
 from dpkern.errors import InvalidInput
 from dpkern.mechanisms import DPSGD, AdLM

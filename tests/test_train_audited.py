@@ -143,7 +143,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_a_run_with_a_real_audit(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["dpkern.audit.run"], "LEAST_LEARNING", 100)
+    monkeypatch.setattr(sys.modules["dpkern.audit.auditing"], "LEAST_LEARNING", 100)
     summary = Session(options | {"audit": 100}).run()
     audit = summary["audit"]
     assert audit["runs"] == 100

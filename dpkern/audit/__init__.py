@@ -6,7 +6,7 @@ way from claim to proof to audit. ``certificate`` recomputes what is proved of t
 
 from .claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure, of_event
 from .findings import LAYERS, Check, Evidence, Findings
-from .run import run
+from .auditing import run
 from .subject import Pair, Score, Subject
 
 __all__ = [

@@ -29,7 +29,7 @@ from .._validate import require
 from ..accounting import events
 from ..audit import optimistic
 from ..audit.findings import Evidence, Findings
-from ..audit.run import run
+from ..audit.auditing import run
 from ..audit.subject import Subject
 from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import RandomizedResponse

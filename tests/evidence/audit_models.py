@@ -23,7 +23,7 @@ from torch import nn
 
 from dpkern.audit.claims import Gaussian
 from dpkern.audit.findings import Findings
-from dpkern.audit.run import run as audit
+from dpkern.audit.auditing import run as audit
 from dpkern.mechanisms import DPSGD
 from dpkern.subjects.model import ModelStep
 from dpkern.train import models
