@@ -65,7 +65,7 @@ def load(step: DPStep, state: Mapping[str, Any]) -> None:
         step.memory.check(state["memory"])
     mechanism = replace(step._first_mechanism, **state["mechanism"])  # type: ignore[type-var]
     mechanism.plan([block.shape for block in step.plan.blocks])
-    ledger = Ledger(seeded=step.key.seeded)
+    ledger = Ledger(seeded=step.key.seeded, batched=step.ledger.batched)
     ledger.load_state_dict(state["ledger"])
     if ledger.steps != steps:
         raise InvalidInput(

@@ -181,7 +181,7 @@ def _print(
 ) -> None:
     """The table of a mechanism whose steps spend."""
     released = mechanism if shapes is None else mechanism.plan(shapes)
-    certificate = accounting.certify(released, **run).to_dict()
+    certificate = accounting.certify(released, batched=True, **run).to_dict()
     result: dict[str, Any] = {
         "mechanism": mechanism.name,
         "mode": mechanism.mode,

@@ -133,7 +133,7 @@ def command(
         _option(
             PrivacyOptions,
             "arithmetic",
-            f"One of {', '.join(ARITHMETICS)}; exact certifies the released bits.",
+            f"One of {', '.join(ARITHMETICS)}; exact leaves out only how the model rounds.",
         ),
     ] = None,
     backend: Annotated[

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import accounting
+from .laws import SCALE_UNITS
 from .mechanisms.certify import why_not
 from .mechanisms.plan import Plan
 
@@ -32,6 +33,25 @@ def _float_sensitivity(step: DPStep) -> float:
     wide = all(p.dtype is torch.float64 for p in step.params)
     roundoff = (batch + 1) * (2.0**-53 if wide else 2.0**-24)
     return 1 + 2 * batch * roundoff / (1 - roundoff) if roundoff < 1 else math.inf
+
+
+def _batch_sensitivities(step: DPStep) -> dict[str, float | str]:
+    """What exact sums may do at worst if a record moves the gradients of its whole batch.
+
+    As multiples of what one record is accounted for, at the expected batch size B. Contributions
+    keep their bound C whatever moves them, so B others add at most ``2 B C``: that is proved, and
+    certifies nothing. If no coordinate of theirs moves by more than k units of ``sd / 2^20``, they
+    add at most ``k B d^(1/p) / 2^20`` in units of the noise (p = 1 for Laplace noise), which is
+    ``k`` times the second number beside the 1 of the record itself.
+    """
+    batch, plan = math.ceil(step.expected_batch_size), step.plan
+    coordinates = sum(block.size for block in plan.blocks)
+    length = coordinates if plan.distribution == "laplace" else math.sqrt(coordinates)
+    multiplier = plan.noise_multiplier or math.inf  # unknown: an event of several parts
+    return {
+        "worst_case_batch_sensitivity": 1.0 + 2 * batch,
+        "batch_sensitivity_per_unit": json_number(multiplier * batch * length / SCALE_UNITS),
+    }
 
 
 def non_private_reason(plan: Plan) -> str:
@@ -86,7 +106,9 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     proved bound, with ``non_private`` in words where there is none. Nothing in the report depends
     on the data except through what was released: ``realised`` holds numbers of the last step's
     released values and certifies nothing; other diagnostics are the caller's to label. Float sums
-    carry ``worst_case_float_sensitivity`` beside their certificate, which does not cover it.
+    carry ``worst_case_float_sensitivity`` beside their certificate, which does not cover it. Exact
+    sums of a model's gradients carry ``worst_case_batch_sensitivity`` and
+    ``batch_sensitivity_per_unit``: what it would be if a record moved the gradients of others.
     """
     plan = step.plan
     certificate = step.certify(delta)
@@ -132,6 +154,8 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     }
     if plan.arithmetic == "float" and plan.private and not step.noise_warning:
         report["worst_case_float_sensitivity"] = json_number(_float_sensitivity(step))
+    if plan.arithmetic == "exact" and step.ledger.batched:
+        report |= _batch_sensitivities(step)
     if step.key.seeded:
         report["epsilon_if_seed_secret"] = json_number(step.epsilon_if_seed_secret(delta))
     return report

@@ -43,6 +43,9 @@ from .rng import Key
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """Which parameters a rule updates, and what it remembers of them."""
 
+GRADIENTS = ("given", "batched")
+"""Whether a sample's gradient is known to depend on its record alone."""
+
 
 class DPStep:
     """Clip, sum, noise and update for a fixed list of parameters.
@@ -68,6 +71,10 @@ class DPStep:
         backend: who runs the ops; None leaves it to dpkern.
         noise_source: who makes the draws (``dpkern.noise_tables``), for this step alone; None: the
             update itself.
+        gradients: where those of single samples come from. ``given``: row b depends on record b
+            alone, to the last bit, which the caller vouches for. ``batched``: out of a model's
+            passes over batches, where rounding may depend on who else is there; exact sums are
+            then certified under that condition (``accounting.history.BATCHED_BITS``).
 
     Raises:
         InvalidInput: parameters or numbers that do not fit.
@@ -91,6 +98,7 @@ class DPStep:
         reduce: Callable[[list[torch.Tensor]], None] | None = None,
         backend: str | None = None,
         noise_source: NoiseSource | None = None,
+        gradients: str = "given",
     ) -> None:
         self._supply = Supply(noise_source)
         self._mechanism = self._first_mechanism = checked_mechanism(mechanism)
@@ -108,7 +116,8 @@ class DPStep:
             "dataset_size": dataset_size,
         }
         self.key = checked_key(key, unsafe_seed, rounds)
-        self.ledger = Ledger(seeded=self.key.seeded)
+        check.choice(GRADIENTS, gradients=gradients)
+        self.ledger = Ledger(seeded=self.key.seeded, batched=gradients == "batched")
         self._record(count=0)  # checks the sampling arguments
         self.backend = backend
         self.steps = 0

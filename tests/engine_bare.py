@@ -62,6 +62,7 @@ class Run:
         self.step = DPStep(
             mechanism,
             self.capture.parameters,
+            gradients="batched",
             **{"expected_batch_size": BATCH, "sample_rate": 0.1, "unsafe_seed": 3} | more,
         )
         self.adapter = Adapter(self.optimizer, self.capture, self.step)

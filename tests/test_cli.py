@@ -15,6 +15,7 @@ import pytest
 
 import dpkern
 from dpkern import _dispatch, cli, errors
+from dpkern.accounting.history import BATCHED_BITS
 from dpkern.train import Session
 from dpkern.train.files import CHECKPOINT, FIGURE, REPORT
 from dpkern.train.options import CLIPPINGS
@@ -86,7 +87,7 @@ def test_digits_within_epsilon_3(capsys: pytest.CaptureFixture[str]) -> None:
     assert 2.95 < found["epsilon_certified"] <= 3
     assert found["epsilon_claimed"] == pytest.approx(found["epsilon_certified"])
     assert (found["relation"], found["sampling"]) == ("add_remove", "poisson")
-    assert found["certified_for"] == "released bits"
+    assert found["certified_for"] == BATCHED_BITS
     assert found["steps"] == 90
     assert found["noise"]["key"] == "operating system"
     assert found["test_accuracy"] >= 0.88

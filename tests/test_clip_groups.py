@@ -48,7 +48,9 @@ def arriving(**changes: Any) -> tuple[Capture, DPStep]:
     capture = Capture(model, loss_reduction="sum")
     mechanism = DPSGD(**{"noise_multiplier": 1.0, "max_grad_norm": 0.1} | changes)
     parameters = [p.detach() for p in capture.parameters]
-    step = DPStep(mechanism, parameters, expected_batch_size=4, sample_rate=0.1)
+    step = DPStep(
+        mechanism, parameters, expected_batch_size=4, sample_rate=0.1, gradients="batched"
+    )
     prepare(capture, lambda: step.plan)
     capture.attach()
     capture.hand_out(4)

@@ -24,6 +24,9 @@ MAX_NOISE_MULTIPLIER = 2.0**10
 """The noise lattice is certified for noise multipliers in this range."""
 
 RELEASED_BITS = "released bits"
+BATCHED_BITS = "released bits, if a record's gradient depends on it alone"
+"""Of exact sums whose gradients come out of passes over whole batches (``of_batches``)."""
+
 REAL_SUMS = "real-number sums"
 NOTHING = "nothing"
 
@@ -67,7 +70,8 @@ class Certificate:
         accountant: whose bound ``epsilon`` is.
         event: the accounted event as JSON.
         bounds: every bound that was proved, by accountant; the others are looser.
-        certified_for: ``released bits``, ``real-number sums`` or ``nothing``.
+        certified_for: ``released bits``, with a condition where a model makes the gradients
+            (``BATCHED_BITS``); ``real-number sums`` or ``nothing``.
         notes: what a reader must know in order not to over-read the number.
     """
 
@@ -229,6 +233,15 @@ class Use:
         return events.repeated(step, self.count)
 
 
+def of_batches(certified_for: str) -> str:
+    """What is left of a statement where gradients come out of passes over whole batches.
+
+    Exact sums are proved for contributions that stay what they are when a record comes or goes.
+    Rounded by a model, a record's gradient may differ in its last bits with the size of its batch.
+    """
+    return BATCHED_BITS if certified_for == RELEASED_BITS else certified_for
+
+
 def checked_variation(variation: object) -> float:
     """A total variation distance, in [0, 1]."""
     if type(variation) not in (int, float) or not 0 <= variation <= 1:  # type: ignore[operator]
@@ -279,7 +292,8 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
             integer(minimum=1, dataset_size=use.dataset_size)
         if use.phase is not None:
             integer(phase=use.phase)
-        choice((RELEASED_BITS, REAL_SUMS, NOTHING), certified_for=use.certified_for)
+        kinds = (RELEASED_BITS, BATCHED_BITS, REAL_SUMS, NOTHING)
+        choice(kinds, certified_for=use.certified_for)
         integer(minimum=1, count=use.count)
         integer(minimum=1, maximum=MAX_DIMENSION, dimension=use.dimension)
         if use.sampling in ("fixed", "with_replacement"):
@@ -356,8 +370,9 @@ def _readable(leaves: Sequence[Leaf]) -> EventSpec:
 def _weakest(uses: Sequence[Use]) -> str:
     """The weakest statement among the entries."""
     kinds = sorted({use.certified_for for use in uses})
-    if REAL_SUMS in kinds:
-        return REAL_SUMS
+    for weak in (REAL_SUMS, BATCHED_BITS):
+        if weak in kinds:
+            return weak
     return " and ".join(kinds) or NOTHING
 
 
@@ -367,6 +382,11 @@ def _notes(uses: Sequence[Use], delta: float) -> Sequence[str]:
         notes.append("shuffled batches are not amplified: each epoch is one unsampled release")
     if any(use.sampling == "fixed" for use in uses):
         notes.append("the number of records is public")
+    if any(use.certified_for == BATCHED_BITS for use in uses):
+        notes.append(
+            "a model makes gradients in floating point, where a record's may round otherwise in "
+            "other company: the proof leaves that out (docs/engine.md)"
+        )
     sizes = [use.dataset_size for use in uses if use.dataset_size is not None]
     if sizes and delta > 1 / min(sizes):
         notes.append("delta exceeds 1 / dataset_size: it would allow publishing a record")

@@ -18,6 +18,7 @@ from .history import (
     Certificate,
     Use,
     certify_uses,
+    of_batches,
     read_uses,
 )
 
@@ -31,10 +32,13 @@ class Ledger:
     Args:
         seeded: the noise of this run can be reproduced from a seed, so whoever knows the seed sees
             the records: ``epsilon`` is infinite and ``epsilon_if_seed_secret`` tells the rest.
+        batched: gradients come out of passes over whole batches: no entry, of a loaded history
+            either, then certifies released bits without that condition (``BATCHED_BITS``).
     """
 
-    def __init__(self, *, seeded: bool = False) -> None:
+    def __init__(self, *, seeded: bool = False, batched: bool = False) -> None:
         self._seeded = seeded
+        self.batched = batched
         self._uses: list[Use] = []
         self._joined = True
         """Whether the next shuffled batch is known to continue the last one recorded here."""
@@ -73,7 +77,13 @@ class Ledger:
             dimension=dimension,
         )
         if use.count:
-            self._append(use)
+            self._append(self._stated(use))
+
+    def _stated(self, use: Use) -> Use:
+        """The entry with what may be said of gradients such as these."""
+        if not self.batched:
+            return use
+        return replace(use, certified_for=of_batches(use.certified_for))
 
     def _append(self, use: Use) -> None:
         last = self._uses[-1] if self._uses else None
@@ -134,7 +144,8 @@ class Ledger:
             InvalidInput: not a ledger's state; the ledger is then unchanged.
         """
         uses, seeded = read_uses(state)
-        self._uses, self._seeded, self._joined = uses, self._seeded or seeded, False
+        self._uses = [self._stated(use) for use in uses]
+        self._seeded, self._joined = self._seeded or seeded, False
 
 
 def _entry(use: Use) -> dict[str, Any]:

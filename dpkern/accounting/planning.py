@@ -18,6 +18,7 @@ from .history import (
     Use,
     certify_uses,
     checked_variation,
+    of_batches,
 )
 
 _CALIBRATION_STEP = 2e-4
@@ -94,11 +95,12 @@ def certify(
     dataset_size: int | None = None,
     dimension: int | None = None,
     variation: float = 0.0,
+    batched: bool = False,
 ) -> Certificate:
     """``epsilon`` with everything that it rests on; same arguments and errors.
 
     ``variation`` is the total variation distance of a coordinate's noise from the mechanism's, as
-    of a noise table.
+    of a noise table; ``batched`` as of a ``Ledger``: a model will make the gradients.
     """
     use = Use.of(
         mechanism,
@@ -110,6 +112,8 @@ def certify(
     )
     if variation:
         use = replace(use, variation=checked_variation(variation))
+    if batched:
+        use = replace(use, certified_for=of_batches(use.certified_for))
     return certify_uses([use], delta)
 
 

@@ -32,7 +32,8 @@ class Options:
         clip_groups: for ``group``: the group number of each trainable parameter in the module's
             order, or a function from its name to the number.
         arithmetic: ``float`` (matrix products; certified for real-number sums) or ``exact``
-            (integer sums of explicit gradients; certified for the released bits).
+            (integer sums of explicit gradients; certified for the released bits, if a record's
+            gradient depends on it alone).
         loss_reduction: ``mean`` or ``sum``, as the loss treats the samples of a batch; the
             optimizer sees a mean over the expected batch size, or a sum.
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.

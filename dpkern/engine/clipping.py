@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..errors import PrivacyError
+from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import Plan
 from ..ops import clip, ghost
 from ..ops._count import count
@@ -42,7 +42,15 @@ def close_into(step: DPStep, capture: Capture) -> None:
     Raises:
         PrivacyError: a guard failed (``Capture.check_closed``); nothing was changed.
         UnsupportedModule: an expression whose per-sample gradients would not fit.
+        InvalidInput: a step that vouches for gradients of other making.
     """
+    if not step.ledger.batched:
+        raise InvalidInput(
+            "step",
+            expected="DPStep(..., gradients='batched'): captured gradients come from whole batches",
+            got="gradients='given'",
+            remedy="Its certificate would promise more than is proved of them.",
+        )
     result = clipped_sums(capture, step.plan)
     if isinstance(result, clip.ClipResult):
         step.add(sum=result)

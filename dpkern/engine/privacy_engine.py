@@ -212,6 +212,7 @@ class PrivacyEngine:
             average=options.loss_reduction == "mean",
             backend=options.backend,
             noise_source=options.noise_source,
+            gradients="batched",
             **shared,
             **sampling,
         )

@@ -9,7 +9,10 @@ MODES = ("corrected", "published")
 
 
 def statement(private: bool, arithmetic: str) -> str:
-    """``released bits``, ``real-number sums`` or ``nothing``."""
+    """``released bits``, ``real-number sums`` or ``nothing``, of gradients that are given.
+
+    Where a model makes them the ledger says less (``accounting.history.of_batches``).
+    """
     if not private:
         return NOTHING
     return RELEASED_BITS if arithmetic == "exact" else REAL_SUMS

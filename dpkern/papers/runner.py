@@ -195,6 +195,7 @@ def once(
         sampling=setting.sampling,
         sample_rate=batches.sample_rate,
         dataset_size=rows,
+        gradients="batched",
     )
     training = Training(
         data=setting.data,

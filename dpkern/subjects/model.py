@@ -302,6 +302,7 @@ def sums_without_noise(
     capture = Capture(module, loss_reduction=loss_reduction)
     plain = [p.detach() for p in capture.parameters]
     numbers: dict[str, Any] = {"expected_batch_size": 1.0, "sample_rate": 1.0}
+    numbers["gradients"] = "batched"
     step = DPStep(mechanism, plain, reduce=keep, backend=backend, **numbers)
     prepare(capture, lambda: step.plan)
     capture.attach()

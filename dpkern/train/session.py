@@ -103,6 +103,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             rounds=privacy.rounds,
             backend=run.backend,
             noise_source=self.noise_source,
+            gradients="batched",
             **sampling,
         )
         ahead.check(self.noise_source, mechanism)
