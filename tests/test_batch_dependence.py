@@ -14,7 +14,7 @@ from dpkern import DPStep, InvalidInput
 from dpkern.accounting import Ledger
 from dpkern.accounting.history import BATCHED_BITS, NOTHING, REAL_SUMS, RELEASED_BITS, of_batches
 from dpkern.engine.capture import Capture
-from dpkern.engine.clipping import close_into
+from dpkern.engine.clipping import clipped_sums, close_into, prepare
 from dpkern.mechanisms import DPSGD, LaplaceSGD
 from dpkern.subjects.model import sums_without_noise
 from tests.engine_run import DELTA, Run
@@ -101,6 +101,37 @@ def test_masks_from_a_known_seed_move_them_without_limit_but_the_bound() -> None
 
 
 LAST = (nn.Tanh(), nn.Linear(64, 10))
+
+
+def rows(module: nn.Module, x: Tensor, *, auto: bool) -> list[Tensor]:
+    """The per-sample gradients of one batch, with masks from one seed."""
+    capture = Capture(module)
+    params = [p.detach() for p in capture.parameters]
+    step = DPStep(EXACT, params, expected_batch_size=1, sample_rate=1.0, gradients="batched")
+    prepare(capture, lambda: step.plan)
+    capture.attach()
+    capture.hand_out(len(x))
+    with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, auto):
+        torch.manual_seed(3)
+        outputs = module(x)
+    nn.functional.cross_entropy(outputs.float(), torch.arange(len(x)) % 10).backward()
+    gradients = clipped_sums(capture, step.plan)
+    capture.detach()
+    assert isinstance(gradients, list)
+    return [gradient.flatten(1) for gradient in gradients]
+
+
+@pytest.mark.parametrize("auto", [False, True], ids=["single", "autocast"])
+@pytest.mark.parametrize("layers", [(), (nn.Dropout(),)], ids=["plain", "masks"])
+def test_replacing_a_record_moves_no_other(layers: tuple[nn.Module, ...], auto: bool) -> None:
+    """Rounding and masks go by sizes and positions, and these stay what they are."""
+    module = network(nn.Linear(20, 64), *layers, nn.Linear(64, 64), *layers, *LAST)
+    x = torch.randn(8, 20, generator=torch.Generator().manual_seed(1))
+    other = torch.cat([x[:3], 50 * x[4:5], x[4:]])
+    found = [rows(module, each, auto=auto) for each in (x, other)]
+    for before, after in zip(*found, strict=True):
+        changed = (before != after).any(1).nonzero().flatten().tolist()
+        assert changed == [3]
 
 
 @pytest.mark.parametrize(
