@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 
 class DPKernError(Exception):
     """Base of every error that dpkern raises on purpose.
@@ -19,6 +22,10 @@ class DPKernError(Exception):
         self.got = got if isinstance(got, str) else repr(got)
         self.remedy = remedy
         super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its fields: an error of another process must arrive as what it is."""
+        return partial(type(self), **vars(self)), (self.name,)
 
 
 class InvalidInput(DPKernError):

@@ -357,3 +357,31 @@ def test_a_subject_that_releases_something_else_is_refused() -> None:
 
     with pytest.raises(InvalidInput, match="release"):
         audit.run(Wrong(name="wrong"), runs=500)
+
+
+@dataclass(frozen=True)
+class Turning(Noisy):
+    """The same variance on both sides, in a direction of each: ``data`` is the angle."""
+
+    stated: float | None = None
+
+    def release(self, data: Any, runs: int, seed: int) -> torch.Tensor:
+        drawn = torch.from_numpy(np.random.default_rng(seed).standard_normal((runs, 2)))
+        direction = torch.tensor([math.cos(data), math.sin(data)], dtype=torch.float64)
+        return drawn[:, :1] * direction + torch.tensor([0.0, 0.3]) * drawn[:, 1:] * (data == 0)
+
+    def pairs(self, weakest: torch.Tensor | None) -> Sequence[Pair]:
+        return [Pair(name="turned", without=0.0, present=0.5)]
+
+
+def test_noise_whose_direction_depends_on_the_data_is_seen() -> None:
+    """Without: an ellipse. Present: a line across its axes, on which it has almost no mass."""
+    found = audit.run(Turning(), runs=2000, seed=1, layers=("canary",))
+    assert found.mu_lower > 2.5
+
+
+def test_the_mean_takes_a_degree_of_freedom_of_the_covariance() -> None:
+    values = torch.arange(11, dtype=torch.float64)[:, None]
+    found = covariance.spectrum(covariance.moments(values), np.ones(1), 1, 0.9).check
+    spread = (1 + math.sqrt(-2 * math.log(0.9))) / math.sqrt(10)
+    assert found.numbers["floor"] == pytest.approx((1 - spread) ** 2)

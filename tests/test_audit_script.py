@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from dpkern.audit.auditing import run
 from dpkern.audit.claims import Gaussian, Nothing
 from dpkern.audit.findings import Findings
-from dpkern.audit.auditing import run
 from dpkern.errors import InvalidInput
 from dpkern.subjects.script import UNBOUNDED, is_script, load
 
@@ -173,6 +173,54 @@ def test_refused_scripts(tmp_path: Path, body: str, name: str, message: str) -> 
     path.write_text(HEAD + body)
     with pytest.raises(InvalidInput, match=message):
         load(f"{path}:{name}")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("1 / 0\n", r"ZeroDivisionError.*script\.py:\d+"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+        ("def f(:\n", "SyntaxError"),
+    ],
+    ids=("raises", "exits", "syntax"),
+)
+def test_files_that_do_not_load_are_refused(tmp_path: Path, body: str, message: str) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + body + SOUND)
+    with pytest.raises(InvalidInput, match=message):
+        load(f"{path}:release")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("raise ValueError('mine')", "ValueError: mine"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+        ("return None", "RuntimeError"),
+        ("return torch.zeros(runs, 0)", "some numbers"),
+        ("return torch.randn(runs, len(records))", "4 numbers in every release"),
+        ("return torch.zeros(runs, 2, dtype=torch.complex64)", "real numbers"),
+    ],
+    ids=("raises", "exits", "nothing", "empty", "as long as the batch", "complex"),
+)
+def test_releases_that_do_not_answer_are_refused(audited: Any, line: str, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        audited(f"def release(records, runs):\n    {line}\n")
+
+
+def test_refusals_of_other_processes_arrive(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(HEAD + "def release(records, runs):\n    raise ValueError('mine')\n")
+    subject = load(f"{path}:release")
+    with pytest.raises(InvalidInput, match="ValueError: mine"):
+        run(subject, runs=100, workers=2)
+
+
+def test_large_numbers_are_told_apart(audited: Any) -> None:
+    body = (
+        "def release(records, runs):\n    return 1e200 * (clipped(records).sum(0) + noise(runs, 6))"
+    )
+    assert audited(body, layers=("covariance", "canary")).runs == 4000
 
 
 def test_refused_shapes_and_files(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def _statistics(
         tell(f"canary {pair.name}", 0.1 + 0.85 * k / len(pairs))
         # Half for the covariance's check; two tests of two rates for each pair.
         share = alpha / 2 / (4 * len(pairs))
-        tests = _chosen(running, pair, learning, runs, share, delta)
+        tests = _chosen(running, pair, width, learning, runs, share, delta)
         evidence += _counted(running, pair, tests, runs, share, delta)
     judged = [seen.check] if "covariance" in layers else []
     return evidence, judged, seen.values
@@ -174,13 +174,19 @@ def _scale(subject: Subject, width: int) -> Vector | None:
 
 
 def _chosen(
-    running: Runner, pair: Pair, learning: int, runs: int, alpha: float, delta: float
+    running: Runner,
+    pair: Pair,
+    width: int,
+    learning: int,
+    runs: int,
+    alpha: float,
+    delta: float,
 ) -> list[Test]:
     """The two tests that will be counted."""
     scores: list[Score] = [] if pair.score is None else [pair.score]
     moments = [running.moments(data, learning) for data in (pair.without, pair.present)]
     if pair.layer == BITS:
-        scores.append(Precision((_most_moved(moments[0], moments[1], running.width),)))
+        scores.append(Precision((_most_moved(moments[0], moments[1], width),)))
     else:
         scores += [*learnt(moments[0], moments[1]), NotFinite()]
     sides = [running.scores(data, scores, learning) for data in (pair.without, pair.present)]

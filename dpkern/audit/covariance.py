@@ -4,7 +4,7 @@ Released vectors are divided by the certified standard deviation of each coordin
 is at least the certified one, every eigenvalue of the true covariance is then at least 1, and of n
 runs of d Gaussian coordinates the sample covariance has, with probability 1 - alpha,
 
-    lambda_min >= (1 - sqrt(d / n) - sqrt(2 log(1 / alpha) / n))^2
+    lambda_min >= (1 - sqrt(d / m) - sqrt(2 log(1 / alpha) / m))^2,     m = n - 1 for the mean
 
 A smaller eigenvalue refutes the certificate; one that is nothing but rounding is a direction
 without noise.
@@ -26,6 +26,9 @@ from .findings import Check
 
 WIDEST = 512
 """Coordinates whose covariance is looked at; of more, an even selection."""
+
+LARGEST = 1e100
+"""Larger numbers count as this one: products of their squares would be no floats."""
 
 NULL = 1e-9
 """An eigenvalue below this share of the largest is rounding: there is no noise."""
@@ -73,7 +76,8 @@ def principal(matrix: Vector) -> tuple[Vector, Vector]:
 def looked_at(values: torch.Tensor) -> torch.Tensor:
     """At most ``WIDEST`` coordinates in float64, with 0 for NaN and infinities."""
     chosen = values[:, selection(values.shape[1])]
-    return chosen.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
+    finite = chosen.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
+    return finite.clamp(-LARGEST, LARGEST)
 
 
 def selection(width: int) -> slice:
@@ -121,7 +125,8 @@ def spectrum(found: Moments, sd: Vector | None, width: int, alpha: float) -> Spe
 def _judged(values: Vector, runs: int, width: int, certified: bool, alpha: float) -> Check:
     least, d = float(values[0]), len(values)
     nulls = int((values <= NULL * values[-1]).sum())
-    spread = math.sqrt(d / runs) + math.sqrt(-2 * math.log(alpha) / runs)
+    free = max(1, runs - 1)  # the mean takes one
+    spread = math.sqrt(d / free) + math.sqrt(-2 * math.log(alpha) / free)
     floor = max(0.0, 1 - spread) ** 2
     numbers = {"least": least, "largest": float(values[-1]), "without_noise": nulls, "runs": runs}
     seen = f"{d} of {width} coordinates, " if d < width else ""

@@ -45,7 +45,7 @@ class Runner:
     ) -> None:
         self.subject = subject
         self.runs = 0
-        self.width = 1
+        self.width: int | None = None
         self._pool, self._workers = pool, workers
         self._seeds = np.random.SeedSequence(seed)
 
@@ -65,28 +65,25 @@ class Runner:
         return tuple(int(count) for count in np.sum(parts, axis=0))
 
     def first(self, data: Any, runs: int) -> torch.Tensor:
-        """A few released vectors as they are."""
-        found = self._released(data, runs)
+        """A few released vectors as they are; all others must be as long."""
+        self.runs += runs
+        found = released(self.subject, data, runs, self._seed())
         self.width = found.shape[1]
         return found
-
-    def _released(self, data: Any, runs: int) -> torch.Tensor:
-        self.runs += runs
-        return released(self.subject, data, runs, self._seed())
 
     def _all(self, work: Callable[..., Result], runs: int, *given: Any) -> list[Result]:
         chunks = self._chunks(runs)
         self.runs += runs
         if self._pool is None:
-            return [work(self.subject, n, self._seed(), *given) for n in chunks]
+            return [work(self.subject, n, self._seed(), self.width, *given) for n in chunks]
         futures: list[Future[Result]] = [
-            self._pool.submit(_in_worker, work, n, self._seed(), *given) for n in chunks
+            self._pool.submit(_in_worker, work, n, self._seed(), self.width, *given) for n in chunks
         ]
         return [future.result() for future in futures]
 
     def _chunks(self, runs: int) -> list[int]:
         """Sizes that add up; a chunk of one run would have no covariance, and none is empty."""
-        most = max(2, CHUNK_VALUES // self.width)
+        most = max(2, CHUNK_VALUES // (self.width or 1))
         count = max(-(-runs // most), 1 if self._pool is None else SHARES * self._workers)
         count = max(1, min(count, runs // 2))
         return [runs // count + (k < runs % count) for k in range(count)]
@@ -108,11 +105,17 @@ def runner(subject: Subject, *, seed: int, workers: int) -> Iterator[Runner]:
         yield Runner(subject, seed=seed, pool=pool, workers=workers)
 
 
-def released(subject: Subject, data: Any, runs: int, seed: int) -> torch.Tensor:
+def released(
+    subject: Subject, data: Any, runs: int, seed: int, width: int | None = None
+) -> torch.Tensor:
     """``subject.release``, with its contract checked.
 
+    Args:
+        subject, data, runs, seed: what is released.
+        width: numbers of a release; None: any number from 1 on.
+
     Raises:
-        InvalidInput: it does not give one vector for each run.
+        InvalidInput: it does not give one vector of real numbers for each run, always as long.
     """
     found = subject.release(data, runs, seed)
     if not isinstance(found, torch.Tensor) or found.dim() != 2 or found.shape[0] != runs:
@@ -121,6 +124,20 @@ def released(subject: Subject, data: Any, runs: int, seed: int) -> torch.Tensor:
             expected=f"a tensor [{runs}, d] of {subject.name}",
             got=list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__,
             remedy="Return one released vector for each run.",
+        )
+    if found.shape[1] != (width or max(1, found.shape[1])):
+        raise InvalidInput(
+            "release",
+            expected=f"{width or 'some'} numbers in every release of {subject.name}",
+            got=str(found.shape[1]),
+            remedy="Release as many numbers whatever the records are: how many there are is seen.",
+        )
+    if found.is_complex():
+        raise InvalidInput(
+            "release",
+            expected=f"real numbers of {subject.name}",
+            got=str(found.dtype),
+            remedy="Release torch.view_as_real(values).flatten(1).",
         )
     return found.detach().cpu()
 
@@ -135,26 +152,38 @@ def _start(subject: Subject) -> None:
     _SUBJECT = subject
 
 
-def _in_worker(work: Callable[..., Result], runs: int, seed: int, *given: Any) -> Result:
+def _in_worker(
+    work: Callable[..., Result], runs: int, seed: int, width: int | None, *given: Any
+) -> Result:
     assert _SUBJECT is not None
-    return work(_SUBJECT, runs, seed, *given)
+    return work(_SUBJECT, runs, seed, width, *given)
 
 
-def _moments(subject: Subject, runs: int, seed: int, data: Any) -> Moments:
-    return moments(released(subject, data, runs, seed))
+def _moments(subject: Subject, runs: int, seed: int, width: int | None, data: Any) -> Moments:
+    return moments(released(subject, data, runs, seed, width))
 
 
 def _scores(
-    subject: Subject, runs: int, seed: int, data: Any, scores: tuple[Score, ...]
+    subject: Subject,
+    runs: int,
+    seed: int,
+    width: int | None,
+    data: Any,
+    scores: tuple[Score, ...],
 ) -> NDArray[np.float64]:
-    values = released(subject, data, runs, seed)
+    values = released(subject, data, runs, seed, width)
     return np.stack([_scored(score, values) for score in scores])
 
 
 def _exceeding(
-    subject: Subject, runs: int, seed: int, data: Any, tests: tuple[tuple[Score, float], ...]
+    subject: Subject,
+    runs: int,
+    seed: int,
+    width: int | None,
+    data: Any,
+    tests: tuple[tuple[Score, float], ...],
 ) -> Counts:
-    values = released(subject, data, runs, seed)
+    values = released(subject, data, runs, seed, width)
     return np.array([(_scored(score, values) > limit).sum() for score, limit in tests])
 
 

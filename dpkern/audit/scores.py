@@ -3,9 +3,10 @@
 Those that are learnt from runs:
 
     Linear     w . x,  w = S^-1 (m1 - m0), S the pooled covariance       (Fisher's discriminant)
-    Quadratic  sum_i ((x_i - m0_i)^2 / v0_i - (x_i - m1_i)^2 / v1_i)     (in the eigenbasis of S)
+    Quadratic  sum_i ((x_i - m0_i)^2 / v0_i - (x_i - m1_i)^2 / v1_i)
 
-The second also sees noise whose scale depends on the data.
+The second, in the coordinates in which both covariances are diagonal, also sees noise whose scale
+or direction depends on the data.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """The log-likelihood ratio of two Gaussians with the same principal axes, but constants."""
+    """The log-likelihood ratio of two Gaussians, but constants; ``axes`` diagonalise both."""
 
     axes: Vector
     means: tuple[Vector, Vector]
@@ -69,12 +70,15 @@ def learnt(without: Moments, present: Moments) -> list[Linear | Quadratic]:
     values, axes = principal(pooled)
     values = np.maximum(values, 0.0) + floor
     gap = axes.T @ (present.mean - without.mean)
-    variances = [np.maximum(_along(part, axes), 0.0) + floor for part in (without, present)]
+    # Where S is the identity, the axes of one covariance are those of the other.
+    white = axes / np.sqrt(values)
+    both = white @ principal(white.T @ present.covariance @ white)[1]
+    variances = [np.maximum(_along(part, both), 0.0) + RIDGE for part in (without, present)]
     return [
         Linear(axes @ (gap / values)),
         Quadratic(
-            axes,
-            (axes.T @ without.mean, axes.T @ present.mean),
+            both,
+            (both.T @ without.mean, both.T @ present.mean),
             (variances[0], variances[1]),
         ),
     ]

@@ -23,7 +23,9 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
@@ -38,7 +40,7 @@ from .. import _validate as check
 from ..audit.claims import Claim, Nothing
 from ..audit.findings import Check
 from ..audit.subject import Pair, Subject
-from ..errors import InvalidInput
+from ..errors import DPKernError, InvalidInput
 
 UNBOUNDED = 2.0**14
 """Norm of a canary that is to be clipped."""
@@ -197,7 +199,8 @@ class Script(Subject):
 
     @cached_property
     def _found(self) -> Subject:
-        module = _module(Path(self.path))
+        with _theirs("script"):
+            module = _module(Path(self.path))
         found = getattr(module, self.symbol, None)
         label = f"{Path(self.path).name}:{self.symbol}"
         if isinstance(found, Subject):
@@ -236,23 +239,48 @@ class Script(Subject):
 
     def release(self, data: Any, runs: int, seed: int) -> Tensor:
         """Of what was found."""
-        return self._found.release(data, runs, seed)
+        with _theirs(self.name):
+            return self._found.release(data, runs, seed)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """Of what was found."""
-        return self._found.pairs(weakest)
+        with _theirs(self.name):
+            return self._found.pairs(weakest)
 
     def null(self) -> Any:
         """Of what was found."""
-        return self._found.null()
+        with _theirs(self.name):
+            return self._found.null()
 
     def noise_sd(self) -> Tensor | float | None:
         """Of what was found."""
-        return self._found.noise_sd()
+        with _theirs(self.name):
+            return self._found.noise_sd()
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
         """Of what was found."""
-        return self._found.checks(quick=quick)
+        with _theirs(self.name):
+            return self._found.checks(quick=quick)
+
+
+@contextmanager
+def _theirs(name: str) -> Iterator[None]:
+    """Runs code of a script: whatever ends it is a refusal, and never a verdict.
+
+    An exit with code 0 would otherwise look like a passed audit, an exception like a contradiction.
+    """
+    try:
+        yield
+    except DPKernError:
+        raise
+    except (Exception, SystemExit) as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise InvalidInput(
+            name,
+            expected="code that runs to its end",
+            got=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})",
+            remedy="Mend the script; its imports, functions and sizes are run as they are.",
+        ) from error
 
 
 _CONSTANTS = {"dimension": "DIMENSION", "batch": "BATCH", "bound": "BOUND", "claimed": "CLAIM"}
@@ -267,7 +295,8 @@ def load(reference: str) -> Script:
     """The subject ``path.py:name``; without a name: ``release``.
 
     Raises:
-        InvalidInput: no such file, no such name there, or nothing that can be audited.
+        InvalidInput: no such file, a file that raises or exits, no such name there, or nothing that
+            can be audited.
     """
     path, _, symbol = reference.rpartition(":") if not reference.endswith(".py") else ("", "", "")
     script = Script(path=str(Path(path or reference).resolve()), symbol=symbol or "release")
