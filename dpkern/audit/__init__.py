@@ -4,9 +4,9 @@
 way from claim to proof to audit. ``certificate`` recomputes what is proved of the noise laws.
 """
 
+from .auditing import run
 from .claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure, of_event
 from .findings import LAYERS, Check, Evidence, Findings
-from .auditing import run
 from .subject import Pair, Score, Subject
 
 __all__ = [

@@ -41,6 +41,8 @@ SETTING = Setting(
     hidden=25,
 )
 """The sizes of AdLM's MNIST run, with a record of three features."""
+FEW = replace(SETTING, classes=2, layer=FirstLayer(features=2, maps=32))
+"""Sizes at which the whole of epsilon is seen often: that takes every part of the release."""
 
 
 @dataclass(frozen=True)
@@ -239,27 +241,33 @@ _ENTRIES: dict[str, Entry] = {
     ),
     "fm": Entry(mechanisms.FM, _functional, {"epsilon": 1.0}, {}, FEATURES, corrected=("shapes",)),
     "spof_training": Entry(
-        mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
+        mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, FEATURES, ("steps", "shapes")
     ),
     "fm_training": Entry(
-        mechanisms.FM, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
+        mechanisms.FM, _visits, {"epsilon": 1.0}, {}, FEATURES, ("steps", "shapes")
     ),
+    # Corrected: a bound that the gradient of one record reaches.
     "output_sgd": Entry(
-        mechanisms.OutputSGD, _visits, {"epsilon": 1.0}, {}, ((4,),), ("steps", "shapes")
+        mechanisms.OutputSGD,
+        _visits,
+        {"epsilon": 1.0, "max_grad_norm": 0.1},
+        {"max_grad_norm": 4.0},
+        FEATURES,
+        ("steps", "shapes"),
     ),
     "adlm": Entry(
         mechanisms.AdLM,
         _labelled,
-        {"epsilon": 1.0, "setting": SETTING, **_PUBLIC},
-        {},
+        {"epsilon": 1.0, "setting": FEW, **_PUBLIC},
+        {"setting": SETTING},
         FEATURES,
         (),
     ),
     "ilm": Entry(
         mechanisms.ILM,
         _labelled,
-        {"epsilon": 1.0, "setting": SETTING},
-        {},
+        {"epsilon": 1.0, "setting": FEW},
+        {"setting": SETTING},
         FEATURES,
         (),
     ),

@@ -19,10 +19,14 @@ from ..audit import claims
 from ..audit.claims import Claim
 from ..audit.subject import Pair, Subject
 from ..mechanisms import FM, SPOF, OutputSGD
+from ..objective.autoencoder import xavier
 from ..objective.methods import Schedule
 from ..objective.spof import Training
 from ..rng import Key
 from .local import REPLACED, _extremes, _settle
+
+BEGIN = 0
+"""Seed of the initial weights."""
 
 
 class _OneRecord(NamedTuple):
@@ -83,8 +87,10 @@ class Visits(Subject):
             code=self.code,
             keys=[Key.fresh() for _ in range(seeds)],
         )
-        for weights in (training.weights.encoder, training.weights.decoder):
-            weights.copy_(weights[:1, :1].clone())
+        # Not the training's own: those of a user depend on how many users there are.
+        begin = xavier(1, 1, self.features, self.code, [torch.Generator().manual_seed(BEGIN)])
+        training.weights.encoder.copy_(begin.encoder)
+        training.weights.decoder.copy_(begin.decoder)
         found = []
         for _ in range(self.visits):
             training.step()
