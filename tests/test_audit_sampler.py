@@ -221,3 +221,9 @@ def test_what_cannot_be_asked() -> None:
         asked([[0]], "poisson", confidence=1.0)
     with pytest.raises(InvalidInput, match="loader: expected a DataLoader"):
         of_loader([1, 2], 1)
+
+
+def test_a_fixed_size_that_is_no_whole_number_is_refused() -> None:
+    """2 of 10 records are a larger rate than 0.15: what is accounted would be too little."""
+    with pytest.raises(InvalidInput, match="whole batch size"):
+        checks([[0, 1], [2, 3]], law="fixed", records=10, sample_rate=0.15)

@@ -81,7 +81,8 @@ def checks(
         confidence: of all checks together.
 
     Raises:
-        InvalidInput: no batches, or an argument out of range.
+        InvalidInput: no batches, an argument out of range, or batches of a fixed size with a rate
+            that is no whole number of records.
     """
     choice(LAWS, law=law)
     integer(minimum=1, records=records)
@@ -91,6 +92,14 @@ def checks(
     if not rows:
         raise InvalidInput(
             "batches", expected="at least one batch", got="none", remedy="Draw some batches."
+        )
+    size = round(sample_rate * records)
+    if law == "fixed" and abs(sample_rate * records - size) > 1e-6 * size:
+        raise InvalidInput(
+            "sample_rate",
+            expected="batch size / records for a whole batch size",
+            got=f"{sample_rate} of {records} records = {sample_rate * records}",
+            remedy="Pass the rate that is accounted for batches of one size.",
         )
     asked = {"poisson": 6, "fixed": 3, "shuffled": 1}[law]
     drawn = _Batches(rows, records, sample_rate, (1 - confidence) / asked)
@@ -107,10 +116,10 @@ def checks(
             _coverage(drawn),
             _neighbours(drawn),
         )
-    size = _fixed_size(drawn)
+    same = _fixed_size(drawn)
     if law == "fixed":
-        return (*common, size, _each_record(drawn), _neighbours(drawn), _same_batches(drawn))
-    return (*common, size, _once_in_an_epoch(drawn))
+        return (*common, same, _each_record(drawn), _neighbours(drawn), _same_batches(drawn))
+    return (*common, same, _once_in_an_epoch(drawn))
 
 
 def _check(name: str, passed: bool | None, text: str, **numbers: float | int | str) -> Check:
