@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from dpkern.audit.auditing import run
 from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
 from dpkern.audit.findings import LAYERS, Findings
-from dpkern.audit.auditing import run
 from tests.audit_corpus import BROKEN, SOUND, Case
 
 

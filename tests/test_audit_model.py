@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dpkern import _step_noise, step
-from dpkern.audit.claims import Gaussian, Nothing
 from dpkern.audit.auditing import run
+from dpkern.audit.claims import Gaussian, Nothing
 from dpkern.errors import InvalidInput
 from dpkern.mechanisms import DPSGD, AdaClip
 from dpkern.rng import Purpose

@@ -28,8 +28,8 @@ from torch import nn
 from .._validate import require
 from ..accounting import events
 from ..audit import optimistic
-from ..audit.findings import Evidence, Findings
 from ..audit.auditing import run
+from ..audit.findings import Evidence, Findings
 from ..audit.subject import Subject
 from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import RandomizedResponse

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from dpkern.audit.findings import Findings
 from dpkern.audit.auditing import run as audit
+from dpkern.audit.findings import Findings
 from dpkern.audit.subject import Pair
 from tests.audit_corpus import BROKEN, SOUND, Case
 from tests.audit_corpus.broken.sources import CASES as SOURCES

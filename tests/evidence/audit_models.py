@@ -21,9 +21,9 @@ import typer
 from rich.console import Console
 from torch import nn
 
+from dpkern.audit.auditing import run as audit
 from dpkern.audit.claims import Gaussian
 from dpkern.audit.findings import Findings
-from dpkern.audit.auditing import run as audit
 from dpkern.mechanisms import DPSGD
 from dpkern.subjects.model import ModelStep
 from dpkern.train import models
