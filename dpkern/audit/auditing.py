@@ -60,7 +60,7 @@ class Test:
 def run(
     subject: Subject,
     *,
-    runs: int = 20_000,
+    runs: int | None = None,
     confidence: float = 0.999,
     delta: float = 1e-5,
     workers: int = 1,
@@ -75,7 +75,7 @@ def run(
     Args:
         subject: what is audited.
         runs: fresh runs that are counted, of each side of each pair; about two fifths as many are
-            learnt from.
+            learnt from. None: the subject's usual number.
         confidence: with which all statistical statements of the audit hold together.
         delta: for the lower bound on epsilon.
         workers: processes; with more than one the subject must be picklable.
@@ -88,7 +88,7 @@ def run(
     Raises:
         InvalidInput: numbers out of their range, or an unknown layer.
     """
-    check.integer(100, runs=runs)
+    runs = subject.usual_runs if runs is None else check.integer(100, runs=runs)
     check.integer(1, workers=workers)
     check.open_unit(confidence=confidence)
     check.open_unit(delta=delta)
@@ -138,6 +138,8 @@ def _statistics(
 ) -> tuple[list[Evidence], list[Check], tuple[float, ...]]:
     """The layers that need many runs; of ``alpha`` every bound gets an equal share."""
     if not set(layers) & set(STATISTICAL):
+        return [], [], ()
+    if not subject.pairs(None):
         return [], [], ()
     tell("covariance of the noise", 0.0)
     width = running.first(subject.null(), 2).shape[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -49,7 +49,10 @@ class Subject(ABC):
         name: of the mechanism and its setting.
         claimed: what its source, or the caller, says of one call of ``release``.
         certified: what is proved of it; ``Nothing()`` where nothing is.
+        usual_runs: counted where nobody says how many: seconds of work, or a minute of slow ones.
     """
+
+    usual_runs: ClassVar[int] = 20_000
 
     name: str
     claimed: Claim
@@ -68,6 +71,8 @@ class Subject(ABC):
     @abstractmethod
     def pairs(self, weakest: torch.Tensor | None) -> Sequence[Pair]:
         """The neighbours to try, at most a dozen: each makes all the bounds a little wider.
+
+        None: nothing is released, and only ``checks`` are asked.
 
         Args:
             weakest: unit vector ``[d]`` of the released coordinates along which the noise on

@@ -67,7 +67,9 @@ def _numbers(findings: Findings) -> Table:
         title="Three numbers of one call",
         columns=("number", "bounds it", "as stated", "mu", f"epsilon at delta {delta:g}"),
         rows=rows,
-        note=f"Audited: {findings.runs:,} fresh runs of each side of each pair, "
+        note="Nothing was run: what is asked here shows in no output."
+        if not findings.total_runs
+        else f"Audited: {findings.runs:,} fresh runs of each side of each pair, "
         f"{findings.total_runs:,} runs in {findings.seconds:.3g} s; all statistical statements "
         f"hold together with confidence {findings.confidence:g}.",
     )
@@ -79,7 +81,7 @@ def _tests(findings: Findings) -> Table:
         best.setdefault(found.pair, found)
     rows: list[list[str | float]] = [
         [
-            *(found.pair, found.layer, found.false_positives, found.false_negatives, found.runs),
+            *(found.pair, found.layer, found.false_positives, found.false_negatives),
             *(found.mu_lower, found.epsilon_lower, _verdict(found, findings)),
         ]
         for found in best.values()
@@ -87,12 +89,13 @@ def _tests(findings: Findings) -> Table:
     return Table(
         title="The strongest test of each pair of neighbours",
         columns=(
-            *("neighbours", "layer", "false pos.", "false neg.", "runs"),
+            *("neighbours", "layer", "false pos.", "false neg."),
             *("mu ≥", "epsilon ≥", "verdict"),
         ),
         rows=rows,
-        note=f"{len(findings.evidence)} tests share the confidence. A false positive says that the "
-        "record was there when it was not.",
+        note=f"{len(findings.evidence)} tests share the confidence, each counted in "
+        f"{findings.runs:,} runs without and as many with the record. A false positive says that "
+        "the record was there when it was not.",
     )
 
 

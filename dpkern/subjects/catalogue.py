@@ -1,4 +1,4 @@
-"""Subjects by name: the noise kernels and every mechanism of ``dpkern.mechanisms``."""
+"""Subjects by name: noise kernels, every mechanism, the noise of other libraries."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .generator import Generator
 from .kernel import NoiseKernel
 from .labelled import LabelledRecord
 from .local import Coefficients, Record, Response
+from .peer import LIBRARIES, Peer
 from .step import BATCH, PrivateStep
 from .visits import Visits
 
@@ -195,6 +196,10 @@ def _visits(mechanism: Any, options: Options) -> Subject:
     return Visits(mechanism=mechanism, features=options.features, visits=options.steps)
 
 
+def _peer(peer: Peer, options: Options) -> Subject:
+    return replace(peer, dimension=options.features)
+
+
 def _labelled(mechanism: mechanisms.AdLM, options: Options) -> Subject:
     del options
     return LabelledRecord(mechanism=mechanism)
@@ -271,6 +276,12 @@ _ENTRIES: dict[str, Entry] = {
         FEATURES,
         (),
     ),
+    **{
+        f"peer:{library.replace(' ', '_')}": Entry(
+            Peer, _peer, {"library": library}, {}, FEATURES, ("shapes",)
+        )
+        for library in LIBRARIES
+    },
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,6 +50,8 @@ class NoiseKernel(Subject):
         InvalidInput: a field out of its range.
         PrivacyError: a noise multiplier outside [2^-4, 2^10].
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     op: str = "add_noise"
     distribution: str = "gaussian"

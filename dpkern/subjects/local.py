@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,8 @@ class Record(Subject):
     Raises:
         InvalidInput: a mechanism that releases no record.
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     mechanism: Functional
     features: int = 1
@@ -99,6 +102,8 @@ class Coefficients(Subject):
     Raises:
         InvalidInput: another mode.
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     mechanism: Functional
     features: int = 1
@@ -174,6 +179,8 @@ class Response(Subject):
         mechanism: its configuration.
         backend: who runs the op, emulated where it has no device here; None: dpkern's choice.
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     mechanism: RandomizedResponse
     backend: str | None = None

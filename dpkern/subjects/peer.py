@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -86,6 +87,8 @@ class Peer(Subject):
         InvalidInput: an unknown library, or numbers out of range.
         MissingDependency: the library is not installed (at the first release).
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     library: str
     noise_multiplier: float = 1.1

@@ -11,10 +11,13 @@ with fresh noise each. Its script may say with constants beside it
     BATCH = 4           records of D; the canary is one more
     BOUND = 1.0         a promise that no record has a larger L2 norm
     CLAIM = Gaussian(1.0), Approximate(2.0, 1e-5), ...     of dpkern.audit.claims
+    STATEMENT = Statement(...)     of dpkern.audit.plan: what is said of a whole run
+    LOADER = DataLoader(...)       its batches, compared with the statement's sampling
 
 Without ``BOUND`` any finite record may come, and the function bounds what each one contributes: the
 canaries then have norm 2^14, the other records norm 2^-4. Neighbours are D and D with one record
-more. The file runs with all rights of the caller: audit no file that you would not run.
+more. A ``Statement`` may be named itself, ``path.py:STATEMENT``: nothing is run then. The file runs
+with all rights of the caller: audit no file that you would not run.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ import torch
 from torch import Tensor
 
 from .. import _validate as check
+from ..audit import plan
 from ..audit.claims import Claim, Nothing
 from ..audit.findings import Check
 from ..audit.subject import Pair, Subject
 from ..errors import DPKernError, InvalidInput
+from .stated import Stated
 
 UNBOUNDED = 2.0**14
 """Norm of a canary that is to be clipped."""
@@ -60,6 +65,7 @@ class Release(Subject):
         batch: records of D.
         bound: largest norm of a record; None: the function bounds them.
         claimed: what is said of one release.
+        stated: what is said of a run of them; None: nothing.
 
     Raises:
         InvalidInput: no function of one or two arguments, or numbers out of range.
@@ -72,6 +78,7 @@ class Release(Subject):
     bound: float | None = None
     claimed: Claim = field(default_factory=Nothing)
     certified: Claim = field(default_factory=Nothing)
+    stated: Stated | None = None
 
     def __post_init__(self) -> None:
         check.integer(1, dimension=self.dimension)
@@ -149,10 +156,11 @@ class Release(Subject):
         return record
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """Whether hostile records leave the release finite, where no bound excludes them."""
-        del quick
-        if self.bound is not None:
-            return ()
+        """What is stated, and whether hostile records leave releases finite where they may come."""
+        found = () if self.stated is None else self.stated.checks(quick=quick)
+        return found if self.bound is not None else (*found, self._hostile())
+
+    def _hostile(self) -> Check:
         hostile = {"NaN": math.nan, "infinity": math.inf, "1e38": 1e38}
         records = self.pairs(None)[0].present
         bad = []
@@ -160,15 +168,13 @@ class Release(Subject):
             records[-1, 0] = value
             if not bool(torch.isfinite(self.release(records, 1, 0)).all()):
                 bad.append(name)
-        return (
-            Check(
-                layer="sensitivity",
-                name="hostile records",
-                passed=not bad,
-                text=f"a record with {', '.join(bad)} shows in a release that is not finite"
-                if bad
-                else f"records with {', '.join(hostile)} leave releases finite",
-            ),
+        return Check(
+            layer="sensitivity",
+            name="hostile records",
+            passed=not bad,
+            text=f"a record with {', '.join(bad)} shows in a release that is not finite"
+            if bad
+            else f"records with {', '.join(hostile)} leave releases finite",
         )
 
 
@@ -205,6 +211,9 @@ class Script(Subject):
         label = f"{Path(self.path).name}:{self.symbol}"
         if isinstance(found, Subject):
             return found
+        stated = _stated(module, label)
+        if stated is not None and found is stated.statement:
+            return stated
         if found is None:
             raise InvalidInput(
                 "script",
@@ -220,7 +229,12 @@ class Script(Subject):
             for field, constant in _CONSTANTS.items()
             if hasattr(module, constant)
         }
-        return Release(function=found, name=label, **given)
+        return Release(function=found, name=label, stated=stated, **given)
+
+    @property
+    def usual_runs(self) -> int:  # type: ignore[override]
+        """Of what was found."""
+        return self._found.usual_runs
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -281,6 +295,26 @@ def _theirs(name: str) -> Iterator[None]:
             got=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})",
             remedy="Mend the script; its imports, functions and sizes are run as they are.",
         ) from error
+
+
+def _stated(module: ModuleType, label: str) -> Stated | None:
+    """What the file says of a run.
+
+    Raises:
+        InvalidInput: no ``Statement``, or a loader without one.
+    """
+    statement = getattr(module, "STATEMENT", None)
+    loader = getattr(module, "LOADER", None)
+    if statement is None and loader is None:
+        return None
+    if not isinstance(statement, plan.Statement):
+        raise InvalidInput(
+            "STATEMENT",
+            expected="a dpkern.audit.plan.Statement, which says how LOADER should draw too",
+            got=type(statement).__name__,
+            remedy="Write STATEMENT = Statement(event=..., steps=..., epsilon=..., delta=...).",
+        )
+    return Stated(statement=statement, loader=loader, name=label)
 
 
 _CONSTANTS = {"dimension": "DIMENSION", "batch": "BATCH", "bound": "BOUND", "claimed": "CLAIM"}

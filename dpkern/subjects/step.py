@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from .._step_sums import clipped
 from .._validate import choice, integer
 from ..accounting import events
-from ..audit import bits, canaries, claims, likelihood, sensitivity
+from ..audit import bits, canaries, certified, claims, likelihood, sensitivity
 from ..audit.claims import Claim
 from ..audit.findings import Check
 from ..audit.subject import Pair, Subject
@@ -30,6 +30,7 @@ from ..mechanisms.plan import Block, Plan
 from ..mechanisms.release import Diagonal
 from ..ops import update
 from ..step import DPStep
+from . import batches
 from .backend import check_backend, running
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
@@ -66,6 +67,8 @@ class PrivateStep(Subject):
         InvalidInput: a field out of its range, or samples that only the engine can clip.
     """
 
+    usual_runs: ClassVar[int] = 5_000
+
     mechanism: Mechanism
     shapes: tuple[tuple[int, ...], ...] = ((8,),)
     steps: int = 1
@@ -88,12 +91,12 @@ class PrivateStep(Subject):
                 got="a bound on spectra, which only the engine can take",
                 remedy="Audit a model with dpkern.subjects.model, or a circulant layer.",
             )
-        certified = claims.of_event(
+        proved = claims.of_event(
             events.composed([self.plan.spec, self.plan.unsampled]),
             neighbouring="replace_one" if self._relation == "replace_one" else "add_remove",
             steps=self.steps,
         )
-        made = {"claimed": self._claim(certified), "certified": certified, "name": self._name()}
+        made = {"claimed": self._claim(proved), "certified": proved, "name": self._name()}
         for each, value in made.items():
             object.__setattr__(self, each, value)
 
@@ -103,10 +106,10 @@ class PrivateStep(Subject):
         parts += ["update"] if self.fused else []
         return ", ".join([*parts, self.backend or "default backend"])
 
-    def _claim(self, certified: Claim) -> Claim:
+    def _claim(self, proved: Claim) -> Claim:
         """The source's, of so many releases with the record in each; corrected: our own."""
         if self.mechanism.mode == "corrected":
-            return certified
+            return proved
         one = self.mechanism.claimed_event_spec(self.plan.dimension)
         relation = "replace_one" if self._relation == "replace_one" else "add_remove"
         return claims.of_event(one, neighbouring=relation, steps=self.steps)
@@ -155,10 +158,14 @@ class PrivateStep(Subject):
                     self._one(step, batch, out[run, number])
         return out.flatten(1)
 
+    @property
+    def _fixed(self) -> bool:
+        """Whether every batch has the same number of samples."""
+        return self.plan.samples is not None or self.plan.neighbouring == "replace_one"
+
     def _step(self) -> DPStep:
-        fixed = self.plan.samples is not None or self.plan.neighbouring == "replace_one"
         sampling: dict[str, Any] = {"sample_rate": 1.0}
-        if fixed:
+        if self._fixed:
             samples = self.plan.samples or 1
             sampling = {"sampling": "fixed", "sample_rate": 1.0, "dataset_size": samples}
         return DPStep(
@@ -199,8 +206,10 @@ class PrivateStep(Subject):
         return torch.cat([_sd(block) for block in plan.blocks]).repeat(self.steps) / BATCH
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """Bits of what is released, and what hostile records do to the clipped sum."""
-        found = []
+        """The plan's numbers, bits of what is released, batches, hostile records."""
+        found = [*certified.of_plan(self.plan)]
+        if not quick:
+            found += batches.checks(fixed=self._fixed)
         if self._on_a_lattice:
             cells = torch.cat([_each(b, b.sd / SCALE_CELLS / BATCH) for b in self.plan.blocks])
             released = self.release(self.null(), LOOKED_AT, 0)
@@ -293,11 +302,11 @@ class PrivateStep(Subject):
     ) -> tuple[Batch, ...]:
         """The batch of every step: bystanders, then the record's gradient in that step."""
         count = self._samples_beside if others is not None else 0
-        batches = []
+        drawn = []
         for number in range(self.steps):
             rows = [] if others is None else [others] * count
             rows = rows if record is None else [*rows, list(record[number])]
-            batches.append(
+            drawn.append(
                 tuple(
                     torch.stack([row[i] for row in rows]).to(self.dtype)
                     if rows
@@ -305,7 +314,7 @@ class PrivateStep(Subject):
                     for i, shape in enumerate(self._sample_shapes)
                 )
             )
-        return tuple(batches)
+        return tuple(drawn)
 
     @property
     def _samples_beside(self) -> int:
