@@ -44,8 +44,8 @@ def command(
     subject: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(catalogue.names())}; or path/to/file.py:name, a callable or "
-            "a Subject: its code is run."
+            help=f"One of {', '.join(catalogue.names())}; or path/to/file.py:name, a callable, "
+            "a Subject or a Statement: its code is run."
         ),
     ],
     claim: Annotated[
@@ -62,8 +62,8 @@ def command(
         int | None,
         typer.Option(
             help="Fresh runs that are counted, of each side of each pair.",
-            show_default="100000 of kernels and records, 20000 of functions, 5000 of steps: half "
-            "a minute at most on a free core",
+            show_default="100000 of kernels and records, 20000 of functions, 5000 of steps: "
+            "seconds, and up to about a minute for steps",
         ),
     ] = None,
     confidence: Annotated[

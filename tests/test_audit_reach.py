@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpkern import _dispatch
 from dpkern.audit.auditing import run
 from dpkern.audit.claims import Approximate, Claim, Gaussian, Nothing
 from dpkern.audit.findings import Check
@@ -147,3 +148,10 @@ def test_what_is_no_statement_is_refused(tmp_path: Path) -> None:
     text = STATEMENT.replace("0.01,", "0.01, dataset_size=500,") + LOADER
     with pytest.raises(InvalidInput, match="LOADER"):
         stated(tmp_path, text, **said)
+
+
+@pytest.mark.parametrize("name", ["add_noise", "dpsgd", "randomized_response"])
+def test_a_report_says_what_is_only_emulated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_dispatch, "availability", lambda backend: (backend == "cpu", "no device"))
+    assert "cuda emulated" in catalogue.make(name, backend="cuda").name
+    assert "emulated" not in catalogue.make(name, backend="cpu").name

@@ -163,6 +163,9 @@ def _end_labels(sheet: Sheet, wrapped: dict[Any, str]) -> None:
     if not ends:
         return
     gap = 2 + max(sheet.text_size(wrapped[line], font)[1] for line in ends)
+    # From left to right: of lines that end at one height the rightmost is named on top, so that the
+    # thin lines do not cross.
+    ends = dict(sorted(ends.items(), key=lambda end: end[1][0]))
     wanted = [y for _, y in ends.values()]
     placed = labels.spread(wanted, gap, box.y0 + gap / 2, box.y1 - gap / 2)
     for (line, (x, y)), at in zip(ends.items(), placed, strict=True):

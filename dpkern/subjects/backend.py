@@ -31,6 +31,13 @@ def running(backend: str | None) -> AbstractContextManager[None]:
     return testing.emulated(backend)
 
 
+def named(backend: str | None) -> str:
+    """For reports: which backend runs, and whether only its emulation does."""
+    if backend is None:
+        return "default backend"
+    return backend if _dispatch.availability(backend)[0] else f"{backend} emulated"
+
+
 def here(*, emulated: bool = True) -> list[str]:
     """The backends that an audit can run on this machine.
 

@@ -26,7 +26,7 @@ from ..mechanisms.certify import gaussian_spec, laplace_spec, lattice_bound
 from ..mechanisms.plan import Block
 from ..ops import noise, update
 from ..rng import Key, Purpose, Stream
-from .backend import check_backend, running
+from .backend import check_backend, named, running
 
 OPS = ("add_noise", "update")
 
@@ -76,7 +76,7 @@ class NoiseKernel(Subject):
 
     def _name(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.op}, {self.distribution}, {kind}, {self.backend or 'default backend'}"
+        return f"{self.op}, {self.distribution}, {kind}, {named(self.backend)}"
 
     @property
     def exact(self) -> bool:

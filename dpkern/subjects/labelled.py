@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class LabelledRecord(Subject):
     Raises:
         InvalidInput: coefficients that contain the hidden layer: nothing is released at once.
     """
+
+    usual_runs: ClassVar[int] = 100_000
 
     mechanism: AdLM
     relevance: tuple[float, ...] | None = None

@@ -24,7 +24,7 @@ from ..mechanisms.functional import Functional
 from ..objective import release
 from ..ops import coef
 from ..rng import Key, Purpose
-from .backend import check_backend, running
+from .backend import check_backend, named, running
 
 REPLACED = "replace_one"
 
@@ -128,9 +128,7 @@ class Coefficients(Subject):
         # The scale is a public number here, so what the coefficients alone cost can be proved.
         paid = self.mechanism.epsilon_audited(visits=self.visits, shift=self.shift)
         proved = claims.Laplace(paid) if self.visits == 1 else claims.Pure(paid)
-        text = (
-            f"{self.mechanism.name}, published, coefficients, {self.backend or 'default backend'}"
-        )
+        text = f"{self.mechanism.name}, published, coefficients, {named(self.backend)}"
         _settle(self, claims.Pure(self.mechanism.epsilon), proved, text)
 
     @property
@@ -192,7 +190,7 @@ class Response(Subject):
         check_backend(self.backend)
         proved = claims.of_event(self.mechanism.event_spec(), neighbouring=REPLACED)
         k = self.mechanism.categories
-        text = f"randomized_response, {k} categories, {self.backend or 'default backend'}"
+        text = f"randomized_response, {k} categories, {named(self.backend)}"
         claimed = claims.Pure(self.mechanism.epsilon)
         _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, text)
 

@@ -31,7 +31,7 @@ from ..mechanisms.release import Diagonal
 from ..ops import update
 from ..step import DPStep
 from . import batches
-from .backend import check_backend, running
+from .backend import check_backend, named, running
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 """One record more; one whose gradient is zero instead; one whose gradient is opposite instead."""
@@ -104,7 +104,7 @@ class PrivateStep(Subject):
         parts = [self.mechanism.name, self.mechanism.mode, self.plan.arithmetic]
         parts += [f"{self.steps} steps"] if self.steps > 1 else []
         parts += ["update"] if self.fused else []
-        return ", ".join([*parts, self.backend or "default backend"])
+        return ", ".join([*parts, named(self.backend)])
 
     def _claim(self, proved: Claim) -> Claim:
         """The source's, of so many releases with the record in each; corrected: our own."""
