@@ -63,7 +63,7 @@ def command(
         typer.Option(
             help="Fresh runs that are counted, of each side of each pair.",
             show_default="100000 of kernels and records, 20000 of functions, 5000 of steps: "
-            "seconds, and up to about a minute for steps",
+            "seconds, and a minute or so for steps",
         ),
     ] = None,
     confidence: Annotated[
