@@ -28,4 +28,15 @@ def limited(most: int) -> Iterator[None]:
         _here.most = before
 
 
-__all__ = ["allowed", "limited"]
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Inside the block torch, and with it every kernel, uses this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+__all__ = ["allowed", "limited", "torch_threads"]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from . import _dispatch
+from ._threads import torch_threads
 from .backends import cpu
 from .errors import BackendError
 from .rng import Key
@@ -71,15 +72,8 @@ def isa(name: str) -> Iterator[None]:
         cpu.use_isa(before)
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run with this many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+threads = torch_threads
+"""Run with this many threads."""
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from dpkern import _step_noise, step
 from dpkern.audit.auditing import run
 from dpkern.audit.claims import Gaussian, Nothing
-from dpkern.errors import InvalidInput
+from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import DPSGD, AdaClip
 from dpkern.rng import Purpose
 from dpkern.subjects.model import ModelStep, within_bound
@@ -112,6 +112,19 @@ def test_a_contribution_above_its_bound_is_seen(as_: str) -> None:
     assert within_bound(plan, exact).passed
     exact[0][0, 0] = (most + 1) * unit if as_ == "exact" else 1.001
     assert within_bound(plan, exact).passed is False
+
+
+@pytest.mark.parametrize("as_", ["float", "exact"])
+def test_a_second_backward_pass_adds_before_the_clip(as_: str) -> None:
+    made = subject(as_=as_)
+    found = made._rig.given_twice()
+    assert found.passed
+    assert 0.99 < found.numbers["largest"] <= 1
+    # What a trainer gives that clips each pass by itself.
+    made._rig.twice = [2 * part for part in made._rig.alone]
+    assert made._rig.given_twice().passed is False
+    made._rig.twice = PrivacyError("loop", expected="one pass", got="two", remedy="Stop.")
+    assert made._rig.given_twice().text == "refused: one pass"
 
 
 def test_engines_and_keys_stay_in_their_process() -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import pickle
-import signal
-import warnings
-from collections.abc import Callable
 from itertools import product
 
 import pytest
 import torch
 
 from dpkern import testing
+from dpkern.audit.generator import in_child
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.ops import noise
 from dpkern.rng import ROUNDS, Key, Purpose, Stream
@@ -25,27 +22,6 @@ LIMITS = {"step": (0, 1, 2**32 - 1), "stream": (0, 1, 2**24 - 1)}
 
 def fingerprint(key: Key) -> bytes:
     return hashlib.sha256(key.stream(Purpose.NOISE, 0).key).digest()
-
-
-def in_child(work: Callable[[], bytes]) -> bytes:
-    """What ``work`` returns in a forked child."""
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        # From Python 3.12 on: the process has other threads. The child only hashes and exits.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child == 0:  # pragma: no cover - another process
-        # Never back into pytest, whatever happens.
-        try:
-            signal.alarm(20)
-            os.write(writer, work())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        found = pipe.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return found
 
 
 def test_a_forked_child_has_a_key_of_its_own() -> None:

@@ -10,14 +10,14 @@ import hashlib
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
 import torch
 
 from .. import _dispatch
+from .._threads import torch_threads
 from ..laws import FINE_BITS, LAWS
 from ..ops import noise
 from ..rng import Key, Purpose, Stream
@@ -93,7 +93,7 @@ def equal_bits(backend: str, device: str = "cpu", *, count: int = 3000) -> Check
     for law, first in product(LAWS, _PLACES):
         wanted = _released(stream, rounding, law, first, [count], "reference", "cpu")
         for threads in THREADS:
-            with _threads(threads):
+            with torch_threads(threads):
                 cut = [count // 3 + threads, 1, count - count // 3 - threads - 1]
                 got = _released(stream, rounding, law, first, cut, backend, device)
             wrong += sum(int((a != b).sum()) for a, b in zip(got, wanted, strict=True))
@@ -132,16 +132,6 @@ def _released(
             parts.append(values.cpu())
         at += piece
     return [torch.cat(parts) for parts in made]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def draw_bits(law: str, *, count: int = 1 << 20) -> Check:
@@ -211,7 +201,7 @@ def fork(make: Callable[[], Key] = Key.fresh) -> Check:
     if not hasattr(os, "fork"):
         return Check(layer=LAYER, name=name, passed=None, text="this system cannot fork")
     key = make()
-    digests = [_digest(key), _in_child(lambda: _digest(key)), _in_child(lambda: _digest(key))]
+    digests = [_digest(key), in_child(lambda: _digest(key)), in_child(lambda: _digest(key))]
     if not all(digests):
         return Check(layer=LAYER, name=name, passed=None, text="a forked child did not answer")
     different = len({*digests, _digest(key)})
@@ -229,7 +219,7 @@ def _digest(key: Key) -> bytes:
     return hashlib.sha256(key.stream(Purpose.NOISE, 0).key).digest()
 
 
-def _in_child(work: Callable[[], bytes]) -> bytes:
+def in_child(work: Callable[[], bytes]) -> bytes:
     """What ``work`` returns in a forked child; empty if it does not answer."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():

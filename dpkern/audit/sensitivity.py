@@ -314,7 +314,9 @@ def _given_twice(summation: Summation, seed: int) -> Check:
     """A backward pass, or a batch, that comes a second time before the release."""
     name = "batch given twice"
     if summation.twice is None:
-        return _check(name, None, "nobody said how a batch could be given twice")
+        return _check(
+            name, None, "no matter of a sum alone: what a trainer does is asked where it can be run"
+        )
     record = _ordinary(summation, 2, seed)[1:]
     try:
         ratio = summation.excess(summation.twice(record))

@@ -10,11 +10,11 @@ from functools import lru_cache
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .._threads import torch_threads
 from ..objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ..objective.adlm_data import Labelled
 from ..train import data as datasets
 from ..train.data import Dataset
-from ..train.machine import torch_threads
 from .runner import Request
 
 PUBLIC_SHARE = 0.2

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from .. import _validate as check
+from .._threads import torch_threads
 from ..cost.report import Report, Table
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
 from ..train import mechanism as by_name
-from ..train.machine import torch_threads
 from . import layers, phases, roofline
 from .energy import SOURCE, energy
 from .machine import CACHE_MISSES, LINE_BYTES

@@ -20,14 +20,15 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._threads import torch_threads
 from ..audit.claims import Claim, of_event
 from ..audit.findings import Check
 from ..audit.scores import Linear
@@ -35,7 +36,7 @@ from ..audit.subject import Pair, Subject
 from ..engine import PrivacyEngine
 from ..engine.capture import Capture
 from ..engine.clipping import close_into, prepare
-from ..errors import InvalidInput
+from ..errors import DPKernError, InvalidInput
 from ..mechanisms.base import Mechanism
 from ..mechanisms.plan import Plan
 from ..step import DPStep
@@ -144,12 +145,8 @@ class ModelStep(Subject):
         cores are for more processes.
         """
         del seed
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with torch_threads(1):
             return torch.stack([self._rig.step(data) for _ in range(runs)])
-        finally:
-            torch.set_num_threads(before)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """The batch, and the batch with the canary."""
@@ -164,9 +161,10 @@ class ModelStep(Subject):
         return 1.0 if everywhere else None
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """The canary's contribution against its bound, alone and as a difference of sums."""
+        """The canary's contribution against its bound: alone, as a difference of sums, twice."""
         del quick
-        return (within_bound(self._rig.plan, self._rig.alone), self._rig.remove_one())
+        rig = self._rig
+        return (within_bound(rig.plan, rig.alone), rig.remove_one(), rig.given_twice())
 
 
 class _Rig:
@@ -180,10 +178,13 @@ class _Rig:
         self.loss = subject.loss
         self.magnified = subject.magnified
         reduction = subject.loss_reduction
-        settings = (subject.mechanism, self.module, reduction, subject.backend)
-        with_canary = sums_without_noise(*settings, self._backward, self.batches[True])
-        self.without = sums_without_noise(*settings, self._backward, self.batches[False])
-        self.alone = sums_without_noise(*settings, self._backward, subject.canary)
+        sums = partial(
+            sums_without_noise, subject.mechanism, self.module, reduction, subject.backend
+        )
+        with_canary = sums(self._backward, self.batches[True])
+        self.without = sums(self._backward, self.batches[False])
+        self.alone = sums(self._backward, subject.canary)
+        self.twice = _or_refusal(partial(sums, self._backward_twice, subject.canary))
         self.difference = [a - b for a, b in zip(with_canary, self.without, strict=True)]
         self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1.0)
         self.engine = PrivacyEngine()
@@ -205,6 +206,10 @@ class _Rig:
     def _backward(self, batch: Batch) -> None:
         x, y = batch
         (self.loss(self.module(x), y) * self.magnified).backward()  # type: ignore[no-untyped-call]
+
+    def _backward_twice(self, batch: Batch) -> None:
+        self._backward(batch)
+        self._backward(batch)
 
     def _aim(self, coordinates: int) -> None:
         """Where releases are read: ``self.index`` of single coordinates, ``self.directions``."""
@@ -272,6 +277,22 @@ class _Rig:
             "rounding inside the model)",
             numbers={"deviation": deviation, "allowed": allowed},
         )
+
+    def given_twice(self) -> Check:
+        """Whether a record keeps its bound when a loop goes through the backward pass twice."""
+        name = "backward twice"
+        if isinstance(self.twice, DPKernError):
+            text = f"refused: {self.twice.expected}"
+            return Check(layer="sensitivity", name=name, passed=True, text=text)
+        return replace(within_bound(self.plan, self.twice), name=name)
+
+
+def _or_refusal(sums: Callable[[], list[Tensor]]) -> list[Tensor] | DPKernError:
+    """What a loop gets that goes on as it should not."""
+    try:
+        return sums()
+    except DPKernError as error:
+        return error
 
 
 def _parts(sizes: Sequence[int]) -> list[tuple[int, int]]:

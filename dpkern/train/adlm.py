@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._threads import torch_threads
 from ..errors import InvalidInput
 from ..nn.polynomial import Coefficients
 from ..objective import adlm as trainer
@@ -21,7 +22,6 @@ from .adlm_options import BoundedOptions, LabelledOptions
 from .adlm_report import BoundedEpoch
 from .base import BaseSession
 from .display import Shown
-from .machine import torch_threads
 from .report import Drawn
 from .steps import Steps
 

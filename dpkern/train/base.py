@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Generic
 
 from rich.console import Console
 
+from .._threads import torch_threads
 from .._validate import require
 from ..errors import InvalidInput, PrivacyError
 from . import checkpoint, display, files, report
-from .machine import backend_in_use, environment, torch_threads
+from .machine import backend_in_use, environment
 from .options import M, Options, P, RunOptions, only
 from .steps import E, Steps
 

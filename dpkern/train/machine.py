@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -55,13 +53,3 @@ def environment(backend: str | None, threads: int) -> dict[str, Any]:
     if backend is not None:
         facts["isa"] = cpu.build_config().get("isa") if backend == "cpu" else None
     return facts | {"threads": threads}
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
