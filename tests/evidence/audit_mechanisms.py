@@ -8,19 +8,21 @@ kernel a microsecond: so many are run of each.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dpkern.audit import run as run_audit
 from dpkern.audit.findings import Findings
-from dpkern.audit.subject import Subject
+from dpkern.audit.subject import Pair, Subject
 from dpkern.mechanisms import DPSGD, LaplaceSGD
 from dpkern.subjects import catalogue
 from dpkern.subjects.backend import here
 from dpkern.subjects.kernel import OPS, NoiseKernel
 from dpkern.subjects.local import Coefficients, Record, Response
+from dpkern.subjects.peer import Peer
 from dpkern.subjects.step import PrivateStep
 
 CONFIDENCE = 0.999
@@ -90,7 +92,7 @@ def mechanisms() -> Iterator[tuple[str, dict[str, Any]]]:
     for name in catalogue.names():
         for mode in ("corrected", "published"):
             subject = catalogue.make(name, mode=mode)
-            if isinstance(subject, NoiseKernel):
+            if isinstance(subject, (NoiseKernel, Peer)):  # peers: ``audit_precision``
                 continue
             contradicted = mode == "published" and name in CONTRADICTED
             title = f"{name}, {mode}"
@@ -121,6 +123,31 @@ def steps() -> Iterator[tuple[str, dict[str, Any]]]:
             PrivateStep(mechanism=DPSGD(**noise, **fields), shapes=shapes, steps=2),
             " ".join(str(value) for value in fields.values()),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(PrivateStep):
+    """One pair of neighbours, for backends that take milliseconds here."""
+
+    def pairs(self, weakest: torch.Tensor | None) -> Sequence[Pair]:
+        return [pair for pair in super().pairs(weakest) if pair.name == "uniform"]
+
+
+def backends() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A step of every mechanism, corrected, on every backend that is not dpkern's choice."""
+    for backend in here():
+        for name in catalogue.names():
+            subject = catalogue.make(name)
+            if backend == "cpu" or not isinstance(subject, PrivateStep):
+                continue
+            slow = backend not in ("cpu", "numba")
+            if backend == "reference":  # milliseconds for every 512 coordinates of a parameter
+                subject = catalogue.make(name, shapes=subject.shapes[:1])
+            subject = (Uniform if slow else PrivateStep)(
+                mechanism=subject.mechanism, shapes=subject.shapes, backend=backend
+            )
+            found = run_audit(subject, runs=STEPS, confidence=CONFIDENCE, layers=STATISTICAL)
+            yield subject.name, line(found)
 
 
 def _named(subject: Subject, more: str = "") -> tuple[str, dict[str, Any]]:
@@ -157,6 +184,7 @@ def run(n: int = 1_000_000) -> dict[str, Any]:
         "kernels": dict(kernels()),
         "mechanisms": dict(mechanisms()),
         "steps": dict(steps()),
+        "backends": dict(backends()),
     }
     every = [found for part in figures.values() for found in part.values()]
     asked = {100_000: 0.95, 1_000_000: 0.98}
@@ -171,7 +199,7 @@ def run(n: int = 1_000_000) -> dict[str, Any]:
 def headline(figures: dict[str, Any]) -> str:
     """One line for the table."""
     shown = [f"{found['tightness']:.3f}" for found in figures["tightness"].values()]
-    parts = (figures[name].values() for name in ("kernels", "mechanisms", "steps"))
+    parts = (figures[name].values() for name in ("kernels", "mechanisms", "steps", "backends"))
     every = [found for part in parts for found in part]
     right = sum(found["as_expected"] for found in every)
     return f"tightness {', '.join(shown)}; {right} of {len(every)} verdicts as expected"
