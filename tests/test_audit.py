@@ -205,6 +205,17 @@ def test_a_sound_release_keeps_its_claim_and_comes_close() -> None:
     assert found.total_runs > 2 * 5 * found.runs
 
 
+@pytest.mark.parametrize("confidence", [0.9, 0.999])
+def test_all_bounds_of_an_audit_share_its_doubt(confidence: float) -> None:
+    found = audit.run(Noisy(), runs=2000, seed=1, confidence=confidence)
+    counts = [(e.false_positives, e.fpr_upper) for e in found.evidence]
+    counts += [(e.false_negatives, e.fnr_upper) for e in found.evidence]
+    wrong = [stats.binom.cdf(k, 2000, bound) for k, bound in counts if k < 2000]
+    # The other half is the covariance's.
+    assert sum(wrong) <= (1 - confidence) / 2 * (1 + 1e-6)
+    assert wrong == pytest.approx([(1 - confidence) / 2 / len(counts)] * len(wrong), rel=1e-6)
+
+
 def test_half_the_variance_contradicts_claim_and_certificate() -> None:
     found = audit.run(Noisy(sd=(0.5**0.5,) * 6), runs=5000, seed=1)
     assert found.contradicts_claim
