@@ -380,7 +380,7 @@ def refused(rank: int) -> dict[str, Any]:
         engine, module, optimizer, _ = private(model())
         optimizer.noise_multiplier = 1.0 + rank
         engine.adapter.hand_out(4)
-        module(samples(0)[:4]).sum().backward()
+        module(samples(0)[:4]).sum(1).mean().backward()
         optimizer.step()
 
     def other_key() -> None:
@@ -388,7 +388,7 @@ def refused(rank: int) -> dict[str, Any]:
         if rank:
             engine.step.key._process = -1  # as after a fork
         engine.adapter.hand_out(4)
-        module(samples(0)[:4]).sum().backward()
+        module(samples(0)[:4]).sum(1).mean().backward()
         optimizer.step()
 
     def wrapper() -> None:

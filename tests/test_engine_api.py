@@ -17,6 +17,7 @@ import dpkern
 from dpkern import PrivacyEngine, testing
 from dpkern.engine import BatchMemoryManager, PrivateLoader
 from dpkern.engine.arguments import Options
+from dpkern.engine.provenance import YieldedBatch
 from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
 from dpkern.mechanisms import DPSGD
 from tests.engine_run import BATCH, DELTA, ROWS, Run, data
@@ -238,12 +239,12 @@ def test_without_a_loader_each_forward_pass_brings_new_samples() -> None:
     assert made[2] is None
     for _ in range(3):
         optimizer.zero_grad()
-        model(torch.randn(8, 4)).sum().backward()
+        model(torch.randn(8, 4)).sum(1).mean().backward()
         optimizer.step()
     assert engine.step.steps == 3
-    model(torch.randn(8, 4)).sum().backward()
+    model(torch.randn(8, 4)).sum(1).mean().backward()
     with pytest.raises(PrivacyError):
-        model(torch.randn(8, 4)).sum().backward()
+        model(torch.randn(8, 4)).sum(1).mean().backward()
 
 
 def test_empty_draws_are_steps() -> None:
@@ -251,9 +252,9 @@ def test_empty_draws_are_steps() -> None:
     sizes: list[int] = []
     own = run.loader.on_hand_out
 
-    def heard(size: int, **where: bool) -> None:
-        sizes.append(size)
-        own(size, **where)
+    def heard(batch: YieldedBatch) -> None:
+        sizes.append(batch.size)
+        own(batch)
 
     run.loader.on_hand_out = heard
     run.train(epochs=4)
@@ -310,7 +311,7 @@ def test_validate_admits_other_functions_of_the_module() -> None:
     run.engine.validate(run.module.features, torch.randn(5, 4))  # type: ignore[arg-type]
     for x, _ in run.loader:
         run.optimizer.zero_grad()
-        run.module.features(x).square().sum().backward()  # type: ignore[operator]
+        run.module.features(x).square().sum(1).mean().backward()  # type: ignore[operator]
         run.optimizer.step()
     assert run.engine.step.steps == 6
     module = run.module

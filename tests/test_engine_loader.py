@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from dpkern.engine.empty import empty_batch
 from dpkern.engine.loader import BatchMemoryManager, PrivateLoader
+from dpkern.engine.provenance import YieldedBatch
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.rng import Key
 
@@ -52,8 +53,8 @@ class Heard:
         self.parts: list[tuple[int, bool, bool]] = []
         loader.on_hand_out = self
 
-    def __call__(self, size: int, *, first: bool, final: bool) -> None:
-        self.parts.append((size, first, final))
+    def __call__(self, batch: YieldedBatch) -> None:
+        self.parts.append((batch.size, batch.first, batch.final))
 
 
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "shuffled"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ from .released import in_front
 from .routes import KeepBudget
 from .sum_store import SumStore
 from .uses import Arrival, Early, Slot, Source, Target, Use
+
+if TYPE_CHECKING:
+    from .provenance import ModuleBoundary
 
 
 class Capture:
@@ -96,6 +99,8 @@ class Capture:
         """Whether any process says yes, where backward passes need all processes."""
         self.on_use: Callable[[Use, Tensor], None] | None = None
         """Who is told of every use and its input."""
+        self.boundary: ModuleBoundary | None = None
+        """Follows records from the loader to the module and on to the loss; None outside an engine."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -117,6 +122,11 @@ class Capture:
     def watching(self) -> bool:
         """Whether uses are captured now."""
         return bool(self._hooks) and not self._public and not self._skipped
+
+    @property
+    def is_public(self) -> bool:
+        """Whether the running pass uses no private data."""
+        return self._public
 
     @property
     def attached(self) -> bool:
@@ -174,6 +184,15 @@ class Capture:
         self.handed_out = True
         self.batch = batch
         self._next_samples()
+
+    def begin_piece(self, records: int) -> None:
+        """Only so many records of the batch are in the passes from now on."""
+        self.batch = records
+        self._next_samples()
+
+    def skip_pass(self) -> None:
+        """The next forward pass is an ordinary one: a gradient of it is found as a leak."""
+        self._skipped = True
 
     def new_samples(self) -> None:
         """The next forward pass brings new samples, without a loader that says so."""
@@ -277,6 +296,14 @@ class Capture:
                 got="a backward pass of other samples",
                 remedy="Call optimizer.step() first. Passes that touch no private data belong in "
                 "engine.public(); samples without the engine's loader in engine.new_samples().",
+            )
+        if self.boundary is not None and not self.boundary.losses_followed:
+            raise PrivacyError(
+                "backward",
+                expected="loss.backward() of a loss made from the module's outputs by torch operations",
+                got="a backward pass of another tensor, whose samples cannot be told apart",
+                remedy="Return from forward() all that the loss needs, and call backward() on the loss "
+                "itself. Of terms computed otherwise, engine.adopt_loss(terms) makes a loss.",
             )
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()
@@ -382,8 +409,13 @@ class Capture:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._skipped = False
         self._watch_node = None
-        if not torch.is_grad_enabled() or self._public:
-            return None
+        given = args, kwargs
+        followed = self.boundary if self.collected is None else None
+        if followed is not None:
+            args, kwargs = followed.enter(args, kwargs)
+        changed = None if args is given[0] and kwargs is given[1] else (args, kwargs)
+        if not torch.is_grad_enabled() or self._public or self._skipped:
+            return changed
         if self._buffers is not None:
             self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
@@ -396,7 +428,7 @@ class Capture:
             self._next_samples()
             self.batch = rows
         watch = self._watch_input and rows == self.batch and not self._skipped
-        return self._watched((args, kwargs)) if watch else None
+        return (self._watched((args, kwargs)) if watch else None) or changed
 
     def _watched(
         self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -413,7 +445,7 @@ class Capture:
 
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    ) -> Any:
         if torch.is_grad_enabled() and self.watching and self._buffers is not None:
             self._report(self._buffers.error())
             self._buffers = None  # what a forward pass writes to, it writes to every time
@@ -422,7 +454,11 @@ class Capture:
             needed = self.watching and (bool(self._fresh) or self._watch_input)
             if needed or self.anywhere is not None:
                 self.verify(output, idle=not needed)
+        followed = self.boundary if self.collected is None else None
+        if followed is not None and not self._public and not self._skipped:
+            output = followed.leave(output)
         self._skipped = False
+        return output
 
     def _next_samples(self) -> None:
         self._ticket += 1

@@ -27,13 +27,15 @@ from ..errors import InvalidInput, PrivacyError
 from ..rng import Key
 from .empty import empty_batch
 from .parts import Part, Parts
+from .provenance import ModuleBoundary, YieldedBatch
+from .provenance.handing import tracked_batch
 from .sampling import Batches, FixedSizeBatches, PoissonBatches, ShuffledBatches
 
 _MOST_STEPS = 1 << 32
 _END = object()
 
-HandOut = Callable[..., None]
-"""Called as ``hand_out(size, first=..., final=...)`` when the loop receives a batch."""
+HandOut = Callable[[YieldedBatch], None]
+"""Called when the loop receives a batch."""
 
 
 class PrivateLoader(DataLoader[Any]):
@@ -69,6 +71,10 @@ class PrivateLoader(DataLoader[Any]):
         local = -(-(records - shard[0]) // shard[1])
         self.batches, steps = _batches(original, sampling, local, key)
         self.on_hand_out: HandOut | None = None
+        self.boundary: ModuleBoundary | None = None
+        """Of the module that the samples are for; None leaves batches as ``collate_fn`` made them."""
+        self.views = 1
+        """Rows of each record in tensors that ``collate_fn`` joined from several views."""
         self.most_anywhere: Callable[[Sequence[int]], list[int]] | None = None
         """The largest numbers of all processes, where all must take equally many parts."""
         self.final = True
@@ -152,16 +158,13 @@ class PrivateLoader(DataLoader[Any]):
             batch = next(source, _END)
             while queue and (batch is _END or not queue[0].size):
                 for part in self._evened(queue.popleft()):
-                    self._hand_out(part, turn)
-                    yield self._empty_batch()
+                    yield self._hand_out(part, turn, self._empty_batch())
             if batch is _END:
                 break
             *empty, last = self._evened(queue.popleft())
             for part in empty:
-                self._hand_out(part, turn)
-                yield self._empty_batch()
-            self._hand_out(last, turn)
-            yield batch
+                yield self._hand_out(part, turn, self._empty_batch())
+            yield self._hand_out(last, turn, batch)
         self._place = 0
 
     def _evened(self, part: Part) -> list[Part]:
@@ -172,7 +175,8 @@ class PrivateLoader(DataLoader[Any]):
         empty = [Part(0, i == 0, False) for i in range(more)]
         return [*empty, replace(part, first=not more)]
 
-    def _hand_out(self, part: Part, turn: int) -> None:
+    def _hand_out(self, part: Part, turn: int, batch: Any) -> Any:
+        """The batch as the loop receives it, with the records of its rows."""
         if turn != self._turn:
             raise PrivacyError(
                 "data_loader",
@@ -180,12 +184,16 @@ class PrivateLoader(DataLoader[Any]):
                 got="a batch of an iteration that another one has replaced",
                 remedy="Finish or leave one loop over the loader before the next.",
             )
+        yielded = YieldedBatch(
+            part.size, first=part.first, final=part.final, boundary=self.boundary
+        )
         if self.on_hand_out is not None:
-            self.on_hand_out(part.size, first=part.first, final=part.final)
+            self.on_hand_out(yielded)
         self.final = part.final
         if part.first:
             self.position += 1
             self._place += 1
+        return batch if self.boundary is None else tracked_batch(batch, yielded, self.views)
 
     def _empty_batch(self) -> Any:
         if self._empty is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from .distributed import Processes, numbers_of
 from .fused import groups_of
 from .local import like
 from .parameter import PrivateParameter, plainly
+from .provenance import ModuleBoundary, YieldedBatch
 from .sharded import ShardedModule
 
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -70,6 +72,13 @@ class Adapter:
         self.final = True
         """Whether the samples at hand are the last ones of their logical batch."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
+        self.boundary = ModuleBoundary(
+            capture, activate=self.activate, close_piece=self.close_piece
+        )
+        self._pending: deque[YieldedBatch] = deque()
+        """Batches that the loader has yielded and that have not entered the module."""
+        self._pieces = False
+        """Whether pieces of the current samples were clipped before their step."""
         self._waiting: bool | None = None
         """Whether handed-out samples wait for their step; None: nobody hands out."""
         self._shown: dict[str, Any] = {}
@@ -105,6 +114,7 @@ class Adapter:
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
         self.show()
+        self.capture.boundary = self.boundary
         prepare(self.capture, self._plan)
         _keep_scalers_away()
 
@@ -116,26 +126,64 @@ class Adapter:
             else:
                 self.optimizer.__dict__[name] = value
         self._before = {}
+        self._pending.clear()
+        self.capture.boundary = None
         self.capture.start_early = None
         self.private.drop()
         self.final, self._waiting = True, None
 
+    def expect(self, batch: YieldedBatch) -> None:
+        """The loader yields a batch; its samples become the current ones when they enter the module.
+
+        Raises:
+            PrivacyError: gradients of an earlier batch still wait for their step.
+        """
+        if self.capture.captured or (batch.first and self.private.unfinished and not self._pending):
+            raise _pending_gradients()
+        self._pending.append(batch)
+
+    def activate(self, batch: YieldedBatch) -> None:
+        """Samples of this batch enter the module.
+
+        Raises:
+            PrivacyError: they are of an earlier batch, or samples before these still wait.
+        """
+        if batch not in self._pending:
+            raise PrivacyError(
+                "inputs of the module",
+                expected="samples of the loader's current batch",
+                got="samples of an earlier one",
+                remedy="Use each batch for one step only, in the order in which the loader yields them.",
+            )
+        self._begin(batch.size, batch.first, batch.final)
+        while self._pending.popleft() is not batch:
+            pass
+
+    def close_piece(self) -> None:
+        """Clip what arrived of a piece of the batch, before another piece enters."""
+        if self.capture.captured:
+            with plainly(), torch.no_grad():
+                self._close()
+            self._pieces = True
+
     def hand_out(self, batch: int, *, first: bool = True, final: bool = True) -> None:
-        """New samples: ``first`` and ``final`` say where they stand in their logical batch.
+        """New samples that the caller vouches for: row b of the next inputs is sample b.
+
+        Args:
+            batch: number of samples.
+            first, final: whether they open and close their logical batch.
 
         Raises:
             PrivacyError: samples handed out before these still wait for their step.
         """
+        self._begin(batch, first, final)
+        self.boundary.current = None
+
+    def _begin(self, batch: int, first: bool, final: bool) -> None:
         if self.capture.captured or (first and self.private.unfinished):
-            raise PrivacyError(
-                "data_loader",
-                expected="optimizer.step() after every batch and every part of a split one",
-                got="a new batch while gradients of an earlier one wait",
-                remedy="To accumulate over several batches make the loader's batches larger and "
-                "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
-            )
+            raise _pending_gradients()
         self.capture.hand_out(batch)
-        self.final, self._waiting = final, True
+        self.final, self._waiting, self._pieces = final, True, False
 
     def new_samples(self) -> None:
         """Samples come without a loader that hands them out: each forward pass brings new ones."""
@@ -147,6 +195,8 @@ class Adapter:
                 remedy="Call optimizer.step() or engine.drop() first.",
             )
         self.capture.new_samples()
+        self.boundary.has_loader, self.boundary.current = False, None
+        self._pending.clear()
         self.final, self._waiting = True, None
 
     def drop(self) -> None:
@@ -178,6 +228,9 @@ class Adapter:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if not self._waiting and self._pending:
+            # The loop took a batch and made no pass over it, as loops do with empty ones.
+            self.activate(self._pending[0])
         if self._waiting is False:
             raise PrivacyError(
                 "optimizer.step",
@@ -214,6 +267,14 @@ class Adapter:
         Raises:
             PrivacyError: clip groups were finished in the backward pass without knowing it.
         """
+        if self._pieces and scale != self.capture.loss_scale:
+            raise PrivacyError(
+                "GradScaler",
+                expected="whole batches of the loader when the loss is scaled",
+                got="pieces of a batch, clipped before the scale is known",
+                remedy="Pass max_physical_batch_size to make_private instead of cutting batches, or use "
+                "bfloat16, which needs no scale.",
+            )
         if self.capture.early is not None and scale != self.capture.loss_scale:
             raise PrivacyError(
                 "GradScaler",
@@ -310,6 +371,16 @@ class Adapter:
         mechanism = self.private.mechanism
         self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
         self.optimizer.__dict__.update(self._shown)
+
+
+def _pending_gradients() -> PrivacyError:
+    return PrivacyError(
+        "data_loader",
+        expected="optimizer.step() after every batch and every part of a split one",
+        got="a new batch while gradients of an earlier one wait",
+        remedy="To accumulate over several batches make the loader's batches larger and "
+        "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
+    )
 
 
 def adapter_of(optimizer: object) -> Adapter | None:

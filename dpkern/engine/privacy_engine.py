@@ -260,8 +260,10 @@ class PrivacyEngine:
             check_optimizer(adapter.optimizer, capture)
         capture.attach()
         adapter.attach()
+        adapter.boundary.has_loader = loader is not None
         if loader is not None:
-            loader.on_hand_out = adapter.hand_out
+            loader.on_hand_out = adapter.expect
+            loader.boundary = adapter.boundary
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; what is not released is forgotten."""
@@ -269,7 +271,7 @@ class PrivacyEngine:
         adapter.detach()
         capture.detach()
         if loader is not None:
-            loader.on_hand_out = None
+            loader.on_hand_out = loader.boundary = None
 
     def new_samples(self) -> None:
         """Samples come from elsewhere than the loader: each forward pass brings new ones.

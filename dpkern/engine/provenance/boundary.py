@@ -1,0 +1,437 @@
+"""Where tracked tensors enter the private module, where its outputs leave it, and where losses come back.
+
+The rows of everything that enters must come from one batch of the loader, each from one record. Rows are put
+into the order of the records, so that those of one record are neighbours; outputs go back in the
+caller's order. A batch that is cut into smaller ones is clipped piece by piece: each record is in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..parameter import PRIVATE
+from .inner_loss import state_of_scalar
+from .leaves import check_leaves
+from .rules import RULES, Call, finish
+from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
+from .tensor import TrackedTensor, state_of, track, untracked
+from .trees import mapped, tensors_of
+
+if TYPE_CHECKING:
+    from ..capture import Capture
+
+_HOW_TO_ADOPT = (
+    "Iterate over the loader of make_private and pass its tensors on. For tensors made otherwise, "
+    "engine.adopt(tensor) vouches that row i depends on record i of the current batch alone."
+)
+
+
+@dataclass
+class _Entered:
+    """The rows of one forward pass.
+
+    Args:
+        batch: where they come from; None where that is not followed.
+        ids: the record of each row as the caller ordered them.
+        records: the records, ascending.
+        order: how rows were sorted; None if they came sorted.
+    """
+
+    batch: YieldedBatch
+    ids: Ids
+    records: Ids
+    order: Ids | None
+
+
+class ModuleBoundary:
+    """Checks inputs and losses of one private module.
+
+    Args:
+        capture: of the module.
+        activate: called with the batch whose samples enter now, if it is not the current one.
+        close_piece: called before another piece of the current batch enters.
+    """
+
+    def __init__(
+        self,
+        capture: Capture,
+        *,
+        activate: Callable[[YieldedBatch], None],
+        close_piece: Callable[[], None],
+    ) -> None:
+        self.capture = capture
+        self.activate = activate
+        self.close_piece = close_piece
+        self.has_loader = False
+        """Whether samples must come from a loader."""
+        self.current: YieldedBatch | None = None
+        self.losses_followed = False
+        """Whether the running backward pass started from a loss that was followed."""
+        self._entered: _Entered | None = None
+        self._records: Ids | None = None
+        """Records of the piece that is in the module."""
+        self._closed: set[int] = set()
+        """Records of pieces that are clipped already."""
+        self._shares: dict[int, int] = {}
+        self._passes = 0
+
+    # inputs
+
+    def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments of the module without states, rows in the order of the records.
+
+        Raises:
+            PrivacyError: samples that no loader yielded, or of an earlier batch.
+            UnsupportedModule: rows in which records have met.
+        """
+        self._entered = None
+        found = list(tensors_of((args, kwargs)))
+        tracked = [(t, packed) for t, packed in found if type(t) is TrackedTensor]
+        capture = self.capture
+        if capture.is_public:
+            if any(_has_records(t._state) for t, _ in tracked):  # type: ignore[attr-defined]
+                raise PrivacyError(
+                    "engine.public()",
+                    expected="inputs without private data",
+                    got="samples of the private loader",
+                    remedy="Run passes over the loader's samples outside engine.public().",
+                )
+            return self._stripped((args, kwargs), None)
+        training = torch.is_grad_enabled() and capture.attached
+        if not tracked:
+            if training and self.has_loader:
+                self._without_states(found)
+            return args, kwargs
+        entered = self._rows_of(found, strict=training)
+        if entered is None:
+            return self._stripped((args, kwargs), None)
+        self._entered = entered
+        if training:
+            self._begin(entered)
+        return self._stripped((args, kwargs), entered)
+
+    def _without_states(self, found: Sequence[tuple[Tensor, bool]]) -> None:
+        """Nothing that enters was yielded by the loader."""
+        if self.current is None and self.capture.handed_out:
+            return  # the caller begins batches by hand
+        if not self.capture.module.training:
+            self.capture.skip_pass()
+            return
+        raise PrivacyError(
+            "inputs of the module",
+            expected="samples that the private loader yielded",
+            got="other tensors" if found else "no tensors",
+            remedy=_HOW_TO_ADOPT + " Passes that use no private data belong in engine.public(); "
+            "engine.new_samples() takes samples from elsewhere, accounted as if every record were in "
+            "every step.",
+        )
+
+    def _rows_of(self, found: Sequence[tuple[Tensor, bool]], *, strict: bool) -> _Entered | None:
+        batch: YieldedBatch | None = None
+        rows: list[tuple[Ids, bool]] = []
+        for number, (tensor, packed) in enumerate(found):
+            state = state_of(tensor)
+            if state is None:
+                continue
+            if isinstance(state, Mixed):
+                if strict:
+                    raise _mixed_input(number, state)
+                return None
+            if not isinstance(state, PerRecord) or state.dim != 0:
+                if strict:
+                    raise _wrong_rows(number, tensor, state)
+                return None
+            if bool((state.ids == NO_RECORD).all()) and len(state.ids):
+                continue
+            if batch is not None and state.batch is not batch:
+                raise _two_batches(number)
+            batch = state.batch
+            rows.append((state.ids, packed))
+        if batch is None:
+            if strict and self.has_loader:
+                self._without_states(found)
+            return None
+        entered = self._entered_rows(batch, rows, strict)
+        if entered is not None and strict:
+            self._check_unmarked(found, {len(ids) for ids, _ in rows})
+        return entered
+
+    def _entered_rows(
+        self, batch: YieldedBatch, rows: Sequence[tuple[Ids, bool]], strict: bool
+    ) -> _Entered | None:
+        widest = max((ids for ids, _ in rows), key=len)
+        if all(ids is batch.all for ids, _ in rows):
+            return _Entered(batch, batch.all, batch.all, None)
+        problem = None
+        records = np.unique(widest)
+        orders = []
+        for ids, packed in rows:
+            own, counts = np.unique(ids, return_counts=True)
+            if bool((ids == NO_RECORD).any()):
+                problem = "rows that belong to no record beside rows of records"
+            elif not np.array_equal(own, records):
+                problem = "inputs that hold different records"
+            elif not packed and len(counts) and bool((counts != counts[0]).any()):
+                problem = "more rows of some records than of others"
+            sorted_already = packed or bool((np.diff(ids) >= 0).all())
+            orders.append(None if sorted_already else np.argsort(ids, kind="stable"))
+        plain = [ids for ids, packed in rows if not packed]
+        if len({len(ids) for ids in plain}) == 1 and any(
+            not np.array_equal(ids, plain[0]) for ids in plain
+        ):
+            problem = "inputs whose rows are in different orders"
+        if problem is not None:
+            if strict:
+                raise PrivacyError(
+                    "inputs of the module",
+                    expected="equally many rows of each record of one batch, in one order",
+                    got=problem,
+                    remedy="Pass rows that the loader yielded, cut or repeated for all records alike; "
+                    "made-up rows belong into a pass of their own under engine.public().",
+                )
+            return None
+        return _Entered(batch, widest, records, next((o for o in orders if o is not None), None))
+
+    def _check_unmarked(self, found: Sequence[tuple[Tensor, bool]], rows: set[int]) -> None:
+        """Other inputs with as many rows would be taken for the samples' own."""
+        if not self.has_loader or max(rows) < 2:
+            return
+        own = None
+        for number, (tensor, _) in enumerate(found):
+            if type(tensor) is TrackedTensor or tensor.dim() == 0 or tensor.shape[0] not in rows:
+                continue
+            if own is None:
+                own = {id(t) for t in (*self.capture.module.buffers(), *self.capture.parameters)}
+            if id(tensor) in own or type(tensor) in PRIVATE:
+                continue
+            raise PrivacyError(
+                f"input {number} of the module",
+                expected="rows that the private loader yielded",
+                got=f"a tensor of shape {list(tensor.shape)} made otherwise, beside samples",
+                remedy="If it is random or constant, or if row i depends on record i alone, pass "
+                "engine.adopt(tensor). " + _HOW_TO_ADOPT,
+            )
+
+    def _begin(self, entered: _Entered) -> None:
+        """The samples of the pass become the current ones."""
+        capture, batch = self.capture, entered.batch
+        if batch is not self.current:
+            self.activate(batch)
+            self.current = batch
+            self._closed = set()
+            self._records = None
+        if self._records is None:
+            if len(entered.records) != batch.size:
+                capture.begin_piece(len(entered.records))
+        elif not np.array_equal(self._records, entered.records):
+            earlier = self._closed | set(self._records.tolist())
+            if not earlier.isdisjoint(entered.records.tolist()):
+                raise PrivacyError(
+                    "inputs of the module",
+                    expected="pieces of a batch that have no record in common, or the same records again",
+                    got="some records of an earlier pass together with others",
+                    remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows "
+                    "each time.",
+                )
+            self._closed = earlier
+            self.close_piece()
+            capture.begin_piece(len(entered.records))
+        self._records = entered.records
+        batch.in_pass = len(entered.records)
+
+    def batch_is_over(self) -> None:
+        """The step is done: what its batch held may not come again."""
+        self._records = None
+
+    def _stripped(self, tree: Any, entered: _Entered | None) -> tuple[Any, Any]:
+        order = None if entered is None else entered.order
+
+        def strip(tensor: Tensor) -> Tensor:
+            state = state_of(tensor)
+            if state is None:
+                return tensor
+            plain = untracked(tensor)
+            if order is None or not isinstance(state, PerRecord) or not len(state.ids):
+                return plain
+            if bool((state.ids == NO_RECORD).all()):
+                return plain if len(state.ids) != len(order) else plain[_index(order, plain)]
+            own = np.argsort(state.ids, kind="stable")
+            return plain[_index(own, plain)]
+
+        stripped: tuple[Any, Any] = mapped(tree, strip, untracked)
+        return stripped
+
+    # outputs
+
+    def leave(self, output: Any) -> Any:
+        """The module's output with the states of its rows."""
+        entered = self._entered
+        if entered is None:
+            if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
+                return output
+            # Without a loader each pass brings new samples, row by row.
+            batch = YieldedBatch(self.capture.batch, boundary=self)
+            entered = _Entered(batch, batch.all, batch.all, None)
+            self.current = batch
+        return mapped(output, lambda tensor: self._tracked(tensor, entered))
+
+    def _tracked(self, tensor: Tensor, entered: _Entered) -> Tensor:
+        if type(tensor) is TrackedTensor:
+            return tensor
+        batch, records = entered.batch, entered.records
+        if tensor.dim() == 0:
+            if not tensor.requires_grad:
+                return track(tensor, _no_rows(batch))
+            return track(*state_of_scalar(tensor, batch, records))
+        rows = tensor.shape[0]
+        if entered.order is not None and rows == len(entered.order):
+            inverse = np.argsort(entered.order, kind="stable")
+            return track(tensor[_index(inverse, tensor)], PerRecord(batch, entered.ids))
+        if rows == len(entered.ids) and entered.order is None:
+            return track(tensor, PerRecord(batch, entered.ids))
+        if not len(records) or rows % len(records):
+            return track(tensor, PerRecord(batch, batch.all) if rows == 0 else _no_rows(batch))
+        return track(tensor, PerRecord(batch, np.repeat(records, rows // len(records))))
+
+    def enter_operation(self, call: Call) -> Any:
+        """A parameter that is used on tracked rows outside the module's own forward pass."""
+        if torch.is_grad_enabled() and self.capture.watching:
+            entered = self._rows_of([(t, False) for t in call.tracked], strict=True)
+            if entered is not None:
+                if entered.order is not None:
+                    raise PrivacyError(
+                        f"inputs of {call.name}",
+                        expected="rows in the order of the loader's records",
+                        got="another order, outside the module's forward pass",
+                        remedy="Call the module itself, or sort the rows first.",
+                    )
+                self._begin(entered)
+        args, kwargs = self._stripped((call.args, call.kwargs), None)
+        result = call.func(*args, **kwargs)
+        return finish(call, result, RULES.get(call.name, lambda c, out: c.mixed("is not followed")))
+
+    # losses
+
+    def check_target(self, target: Tensor, operation: str) -> None:
+        """Refuse an operation that writes records into a tensor of the module."""
+        module = self.capture.module
+        names = [n for n, t in (*module.named_buffers(), *module.named_parameters()) if t is target]
+        if names or isinstance(target, nn.Parameter):
+            raise PrivacyError(
+                names[0] if names else "a parameter",
+                expected="tensors of the model that the loop leaves alone",
+                got=f"samples written into it by {operation}",
+                remedy="What it absorbs would be released without noise: keep statistics of private data "
+                "outside the model, or update it from public data.",
+            )
+
+    def backward(self, loss: Tensor, state: State, run: Callable[[Tensor], Any]) -> Any:
+        """Check that the loss is a sum over records, divided as declared, and go backward.
+
+        Raises:
+            UnsupportedModule: a loss in which records meet.
+            InvalidInput: another reduction than ``loss_reduction`` says.
+            PrivacyError: a trained tensor that is not the engine's.
+        """
+        capture = self.capture
+        if capture.is_public or not capture.attached:
+            return run(loss)
+        if isinstance(state, Mixed):
+            raise _mixed_loss(state)
+        if isinstance(state, RecordSum):
+            self._check_reduction(state)
+        self._passes += 1
+        if self._passes < 3 or self._passes % 64 == 0:
+            check_leaves(loss, capture)
+        self.losses_followed = True
+        try:
+            return run(loss)
+        finally:
+            self.losses_followed = False
+
+    def _check_reduction(self, state: RecordSum) -> None:
+        declared = self.capture.loss_reduction
+        if not state.rescaled and state.reduction != declared and state.batch.in_pass > 1:
+            raise InvalidInput(
+                "loss_reduction",
+                expected=f"a {declared} over the samples of a batch, as make_private was told",
+                got=f"a loss that is a {state.reduction} over them",
+                remedy=f"Pass loss_reduction={state.reduction!r} to make_private, or let the loss be "
+                f"a {declared}.",
+            )
+        if state.batch.in_pass < 2:
+            return
+        for position, share in enumerate(sorted(state.shares)):
+            before = self._shares.setdefault(position, share)
+            if before != share:
+                raise UnsupportedModule(
+                    "loss",
+                    expected="a mean that divides each sample's terms by the same number in every batch",
+                    got=f"one over {share} entries of each sample, after {before} in an earlier batch",
+                    remedy="Pad all batches to one length, or divide each sample by its own number of "
+                    "entries: dpkern.losses.per_sample_mean(terms, mask).mean().",
+                )
+
+
+def _index(order: Ids, tensor: Tensor) -> Tensor:
+    return torch.from_numpy(order).to(tensor.device)
+
+
+def _has_records(state: State) -> bool:
+    if isinstance(state, PerRecord):
+        return bool((state.ids != NO_RECORD).any())
+    return True
+
+
+def _no_rows(batch: YieldedBatch) -> Mixed:
+    return Mixed("forward", "the module", "returns it without a row for each sample", batch)
+
+
+def _mixed_input(number: int, state: Mixed) -> UnsupportedModule:
+    return UnsupportedModule(
+        f"input {number} of the module",
+        expected="rows that come from one record each",
+        got=f"{state.operation}, which {state.how} ({state.where})",
+        remedy="Change each sample by itself, with constants or its own random numbers. If the operation "
+        "does so, pass engine.adopt(tensor).",
+    )
+
+
+def _wrong_rows(number: int, tensor: Tensor, state: State) -> UnsupportedModule:
+    what = {
+        OneRecord: "a single sample without a dimension for the batch",
+        RecordSum: "a sum over samples",
+    }.get(type(state), "the samples in another dimension")
+    return UnsupportedModule(
+        f"input {number} of the module",
+        expected="the samples in the first dimension",
+        got=f"{what}, shape {list(tensor.shape)}",
+        remedy="Keep the batch first, for example x[i : i + 1] instead of x[i].",
+    )
+
+
+def _two_batches(number: int) -> PrivacyError:
+    return PrivacyError(
+        f"input {number} of the module",
+        expected="samples of one batch",
+        got="samples of two batches together",
+        remedy="Do not keep samples for later batches: a record would be in two steps.",
+    )
+
+
+def _mixed_loss(state: Mixed) -> UnsupportedModule:
+    return UnsupportedModule(
+        "loss",
+        expected="a sum or a mean over samples, each with a term of its own",
+        got=f"{state.operation}, which {state.how} ({state.where})",
+        remedy="Compute one number for each sample and take its mean. dpkern.losses has masked and weighted "
+        "means; engine.adopt_loss(terms) vouches for one number for each sample that was computed "
+        "otherwise.",
+    )

@@ -1,0 +1,58 @@
+"""The batch that a loop receives: every tensor says which records its rows are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from .states import Ids, Mixed, PerRecord, State, YieldedBatch
+from .tensor import track
+from .trees import mapped
+
+
+def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
+    """What ``collate_fn`` made, with row i of every tensor known as that of record i.
+
+    Args:
+        tree: tensors in tuples, lists, mappings or objects.
+        batch: the records.
+        views: a tensor with ``views`` times as many rows holds the first views of all records, then
+            the second ones, and so on, as ``torch.cat([first, second])`` makes them.
+    """
+
+    def change(tensor: Tensor) -> Tensor:
+        return track(tensor, _state(tensor, batch, views))
+
+    if isinstance(tree, PackedSequence):
+        ids = packed_ids(tree, batch)
+        return PackedSequence(track(tree.data, PerRecord(batch, ids)), *tree[1:])
+    if isinstance(tree, (tuple, list)) and any(isinstance(item, PackedSequence) for item in tree):
+        items = [tracked_batch(item, batch, views) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return mapped(tree, change)
+
+
+def _state(tensor: Tensor, batch: YieldedBatch, views: int) -> State:
+    rows = tensor.shape[0] if tensor.dim() else None
+    if rows == batch.size:
+        return PerRecord(batch, batch.all)
+    if views > 1 and rows == views * batch.size:
+        return PerRecord(batch, np.tile(batch.all, views))
+    return Mixed(
+        "collate_fn",
+        "the data loader",
+        f"made a tensor of shape {list(tensor.shape)} out of {batch.size} records; if its first dimension "
+        "holds several rows of each record, pass views= to make_private",
+        batch,
+    )
+
+
+def packed_ids(sequence: PackedSequence, batch: YieldedBatch) -> Ids:
+    """The record of each row of a packed sequence."""
+    order = sequence.sorted_indices
+    records = batch.all if order is None else order.cpu().numpy()
+    parts = [records[:size] for size in sequence.batch_sizes.tolist()]
+    return np.concatenate(parts) if parts else batch.all[:0]

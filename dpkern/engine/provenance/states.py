@@ -1,0 +1,119 @@
+"""Say which records a tensor's entries come from.
+
+A tracked tensor is in one of four states. Its rows may belong to records one by one
+(``PerRecord``), the whole of it may come from one record (``OneRecord``), it may be a sum over
+records in which each record has a term of its own (``RecordSum``: a loss), or records may meet in
+it in another way (``Mixed``). A tensor without a state is a constant: public numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Ids = NDArray[np.int64]
+
+NO_RECORD = -1
+"""Stands for a row that holds constants alone."""
+
+
+class Boundary(Protocol):
+    """What stands between tracked tensors and the private module."""
+
+    def check_target(self, target: Tensor, operation: str) -> None:
+        """Refuse an operation that writes records into a tensor of the module."""
+
+    def backward(self, loss: Tensor, state: State, run: Callable[[Tensor], Any]) -> Any:
+        """Check a loss and run its backward pass."""
+
+
+class YieldedBatch:
+    """One physical batch of the private loader, or one forward pass without a loader.
+
+    Args:
+        size: number of records in it.
+        first: whether it opens its logical batch.
+        final: whether it closes its logical batch.
+        boundary: of the module that it is for; None outside an engine.
+    """
+
+    def __init__(
+        self, size: int, *, first: bool = True, final: bool = True, boundary: Boundary | None = None
+    ) -> None:
+        self.size = size
+        self.first = first
+        self.final = final
+        self.boundary = boundary
+        self.all: Ids = np.arange(size)
+        """The position of every record in the batch."""
+        self.in_pass = size
+        """Records of the last forward pass, where a batch is cut into smaller ones."""
+
+
+@dataclass(frozen=True, eq=False)
+class PerRecord:
+    """Position i along dimension ``dim`` comes from record ``ids[i]`` of ``batch`` alone."""
+
+    batch: YieldedBatch
+    ids: Ids
+    dim: int = 0
+
+    def matches(self, other: PerRecord) -> bool:
+        """Whether both have the same records in the same order."""
+        same = self.ids is other.ids or np.array_equal(self.ids, other.ids)
+        return self.batch is other.batch and same
+
+
+@dataclass(frozen=True, eq=False)
+class OneRecord:
+    """Every entry comes from record ``record`` of ``batch`` alone."""
+
+    batch: YieldedBatch
+    record: int
+
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSum:
+    """Each entry is a sum of terms of single records, divided by their number for ``mean``.
+
+    Args:
+        batch: the records.
+        reduction: whether the sum was divided by the number of records.
+        rescaled: whether a constant has multiplied it since, so that the user may have undone the
+            reduction or made one.
+        shares: by how many entries per record the means divide; they have to be the same in every
+            batch, as they scale what a record contributes.
+    """
+
+    batch: YieldedBatch
+    reduction: Reduction
+    rescaled: bool = False
+    shares: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """Records have met, or it cannot be told whether they have.
+
+    Args:
+        operation: name of the torch function.
+        where: file and line of the user's code that called it.
+        how: what it does to the records, as the end of a sentence.
+        batch: where the records come from; None if that is not known.
+    """
+
+    operation: str
+    where: str
+    how: str
+    batch: YieldedBatch | None = None
+
+
+State = PerRecord | OneRecord | RecordSum | Mixed

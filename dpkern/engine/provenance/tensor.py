@@ -1,0 +1,76 @@
+"""Tensors that carry the records of their rows through the user's code.
+
+A ``TrackedTensor`` is an ordinary tensor with a state (``states``). Torch hands every operation on it to
+``__torch_function__``, which runs the ordinary operation and asks ``rules`` for the state of what comes out.
+The module never sees a tracked tensor: ``boundary`` takes the state off at its entrance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+
+from .states import State
+
+Function = Callable[..., Any]
+
+
+class TrackedTensor(Tensor):
+    """A tensor with a state; copies stay tracked, pickles are ordinary tensors."""
+
+    _state: State
+
+    @classmethod
+    @_disable_dynamo  # torch.compile breaks its graph here
+    def __torch_function__(
+        cls,
+        func: Function,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        from .rules import run  # the rules stand on this module
+
+        return run(func, args, dict(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            memo[id(self)] = track(untracked(self).detach().clone(), self._state)
+        copied: Tensor = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return untracked(self).__reduce_ex__(protocol)
+
+
+def track(tensor: Tensor, state: State) -> TrackedTensor:
+    """A tracked alias of the tensor: same storage, same place in the autograd graph."""
+    with torch._C.DisableTorchFunctionSubclass():
+        alias = tensor.as_subclass(TrackedTensor)
+    alias._state = state
+    return alias
+
+
+def retrack(tensor: Tensor, state: State) -> Tensor:
+    """The same Python object, tracked from now on: for fresh results and for targets of writes."""
+    if type(tensor) is Tensor:
+        tensor.__class__ = TrackedTensor
+    tensor._state = state  # type: ignore[attr-defined]
+    return tensor
+
+
+def untracked(tensor: Tensor) -> Tensor:
+    """An ordinary alias of a tracked tensor; any other tensor itself."""
+    if type(tensor) is not TrackedTensor:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
+def state_of(value: Any) -> State | None:
+    """The state of a tracked tensor; None for anything else."""
+    return value._state if type(value) is TrackedTensor else None
