@@ -19,6 +19,12 @@ from .errors import InvalidInput, MissingDependency
 _REMEDY_NUMBER = "Pass a finite Python number."
 
 
+def that(ok: bool, name: str, expected: str, got: object, remedy: str) -> None:
+    """Raise ``InvalidInput`` for ``name`` unless ``ok``."""
+    if not ok:
+        raise InvalidInput(name, expected=expected, got=got, remedy=remedy)
+
+
 def _number(
     kind: str, accepted: Callable[[float], bool], values: dict[str, Any], remedy: str
 ) -> float:

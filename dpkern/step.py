@@ -351,6 +351,24 @@ class DPStep:
             self._replan()
         return ready
 
+    def draw_as(self, sampling: str, sample_rate: float, dataset_size: int | None) -> None:
+        """Batches are drawn otherwise from now on; earlier steps keep their entries in the ledger.
+
+        Raises:
+            InvalidInput: numbers out of range; nothing was changed.
+        """
+        before = self.sampling
+        self.sampling = {
+            "sampling": sampling,
+            "sample_rate": sample_rate,
+            "dataset_size": dataset_size,
+        }
+        try:
+            self._record(count=0)  # checks the sampling arguments
+        except InvalidInput:
+            self.sampling = before
+            raise
+
     def _record(self, count: int = 1) -> None:
         self.ledger.record(self._supply.covered(self.plan), count=count, **self.sampling)
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch.utils.data import DataLoader
 
-from .._validate import choice
+from .._validate import choice, integer
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
@@ -39,6 +39,9 @@ class Options:
         poisson_sampling: False draws ``shuffled`` batches, which are not amplified.
         sampling: ``poisson``, ``fixed`` or ``shuffled``; None follows ``poisson_sampling``.
         max_physical_batch_size: larger batches reach the loop in parts of at most this size.
+        views: rows of each record in a batch that holds several views of every record, one set of
+            views after the other, as ``torch.cat([first, second])`` or a ``collate_fn`` joins them.
+            Rows that are joined in the loop are followed without it.
         keep_budget: memory for per-sample gradients that are kept instead of made twice; a share
             of the activations (float) or bytes (int).
         unsafe_seed: reproducible noise and batches; nothing is certified then.
@@ -63,6 +66,7 @@ class Options:
     poisson_sampling: bool = True
     sampling: str | None = None
     max_physical_batch_size: int | None = None
+    views: int = 1
     keep_budget: float | int = 0.25
     unsafe_seed: int | None = None
     rounds: int = 20
@@ -98,6 +102,7 @@ class Options:
 
     def __post_init__(self) -> None:
         choice(MODES, grad_sample_mode=self.grad_sample_mode)
+        integer(1, views=self.views)
         _sampling(self.sampling, self.poisson_sampling)
         for name, default, expected, remedy in _FIXED:
             if getattr(self, name) is not default:

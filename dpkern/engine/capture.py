@@ -303,7 +303,7 @@ class Capture:
                 expected="loss.backward() of a loss made from the module's outputs by torch operations",
                 got="a backward pass of another tensor, whose samples cannot be told apart",
                 remedy="Return from forward() all that the loss needs, and call backward() on the loss "
-                "itself. Of terms computed otherwise, engine.adopt_loss(terms) makes a loss.",
+                "itself. Terms computed otherwise, one for each sample, pass through engine.adopt(terms).",
             )
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()
@@ -427,6 +427,8 @@ class Capture:
         else:
             self._next_samples()
             self.batch = rows
+            if followed is not None and followed.entered_records is not None:
+                self.batch = followed.entered_records
         watch = self._watch_input and rows == self.batch and not self._skipped
         return (self._watched((args, kwargs)) if watch else None) or changed
 
@@ -455,7 +457,11 @@ class Capture:
             if needed or self.anywhere is not None:
                 self.verify(output, idle=not needed)
         followed = self.boundary if self.collected is None else None
-        if followed is not None and not self._public and not self._skipped:
+        if (
+            followed is not None
+            and not self._public
+            and (not self._skipped or followed.in_placeholder)
+        ):
             output = followed.leave(output)
         self._skipped = False
         return output

@@ -21,13 +21,14 @@ def empty_batch(dataset: Any, collate: Callable[[list[Any]], Any]) -> Any:
     Raises:
         InvalidInput: a batch of a type that cannot be emptied.
     """
-    one, two = (collate(_records(dataset, count)) for count in (1, 2))
+    one, two = (collate(records_of(dataset, [0] * count)) for count in (1, 2))
     return _emptied(one, two)
 
 
-def _records(dataset: Any, count: int) -> list[Any]:
+def records_of(dataset: Any, numbers: list[int]) -> list[Any]:
+    """Records of a data set, read as a loader reads them."""
     several = getattr(dataset, "__getitems__", None)
-    records: list[Any] = several([0] * count) if several else [dataset[0] for _ in range(count)]
+    records: list[Any] = several(numbers) if several else [dataset[i] for i in numbers]
     return records
 
 

@@ -25,10 +25,12 @@ from torch.utils.data import (
 from .. import _validate as check
 from ..errors import InvalidInput, PrivacyError
 from ..rng import Key
-from .empty import empty_batch
+from .collating import check_collate
+from .empty import empty_batch, records_of
 from .parts import Part, Parts
 from .provenance import ModuleBoundary, YieldedBatch
 from .provenance.handing import tracked_batch
+from .repeats import check_repeats
 from .sampling import Batches, FixedSizeBatches, PoissonBatches, ShuffledBatches
 
 _MOST_STEPS = 1 << 32
@@ -73,6 +75,8 @@ class PrivateLoader(DataLoader[Any]):
         self.on_hand_out: HandOut | None = None
         self.boundary: ModuleBoundary | None = None
         """Of the module that the samples are for; None leaves batches as ``collate_fn`` made them."""
+        self.placeholders = True
+        """Whether an empty draw is one row without weight; else it is a batch without rows."""
         self.views = 1
         """Rows of each record in tensors that ``collate_fn`` joined from several views."""
         self.most_anywhere: Callable[[Sequence[int]], list[int]] | None = None
@@ -85,6 +89,7 @@ class PrivateLoader(DataLoader[Any]):
         self._resumed = False
         self._turn = 0
         self._empty: Any = None
+        self._checked = False
         self._parts = Parts(self.batches, steps, shard)
         self._seeded = key is not None and key.seeded
         super().__init__(
@@ -152,18 +157,22 @@ class PrivateLoader(DataLoader[Any]):
         # Masks that were drawn ahead and never handed out are drawn again.
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
-        source = super().__iter__()
+        if not self._checked:
+            check_collate(self.dataset, self.collate_fn)
+            self._checked = True
+        with parts.iterated_by_its_loader():
+            source = super().__iter__()
         queue = parts.queue
         while True:
             batch = next(source, _END)
             while queue and (batch is _END or not queue[0].size):
                 for part in self._evened(queue.popleft()):
-                    yield self._hand_out(part, turn, self._empty_batch())
+                    yield self._hand_out(part, turn)
             if batch is _END:
                 break
             *empty, last = self._evened(queue.popleft())
             for part in empty:
-                yield self._hand_out(part, turn, self._empty_batch())
+                yield self._hand_out(part, turn)
             yield self._hand_out(last, turn, batch)
         self._place = 0
 
@@ -175,7 +184,7 @@ class PrivateLoader(DataLoader[Any]):
         empty = [Part(0, i == 0, False) for i in range(more)]
         return [*empty, replace(part, first=not more)]
 
-    def _hand_out(self, part: Part, turn: int, batch: Any) -> Any:
+    def _hand_out(self, part: Part, turn: int, batch: Any = None) -> Any:
         """The batch as the loop receives it, with the records of its rows."""
         if turn != self._turn:
             raise PrivacyError(
@@ -184,8 +193,15 @@ class PrivateLoader(DataLoader[Any]):
                 got="a batch of an iteration that another one has replaced",
                 remedy="Finish or leave one loop over the loader before the next.",
             )
+        placeholder = self.placeholders and not part.size and self.boundary is not None
+        if not part.size:
+            batch = self._empty_batch(placeholder)
         yielded = YieldedBatch(
-            part.size, first=part.first, final=part.final, boundary=self.boundary
+            part.size,
+            first=part.first,
+            final=part.final,
+            placeholder=placeholder,
+            boundary=self.boundary,
         )
         if self.on_hand_out is not None:
             self.on_hand_out(yielded)
@@ -195,10 +211,21 @@ class PrivateLoader(DataLoader[Any]):
             self._place += 1
         return batch if self.boundary is None else tracked_batch(batch, yielded, self.views)
 
-    def _empty_batch(self) -> Any:
+    def _empty_batch(self, placeholder: bool) -> Any:
+        """A batch for an empty draw: without rows, or with one that counts for nothing."""
+        if placeholder:
+            return self.collate_fn(records_of(self.dataset, [0]))
         if self._empty is None:
             self._empty = empty_batch(self.dataset, self.collate_fn)
         return self._empty
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PrivacyError(
+            "data_loader",
+            expected="one private loader for each run",
+            got="a copy or a pickle of it",
+            remedy="A copy would draw batches that nobody accounts for: pass the loader itself on.",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the run and in the epoch, as plain values; no key.
@@ -335,6 +362,7 @@ def check_loader(loader: object, *, distributed: bool = False) -> None:
             "The private loader draws its own batches. Restrict the records with "
             "torch.utils.data.Subset and pass batch_size=.",
         )
+    check_repeats(dataset)
     if not len(loader):
         raise refuse(
             "at least one batch", "none", "Use a batch_size of at most the number of records."

@@ -148,6 +148,8 @@ class Adapter:
         Raises:
             PrivacyError: they are of an earlier batch, or samples before these still wait.
         """
+        if not self.boundary.has_loader:
+            return  # the capture begins new samples with every pass
         if batch not in self._pending:
             raise PrivacyError(
                 "inputs of the module",
@@ -158,6 +160,12 @@ class Adapter:
         self._begin(batch.size, batch.first, batch.final)
         while self._pending.popleft() is not batch:
             pass
+
+    def current_batch(self) -> YieldedBatch | None:
+        """The batch that the loop is at: in the module already, or the oldest one yielded."""
+        if self._waiting and self.boundary.current is not None:
+            return self.boundary.current
+        return self._pending[0] if self._pending else self.boundary.current
 
     def close_piece(self) -> None:
         """Clip what arrived of a piece of the batch, before another piece enters."""
@@ -182,11 +190,28 @@ class Adapter:
     def _begin(self, batch: int, first: bool, final: bool) -> None:
         if self.capture.captured or (first and self.private.unfinished):
             raise _pending_gradients()
+        if self.boundary.unfinished_pass and self._waiting:
+            raise PrivacyError(
+                "data_loader",
+                expected="optimizer.step() for every batch whose samples entered the module",
+                got="a batch left out after its forward pass",
+                remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
+                "every batch. Samples that are not finite are dropped by the clipping.",
+            )
         self.capture.hand_out(batch)
         self.final, self._waiting, self._pieces = final, True, False
 
-    def new_samples(self) -> None:
-        """Samples come without a loader that hands them out: each forward pass brings new ones."""
+    def new_samples(
+        self,
+        *,
+        sampling: str = "poisson",
+        sample_rate: float | None = None,
+        dataset_size: int | None = None,
+    ) -> None:
+        """Samples come without a loader that hands them out: each forward pass brings new ones.
+
+        Without a rate every record is taken to be in every step.
+        """
         if self.capture.captured or self.private.unfinished:
             raise PrivacyError(
                 "new_samples",
@@ -194,9 +219,11 @@ class Adapter:
                 got="gradients that no optimizer.step() has seen",
                 remedy="Call optimizer.step() or engine.drop() first.",
             )
+        self.private.draw_as(sampling, sample_rate or 1.0, dataset_size)
         self.capture.new_samples()
         self.boundary.has_loader, self.boundary.current = False, None
         self._pending.clear()
+        self.boundary.unfinished_pass = False
         self.final, self._waiting = True, None
 
     def drop(self) -> None:
@@ -204,6 +231,7 @@ class Adapter:
         self.capture.discard()
         self.private.drop()
         self.final = True
+        self.boundary.unfinished_pass = False
 
     def zero_grad(self) -> None:
         """Forget the current samples' gradients and public ones; earlier parts stay summed."""
@@ -245,6 +273,7 @@ class Adapter:
             if self.final:
                 self._release()
         self.capture.loss_scale = 1.0
+        self.boundary.unfinished_pass = False
         self._waiting = None if self._waiting is None else False
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
@@ -406,6 +435,14 @@ def check_optimizer(optimizer: object, capture: Capture) -> None:
             got=type(optimizer).__name__,
             remedy="Use SGD, Adam, AdamW or another first-order optimizer; LBFGS asks for the "
             "gradient of the same samples many times.",
+        )
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise InvalidInput(
+            "optimizer",
+            expected="the torch optimizer itself",
+            got=f"{type(optimizer).__name__}, which wraps one",
+            remedy="Pass the one inside (optimizer.optimizer), or call make_private before "
+            "accelerator.prepare(model, optimizer).",
         )
     if adapter_of(optimizer) is not None:
         raise InvalidInput(

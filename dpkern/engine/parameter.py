@@ -17,6 +17,7 @@ Nothing that is differentiable passes unseen: what is left over raises ``Unsuppo
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -50,6 +51,30 @@ def source_of(tensor: Tensor) -> Source:
 def applied(function: Any, *args: Any) -> Any:
     """``function.apply``, which torch leaves without types."""
     return function.apply(*args)
+
+
+def differentiable_once(backward: Function) -> Function:
+    """A backward pass of which no gradient can be taken.
+
+    Raises:
+        UnsupportedModule: ``create_graph=True`` asks for one, as gradient penalties do.
+    """
+
+    @functools.wraps(backward)
+    def once(ctx: Any, *gradients: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedModule(
+                "create_graph=True",
+                expected="one backward pass",
+                got="one whose result is to be differentiated again, as gradient penalties and "
+                "meta-learning do",
+                remedy="A per-sample gradient of a gradient is not offered: leave such terms out, or "
+                "compute them on a copy of the module from public data.",
+            )
+        with torch.no_grad():
+            return backward(ctx, *gradients)
+
+    return once
 
 
 def fresh(result: Tensor) -> Tensor:

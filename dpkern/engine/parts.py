@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
+from ..errors import PrivacyError
 from .sampling import Batches
 
 
@@ -30,13 +32,36 @@ class Parts:
         self.shard = shard
         self.left = steps
         self.most: int | None = None
+        self._own = False
         self.queue: deque[Part] = deque()
         """Parts asked for and not yet handed out, in order; empty ones need no worker."""
 
     def __len__(self) -> int:
         return self.steps
 
+    @contextmanager
+    def iterated_by_its_loader(self) -> Iterator[None]:
+        """Whoever iterates in this block says which samples its batches are."""
+        self._own = True
+        try:
+            yield
+        finally:
+            self._own = False
+
     def __iter__(self) -> Iterator[list[int]]:
+        """The records of each physical batch.
+
+        Raises:
+            PrivacyError: another loader was built from this sampler, as wrappers do.
+        """
+        if not self._own:
+            raise PrivacyError(
+                "data_loader",
+                expected="the private loader itself",
+                got="another loader made from its batch sampler, as accelerator.prepare() makes one",
+                remedy="Its batches would not say which samples they are: leave the private loader out "
+                "of prepare() and iterate over it; move its tensors with .to(device).",
+            )
         self.queue = deque()
         return self._draw(self.queue)
 

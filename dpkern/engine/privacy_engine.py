@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -25,6 +26,8 @@ from .capture import Capture
 from .fix import fix
 from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
+from .provenance import YieldedBatch
+from .provenance.trees import tensors_of
 from .rehearsal import rehearse
 from .schedulers import Scheduler
 from .sharded import ShardedModule, check_plan, is_sharded
@@ -48,6 +51,7 @@ class PrivacyEngine:
     def __init__(self, *, accountant: str = "prv", secure_mode: bool = False) -> None:
         self.accountant = Accountant(accountant)
         self.secure_mode = bool(secure_mode)
+        self._views = 1
         self._parts: tuple[Capture, DPStep, Adapter, PrivateLoader | None] | None = None
 
     def make_private(
@@ -222,6 +226,7 @@ class PrivacyEngine:
         if wrapper is not module:
             distributed.refuse_wrapper(wrapper, lambda: capture.attached)
         self._parts = capture, private, adapter, loader
+        self._views = options.views
         self.accountant.step = private
         self.attach()
         if options.grad_sample_mode == "ghost":
@@ -261,9 +266,12 @@ class PrivacyEngine:
         capture.attach()
         adapter.attach()
         adapter.boundary.has_loader = loader is not None
+        adapter.boundary.views = self._views
         if loader is not None:
             loader.on_hand_out = adapter.expect
             loader.boundary = adapter.boundary
+            loader.views = self._views
+            loader.placeholders = adapter.sharded is None
 
     def detach(self) -> None:
         """Give module and optimizer back as they were; what is not released is forgotten."""
@@ -273,13 +281,66 @@ class PrivacyEngine:
         if loader is not None:
             loader.on_hand_out = loader.boundary = None
 
-    def new_samples(self) -> None:
+    def new_samples(
+        self,
+        *,
+        sampling: str = "poisson",
+        sample_rate: float | None = None,
+        dataset_size: int | None = None,
+    ) -> None:
         """Samples come from elsewhere than the loader: each forward pass brings new ones.
+
+        Args:
+            sampling, sample_rate, dataset_size: how the caller draws the batches from now on, as in
+                ``DPStep``. Without a rate every record is taken to be in every step, which holds
+                for any way to draw them that has a record in a step once.
 
         Raises:
             PrivacyError: samples that wait for their step.
+            InvalidInput: numbers out of range.
         """
-        self.adapter.new_samples()
+        self.adapter.new_samples(
+            sampling=sampling, sample_rate=sample_rate, dataset_size=dataset_size
+        )
+
+    def adopt(self, batch: Any, *, records: Sequence[int] | None = None) -> Any:
+        """Vouch that row i of tensors made elsewhere depends on record i of the batch alone.
+
+        For what cannot be followed: NumPy round trips, compiled transforms, custom operations, random
+        numbers beside the samples (the time steps of a diffusion model), one loss term for each
+        sample. Without a loader the tensors are a batch of their own.
+
+        Args:
+            batch: a tensor or a tree of them, with as many rows as the current batch has records.
+            records: for each row the position of its record in the batch, where rows are fewer,
+                repeated or in another order.
+
+        Returns:
+            The same tree; its tensors may enter the module.
+
+        Raises:
+            InvalidInput: another number of rows.
+            PrivacyError: no current batch.
+        """
+        _, _, adapter, loader = self._made()
+        current = adapter.current_batch() if adapter.boundary.has_loader else None
+        if current is None and not adapter.boundary.has_loader:
+            rows = [t.shape[0] for t, _ in tensors_of(batch) if t.dim()]
+            count = max(rows, default=0) if records is None else max(records, default=-1) + 1
+            current = YieldedBatch(count, boundary=adapter.boundary)
+        if current is None:
+            raise PrivacyError(
+                "adopt",
+                expected="a batch of the private loader",
+                got="none yet",
+                remedy="Call it inside the loop over the loader.",
+            )
+        ids = None if records is None else np.asarray(records, dtype=np.int64)
+        known = ids is None or bool(((ids >= 0) & (ids < len(current.all))).all())
+        check.that(
+            known, "records", f"positions below {len(current.all)}", records, "Count from 0."
+        )
+        return adapter.boundary.adopt(batch, current, ids)
 
     def drop(self) -> None:
         """Forget the samples of an unfinished batch; nothing of them is released."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...nn.functional import circulant_product
 from ..parameter import (
     applied,
     arguments,
+    differentiable_once,
     fresh,
     is_constant,
     is_private,
@@ -42,7 +42,7 @@ class _Circulant(torch.autograd.Function):
         return fresh(circulant_product(x, weight, use.saved["convention"]))
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
     arguments,
+    differentiable_once,
     fresh,
     in_product,
     is_constant,
@@ -57,7 +57,7 @@ class Convolve(torch.autograd.Function):
         return fresh(out)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
 from ..capture import Capture
@@ -16,6 +15,7 @@ from ..parameter import (
     PrivateParameter,
     applied,
     arguments,
+    differentiable_once,
     fresh,
     plain,
     plainly,
@@ -40,7 +40,7 @@ class _Embedding(torch.autograd.Function):
         return fresh(F.embedding(ids, weight))
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
         (ids,) = ctx.saved_tensors
         use: Use = ctx.use

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...ops.clip import sum_dtype
-from ..parameter import applied, is_private, refuse, source_of, tensors_in
+from ..parameter import applied, differentiable_once, is_private, refuse, source_of, tensors_in
 from ..records import Explicit
 from ..uses import Use
 from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
@@ -31,7 +30,7 @@ class _Expand(torch.autograd.Function):
         return w.expand(rows, *w.shape)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
         use: Use = ctx.use
         if use.wants(g):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...ops import product
 from ...ops.clip import sum_dtype
 from ..parameter import (
     applied,
     arguments,
+    differentiable_once,
     fresh,
     in_product,
     is_constant,
@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
         return fresh(_product(x, weight.t(), bias))
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         use: Use = ctx.use

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ...errors import UnsupportedModule
 from ...ops import ghost
 from ..parameter import (
     applied,
     arguments,
+    differentiable_once,
     fresh,
     is_constant,
     is_private,
@@ -60,7 +60,7 @@ class _LayerNorm(torch.autograd.Function):
         return fresh(out)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:
@@ -93,7 +93,7 @@ class _RmsNorm(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:
@@ -128,7 +128,7 @@ class _GroupNorm(torch.autograd.Function):
         return fresh(out)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         use: Use = ctx.use
         if g is None:

@@ -8,6 +8,14 @@ from .states import YieldedBatch
 from .tensor import TrackedTensor, track, untracked
 
 __all__ = [
-    *("ModuleBoundary", "TrackedTensor", "YieldedBatch", "indexing", "losses", "reductions"),
-    *("rowwise", "shapes", "track", "untracked"),
+    "ModuleBoundary",
+    "TrackedTensor",
+    "YieldedBatch",
+    "indexing",
+    "losses",
+    "reductions",
+    "rowwise",
+    "shapes",
+    "track",
+    "untracked",
 ]

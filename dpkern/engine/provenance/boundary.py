@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..parameter import PRIVATE
+from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .leaves import check_leaves
 from .rules import RULES, Call, finish
@@ -69,9 +70,13 @@ class ModuleBoundary:
         self.capture = capture
         self.activate = activate
         self.close_piece = close_piece
+        self.views = 1
+        """Rows of each record in passes without a loader."""
         self.has_loader = False
         """Whether samples must come from a loader."""
         self.current: YieldedBatch | None = None
+        self.unfinished_pass = False
+        """Whether samples entered for which no step was taken."""
         self.losses_followed = False
         """Whether the running backward pass started from a loss that was followed."""
         self._entered: _Entered | None = None
@@ -92,6 +97,8 @@ class ModuleBoundary:
             UnsupportedModule: rows in which records have met.
         """
         self._entered = None
+        if self.views > 1 and not self.has_loader:
+            args, kwargs = self._with_views(args, kwargs)
         found = list(tensors_of((args, kwargs)))
         tracked = [(t, packed) for t, packed in found if type(t) is TrackedTensor]
         capture = self.capture
@@ -116,6 +123,45 @@ class ModuleBoundary:
         if training:
             self._begin(entered)
         return self._stripped((args, kwargs), entered)
+
+    @property
+    def entered_records(self) -> int | None:
+        """Records of the running pass, if they are followed."""
+        return None if self._entered is None else len(self._entered.records)
+
+    @property
+    def in_placeholder(self) -> bool:
+        """Whether the running pass has the row that stands for an empty draw."""
+        return self._entered is not None and self._entered.batch.placeholder
+
+    def _with_views(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Inputs of a pass without a loader, their rows known as views of the same records."""
+        rows = max((t.shape[0] for t, _ in tensors_of((args, kwargs)) if t.dim()), default=0)
+        if rows % self.views or any(
+            type(t) is TrackedTensor for t, _ in tensors_of((args, kwargs))
+        ):
+            return args, kwargs
+        batch = YieldedBatch(rows // self.views, boundary=self)
+        tracked: tuple[Any, Any] = tracked_batch((args, kwargs), batch, self.views)
+        return tracked
+
+    def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
+        """Tensors that the caller vouches for, as rows of a batch."""
+        ids = batch.all if records is None else records
+
+        def change(tensor: Tensor) -> Tensor:
+            rows = tensor.shape[0] if tensor.dim() else 0
+            if rows != len(ids):
+                raise InvalidInput(
+                    "batch",
+                    expected=f"tensors of {len(ids)} rows, as the current batch has records",
+                    got=f"shape {list(tensor.shape)}",
+                    remedy="Pass records=, the position in the batch of each row's record, where a record "
+                    "has several rows.",
+                )
+            return track(untracked(tensor), PerRecord(batch, ids))
+
+        return mapped(tree, change)
 
     def _without_states(self, found: Sequence[tuple[Tensor, bool]]) -> None:
         """Nothing that enters was yielded by the loader."""
@@ -144,6 +190,8 @@ class ModuleBoundary:
                 if strict:
                     raise _mixed_input(number, state)
                 return None
+            if isinstance(state, OneRecord) and tensor.dim() and tensor.shape[0] == 1:
+                state = PerRecord(state.batch, np.array([state.record]))
             if not isinstance(state, PerRecord) or state.dim != 0:
                 if strict:
                     raise _wrong_rows(number, tensor, state)
@@ -227,6 +275,12 @@ class ModuleBoundary:
             self.current = batch
             self._closed = set()
             self._records = None
+            self.unfinished_pass = True
+        if batch.placeholder:
+            capture.skip_pass()
+            return
+        if not self.has_loader:
+            self._records = None
         if self._records is None:
             if len(entered.records) != batch.size:
                 capture.begin_piece(len(entered.records))
@@ -245,10 +299,6 @@ class ModuleBoundary:
             capture.begin_piece(len(entered.records))
         self._records = entered.records
         batch.in_pass = len(entered.records)
-
-    def batch_is_over(self) -> None:
-        """The step is done: what its batch held may not come again."""
-        self._records = None
 
     def _stripped(self, tree: Any, entered: _Entered | None) -> tuple[Any, Any]:
         order = None if entered is None else entered.order
@@ -302,7 +352,16 @@ class ModuleBoundary:
 
     def enter_operation(self, call: Call) -> Any:
         """A parameter that is used on tracked rows outside the module's own forward pass."""
-        if torch.is_grad_enabled() and self.capture.watching:
+        if any(isinstance(state, RecordSum) for state in call.states):
+            raise UnsupportedModule(
+                "loss",
+                expected="a loss of the module's outputs alone",
+                got=f"{call.name} with a term of the parameters",
+                remedy="Terms that belong to no sample go into weight_decay, or backward under "
+                "engine.public().",
+            )
+        placeholder = call.batch is not None and call.batch.placeholder
+        if torch.is_grad_enabled() and (self.capture.watching or placeholder):
             entered = self._rows_of([(t, False) for t in call.tracked], strict=True)
             if entered is not None:
                 if entered.order is not None:
@@ -313,8 +372,11 @@ class ModuleBoundary:
                         remedy="Call the module itself, or sort the rows first.",
                     )
                 self._begin(entered)
-        args, kwargs = self._stripped((call.args, call.kwargs), None)
-        result = call.func(*args, **kwargs)
+        if placeholder:
+            result = call.plain()
+        else:
+            args, kwargs = self._stripped((call.args, call.kwargs), None)
+            result = call.func(*args, **kwargs)
         return finish(call, result, RULES.get(call.name, lambda c, out: c.mixed("is not followed")))
 
     # losses
@@ -332,27 +394,33 @@ class ModuleBoundary:
                 "outside the model, or update it from public data.",
             )
 
-    def backward(self, loss: Tensor, state: State, run: Callable[[Tensor], Any]) -> Any:
-        """Check that the loss is a sum over records, divided as declared, and go backward.
+    def backward(
+        self, losses: Sequence[Tensor], states: Sequence[State], run: Callable[[], Any]
+    ) -> Any:
+        """Check that losses are sums over records, divided as declared, and go backward.
 
         Raises:
             UnsupportedModule: a loss in which records meet.
             InvalidInput: another reduction than ``loss_reduction`` says.
-            PrivacyError: a trained tensor that is not the engine's.
+            PrivacyError: a trained tensor that is not the engine's, or a loss that was not followed.
         """
         capture = self.capture
         if capture.is_public or not capture.attached:
-            return run(loss)
-        if isinstance(state, Mixed):
-            raise _mixed_loss(state)
-        if isinstance(state, RecordSum):
-            self._check_reduction(state)
+            return run()
+        if any(state.batch is not None and state.batch.placeholder for state in states):
+            return None
+        for state in states:
+            if isinstance(state, Mixed):
+                raise _mixed_loss(state)
+            if isinstance(state, RecordSum):
+                self._check_reduction(state)
         self._passes += 1
         if self._passes < 3 or self._passes % 64 == 0:
-            check_leaves(loss, capture)
-        self.losses_followed = True
+            for loss in losses:
+                check_leaves(loss, capture)
+        self.losses_followed = len(states) == len(losses)
         try:
-            return run(loss)
+            return run()
         finally:
             self.losses_followed = False
 

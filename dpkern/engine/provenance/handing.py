@@ -37,9 +37,9 @@ def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
 
 def _state(tensor: Tensor, batch: YieldedBatch, views: int) -> State:
     rows = tensor.shape[0] if tensor.dim() else None
-    if rows == batch.size:
+    if rows == len(batch.all):
         return PerRecord(batch, batch.all)
-    if views > 1 and rows == views * batch.size:
+    if views > 1 and rows == views * len(batch.all):
         return PerRecord(batch, np.tile(batch.all, views))
     return Mixed(
         "collate_fn",

@@ -196,16 +196,16 @@ def cast(call: Call) -> Any:
 @action("backward")
 def backward(call: Call) -> Any:
     """``loss.backward()``: the loss has to be a sum over records."""
-    x = call.args[0]
-    state = state_of(x)
-    assert state is not None
-    boundary = None if state.batch is None else state.batch.boundary
+    roots = call.argument(0, "tensors", "self")
+    roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]
+    states = [s for s in map(state_of, roots) if s is not None]
+    batch = call.batch
 
-    def run(root: Tensor) -> Any:
+    def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.
-        args, kwargs = mapped((call.args[1:], call.kwargs), untracked)
-        return call.func(root, *args, **kwargs)
+        args, kwargs = mapped((call.args, call.kwargs), untracked)
+        return call.func(*args, **kwargs)
 
-    if boundary is None:
-        return run(untracked(x))
-    return boundary.backward(untracked(x), state, run)
+    if batch is None or batch.boundary is None:
+        return run()
+    return batch.boundary.backward([untracked(root) for root in roots], states, run)

@@ -8,7 +8,7 @@ it in another way (``Mixed``). A tensor without a state is a constant: public nu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -28,8 +28,10 @@ class Boundary(Protocol):
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
 
-    def backward(self, loss: Tensor, state: State, run: Callable[[Tensor], Any]) -> Any:
-        """Check a loss and run its backward pass."""
+    def backward(
+        self, losses: Sequence[Tensor], states: Sequence[State], run: Callable[[], Any]
+    ) -> Any:
+        """Check losses and run their backward pass."""
 
 
 class YieldedBatch:
@@ -39,19 +41,28 @@ class YieldedBatch:
         size: number of records in it.
         first: whether it opens its logical batch.
         final: whether it closes its logical batch.
+        placeholder: an empty draw, for which the loop receives one row that counts for nothing: few
+            models take a batch without rows.
         boundary: of the module that it is for; None outside an engine.
     """
 
     def __init__(
-        self, size: int, *, first: bool = True, final: bool = True, boundary: Boundary | None = None
+        self,
+        size: int,
+        *,
+        first: bool = True,
+        final: bool = True,
+        placeholder: bool = False,
+        boundary: Boundary | None = None,
     ) -> None:
         self.size = size
+        self.placeholder = placeholder
         self.first = first
         self.final = final
         self.boundary = boundary
-        self.all: Ids = np.arange(size)
+        self.all: Ids = np.arange(1 if placeholder else size)
         """The position of every record in the batch."""
-        self.in_pass = size
+        self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
 
 

@@ -1,0 +1,86 @@
+"""Does ``collate_fn`` keep the records apart? Tried on a few records before the first batch."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from ..errors import InvalidInput
+from .empty import records_of
+
+Collate = Callable[[list[Any]], Any]
+
+
+def check_collate(dataset: Any, collate: Collate) -> None:
+    """Replace one of three records: the rows of the two others must stay what they are.
+
+    Rows are compared as far as both batches go, since padding may be longer in one. A collation that
+    draws random numbers is compared where shapes agree, with the same random state.
+
+    Raises:
+        InvalidInput: a record changes the rows of others.
+    """
+    if collate is default_collate or len(dataset) < 4:
+        return
+    numbers = [0, len(dataset) // 3, 2 * len(dataset) // 3, len(dataset) - 1]
+    first, second, third, other = records_of(dataset, numbers)
+    with _random_state_kept():
+        before = _collated(collate, [first, second, third], seed=1)
+        after = _collated(collate, [first, second, other], seed=1)
+        again = _collated(collate, [first, second, third], seed=2)
+    random_too = not _equal_rows(before, again, 3, cut=False)
+    if not _equal_rows(before, after, 2, cut=not random_too):
+        raise InvalidInput(
+            "collate_fn",
+            expected="rows that depend on one record each",
+            got="rows of two records that changed when a third was replaced",
+            remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; padding "
+            "may depend on the longest record, values may not.",
+        )
+
+
+def _collated(collate: Collate, records: list[Any], seed: int) -> Any:
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    return collate(copy.deepcopy(records))
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+def _equal_rows(one: Any, two: Any, rows: int, *, cut: bool) -> bool:
+    """Whether the first rows of all tensors are equal; ``cut``: where their shapes overlap."""
+    if isinstance(one, torch.Tensor):
+        one, two = one.detach().cpu().numpy(), two.detach().cpu().numpy()
+    if isinstance(one, np.ndarray):
+        if one.ndim == 0 or len(one) != 3 or len(two) != 3 or one.ndim != two.ndim:
+            return True
+        if one.shape != two.shape and not cut:
+            return True
+        overlap = tuple(slice(min(a, b)) for a, b in zip(one.shape[1:], two.shape[1:], strict=True))
+        a, b = one[(slice(rows), *overlap)], two[(slice(rows), *overlap)]
+        return a.tobytes() == b.tobytes()
+    if isinstance(one, Mapping):
+        return all(_equal_rows(one[k], two[k], rows, cut=cut) for k in one if k in two)
+    if isinstance(one, (tuple, list)) and len(one) == len(two):
+        return all(_equal_rows(a, b, rows, cut=cut) for a, b in zip(one, two, strict=True))
+    inner = getattr(one, "__dict__", None)
+    if inner and any(isinstance(v, torch.Tensor) for v in inner.values()):
+        return _equal_rows(inner, vars(two), rows, cut=cut)
+    return True
