@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from dpkern import accounting
-from dpkern.audit.claims import NORMAL, Gaussian
+from dpkern.audit.bounds import NORMAL
+from dpkern.audit.claims import Gaussian
 from dpkern.audit.findings import Check, Evidence, Findings
 from dpkern.errors import InvalidInput, PrivacyError
 from dpkern.mechanisms import DPSGD
