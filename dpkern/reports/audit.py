@@ -56,7 +56,6 @@ def report(findings: Findings) -> Report:
 
 def _numbers(findings: Findings) -> Table:
     """One row for each promise, with the one test that says most against it."""
-    at = f"epsilon at delta {shown_exactly(findings.delta)}"
     rows: list[list[str | float | None]] = []
     for name, claim in (("claimed", findings.claimed), ("certified", findings.certified)):
         stated = UpperBound(claim.epsilon(findings.delta))
@@ -70,20 +69,18 @@ def _numbers(findings: Findings) -> Table:
             [
                 "nothing promised" if isinstance(claim, Nothing) else verdict,
                 *(name, claim.text, stated),
-                *(shown.lower_text, _lower(shown, findings.delta), f"{best.layer} {best.pair}"),
+                *(shown.lower_text, _lower(shown, findings.delta), best.pair),
             ]
         )
     return Table(
         title="Each promise and the strongest test against it",
-        columns=(
-            *("verdict", "promise", "states at most", at),
-            *("shown at least", f"{at}, shown", "test"),
-        ),
+        columns=("verdict", "promise", "at most", "epsilon ≤", "at least", "epsilon ≥", "test"),
         rows=rows,
         note="Nothing was run: what is asked here shows in no output."
         if not findings.total_runs
-        else "What a test shows is written in the promise's own terms, and both become an epsilon "
-        "by the same formula: a test contradicts a promise where it shows more. "
+        else "A test contradicts a promise if it shows more. What it shows is written in the "
+        "promise's own terms; both become the epsilon at delta "
+        f"{shown_exactly(findings.delta)} by the same formula. "
         f"{findings.runs:,} fresh runs of each side of each pair, "
         f"{findings.total_runs:,} runs in {findings.seconds:.3g} s; all statistical statements "
         f"hold together with confidence {findings.confidence:g}.",

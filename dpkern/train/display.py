@@ -170,7 +170,7 @@ def _audited(summary: Mapping[str, Any]) -> str:
     if audit["epsilon_if_gaussian"] is None:
         return f"audited {shown_lower_bound(counted)}{verdict}"
     gaussian = shown_lower_bound(audit["epsilon_if_gaussian"])
-    return f"audited {gaussian} as Gaussian steps, {shown_lower_bound(counted)} of any{verdict}"
+    return f"audited {gaussian} if Gaussian, else {shown_lower_bound(counted)}{verdict}"
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
