@@ -14,6 +14,7 @@ from .errors import (
     InvalidInput,
     MissingDependency,
     PrivacyError,
+    PrivacyWarning,
     UnsupportedModule,
 )
 from .step import DPStep
@@ -31,6 +32,7 @@ __all__ = [
     "MissingDependency",
     "PrivacyEngine",
     "PrivacyError",
+    "PrivacyWarning",
     "UnsupportedModule",
     "__version__",
     "accounting",

@@ -13,6 +13,7 @@ from torch import nn
 
 from . import accounting
 from ._validate import choice, integer, probability
+from .accounting import shown_bound
 from .errors import InvalidInput
 from .mechanisms import RandomizedResponse
 from .mechanisms.base import Mechanism
@@ -54,7 +55,9 @@ def command(
             help="Or a target: print the least noise that meets it. Published modes: the claim's."
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="The delta of (epsilon, delta).")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="The delta of (epsilon, delta): well below 1 / number of rows.")
+    ] = 1e-5,
     sampling: Annotated[
         str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
     ] = "poisson",
@@ -182,6 +185,8 @@ def _print(
     """The table of a mechanism whose steps spend."""
     released = mechanism if shapes is None else mechanism.plan(shapes)
     certificate = accounting.certify(released, batched=True, **run).to_dict()
+    sizes = {name: run[name] for name in ("dataset_size", "sample_rate")}
+    warning = accounting.delta_warning(run["delta"], **sizes)
     result: dict[str, Any] = {
         "mechanism": mechanism.name,
         "mode": mechanism.mode,
@@ -190,6 +195,7 @@ def _print(
         "claim": mechanism.claim_text,
         "epsilon_certified": certificate.pop("epsilon"),
         "calibrated_to": target,
+        "warnings": [] if warning is None else [warning],
         **run,
         **certificate,
     }
@@ -255,22 +261,31 @@ def _print_objective(facts: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:
+    warnings = result.get("warnings", [])
+    display.print_warnings(Console(stderr=True), warnings)
     if as_json:
         print(dumps(result), flush=True)
         return
-    rows = [(name.replace("_", " "), value) for name, value in result.items() if value is not None]
+    elsewhere = ("bounds", "notes", "event", "settings", "epsilon_by_part", "sizes", "warnings")
     plain = [
-        (name, value)
-        for name, value in rows
-        if name not in ("bounds", "notes", "event", "settings", "epsilon by part", "sizes")
+        (name.replace("_", " "), _rounded_up(name, value))
+        for name, value in result.items()
+        if value is not None and name not in elsewhere
     ]
     parts = result.get("epsilon_by_part", {}).items()
-    plain += [(f"epsilon of {name}", value) for name, value in parts]
+    plain += [(f"epsilon of {name}", shown_bound(value)) for name, value in parts]
     sizes = result.get("sizes", {})
     plain += [(name, sizes[name]) for name in ("records", "batch", "classes") if name in sizes]
-    bounds = [(f"bound by {name}", value) for name, value in result["bounds"].items()]
-    notes = [("note", note) for note in result["notes"]]
+    bounds = [(f"bound by {name}", shown_bound(v)) for name, v in result["bounds"].items()]
+    notes = [("warning", text) for text in warnings]
+    notes += [("note", note) for note in result["notes"] if note not in warnings]
     display.print_table(Console(), "Privacy of the planned run", [*plain, *bounds, *notes])
+
+
+def _rounded_up(name: str, value: Any) -> Any:
+    """Privacy and the noise that it takes as bounds, everything else as it is."""
+    bound = name.startswith("epsilon") or name in ("delta", "noise_multiplier")
+    return shown_bound(value) if bound else value
 
 
 def _shape(text: str) -> tuple[int, ...]:

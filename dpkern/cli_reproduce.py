@@ -21,6 +21,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ._validate import integer, require
+from .accounting import shown_bound
+from .accounting.shown import shown_exactly
 from .cli_train import INTERRUPTED
 from .errors import InvalidInput
 from .papers import PAPERS, Finished, Request, Result, names, reproduce
@@ -166,10 +168,10 @@ def _say_how_to_continue(out: Path, as_json: bool) -> None:
 def show(console: Console, result: Result) -> None:
     """The rows as a table without its empty columns, then notes and data."""
     columns = {
-        "published": [_cell(row.published) for row in result.rows],
+        "published": [_published(row.published) for row in result.rows],
         "ours": [_ours(row) for row in result.rows],
-        "claimed": [_cell(row.epsilon_claimed) for row in result.rows],
-        "certified": [_cell(row.epsilon_certified) for row in result.rows],
+        "claimed": [_bound(row.epsilon_claimed) for row in result.rows],
+        "certified": [_bound(row.epsilon_certified) for row in result.rows],
         "relation": [row.relation for row in result.rows],
     }
     if columns["ours"] == columns["certified"]:
@@ -202,5 +204,16 @@ def _cell(value: Any) -> str:
     return "" if value is None else number(float(value) if isinstance(value, int) else value)
 
 
+def _bound(value: float | None) -> str:
+    return "" if value is None else shown_bound(value)
+
+
+def _published(value: float | str | None) -> str:
+    """The source's number with all its digits."""
+    return shown_exactly(value) if isinstance(value, (int, float)) else value or ""
+
+
 def _ours(row: Row) -> str:
+    if "epsilon" in row.quantity and isinstance(row.ours, (int, float)):
+        return _bound(row.ours)
     return _cell(row.ours) + (f" +- {number(row.spread)}" if row.spread else "")

@@ -92,7 +92,10 @@ def command(
         ),
     ] = None,
     delta: Annotated[
-        float | None, _option(PrivacyOptions, "delta", "The delta of (epsilon, delta).")
+        float | None,
+        _option(
+            PrivacyOptions, "delta", "The delta of (epsilon, delta): well below 1 / number of rows."
+        ),
     ] = None,
     max_grad_norm: Annotated[
         float | None,
@@ -294,6 +297,7 @@ def command(
         given["settings"] = tuple(settings)
     session = start(given)
     messages = Console(stderr=True)
+    display.print_warnings(messages, session.privacy_warnings())
     try:
         with display.watching(session, messages) as watch:
             summary = session.run(on_step=watch.on_step, on_epoch=watch.on_epoch)

@@ -1,4 +1,4 @@
-"""The exceptions of dpkern: every refusal names what was expected, what came, and what to do."""
+"""Exceptions of dpkern, which name what was expected, what came, and what to do; and a warning."""
 
 from __future__ import annotations
 
@@ -46,3 +46,7 @@ class PrivacyError(DPKernError):
 
 class MissingDependency(DPKernError):
     """An optional package is needed for this feature and is not installed."""
+
+
+class PrivacyWarning(UserWarning):
+    """A guarantee that holds and says less than its reader may think, such as delta >= 1/n."""

@@ -99,6 +99,15 @@ def _blocks(plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
+def _warnings(step: DPStep, delta: float) -> list[str]:
+    """What makes the guarantee say less than its numbers seem to."""
+    sampling = step.sampling
+    found = accounting.delta_warning(
+        delta, dataset_size=sampling["dataset_size"], sample_rate=sampling["sample_rate"]
+    )
+    return [] if found is None else [found]
+
+
 def step_report(step: DPStep, delta: float) -> dict[str, Any]:
     """The privacy report of a ``DPStep`` as JSON values.
 
@@ -135,6 +144,7 @@ def step_report(step: DPStep, delta: float) -> dict[str, Any]:
         "calibrated_to": step.calibrated_to,
         "certificate": certificate.to_dict(),
         "notes": [{"id": note.id, "text": note.text} for note in plan.notes],
+        "warnings": _warnings(step, delta),
         "steps": step.steps,
         "dimension": plan.dimension,
         "expected_batch_size": step.expected_batch_size,

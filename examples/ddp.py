@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.accounting import shown_bound
 
 PROCESSES, DELTA = 2, 1e-5
 
@@ -89,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         multiprocessing.spawn(work, args=(options, folder), nprocs=PROCESSES)
         results: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
     print(
-        f"epsilon {results['epsilon']:.3f} at delta {DELTA}, held-out accuracy "
+        f"epsilon {shown_bound(results['epsilon'])} at delta {DELTA}, held-out accuracy "
         f"{results['accuracy']:.3f}, replicas {'equal' if results['equal'] else 'DIFFER'}"
     )
     return results

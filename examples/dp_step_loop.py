@@ -7,6 +7,7 @@ the noise once and updates the parameters. Run: python examples/dp_step_loop.py
 import torch
 
 import dpkern
+from dpkern.accounting import shown_bound
 from dpkern.engine.sampling import make_batches
 from dpkern.ops.update import SGD
 
@@ -38,4 +39,4 @@ for rows in make_batches("poisson", dataset_size=ROWS, batch_size=BATCH, steps=S
 
 accuracy = ((x @ weights > 0) == (y > 0)).float().mean().item()
 print(f"accuracy {accuracy:.3f} on the training rows (a diagnostic, not covered by epsilon)")
-print(f"certified epsilon {step.epsilon(DELTA):.3f} at delta {DELTA}")
+print(f"certified epsilon {shown_bound(step.epsilon(DELTA))} at delta {DELTA}")

@@ -19,6 +19,7 @@ from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.accounting import shown_bound
 
 LATENT, DELTA = 16, 1e-5
 
@@ -106,7 +107,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
             make_optimizer.step()
 
     after, epsilon = distance(make, held_out), engine.get_epsilon(DELTA)
-    print(f"epsilon {epsilon:.3f} at delta {DELTA}; distance of the mean image of fakes to that of")
+    print(
+        f"epsilon {shown_bound(epsilon)} at delta {DELTA}; distance of the mean image of fakes "
+        "to that of"
+    )
     print(f"held-out digits {before:.3f} before, {after:.3f} after")
     return {"epsilon": epsilon, "before": before, "after": after}
 

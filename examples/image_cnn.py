@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.accounting import shown_bound
 
 DELTA = 1e-5
 
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean().item()
     epsilon = engine.get_epsilon(DELTA)
-    print(f"epsilon {epsilon:.3f} at delta {DELTA}, held-out accuracy {accuracy:.3f}")
+    print(f"epsilon {shown_bound(epsilon)} at delta {DELTA}, held-out accuracy {accuracy:.3f}")
     return {"epsilon": epsilon, "accuracy": accuracy}
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.accounting import shown_bound
 
 LENGTH, WIDTH, RANK, DELTA = 25, 32, 4, 1e-5
 ALPHABET = " abcdefghijklmnopqrstuvwxyz.$"
@@ -147,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
 
     accuracy, epsilon = accuracy_of(model, held_out), engine.get_epsilon(DELTA)
     share = sum(p.numel() for p in adapters) / sum(p.numel() for p in model.parameters())
-    print(f"{share:.1%} of the parameters trained; epsilon {epsilon:.3f} at delta {DELTA}")
+    print(f"{share:.1%} of the parameters trained; epsilon {shown_bound(epsilon)} at delta {DELTA}")
     print(f"held-out next-character accuracy {before:.3f} before, {accuracy:.3f} after")
     return {"epsilon": epsilon, "accuracy": accuracy, "before": before}
 

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
+from dpkern.accounting import shown_bound
 
 LENGTH, WIDTH, DELTA = 26, 32, 1e-5
 ALPHABET = " abcdefghijklmnopqrstuvwxyz.$"
@@ -101,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     accuracy = (guesses == targets)[real].float().mean().item()
     constant = targets[real].bincount().max().item() / int(real.sum())
     epsilon = engine.get_epsilon(DELTA)
-    print(f"epsilon {epsilon:.3f} at delta {DELTA}, held-out next-character accuracy")
+    print(f"epsilon {shown_bound(epsilon)} at delta {DELTA}, held-out next-character accuracy")
     print(f"{accuracy:.3f}; always the most frequent character: {constant:.3f}")
     return {"epsilon": epsilon, "accuracy": accuracy, "constant": constant}
 

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from dpkern.audit.claims import Claim, Gaussian, Laplace, Nothing, Pure
+from dpkern.accounting import shown_lower_bound
+from dpkern.audit.bounds import epsilon_lower, mu_lower
+from dpkern.audit.claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure
 from dpkern.audit.findings import Findings
 from dpkern.cost.report import Figure, Report, Series
 from dpkern.reports import audit, canvas, curves, figures, files, ink
-from tests.audit_samples import BROKEN, FAILED, PURE, SOUND, findings
+from tests.audit_samples import BROKEN, FAILED, PURE, SOUND, evidence, findings
 
 ALL = {"sound": SOUND, "broken": BROKEN, "pure": PURE}
 
@@ -30,22 +34,84 @@ def curves_of(given: Figure) -> dict[str, Series]:
     return {series.label: series for series in given.series if not series.points}
 
 
-def test_the_three_numbers_and_the_verdict() -> None:
+def test_a_promise_a_row_with_its_verdict_and_one_test() -> None:
     report = audit.report(SOUND)
     assert report.summary == SOUND.sentence
-    assert [row[0] for row in report.tables[0].rows] == ["claimed", "certified", "audited"]
-    claimed, certified, audited = report.tables[0].rows
-    assert claimed[3:] == certified[3:] == [1.0, Gaussian(1.0).epsilon(1e-5)]
-    assert audited[1] == "at least"
-    assert audited[3:] == [SOUND.mu_lower, SOUND.epsilon_lower]
+    stated = Gaussian(1.0).epsilon(1e-5)
+    shown = Gaussian(SOUND.evidence[2].shows(Gaussian(1.0), 1e-5).number).epsilon(1e-5)
+    assert report.tables[0].rows == [
+        ["consistent", name, "mu 1", stated, "mu 0.9367", pytest.approx(shown), "weakest"]
+        for name in ("claimed", "certified")
+    ]
     assert report.facts["passed"] is True
+    assert report.facts["against_claimed"]["pair"] == "weakest"
+    assert report.facts["against_claimed"]["contradicts"] is False
+
+
+CLAIMS = [Gaussian(1.0), Laplace(1.5), Pure(1.0), Approximate(1.0, 1e-5), Approximate(1.0, 1e-3)]
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.text)
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(1e-6, 1 - 1e-6))
+def test_the_numbers_beside_each_other_agree_with_the_verdict(
+    claim: Claim, a: float, b: float
+) -> None:
+    """A test shows more than a promise states if and only if it contradicts it: mu and epsilon."""
+    test = evidence("p", (1, 1), (a, b), (mu_lower(a, b), epsilon_lower(a, b, 1e-5)))
+    shown = test.shows(claim, 1e-5)
+    assume(abs(shown.number - claim.number) > 1e-9)
+    assert test.contradicts(claim) == (shown.number > claim.number)
+    more = shown.epsilon(1e-5) > claim.epsilon(1e-5)
+    assert test.contradicts(claim) == more or claim.epsilon(1e-5) == shown.epsilon(1e-5)
+    # Every smaller promise of the family is contradicted, no larger one is.
+    if shown.number > 1e-3:
+        kind, rest = type(claim), (claim.delta,) if type(claim) is Approximate else ()
+        assert test.contradicts(kind(shown.number * (1 - 1e-6), *rest))
+        assert not test.contradicts(kind(shown.number * (1 + 1e-6), *rest))
+
+
+def test_a_contradicted_claim_stands_beside_a_larger_number() -> None:
+    """Counts alone show an epsilon of 1.855 where mu is 1.27, and mu 1 is epsilon 4.377."""
+    strong = evidence("p", (1, 1), (0.2625, 0.2625), (1.27, 1.855))
+    found = replace(SOUND, certified=Gaussian(2.0), evidence=(strong,))
+    assert found.contradicts_claim
+    claimed, certified = audit.report(found).tables[0].rows
+    assert claimed[0] == "CONTRADICTED"
+    assert certified[0] == "consistent"
+    assert claimed[5] > claimed[3] == Gaussian(1.0).epsilon(1e-5)
+    assert claimed[5] < certified[3]
+    assert "at least mu 1.2713 (epsilon 5.7938 at delta 1e-05)" in found.sentence
+    assert "1.855" not in found.sentence
+    text = " ".join(files.render(audit.report(found), "text").split())
+    assert "CONTRADICTED claimed mu 1 4.3772 mu 1.2713 5.7938 p" in text
+    assert "Counted without a promise it is at least 1.855 at delta 1e-05." in text
+
+
+def test_a_promise_of_another_kind_has_numbers_of_its_own() -> None:
+    """A claim of (epsilon, delta) beside a Gaussian certificate: each against its own number."""
+    found = replace(SOUND, claimed=Approximate(2.0, 1e-5))
+    claimed, certified = audit.report(found).tables[0].rows
+    assert claimed[4] == shown_lower_bound_text(found)
+    assert certified[4] == "mu 0.9367"
+
+
+def shown_lower_bound_text(found: Findings) -> str:
+    best = max(epsilon_lower(one.fpr_upper, one.fnr_upper, 1e-5) for one in found.evidence)
+    return f"({shown_lower_bound(best)}, 1e-05)"
+
+
+def test_nothing_promised_is_no_verdict() -> None:
+    found = replace(SOUND, claimed=Nothing(), certified=Nothing())
+    rows = audit.report(found).tables[0].rows
+    assert {row[0] for row in rows} == {"nothing promised"}
+    assert found.sentence.startswith("Nothing is promised of a release: at least (3.3, 1e-05)")
 
 
 def test_without_tests_nothing_is_audited() -> None:
     report = audit.report(findings(Gaussian(1.0), Gaussian(1.0), ()))
-    assert [row[0] for row in report.tables[0].rows] == ["claimed", "certified"]
+    assert [row[0] for row in report.tables[0].rows] == ["not tested", "not tested"]
     assert "tradeoff" not in {each.name for each in report.figures}
-    assert not any("strongest test" in table.title for table in report.tables)
+    assert not any(table.title.startswith("The strongest test") for table in report.tables)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +127,11 @@ def test_without_tests_nothing_is_audited() -> None:
 def test_what_a_test_contradicts(claimed: Claim, certified: Claim, verdict: str) -> None:
     report = audit.report(replace(SOUND, claimed=claimed, certified=certified))
     table = report.tables[1]
-    assert {row[-1] for row in table.rows} == {verdict}
+    assert {row[0] for row in table.rows} == {verdict}
     # The strongest of each pair, not all of them.
-    assert [row[0] for row in table.rows] == ["weakest", "uniform", "coordinate"]
-    assert table.rows[0][4] == SOUND.mu_lower
+    assert [row[1] for row in table.rows] == ["weakest", "uniform", "coordinate"]
+    if not isinstance(claimed, Nothing):
+        assert table.rows[0][5] == pytest.approx(SOUND.mu_lower, abs=1e-3)
 
 
 def test_failed_checks_come_first_and_unasked_layers_are_named() -> None:
@@ -101,15 +168,15 @@ def test_a_curve_is_the_promise(claim: Claim) -> None:
 
 def test_boxes_reach_from_the_counts_to_the_upper_ends() -> None:
     tradeoff = figure(audit.report(SOUND), "tradeoff")
-    tests = sorted(SOUND.evidence, key=lambda test: -test.mu_lower)
+    tests = sorted(SOUND.evidence, key=lambda one: -mu_lower(one.fpr_upper, one.fnr_upper))
     for box, test in zip(tradeoff.boxes, tests, strict=True):
         rates = (test.false_positives / test.runs, test.false_negatives / test.runs)
         assert box == (*rates, test.fpr_upper, test.fnr_upper)
-    assert tradeoff.marks[0].text == "weakest: mu ≥ 0.937"
+    assert tradeoff.marks[0].text == "weakest: mu ≥ 0.9367"
 
 
 def test_a_pure_promise_is_marked_with_epsilon() -> None:
-    assert figure(audit.report(PURE), "tradeoff").marks[0].text == "one-hot: epsilon ≥ 0.96"
+    assert figure(audit.report(PURE), "tradeoff").marks[0].text == "one-hot: epsilon ≥ 0.98259"
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -176,7 +176,7 @@ CERTIFICATE = {"delta": 1.25e-5, "relation": "add_remove", "certified_for": "rel
 @pytest.mark.parametrize(
     ("epsilon", "delta", "facts", "said"),
     [
-        (1.23456, 1.25e-5, {}, "(1.235, 1.25e-05)-differentially private: add_remove, for "),
+        (1.23456, 1.25e-5, {}, "(1.2346, 1.25e-05)-differentially private: add_remove, for "),
         (2.0, 0, {}, "2-differentially private: "),
         ("inf", 1e-5, {"epsilon_if_seed_secret": 2.0}, "not private against anyone who knows "),
         ("inf", 1e-5, {"epsilon_if_seed_secret": "inf"}, "not private: no noise"),

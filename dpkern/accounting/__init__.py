@@ -17,6 +17,9 @@ sampling      relation      one step is
 ``with_replacement``  --    not certified: epsilon is infinite
 ============  ============  ====================================================================
 
+Delta has to be well below 1 / number of records (``delta_warning``). ``shown_bound`` prints an
+epsilon or a delta and never rounds it down.
+
 A mechanism with a stronger relation of its own (``replace_one``) keeps it. A certificate covers
 the pseudo-random generator only as far as ChaCha is one, and only what is released: parameters and
 noised values, not losses, accuracies or realised batch sizes.
@@ -25,9 +28,11 @@ noised values, not losses, accuracies or realised batch sizes.
 from __future__ import annotations
 
 from .accountants import RELATIONS
+from .delta import delta_warning
 from .history import MAX_DIMENSION, SAMPLING, Accountable, Certificate
 from .ledger import Ledger
 from .planning import Calibratable, Claimant, calibrate, certify, claimed_epsilon, epsilon
+from .shown import shown_bound, shown_lower_bound
 
 __all__ = [
     "MAX_DIMENSION",
@@ -41,5 +46,8 @@ __all__ = [
     "calibrate",
     "certify",
     "claimed_epsilon",
+    "delta_warning",
     "epsilon",
+    "shown_bound",
+    "shown_lower_bound",
 ]

@@ -13,7 +13,9 @@ from .._validate import choice, integer, open_unit, probability
 from ..errors import InvalidInput, PrivacyError
 from . import events
 from .accountants import RELATIONS, non_private, upper_bounds
+from .delta import delta_warning
 from .events import EventSpec, Leaf
+from .shown import shown_bound
 
 SAMPLING = ("poisson", "fixed", "shuffled", "with_replacement")
 MAX_DIMENSION = 1 << 40
@@ -345,8 +347,8 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
             notes.append("no accountant bounds this event under this relation at this delta")
             if variation > 0:
                 notes.append(
-                    f"the noise is within total variation {variation:.2g} of its certified law: "
-                    "no epsilon holds at a delta below that"
+                    f"the noise is within total variation {shown_bound(variation)} of its "
+                    "certified law: no epsilon holds at a delta below that"
                 )
     return Certificate(
         epsilon=epsilon,
@@ -388,8 +390,9 @@ def _notes(uses: Sequence[Use], delta: float) -> Sequence[str]:
             "other company: the proof leaves that out (docs/engine.md)"
         )
     sizes = [use.dataset_size for use in uses if use.dataset_size is not None]
-    if sizes and delta > 1 / min(sizes):
-        notes.append("delta exceeds 1 / dataset_size: it would allow publishing a record")
+    warning = delta_warning(delta, dataset_size=min(sizes, default=None))
+    if warning is not None:
+        notes.append(warning)
     return notes
 
 

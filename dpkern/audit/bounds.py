@@ -16,13 +16,15 @@ al., Tight auditing of differentially private machine learning, 2023, equation 4
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._validate import require
-from .claims import NORMAL
+
+NORMAL = NormalDist()
 
 Rates = NDArray[np.float64]
 

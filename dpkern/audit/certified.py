@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
-from ..accounting import Ledger, events
+from ..accounting import Ledger, events, shown_bound, shown_lower_bound
 from ..accounting.history import MIN_NOISE_MULTIPLIER, NOTHING, read_uses
 from ..laws import SCALE_UNITS
 from ..mechanisms.plan import TILE, Block, Plan
@@ -122,9 +122,11 @@ def _bounds(ledger: Ledger, delta: float) -> Check:
     certificate = ledger.certify_if_seed_secret(delta)
     lower = epsilon_lower(_accounted(ledger), certificate.relation, delta)
     below = {name: bound for name, bound in certificate.bounds.items() if bound < lower}
-    text = f"epsilon {certificate.epsilon:.5g} is certified, at least {lower:.5g} reached"
+    text = f"epsilon {shown_bound(certificate.epsilon)} is certified, at least "
+    text += f"{shown_lower_bound(lower)} reached"
     if below:
-        text += f"; too small: {', '.join(f'{name} {bound:.5g}' for name, bound in below.items())}"
+        small = (f"{name} {shown_bound(bound)}" for name, bound in below.items())
+        text += f"; too small: {', '.join(small)}"
     passed = not below and certificate.epsilon >= lower
     return _check("certificate", passed, text, lower=lower, certified=certificate.epsilon)
 

@@ -9,6 +9,10 @@ A test that tells two neighbouring inputs apart from the released values has a f
     Pure         delta = 0
     Nothing      f(a) = 0
 
+``Claim.refuted_below`` turns a test's error rates into the weakest claim of the same family that
+the test leaves standing. It is stronger than the claim exactly where the test contradicts the
+claim, and both are converted to an epsilon by the same ``epsilon``: the two can stand side by side.
+
 The numbers of a claim speak of neighbours as they are audited: under ``replace_one`` the distance
 is that of two records.
 
@@ -20,17 +24,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 from .._validate import non_negative
-from ..accounting import events
+from ..accounting import events, shown_bound, shown_lower_bound
+from ..accounting.shown import shown_exactly
 from ..errors import PrivacyError
 from ..theory.gaussian import exact_epsilon
-
-NORMAL = NormalDist()
+from .bounds import NORMAL, epsilon_lower, mu_lower
 
 
 class Claim(ABC):
@@ -46,8 +49,30 @@ class Claim(ABC):
 
     @property
     @abstractmethod
+    def number(self) -> float:
+        """What a family's claims differ in; a smaller one promises more."""
+
+    @abstractmethod
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Claim | None:
+        """The largest claim of this family that a test with at most these error rates allows.
+
+        Every smaller claim of the family is contradicted by the test. None: the family has one
+        member, which nothing contradicts.
+        """
+
+    @abstractmethod
+    def written(self, shown: Callable[[float], str]) -> str:
+        """The promise in words, its number written by ``shown``."""
+
+    @property
     def text(self) -> str:
-        """The promise in words."""
+        """The promise in words, its number rounded up."""
+        return self.written(shown_bound)
+
+    @property
+    def lower_text(self) -> str:
+        """The same of what a test has shown: its number rounded down."""
+        return self.written(shown_lower_bound)
 
     @property
     def mu(self) -> float | None:
@@ -78,8 +103,14 @@ class Gaussian(Claim):
         return exact_epsilon(1 / self.distance, delta) if self.distance > 0 else 0.0
 
     @property
-    def text(self) -> str:
-        return f"mu {self.distance:.5g}"
+    def number(self) -> float:
+        return self.distance
+
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Gaussian:
+        return Gaussian(mu_lower(fpr_upper, fnr_upper))
+
+    def written(self, shown: Callable[[float], str]) -> str:
+        return f"mu {shown(self.distance)}"
 
 
 @dataclass(frozen=True)
@@ -103,8 +134,16 @@ class Laplace(Claim):
         return max(0.0, self.shift + 2 * math.log1p(-delta))
 
     @property
-    def text(self) -> str:
-        return f"Laplace, epsilon {self.shift:.5g}"
+    def number(self) -> float:
+        return self.shift
+
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Laplace:
+        if fpr_upper + fnr_upper >= 1:
+            return Laplace(0.0)
+        return Laplace(-_laplace_quantile(fpr_upper) - _laplace_quantile(fnr_upper))
+
+    def written(self, shown: Callable[[float], str]) -> str:
+        return f"Laplace, epsilon {shown(self.shift)}"
 
 
 @dataclass(frozen=True)
@@ -129,8 +168,15 @@ class Approximate(Claim):
         return self.bound if delta >= self.delta else math.inf
 
     @property
-    def text(self) -> str:
-        return f"({self.bound:.5g}, {self.delta:g})" if self.delta else f"epsilon {self.bound:.5g}"
+    def number(self) -> float:
+        return self.bound
+
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Approximate:
+        return Approximate(epsilon_lower(fpr_upper, fnr_upper, self.delta), self.delta)
+
+    def written(self, shown: Callable[[float], str]) -> str:
+        bound = shown(self.bound)
+        return f"({bound}, {shown_exactly(self.delta)})" if self.delta else f"epsilon {bound}"
 
 
 class Pure(Approximate):
@@ -151,8 +197,19 @@ class Nothing(Claim):
         return math.inf
 
     @property
-    def text(self) -> str:
+    def number(self) -> float:
+        return math.inf
+
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> None:
+        return None
+
+    def written(self, shown: Callable[[float], str]) -> str:
         return "nothing"
+
+
+def _laplace_quantile(rate: float) -> float:
+    """Where the Laplace distribution of scale 1 has this mass to the left, 0 < rate < 1."""
+    return math.log(2 * rate) if rate <= 0.5 else -math.log(2 * (1 - rate))
 
 
 def of_event(spec: Mapping[str, Any], *, neighbouring: str = "add_remove", steps: int = 1) -> Claim:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .claims import Claim
+from ..accounting.shown import shown_exactly, shown_lower_bound
+from .claims import Approximate, Claim, Nothing
 
 LAYERS = ("covariance", "canary", "likelihood", "bits", "sensitivity", "plan")
+ROUNDING = 1e-9
+"""Relative error of an epsilon that was found by bisection."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,23 @@ class Evidence:
         """Whether no release that keeps the claim has a test this good."""
         return self.fnr_upper < claim.tradeoff(self.fpr_upper)
 
+    def shows(self, claim: Claim, delta: float) -> Claim:
+        """The largest promise of the claim's family that this test leaves standing.
+
+        Beside a claim that promises nothing, an (epsilon, delta) at this ``delta``.
+        """
+        found = claim.refuted_below(self.fpr_upper, self.fnr_upper)
+        return Approximate(self.epsilon_lower, delta) if found is None else found
+
+    def shown_text(self, claim: Claim, delta: float) -> str:
+        """``shows`` in words, with the epsilon of a Gaussian promise."""
+        shown = self.shows(claim, delta)
+        epsilon = lower_epsilon(shown, delta)
+        if shown.mu is None or epsilon is None:
+            return shown.lower_text
+        at = f"epsilon {shown_lower_bound(epsilon)} at delta {shown_exactly(delta)}"
+        return f"{shown.lower_text} ({at})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
@@ -97,12 +117,15 @@ class Findings:
 
     @property
     def mu_lower(self) -> float:
-        """The largest lower bound on mu: the audited number of a Gaussian mechanism."""
+        """The largest lower bound on mu of any test: the number of a Gaussian mechanism."""
         return max((found.mu_lower for found in self.evidence), default=0.0)
 
     @property
     def epsilon_lower(self) -> float:
-        """The largest lower bound on epsilon at ``delta``: the audited number."""
+        """The largest lower bound on epsilon at ``delta`` of any test, whatever was promised.
+
+        From counts alone. The epsilon of a Gaussian promise comes from mu: ``strongest``.
+        """
         return max((found.epsilon_lower for found in self.evidence), default=0.0)
 
     def against(self, claim: Claim) -> tuple[Evidence, ...]:
@@ -129,17 +152,27 @@ class Findings:
         """Whether nothing speaks against the claim, the certificate or the program."""
         return not (self.failed or self.contradicts_claim or self.contradicts_certificate)
 
+    def strongest(self, claim: Claim) -> Evidence | None:
+        """The test that shows most against a claim; None without tests."""
+
+        def strength(found: Evidence) -> tuple[float, float]:
+            return found.shows(claim, self.delta).number, found.epsilon_lower
+
+        return max(self.evidence, key=strength, default=None)
+
     @property
     def sentence(self) -> str:
         """The verdict."""
         sure = f"with confidence {self.confidence:g}"
-        best = _best(self.against(self.claimed)) or _best(self.against(self.certified))
-        if best is not None:
-            whose = "certificate" if self.contradicts_certificate else "claim"
+        whose = "certificate" if self.contradicts_certificate else "claim"
+        promise = self.certified if self.contradicts_certificate else self._tested
+        best = self.strongest(promise)
+        if self.contradicts_claim or self.contradicts_certificate:
+            assert best is not None
             text = f"The {whose} of {self.subject} is contradicted {sure}"
             text += (
-                f": {self.claimed.text} is claimed, {self.certified.text} certified, and "
-                f"{_bound(best, self.delta)} is shown by canary {best.pair!r}"
+                f": {self.claimed.text} is claimed, {self.certified.text} certified, and at least "
+                f"{best.shown_text(promise, self.delta)} is shown by canary {best.pair!r}"
             )
         elif self.failed:
             text = f"{self.subject} fails: " + "; ".join(
@@ -147,16 +180,36 @@ class Findings:
             )
             return text if text.endswith(".") else text + "."
         else:
-            text = f"Nothing contradicts {self.claimed.text} of {self.subject} {sure}"
-            if self.evidence:
-                text += f": at least {self._lower} is shown"
+            text = f"Nothing contradicts {promise.text} of {self.subject} {sure}"
+            if isinstance(promise, Nothing):
+                text = f"Nothing is promised of {self.subject}"
+            if best is not None:
+                text += f": at least {best.shown_text(promise, self.delta)} is shown"
         if self.failed:
             text += "; failed besides: " + ", ".join(check.name for check in self.failed)
         return text + "."
 
     @property
-    def _lower(self) -> str:
-        return f"mu {self.mu_lower:.4g}, epsilon {self.epsilon_lower:.4g} at delta {self.delta:g}"
+    def _tested(self) -> Claim:
+        """The promise that is asked about first: the claim, if there is one."""
+        return self.certified if isinstance(self.claimed, Nothing) else self.claimed
+
+    def _beside(self, claim: Claim) -> dict[str, Any] | None:
+        """The strongest test against a claim and what it shows; None without tests."""
+        best = self.strongest(claim)
+        if best is None:
+            return None
+        shown = best.shows(claim, self.delta)
+        return {
+            "contradicts": best.contradicts(claim),
+            "pair": best.pair,
+            "layer": best.layer,
+            "fpr_upper": best.fpr_upper,
+            "fnr_upper": best.fnr_upper,
+            "text": shown.lower_text,
+            "mu": shown.mu,
+            "epsilon": lower_epsilon(shown, self.delta),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; ``train.report.plain`` spells infinities."""
@@ -169,6 +222,8 @@ class Findings:
             "claimed": described(self.claimed, self.delta),
             "certified": described(self.certified, self.delta),
             "audited": {"mu_lower": self.mu_lower, "epsilon_lower": self.epsilon_lower},
+            "against_claimed": self._beside(self.claimed),
+            "against_certified": self._beside(self.certified),
             "delta": self.delta,
             "confidence": self.confidence,
             "runs": self.runs,
@@ -186,10 +241,10 @@ def described(claim: Claim, delta: float) -> dict[str, Any]:
     return {"text": claim.text, "mu": claim.mu, "epsilon": claim.epsilon(delta)}
 
 
-def _best(evidence: Sequence[Evidence]) -> Evidence | None:
-    return max(evidence, key=lambda found: (found.mu_lower, found.epsilon_lower), default=None)
+def lower_epsilon(shown: Claim, delta: float) -> float | None:
+    """The epsilon at ``delta`` of what a test has shown; None where it says nothing about it.
 
-
-def _bound(found: Evidence, delta: float) -> str:
-    epsilon = f"epsilon {found.epsilon_lower:.4g} at delta {delta:g}"
-    return f"mu {found.mu_lower:.4g}, {epsilon}" if math.isfinite(found.mu_lower) else epsilon
+    Converted by the claim's own ``epsilon``, less what its bisection may be off by.
+    """
+    epsilon = shown.epsilon(delta)
+    return epsilon * (1 - ROUNDING) if math.isfinite(epsilon) else None

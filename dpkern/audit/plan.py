@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 
 from .._validate import choice, integer, non_negative, open_unit, positive_at, probability
-from ..accounting import events
+from ..accounting import events, shown_bound, shown_lower_bound
 from ..accounting.accountants import RELATIONS, non_private
 from ..accounting.events import EventSpec
 from ..accounting.history import (
@@ -247,22 +247,25 @@ def _epsilon(statement: Statement, certificate: Certificate) -> Check:
     name = "epsilon"
     lower, upper, claim = statement.lower(), certificate.epsilon, statement.epsilon
     numbers = {"claimed": claim, "lower": lower, "certified": upper}
-    said = f"epsilon {claim:.4g} is claimed (accountant: {statement.accountant})"
+    said = f"epsilon {shown_bound(claim)} is claimed (accountant: {statement.accountant})"
     if claim < lower == math.inf:
         return _check(name, False, f"{said} of an event that is not private", **numbers)
     if claim < lower:
-        text = f"{said}, and neighbours exist for which the event has at least {lower:.4g}"
+        reached = shown_lower_bound(lower)
+        text = f"{said}, and neighbours exist for which the event has at least {reached}"
         return _check(name, False, text, **numbers)
     if claim < upper * (1 - _CLOSE):
-        text = f"{said}; {upper:.4g} is certified and at least {lower:.4g} reached: between them "
-        return _check(name, None, text + "nothing is proved here", **numbers)
-    return _check(name, True, f"{said}, and {upper:.4g} is certified", **numbers)
+        reached = shown_lower_bound(lower)
+        text = f"{said}; {shown_bound(upper)} is certified and at least {reached} reached: between "
+        return _check(name, None, text + "them nothing is proved here", **numbers)
+    return _check(name, True, f"{said}, and {shown_bound(upper)} is certified", **numbers)
 
 
 def _amplification(statement: Statement, certificate: Certificate) -> Check:
     """Whether epsilon was computed for the sampling that takes place."""
     name = "amplification"
     drawn, accounted = statement.sampling, statement.accounted_as
+    claimed, upper = shown_bound(statement.epsilon), shown_bound(certificate.epsilon)
     if accounted not in (None, drawn):
         enough = statement.epsilon >= certificate.epsilon * (1 - _CLOSE)
         text = f"batches are {drawn} and accounted as {accounted}"
@@ -270,17 +273,17 @@ def _amplification(statement: Statement, certificate: Certificate) -> Check:
             return _check(
                 name, True, f"{text}; the number is large enough for {drawn} all the same"
             )
-        return _check(name, False, f"{text}: {certificate.epsilon:.4g} is certified for {drawn}")
+        return _check(name, False, f"{text}: {upper} is certified for {drawn}")
     if drawn == "poisson" or statement.epsilon >= certificate.epsilon * (1 - _CLOSE):
         return _check(name, True, f"batches are {drawn} and accounted as {drawn}")
     number = certify_uses([statement.use(sampling="poisson")], statement.delta).epsilon
     if statement.epsilon <= number * (1 + _CLOSE):
         text = (
-            f"batches are {drawn}, and epsilon {statement.epsilon:.4g} is not above that of "
-            f"Poisson sampling, {number:.4g}: {certificate.epsilon:.4g} is certified for {drawn}"
+            f"batches are {drawn}, and epsilon {claimed} is not above that of Poisson sampling, "
+            f"{shown_bound(number)}: {upper} is certified for {drawn}"
         )
         return _check(name, False, text, poisson=number, certified=certificate.epsilon)
-    return _check(name, True, f"epsilon is not that of Poisson sampling, {number:.4g}")
+    return _check(name, True, f"epsilon is not that of Poisson sampling, {shown_bound(number)}")
 
 
 def _replaced(statement: Statement, certificate: Certificate) -> Check:
@@ -293,10 +296,10 @@ def _replaced(statement: Statement, certificate: Certificate) -> Check:
     trap = _without_doubling(statement)
     if trap is not None and statement.epsilon <= trap * (1 + _CLOSE):
         text = (
-            f"epsilon {statement.epsilon:.4g} is not above what noise of twice the scale has, "
-            f"{trap:.4g}: replacing a record moves the sum by twice the bound, and "
-            f"{certificate.epsilon:.4g} is certified (RdpAccountant(REPLACE_ONE) of dp-accounting "
-            "0.6.0 takes a multiplier by the sensitivity, not by the clip bound)"
+            f"epsilon {shown_bound(statement.epsilon)} is not above what noise of twice the scale "
+            f"has, {shown_bound(trap)}: replacing a record moves the sum by twice the bound, and "
+            f"{shown_bound(certificate.epsilon)} is certified (RdpAccountant(REPLACE_ONE) of "
+            "dp-accounting 0.6.0 takes a multiplier by the sensitivity, not by the clip bound)"
         )
         return _check(name, False, text, trap=trap, certified=certificate.epsilon)
     return _check(name, True, "epsilon is above what noise of twice the scale would have")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from .._validate import choice, open_unit
-from ..errors import InvalidInput
+from ..accounting import delta_warning
+from ..errors import InvalidInput, PrivacyWarning
 
 if TYPE_CHECKING:
     from ..step import DPStep
@@ -34,6 +37,7 @@ class Accountant:
             )
         self.name = choice(ACCOUNTANTS, accountant=name)
         self.step: DPStep | None = None
+        self._warned: set[float] = set()
 
     def __len__(self) -> int:
         """Steps so far."""
@@ -59,6 +63,9 @@ class Accountant:
     def get_epsilon(self, delta: float) -> float:
         """Epsilon of everything so far; infinite without noise or with a known seed.
 
+        Warns:
+            PrivacyWarning: delta is not below 1 / number of records; once for each delta.
+
         Raises:
             InvalidInput: delta outside (0, 1).
             MissingDependency: dp-accounting is not installed.
@@ -66,4 +73,22 @@ class Accountant:
         open_unit(delta=delta)
         if self.step is None or not self.step.steps:
             return 0.0
+        self.warn_of(delta, self.step.sampling, stacklevel=3)
         return self.step.certify(delta).epsilon_by(self.bound)
+
+    def warn_of(self, delta: float, sampling: Mapping[str, Any], *, stacklevel: int) -> None:
+        """Warn, once for each delta, that it is too large for the number of records.
+
+        Args:
+            delta: of the guarantee.
+            sampling: of the run: ``dataset_size`` (None if unknown) and ``sample_rate``.
+            stacklevel: of ``warnings.warn``: 2 is the caller.
+        """
+        text = delta_warning(
+            delta,
+            dataset_size=sampling["dataset_size"],
+            sample_rate=sampling["sample_rate"],
+        )
+        if text is not None and delta not in self._warned:
+            self._warned.add(delta)
+            warnings.warn(text, PrivacyWarning, stacklevel=stacklevel)

@@ -117,6 +117,9 @@ class PrivacyEngine:
             epochs: how often the loop goes over the returned loader.
             mechanism: its noise multiplier is replaced.
 
+        Warns:
+            PrivacyWarning: target_delta is not below 1 / number of records.
+
         Raises:
             PrivacyError: no noise multiplier in [2^-4, 2^10] meets the target.
             DPKernError: as ``make_private``.
@@ -148,6 +151,7 @@ class PrivacyEngine:
                     got=source.warning,
                     remedy="Use make_private, which calls such a run non-private.",
                 )
+            self.accountant.warn_of(target_delta, run, stacklevel=5)
             return accounting.calibrate(
                 start,
                 variation=0.0 if source is None else source.variation,
@@ -354,12 +358,24 @@ class PrivacyEngine:
         return self.capture.public()
 
     def get_epsilon(self, delta: float) -> float:
-        """Epsilon spent so far; infinite without noise or with a known seed."""
+        """Epsilon spent so far; infinite without noise or with a known seed.
+
+        Warns:
+            PrivacyWarning: delta is not below 1 / number of records; once for each delta.
+        """
+        self._warn_of(delta)
         return self.accountant.get_epsilon(delta)
 
     def report(self, delta: float) -> dict[str, Any]:
-        """What was released and what is certified, as JSON values."""
+        """What was released and what is certified, as JSON values; warns as ``get_epsilon``."""
+        self._warn_of(delta)
         return self.step.report(delta)
+
+    def _warn_of(self, delta: float) -> None:
+        """For methods that users call."""
+        check.open_unit(delta=delta)
+        if self.accountant.step is not None:
+            self.accountant.warn_of(delta, self.accountant.step.sampling, stacklevel=4)
 
     def validate(
         self,

@@ -25,7 +25,7 @@ from typing import ClassVar, NoReturn, Self
 import torch
 
 from .._validate import choice, integer, positive
-from ..accounting import events
+from ..accounting import events, shown_bound
 from ..accounting.events import EventSpec
 from ..accounting.history import RELEASED_BITS
 from ..errors import InvalidInput
@@ -81,7 +81,7 @@ class RandomizedResponse(Mechanism):
         if _WORDS - self.keep - (self.categories - 2) * self.width > self.keep:
             raise InvalidInput(
                 "categories",
-                expected=f"fewer, or another number, with epsilon={self.epsilon:g}",
+                expected=f"fewer, or another number, with epsilon={shown_bound(self.epsilon)}",
                 got=self.categories,
                 remedy="64-bit words cannot tell so many lies apart; raise epsilon.",
             )

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..accounting import Accountable
+from ..accounting import Accountable, shown_bound
 from ..accounting.events import EventSpec
 from ..laws import FINE_BITS, LAWS
 from ..mechanisms.plan import Plan
@@ -78,7 +78,8 @@ class CdtTable(NoiseSource):
             f"{self._drawn}, consumed {self._drawn}, reused 0, discarded 0"
         )
         if apart is not None:
-            text += f"; each coordinate within total variation {apart:.3g} of the certified law"
+            text += f"; each coordinate within total variation {shown_bound(apart)} of the "
+            text += "certified law"
         return {
             "source": self.name,
             "words": words,
@@ -172,7 +173,7 @@ class _Covered:
         return (
             *self.plan.remarks,
             f"noise from a cumulative table of {self.law.word_bits}-bit words: each coordinate "
-            f"takes (1 + e^epsilon) {self.law.variation_bound:.3g} of delta",
+            f"takes (1 + e^epsilon) {shown_bound(self.law.variation_bound)} of delta",
         )
 
     @property

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+from ..accounting import shown_bound, shown_lower_bound
 from ..cost.report import Figure, Report, Series, Table
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
@@ -61,10 +62,11 @@ def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
         title=f"Cumulative table of the {law.capitalize()} law, {word_bits}-bit words",
         summary=(
             f"{len(chosen.cumulative)} entries of {word_bits} bits. A coordinate of the sum that "
-            f"moves by one noise scale leaks delta {facts['delta']:.3g} at epsilon {EPSILON} "
-            f"(certified law {facts['delta_certified_law']:.3g}); no epsilon gets delta below "
-            f"{facts['floor']:.3g}. Certificates set (1 + e^epsilon) "
-            f"{facts['total_variation']:.3g} aside for each coordinate of each release."
+            f"moves by one noise scale leaks delta {shown_bound(facts['delta'])} at epsilon "
+            f"{EPSILON} (certified law {shown_bound(facts['delta_certified_law'])}); no epsilon "
+            f"gets delta below {shown_lower_bound(facts['floor'])}. Certificates set "
+            f"(1 + e^epsilon) {shown_bound(facts['total_variation'])} aside for each coordinate "
+            "of each release."
         ),
         facts=facts,
         tables=(

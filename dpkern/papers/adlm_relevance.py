@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ..accounting import shown_bound
 from ..mechanisms import adlm_noise
 from ..nn import relevance
 from ..objective.adlm_data import Labelled
@@ -93,11 +94,11 @@ def fig3(request: Request) -> Result:
                 rounding=key.stream(Purpose.ROUNDING, 0),
             )
             rows += _of_noisy(data, mean, noisy, epsilon, name, sensitivity)
-            title = f"private, epsilon1 {epsilon:g}, D_R {name}"
+            title = f"private, epsilon1 {shown_bound(epsilon)}, D_R {name}"
             panels.append(Panel(title=title, image=image(noisy.reshape(data.row_shape))))
     panels.append(
         Panel(
-            title=f"shares beta, epsilon1 {EPSILONS[-1]:g}, corrected",
+            title=f"shares beta, epsilon1 {shown_bound(EPSILONS[-1])}, corrected",
             image=image(adlm.budget_shares(noisy).reshape(data.row_shape)),
         )
     )
@@ -113,15 +114,16 @@ def _of_noisy(
     return [
         Row(
             item="fig3",
-            setting=f"D_R {name}, epsilon1 {epsilon:g}",
+            setting=f"D_R {name}, epsilon1 {shown_bound(epsilon)}",
             quantity=quantity,
             ours=value,
             epsilon_claimed=epsilon,
             epsilon_certified=math.inf,
             relation="-",
             data=data.source,
-            note=f"A2: with a public network D_R {name} certifies {public:g} of epsilon1 "
-            f"{epsilon:g} (replace_one); this network was trained on the same records",
+            note=f"A2: with a public network D_R {name} certifies {shown_bound(public)} of "
+            f"epsilon1 {shown_bound(epsilon)} (replace_one); this network was trained on "
+            "the same records",
         )
         for quantity, value in (
             ("noise scale", sensitivity / epsilon),

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from .. import accounting
+from ..accounting import shown_bound
 from ..mechanisms import DPSGD, ILM, AdLM
 from ..nn.normalise import BatchMinMax
 from ..objective.adlm import Schedule, build, monte_carlo, relevance_of
@@ -140,7 +141,7 @@ def _piece(here: World, request: Request, name: str, epsilon: float, seeds: int)
             return _gradients(here, epsilon, seeds, on_step)
         return _objective(here, request, name, epsilon, seeds, on_step)
 
-    label = f"{name}, epsilon {epsilon:g}"
+    label = f"{name}, epsilon {shown_bound(epsilon)}"
     return Piece(label=label, key=key, compute=compute, steps=seeds * steps)
 
 
@@ -240,7 +241,7 @@ def _row(item: str, here: World, name: str, epsilon: float, numbers: Mapping[str
     diverged = numbers["diverged"]
     return Row(
         item=item,
-        setting=name if math.isinf(epsilon) else f"{name}, epsilon {epsilon:g}",
+        setting=name if math.isinf(epsilon) else f"{name}, epsilon {shown_bound(epsilon)}",
         quantity="accuracy %",
         published=PRINTED.get((here.experiment.name, name, epsilon)),
         ours=statistics.fmean(values),
@@ -250,7 +251,7 @@ def _row(item: str, here: World, name: str, epsilon: float, numbers: Mapping[str
         data=here.private.source,
         seeds=len(values),
         spread=(max(values) - min(values)) / 2,
-        note=f"{name}, epsilon {epsilon:g}: {diverged} runs diverged and were stopped"
+        note=f"{name}, epsilon {shown_bound(epsilon)}: {diverged} runs diverged and were stopped"
         if diverged
         else "",
     )
@@ -270,7 +271,7 @@ def _tests(
         each = [_last(numbers[method, e]) for e in chosen]
         return [statistics.fmean(one) for one in zip(*each, strict=True)]
 
-    over = "mean over epsilon " + ", ".join(f"{e:g}" for e in chosen)
+    over = "mean over epsilon " + ", ".join(shown_bound(e) for e in chosen)
     rows = []
     for method in ("AdLM", PSGD):
         values = mean(method)
@@ -343,7 +344,7 @@ def _panels(
         lines.append(_curve(PLAIN, numbers[PLAIN, math.inf]))
         panels.append(
             Panel(
-                title=f"epsilon {epsilon:g}",
+                title=f"epsilon {shown_bound(epsilon)}",
                 x_label="epoch",
                 y_label="accuracy %",
                 lines=lines,

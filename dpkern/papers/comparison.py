@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import accounting
+from ..accounting import shown_bound
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
 from ..ops import update
@@ -169,10 +170,10 @@ def table(request: Request) -> Result:
             found = runner.run(where, mechanism(entry, where, "published", sigma), seeds=seeds)
             row = _row(entry.label, epsilon, lr, where, found)
             rows.append(replace(row, note="published modes run at the multiplier of DP-SGD"))
-        rates[f"{epsilon:g}"] = best
+        rates[shown_bound(epsilon)] = best
         lines.append(
             Line(
-                label=f"certified epsilon {epsilon:g}",
+                label=f"certified epsilon {shown_bound(epsilon)}",
                 x=range(1, len(points) + 1),
                 y=points,
                 points=True,
@@ -202,7 +203,8 @@ def _chosen(entries: Sequence[Entry], request: Request) -> list[Entry]:
 def _row(label: str, epsilon: float, lr: float, where: Setting, found: Outcome) -> Row:
     return Row(
         item="comparison",
-        setting=f"epsilon {epsilon:g}: {label} (lr {lr:g}, {found.ms_per_step:.1f} ms per step)",
+        setting=f"epsilon {shown_bound(epsilon)}: {label} "
+        f"(lr {lr:g}, {found.ms_per_step:.1f} ms per step)",
         quantity="accuracy %",
         ours=found.accuracy,
         epsilon_claimed=found.epsilon_claimed,

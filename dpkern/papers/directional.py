@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ..accounting import events
+from ..accounting import events, shown_bound
 from ..theory import gaussian, information, markov, rdp, utility_subspace, water_filling
 from .claims import certified, kappa
 from .result import Line, Panel, Result, Row
@@ -115,7 +115,7 @@ def fig2(request: Request) -> Result:
             ("sharper bound", information.sharp_bound(epsilon)),
         )
         rows += [
-            Row(item="fig2", setting=f"epsilon {epsilon:g}", quantity=name, ours=value)
+            Row(item="fig2", setting=f"epsilon {shown_bound(epsilon)}", quantity=name, ours=value)
             for name, value in bounds
         ]
     grid = np.geomspace(0.1, 2.0, 25).tolist()
@@ -153,7 +153,8 @@ def sampling(request: Request) -> Result:
             rows.append(
                 Row(
                     item="sampling",
-                    setting=f"{name}, k {steps}, q {rate:.5f}, epsilon {epsilon:g}: z {z:.4g}",
+                    setting=f"{name}, k {steps}, q {rate:.5f}, epsilon {shown_bound(epsilon)}: "
+                    f"z {z:.4g}",
                     quantity="Renyi epsilon of Ours (w = 1)",
                     published=None,
                     ours=rdp.rdp_epsilon(rate, z, steps, DELTA).epsilon,
@@ -169,7 +170,8 @@ def sampling(request: Request) -> Result:
         rows.append(
             Row(
                 item="sampling",
-                setting=f"few steps: k {steps}, q {rate}, epsilon {epsilon:g}: z {z:.4g}",
+                setting=f"few steps: k {steps}, q {rate}, epsilon {shown_bound(epsilon)}: "
+                f"z {z:.4g}",
                 quantity="certified epsilon",
                 ours=proved,
                 epsilon_claimed=epsilon,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import accounting
+from ..accounting import shown_bound
 from ..mechanisms import DPSGD, AdaClip
 from ..mechanisms.base import Mechanism
 from ..mechanisms.directional import Directional
@@ -172,7 +173,7 @@ def fig3(request: Request) -> Result:
                 row, found = _trained("fig3", name, kind, where, epsilon, request)
                 rows.append(row)
                 y = [100 * epoch.heldout_accuracy for epoch in found.history]
-                label = f"{kind}, epsilon {epsilon:g}"
+                label = f"{kind}, epsilon {shown_bound(epsilon)}"
                 lines.append(Line(label=label, x=range(1, len(y) + 1), y=y))
         panels.append(Panel(title=name, x_label="epoch", y_label="accuracy %", lines=lines))
     return _result("fig3", "accuracy over epochs", rows, request, panels)
@@ -249,7 +250,7 @@ def _trained(
     found = runner.run(where, made, seeds=request.repeats(1))
     row = Row(
         item=item,
-        setting=f"{name}, {kind}, claimed epsilon {epsilon:g}",
+        setting=f"{name}, {kind}, claimed epsilon {shown_bound(epsilon)}",
         quantity="accuracy %",
         ours=found.accuracy,
         epsilon_claimed=found.epsilon_claimed,

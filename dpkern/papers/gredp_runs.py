@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from .. import accounting
+from ..accounting import shown_bound
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
 from ..mechanisms.base import Mechanism
@@ -207,7 +208,7 @@ def table1(request: Request) -> Result:
         for method in METHODS:
             where = setting(request, name, method)
             made = mechanism(method, where, experiment.epsilon)
-            what = f"{name}, {method}, claimed epsilon {experiment.epsilon:g}"
+            what = f"{name}, {method}, claimed epsilon {shown_bound(experiment.epsilon)}"
             printed = experiment.printed[method]
             rows.append(trained("table1", what, where, made, printed, request.repeats(1))[0])
     return _result("table1", "accuracy from scratch", rows, request)
@@ -223,7 +224,7 @@ def by_epsilon(request: Request) -> Result:
             where = setting(request, name, method)
             row, _ = trained(
                 "by-eps",
-                f"{name}, {method}, claimed epsilon {epsilon:g}",
+                f"{name}, {method}, claimed epsilon {shown_bound(epsilon)}",
                 where,
                 mechanism(method, where, epsilon),
                 printed,
@@ -256,7 +257,7 @@ def table8(request: Request) -> Result:
             ):
                 where = setting(request, name, "GReDP")
                 made = mechanism("GReDP", where, epsilon, clip=clip)
-                what = f"{name}, clip {clip:g}, claimed epsilon {epsilon:g}"
+                what = f"{name}, clip {clip:g}, claimed epsilon {shown_bound(epsilon)}"
                 rows.append(trained("table8", what, where, made, printed, request.repeats(1))[0])
     return _result("table8", "GReDP over the clipping norm", rows, request)
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import torch
 
+from ..accounting import shown_bound
 from ..mechanisms import RandomizedResponse
 from ..mechanisms.randomized_response import survey as simulated
 from ..ops import update
@@ -52,7 +53,7 @@ def channels(request: Request) -> Result:
             rows.append(
                 Row(
                     item="channels",
-                    setting=f"{k} categories, epsilon {epsilon:g}",
+                    setting=f"{k} categories, epsilon {shown_bound(epsilon)}",
                     quantity=quantity,
                     published=published,
                     ours=ours,
@@ -82,7 +83,7 @@ def estimator(request: Request) -> Result:
         rows += [
             _row(
                 "estimator",
-                f"{k} categories, epsilon {epsilon:g}, {people} people",
+                f"{k} categories, epsilon {shown_bound(epsilon)}, {people} people",
                 quantity,
                 ours,
                 mechanism,
@@ -122,14 +123,14 @@ def survey(request: Request) -> Result:
             rows.append(
                 _row(
                     "survey",
-                    f"epsilon {epsilon:g}, {n} people, 30 % say yes",
+                    f"epsilon {shown_bound(epsilon)}, {n} people, 30 % say yes",
                     "root mean square error of the share",
                     errors[-1],
                     mechanism,
                     f"theory {expected:.4g}",
                 )
             )
-        lines.append(Line(label=f"epsilon {epsilon:g}", x=sizes, y=errors))
+        lines.append(Line(label=f"epsilon {shown_bound(epsilon)}", x=sizes, y=errors))
     panel = Panel(
         title="error of the share",
         x_label="people",
@@ -151,7 +152,7 @@ def labels(request: Request) -> Result:
         accuracies = [_trained(mechanism, found, seed) for seed in range(seeds)]
         row = _row(
             "labels",
-            f"linear model, {found.classes} classes, epsilon {epsilon:g}",
+            f"linear model, {found.classes} classes, epsilon {shown_bound(epsilon)}",
             "accuracy %",
             sum(accuracies) / seeds,
             mechanism,

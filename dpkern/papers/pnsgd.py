@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..accounting import events
+from ..accounting import events, shown_bound
 from ..engine.sampling import make_batches
 from ..mechanisms import ProjectedSGD
 from ..ops.update import SGD, Ball
@@ -76,7 +76,7 @@ def rules(request: Request) -> Result:
                 rows.append(
                     Row(
                         item="rules",
-                        setting=f"n {n}, sigma for epsilon {target:g}, rule {rule}",
+                        setting=f"n {n}, sigma for epsilon {shown_bound(target)}, rule {rule}",
                         quantity="epsilon",
                         published=target if rule == "notes" else None,
                         ours=pnsgd.pnsgd_epsilon(sigma, n, LIPSCHITZ, DELTA, rule=rule),

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..accounting import shown_bound
 from ..cost import autoencoder, processors
 from .intervals import interval
 from .result import Line, Panel, Result, Row
@@ -93,14 +94,14 @@ def fig2(request: Request) -> Result:
                     for c in cells
                     if (c.sigma, c.epsilon, c.name) == (sigma, epsilon, name)
                 ]
-                lines.append(curve(f"{name}, epsilon {epsilon:g}", CONSTANTS, mine))
+                lines.append(curve(f"{name}, epsilon {shown_bound(epsilon)}", CONSTANTS, mine))
                 accuracy = lines[-1].y
                 rows.append(_plateau(where, mine[-1], accuracy))
                 rows += [one.row("fig2", where) for one in mine]
             level = found[Cell(name=BASELINE, epsilon=epsilon, sigma=sigma)]
             rows.append(level.row("fig2", where, setting=f"{level.cell.label}: takes no constant"))
             y = [level.mean.mean] * len(CONSTANTS)
-            label = f"{BASELINE}, epsilon {epsilon:g}"
+            label = f"{BASELINE}, epsilon {shown_bound(epsilon)}"
             lines.append(Line(label=label, x=CONSTANTS, y=y, level=True))
         panels.append(Panel(title=condition(sigma), x_label="c", y_label="accuracy %", lines=lines))
     rows.sort(key=lambda row: row.quantity != "plateau begins at c")
@@ -236,7 +237,7 @@ def _gain(where: Experiment, found: Mapping[Cell, Found], sigma: float) -> tuple
                 spread=half if math.isfinite(half) else None,
                 data=where.data,
                 seeds=where.runs,
-                note=f"mean over epsilon {', '.join(f'{e:g}' for e in EPSILONS)}",
+                note=f"mean over epsilon {', '.join(shown_bound(e) for e in EPSILONS)}",
             )
         )
     return rows, _verdict(found, sigma, float(rows[0].ours or 0.0), rows[0].spread or math.inf)

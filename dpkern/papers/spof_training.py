@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from ..accounting import shown_bound
 from ..mechanisms import FM, SPOF, OutputSGD
 from ..mechanisms.functional import Functional
 from ..objective import Method, NonPrivate, Schedule, Training, records
@@ -159,7 +160,7 @@ class Cell:
         """For rows and the progress bar."""
         parts = [self.name]
         if self.name != NON_PRIVATE:
-            parts.append(f"epsilon {self.epsilon:g}")
+            parts.append(f"epsilon {shown_bound(self.epsilon)}")
         if self.constant != CONSTANT:
             parts.append(f"c {self.constant:g}")
         if self.rate != LEARNING_RATE:

@@ -1,4 +1,4 @@
-"""An audit's findings as a report: three numbers, the tests behind them, the checks, two figures.
+"""An audit's findings as a report: verdicts, the tests behind them, the checks, two figures.
 
 The trade-off figure has both error rates on the scale of the normal quantile, where a Gaussian
 promise is a straight line of slope -1 and its distance from the origin says mu / sqrt(2).
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import NormalDist
 
+from ..accounting import shown_lower_bound
+from ..accounting.shown import LowerBound, UpperBound, shown_exactly
 from ..audit.claims import Claim, Nothing
-from ..audit.findings import LAYERS, Evidence, Findings
+from ..audit.findings import LAYERS, Evidence, Findings, lower_epsilon
 from ..cost.report import Figure, Mark, Report, Series, Table
 
 NORMAL = NormalDist()
@@ -53,64 +55,97 @@ def report(findings: Findings) -> Report:
 
 
 def _numbers(findings: Findings) -> Table:
-    delta = findings.delta
-    rows: list[list[str | float | None]] = [
-        ["claimed", "at most", claim.text, claim.mu, claim.epsilon(delta)]
-        if name == "claimed"
-        else [name, "at most, proved", claim.text, claim.mu, claim.epsilon(delta)]
-        for name, claim in (("claimed", findings.claimed), ("certified", findings.certified))
-    ]
-    if findings.evidence:
-        shown = "a test exists that is this good"
-        rows.append(["audited", "at least", shown, findings.mu_lower, findings.epsilon_lower])
+    """One row for each promise, with the one test that says most against it."""
+    rows: list[list[str | float | None]] = []
+    for name, claim in (("claimed", findings.claimed), ("certified", findings.certified)):
+        stated = UpperBound(claim.epsilon(findings.delta))
+        best = findings.strongest(claim)
+        if best is None:
+            rows.append(["not tested", name, claim.text, stated, None, None, None])
+            continue
+        verdict = "CONTRADICTED" if best.contradicts(claim) else "consistent"
+        shown = best.shows(claim, findings.delta)
+        rows.append(
+            [
+                "nothing promised" if isinstance(claim, Nothing) else verdict,
+                *(name, claim.text, stated),
+                *(shown.lower_text, _lower(shown, findings.delta), best.pair),
+            ]
+        )
     return Table(
-        title="Three numbers of one call",
-        columns=("number", "bounds it", "as stated", "mu", f"epsilon at delta {delta:g}"),
+        title="Each promise and the strongest test against it",
+        columns=("verdict", "promise", "at most", "epsilon ≤", "at least", "epsilon ≥", "test"),
         rows=rows,
         note="Nothing was run: what is asked here shows in no output."
         if not findings.total_runs
-        else f"Audited: {findings.runs:,} fresh runs of each side of each pair, "
+        else "A test contradicts a promise if it shows more. What it shows is written in the "
+        "promise's own terms; both become the epsilon at delta "
+        f"{shown_exactly(findings.delta)} by the same formula. "
+        f"{findings.runs:,} fresh runs of each side of each pair, "
         f"{findings.total_runs:,} runs in {findings.seconds:.3g} s; all statistical statements "
         f"hold together with confidence {findings.confidence:g}.",
     )
+
+
+def _lower(shown: Claim, delta: float) -> LowerBound | None:
+    epsilon = lower_epsilon(shown, delta)
+    return None if epsilon is None else LowerBound(epsilon)
 
 
 def _tests(findings: Findings) -> Table:
     best: dict[str, Evidence] = {}
     for found in _strongest_first(findings):
         best.setdefault(found.pair, found)
-    rows: list[list[str | float]] = [
-        [
-            *(found.pair, found.layer, found.false_positives, found.false_negatives),
-            *(found.mu_lower, found.epsilon_lower, _verdict(found, findings)),
-        ]
-        for found in best.values()
-    ]
+    rows: list[list[str | float | None]] = []
+    for found in best.values():
+        shown = found.shows(_judged(found, findings), findings.delta)
+        mu = None if shown.mu is None else LowerBound(shown.mu)
+        rows.append(
+            [
+                *(_verdict(found, findings), found.pair, found.layer),
+                *(found.false_positives, found.false_negatives),
+                *(mu, _lower(shown, findings.delta)),
+            ]
+        )
+    columns = ["verdict", "neighbours", "layer", "false pos.", "false neg.", "mu ≥", "epsilon ≥"]
+    if all(row[5] is None for row in rows):
+        del columns[5]
+        rows = [[*row[:5], row[6]] for row in rows]
     return Table(
         title="The strongest test of each pair of neighbours",
-        columns=(
-            *("neighbours", "layer", "false pos.", "false neg."),
-            *("mu ≥", "epsilon ≥", "verdict"),
-        ),
+        columns=columns,
         rows=rows,
         note=f"{len(findings.evidence)} tests share the confidence, each counted in "
         f"{findings.runs:,} runs without and as many with the record. A false positive says that "
-        "the record was there when it was not.",
+        "the record was there when it was not."
+        + (
+            f" Epsilon is that of mu. Counted without a promise it is at least "
+            f"{shown_lower_bound(findings.epsilon_lower)} at delta {shown_exactly(findings.delta)}."
+            if len(columns) == 7
+            else ""
+        ),
     )
 
 
 def _strongest_first(findings: Findings) -> list[Evidence]:
-    """By mu where a promise has one, else by epsilon."""
+    """Tests that contradict a promise, then the others, each by the number that they show."""
 
-    def strength(found: Evidence) -> tuple[float, float]:
-        bounds = (found.mu_lower, found.epsilon_lower)
-        return bounds if _gaussian(findings) else bounds[::-1]
+    def strength(found: Evidence) -> tuple[bool, bool, float, float]:
+        shown = found.shows(_judged(found, findings), findings.delta)
+        contradicted = (
+            found.contradicts(promise) for promise in (findings.certified, findings.claimed)
+        )
+        return (*contradicted, shown.number, found.epsilon_lower)  # type: ignore[return-value]
 
     return sorted(findings.evidence, key=strength, reverse=True)
 
 
-def _gaussian(findings: Findings) -> bool:
-    return findings.claimed.mu is not None or findings.certified.mu is not None
+def _judged(found: Evidence, findings: Findings) -> Claim:
+    """The promise in whose terms a test is written: one that it contradicts, else the first."""
+    claimed, certified = findings.claimed, findings.certified
+    if found.contradicts(certified) or isinstance(claimed, Nothing):
+        return certified
+    return claimed
 
 
 def _verdict(found: Evidence, findings: Findings) -> str:
@@ -156,6 +191,7 @@ def _tradeoff(findings: Findings) -> Figure | None:
         return None
     floor = _floor(tests)
     best = tests[0]
+    shown = best.shows(_judged(best, findings), findings.delta)
     corners = [(_drawn(t.fpr_upper, floor), _drawn(t.fnr_upper, floor), t) for t in tests]
     series = [_curve(name, claim, floor) for name, claim in _promises(findings)]
     points = [
@@ -182,9 +218,7 @@ def _tradeoff(findings: Findings) -> Figure | None:
             Mark(
                 x=_drawn(best.fpr_upper, floor),
                 y=_drawn(best.fnr_upper, floor),
-                text=f"{best.pair}: mu ≥ {best.mu_lower:.3g}"
-                if _gaussian(findings)
-                else f"{best.pair}: epsilon ≥ {best.epsilon_lower:.3g}",
+                text=f"{best.pair}: {shown.written(_at_least)}",
             )
         ],
         probit=True,
@@ -198,6 +232,10 @@ def _tradeoff(findings: Findings) -> Figure | None:
             for x, y, test in corners
         ],
     )
+
+
+def _at_least(value: float) -> str:
+    return f"≥ {shown_lower_bound(value)}"
 
 
 def _promises(findings: Findings) -> list[tuple[str, Claim]]:

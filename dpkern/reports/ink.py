@@ -11,6 +11,8 @@ import math
 import re
 import textwrap
 
+from ..accounting.shown import Bound
+
 INK = "#1b1f24"
 MUTED = "#5b6470"
 GRID = "#e4e7eb"
@@ -75,6 +77,12 @@ def power(value: float, digits: int = 2) -> str:
     """``1.2 × 10⁻⁵``."""
     mantissa, exponent = f"{value:.{digits}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return scientific(f"{mantissa}e{exponent}")
+
+
+def scientific(text: str) -> str:
+    """``1.2345e-05`` as ``1.2345 × 10⁻⁵``, with all its digits."""
+    mantissa, exponent = text.split("e")
     raised = "10" + str(int(exponent)).translate(_SUPERSCRIPT)
     if mantissa in ("1", "-1"):
         return raised if mantissa == "1" else f"−{raised}"
@@ -115,11 +123,14 @@ def minus(number: str) -> str:
 
 
 def cell(value: str | int | float | None) -> str:
-    """A cell of a table: whole numbers in full, others with four digits."""
+    """A cell of a table: whole numbers in full, bounds on their side, others with four digits."""
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
+    if isinstance(value, Bound):
+        text = value.shown()
+        return scientific(text) if "e" in text else minus(text)
     if isinstance(value, (bool, int)):
         return str(value) if isinstance(value, bool) else minus(f"{value:,}")
     if not math.isfinite(value) or value == 0:

@@ -54,8 +54,13 @@ def page(report: Report) -> str:
 
 def tied(text: str) -> str:
     """A sentence as in print, also 6.6e-06; no line ends within ``n = 14`` or before ``%``."""
-    text = _SCIENTIFIC.sub(lambda found: ink.cell(float(found[0])), text)
+    text = _SCIENTIFIC.sub(_in_print, text)
     return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
+
+
+def _in_print(found: re.Match[str]) -> str:
+    """Small numbers keep their digits: a bound has been rounded to its side before."""
+    return ink.scientific(found[0]) if "e-" in found[0] else ink.cell(float(found[0]))
 
 
 def _source(name: str) -> str:

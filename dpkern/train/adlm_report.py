@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..mechanisms import AdLM
-from .display import Shown
+from .display import Shown, upper
 from .objective_report import title
 from .report import Drawn
 
@@ -59,7 +59,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
                 "held-out accuracy",
                 f"{summary['test_accuracy']:.2f} % of {public['heldout_rows']} rows",
             ),
-            *((f"epsilon of {name}", cost) for name, cost in parts),
+            *((f"epsilon of {name}", upper(cost)) for name, cost in parts),
         ),
         settings=(
             ("relation", summary["relation"]),

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from .._threads import torch_threads
 from .._validate import require
+from ..accounting import delta_warning
 from ..errors import InvalidInput, PrivacyError
 from . import checkpoint, display, files, report
 from .machine import backend_in_use, environment
@@ -228,6 +229,7 @@ class BaseSession(ABC, Generic[P, M, E]):
             "statement": report.statement(facts, certificate),
             **facts,
             **{name: certificate[name] for name in report.CERTIFIED},
+            "warnings": self.privacy_warnings(certificate),
             **measured,
             "seconds": round(self.steps.seconds, 3),
             "report": self.out / files.REPORT,
@@ -241,6 +243,21 @@ class BaseSession(ABC, Generic[P, M, E]):
         }
         ready: dict[str, Any] = report.plain(summary)
         return ready
+
+    @property
+    def protected_records(self) -> int:
+        """Number of records that are protected."""
+        return int(self.public_facts()["training_rows"])
+
+    def privacy_warnings(self, certificate: Mapping[str, Any] | None = None) -> list[str]:
+        """What makes the guarantee say less than its numbers seem to; known before training.
+
+        Args:
+            certificate: of the run; None: as it stands now.
+        """
+        known = self._facts()["certificate"] if certificate is None else certificate
+        found = delta_warning(known["delta"], dataset_size=self.protected_records)
+        return [] if found is None else [found]
 
     def show(self, console: Console, summary: Mapping[str, Any]) -> None:
         """Print the end of a run as a table."""

@@ -12,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..accounting import shown_bound, shown_lower_bound
+from ..accounting.shown import Bound
+
 
 class Watched(Protocol):
     """A session, as a progress bar sees it."""
@@ -57,8 +60,15 @@ def watching(session: Watched, console: Console) -> Iterator[Watch]:
 
 
 def number(value: Any) -> str:
-    """Numbers with five digits, everything else as it is."""
+    """Numbers with five digits, bounds rounded to their side, everything else as it is."""
+    if isinstance(value, Bound):
+        return value.shown()
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def upper(value: float | str | None) -> str | None:
+    """An upper bound of a summary as text; None where there is none."""
+    return None if value is None else shown_bound(value)
 
 
 def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -> None:
@@ -69,6 +79,12 @@ def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -
     for name, value in rows:
         table.add_row(name, number(value))
     console.print(table, markup=False, highlight=False)
+
+
+def print_warnings(console: Console, texts: Iterable[str]) -> None:
+    """One line for each; whole, whatever the width."""
+    for text in texts:
+        console.print(Text(f"Warning: {text}", style="yellow"), soft_wrap=True)
 
 
 def print_findings(
@@ -120,8 +136,9 @@ def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) ->
         ("claim", summary["claim"]),
         ("privacy", summary["statement"]),
         *shown.results,
-        ("epsilon if seed secret", summary.get("epsilon_if_seed_secret")),
-        ("delta", summary["delta"]),
+        ("epsilon if seed secret", upper(summary.get("epsilon_if_seed_secret"))),
+        ("delta", upper(summary["delta"])),
+        *(("warning", text) for text in summary["warnings"]),
         *shown.settings,
         ("seconds", f"{summary['seconds']:.1f}"),
         ("report", summary["report"]),
@@ -137,13 +154,23 @@ def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) ->
 
 def epsilons(summary: Mapping[str, Any]) -> str:
     """Whose number is which; an infinite one, and a step that was not audited, in words."""
-    claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
-    proved = "non-private" if certified == "inf" else number(certified)
-    shown, target = summary.get("epsilon_audited"), summary.get("calibrated_to")
-    audited = "not audited" if shown is None else f"audited {number(shown)}"
-    return f"claimed {number(claimed)} | certified {proved} | {audited}" + (
-        f" (noise calibrated to the {target} one)" if target else ""
-    )
+    certified, target = summary["epsilon_certified"], summary.get("calibrated_to")
+    proved = "non-private" if certified == "inf" else shown_bound(certified)
+    text = f"claimed {shown_bound(summary['epsilon_claimed'])} | certified {proved} | "
+    return text + _audited(summary) + (f" (noise calibrated to the {target} one)" if target else "")
+
+
+def _audited(summary: Mapping[str, Any]) -> str:
+    """The lower bound, converted to a run as claim and certificate are; its other form after it."""
+    counted = summary.get("epsilon_audited")
+    if counted is None:
+        return "not audited"
+    audit = summary["audit"]
+    verdict = " (claim contradicted)" if audit["contradicts_claim"] else ""
+    if audit["epsilon_if_gaussian"] is None:
+        return f"audited {shown_lower_bound(counted)}{verdict}"
+    gaussian = shown_lower_bound(audit["epsilon_if_gaussian"])
+    return f"audited {gaussian} if Gaussian, else {shown_lower_bound(counted)}{verdict}"
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .display import Shown
+from ..accounting import shown_bound, shown_lower_bound
+from ..accounting.shown import Bound, LowerBound, UpperBound
+from .display import Shown, upper
 from .report import Drawn
 
 DIAGNOSTICS_NOTE = "not covered by epsilon"
@@ -43,11 +45,17 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
     model, source = summary["options"]["model"], summary["public"]["data"]
     seeded = summary["options"]["unsafe_seed"] is not None
     epsilon = "epsilon if the seed were secret" if seeded else "certified epsilon"
-    claimed = summary["epsilon_claimed"] if summary["mode"] == "published" else None
-    levels = {"claimed": claimed, "audited": summary["epsilon_audited"]}
+    levels: dict[str, Bound] = {}
+    claimed, audited = summary["epsilon_claimed"], summary["epsilon_audited"]
+    if summary["mode"] == "published" and isinstance(claimed, float):
+        levels["claimed"] = UpperBound(claimed)
+    if isinstance(audited, float):
+        as_claimed = summary["audit"]["epsilon_if_gaussian"]
+        levels["audited"] = LowerBound(audited if as_claimed is None else as_claimed)
+    delta = shown_bound(summary["delta"])
     return Drawn(
-        levels={epsilon: {n: v for n, v in levels.items() if isinstance(v, float)}},
-        title=f"{model} on {source}, {summary['mechanism']}, delta = {summary['delta']:g}",
+        levels={epsilon: levels},
+        title=f"{model} on {source}, {summary['mechanism']}, delta = {delta}",
         panels={
             "held-out loss": [epoch.heldout_loss for epoch in history],
             "held-out accuracy": [epoch.heldout_accuracy for epoch in history],
@@ -83,7 +91,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
             ("accountant", summary["accountant"]),
             ("certified for", summary["certified_for"]),
             ("mechanism", f"{summary['mechanism']}, {summary['mode']}, {summary['clipping']} clip"),
-            ("noise multiplier", summary["noise_multiplier"]),
+            ("noise multiplier", upper(summary["noise_multiplier"])),
             ("max grad norm", summary["max_grad_norm"]),
             ("sample rate", f"{summary['sample_rate']:.5g} of {public['training_rows']} rows"),
             ("steps", summary["steps"]),
@@ -98,8 +106,6 @@ def shown(summary: Mapping[str, Any]) -> Shown:
 def _audit(audit: Mapping[str, Any]) -> str:
     """What the audit of a run's step has shown."""
     mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
-    text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu {mu:.3g}"
-    text += "" if proved is None else f" at least, {proved:.3g} at most"
-    if audit["epsilon_if_gaussian"] is not None:
-        text += f"; if its noise is Gaussian, epsilon >= {audit['epsilon_if_gaussian']:.3g}"
-    return text
+    text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu "
+    text += f"{shown_lower_bound(mu)} at least"
+    return text if proved is None else f"{text}, {shown_bound(proved)} at most"

@@ -134,6 +134,12 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
         """The trainer of the one run."""
         return self.steps.training
 
+    @property
+    def protected_records(self) -> int:
+        """Number of records of all users."""
+        public = self.public_facts()
+        return int(public["users"] * public["records_per_user"])
+
     def describe(self, epoch: Reconstruction) -> str:
         """One line on the run after an epoch, for a progress bar."""
         text = f"held-out accuracy {epoch.heldout_accuracy:.2f} %, mse {epoch.heldout_mse:.4f}"

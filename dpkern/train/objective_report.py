@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..accounting import shown_bound
 from ..mechanisms.functional import Functional
 from ..objective.records import Records
 from ..objective.spof import Training
-from .display import Shown, number
+from .display import Shown, upper
 from .report import Drawn
 
 
@@ -54,7 +55,7 @@ def title(summary: Mapping[str, Any]) -> str:
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
     return (
         f"{summary['mechanism']}, {summary['mode']}, on {summary['public']['data']}: "
-        f"claimed epsilon {number(claimed)}, certified {number(certified)}"
+        f"claimed epsilon {shown_bound(claimed)}, certified {shown_bound(certified)}"
     )
 
 
@@ -84,7 +85,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
         results=(
             ("held-out accuracy", f"{summary['test_accuracy']:.2f} %"),
             ("held-out errors", f"mse {summary['test_mse']:.5g}, bce {summary['test_bce']:.5g}"),
-            *((name.replace("_", " "), summary.get(name)) for name in others),
+            *((name.replace("_", " "), upper(summary.get(name))) for name in others),
         ),
         settings=(
             ("relation", summary["relation"]),

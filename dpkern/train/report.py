@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .._validate import require
+from ..accounting import shown_bound
+from ..accounting.shown import Bound
 from .files import write_atomically
 
 CERTIFIED = ("delta", "relation", "accountant", "certified_for")
@@ -28,14 +30,15 @@ class Drawn:
 
     title: str
     panels: Mapping[str, Sequence[float | None]]
-    levels: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    levels: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
 
 
 def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
     """The privacy of a run in one sentence."""
     epsilon, delta = certificate["epsilon"], certificate["delta"]
     if epsilon != "inf":
-        what = f"({epsilon:.4g}, {delta:g})" if delta else f"{epsilon:.4g}"
+        what = shown_bound(epsilon)
+        what = f"({what}, {shown_bound(delta)})" if delta else what
         return (
             f"{what}-differentially private: {certificate['relation']}, "
             f"for {certificate['certified_for']}"
@@ -101,7 +104,7 @@ def write_figure(path: Path, history: Sequence[Any], drawn: Drawn) -> None:
             axes.axhline(level, linestyle="--", color="0.4")
             # Above its line, at the right end of the axes.
             where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "bottom"}
-            axes.text(0.98, level, f"{name} {level:.3g}", **where)
+            axes.text(0.98, level, f"{name} {level.shown()}", **where)
         if diverged or not known:
             text = "infinite" if any(value is not None for value in values) else "spent at once"
             text = "diverged" if diverged else text

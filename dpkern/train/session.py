@@ -222,9 +222,9 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         """One line on the run after an epoch, for a progress bar."""
         text = f"held-out loss {epoch.heldout_loss:.3f}, accuracy {epoch.heldout_accuracy:.1%}"
         known = [past for past in self.history if past.shown_epsilon is not None]
-        if known:
+        if known and known[-1].shown_epsilon is not None:
             secret = " if seed secret" if known[-1].epsilon_if_seed_secret is not None else ""
-            text += f"; epsilon{secret} {known[-1].shown_epsilon:.3f}"
+            text += f"; epsilon{secret} {accounting.shown_bound(known[-1].shown_epsilon)}"
         if self.options.run.diagnostics:
             loss = self.training.diagnostics.training_loss[-1]
             text += f", training loss {loss:.3f} ({DIAGNOSTICS_NOTE})"

@@ -62,7 +62,7 @@ class Point:
     def __str__(self) -> str:
         return (
             f"{self.reference}-{self.relation}-{self.family}{self.noise_multiplier:g}"
-            f"-q{self.sample_rate:g}-T{self.steps}-{self.delta:g}"
+            f"-q{self.sample_rate:g}-T{self.steps}-{self.delta}"
         )
 
     def certified(self) -> accounting.Certificate:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from dpkern.accounting import shown_lower_bound
 from dpkern.audit.auditing import run as audit
 from dpkern.audit.findings import Findings
 from dpkern.audit.subject import Pair
@@ -207,7 +208,12 @@ def markdown(figures: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for row in figures["broken"]:
-        cells = (row["name"], row["claimed"], number(row["shown"]), number(row["truth"]))
+        cells = (
+            row["name"],
+            row["claimed"],
+            shown_lower_bound(row["shown"], 4),
+            number(row["truth"]),
+        )
         layers = ", ".join(row["layers"]) or "NONE"
         lines.append(f"| {' | '.join(cells)} | {layers} | {row['runs']} | {row['seconds']:.2f} |")
     sound = figures["controls"]
@@ -233,7 +239,7 @@ def markdown(figures: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row['name']} | {row['runs']} | {row['unit']} {number(row['shown'])} | "
+        f"| {row['name']} | {row['runs']} | {row['unit']} {shown_lower_bound(row['shown'], 4)} | "
         f"{number(row['truth'])} | {row['ratio']:.3f} | {number(row['asked'])} | "
         f"{row['seconds']:.2f} |"
         for row in figures["tightness"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dpkern.accounting import shown_bound, shown_lower_bound
 from dpkern.audit import bits
 from dpkern.audit import run as run_audit
 from dpkern.audit.bounds import epsilon_lower, rate_upper
@@ -108,7 +109,9 @@ def run(n: int = 2_000_000) -> dict[str, Any]:
 def headline(figures: dict[str, Any]) -> str:
     """One line for the table."""
     seen = {name: found["epsilon_lower"] for name, found in figures["event"].items()}
-    events = ", ".join(f"{name} epsilon >= {bound:.3g}" for name, bound in seen.items())
+    events = ", ".join(
+        f"{name} epsilon >= {shown_lower_bound(bound)}" for name, bound in seen.items()
+    )
     worst = max(found["epsilon_lower"] for found in figures["ours"].values())
     claimed = min(found["claimed"] for found in figures["ours"].values())
-    return f"{events}; dpkern >= {worst:.3g} of {claimed:.3g}"
+    return f"{events}; dpkern >= {shown_lower_bound(worst)} of {shown_bound(claimed)}"
