@@ -37,7 +37,7 @@ def file_at(name: str, path: object) -> Path:
         given = os.fsdecode(path)  # type: ignore[arg-type]
         # A link keeps its place: its target is replaced.
         target = Path(os.path.realpath(given))
-        other = target.exists() and not target.is_file()
+        other = target.is_symlink() or (target.exists() and not target.is_file())
     except (TypeError, ValueError) as error:
         raise InvalidInput(
             name,
@@ -48,7 +48,8 @@ def file_at(name: str, path: object) -> Path:
     except OSError as error:
         raise unusable(name, given, error, "Name a file that can be reached.") from error
     if other or given.endswith(os.sep):
-        found = "a folder" if target.is_dir() or not other else "a device or pipe"
+        folder = target.is_dir() or not other
+        found = "a folder" if folder else "a device, a pipe or a link in a circle"
         raise InvalidInput(
             name,
             expected="the path of a regular file",
