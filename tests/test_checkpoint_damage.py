@@ -10,12 +10,15 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from dpkern import _sealed
 from dpkern.errors import DPKernError, InvalidInput, PrivacyError
+from dpkern.mechanisms.memory import Memory
+from dpkern.ops import update
 from tests.damage import Saved, cuts, flipped, flips
 from tests.engine_run import Run
 
@@ -346,3 +349,25 @@ def test_one_flip_in_a_training_checkpoint_is_refused(tmp_path: Path) -> None:
     path.write_bytes(flipped(content, 0))
     with pytest.raises(DPKernError):
         checkpoint.read(path)
+
+
+def test_each_state_checks_types_on_its_own(saved: Saved) -> None:
+    state = saved.first.loader.state_dict()
+    for wrong in (Slow(1.0), 1.5, "1", [1], torch.ones(2)):
+        with pytest.raises(InvalidInput, match=r"^state"):
+            saved.run.loader.load_state_dict(state | {"ranks": wrong})
+    for held in (Memory({"m": [torch.ones(2)]}), update.State(0, {"m": [torch.ones(2)]})):
+        state = held.state_dict()
+        for wrong in (torch.ones(2).double(), torch.ones(2, device="meta"), torch.ones(1), 3):
+            bad = {"m": [wrong]}
+            with pytest.raises(InvalidInput, match="dtypes"):
+                held.load_state_dict(bad if "m" in state else state | {"buffers": bad})
+    saved.run.engine.check_state(saved.first.engine.state_dict())
+
+
+def test_states_of_numpy_numbers_are_plain(tmp_path: Path) -> None:
+    run, other = (Run(noise_multiplier=np.float64(1.5)) for _ in range(2))
+    run.train(most=1)
+    run.engine.save_checkpoint(path=tmp_path / "run.pt", module=run.module)
+    other.engine.load_checkpoint(path=tmp_path / "run.pt", module=other.module)
+    assert other.engine.step.steps == 1
