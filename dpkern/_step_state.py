@@ -63,7 +63,11 @@ class CheckedState:
 
 def load(step: DPStep, state: Mapping[str, Any]) -> None:
     """Continue from ``state``; see ``DPStep.load_state_dict``."""
-    checked = check_state(step, state)
+    apply(step, check_state(step, state))
+
+
+def apply(step: DPStep, checked: CheckedState) -> None:
+    """Put a state into the step that it was checked for."""
     if step.optimizer_state is not None:
         step.optimizer_state.load_state_dict(checked.optimizer)
     if step.memory is not None:

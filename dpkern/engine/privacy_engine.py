@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from .. import _validate as check
 from .. import accounting
 from .._step_source import refuse_shards
-from .._step_state import check_state
+from .._step_state import CheckedState, apply, check_state
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule, brief
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
@@ -388,18 +388,18 @@ class PrivacyEngine:
             InvalidInput: the state of another run; nothing has been changed.
             PrivacyError: this engine has samples or steps of its own; nothing has been changed.
         """
-        self.check_state(state)
+        checked = self.check_state(state)
         _, private, adapter, loader = self._made()
-        private.load_state_dict(state["step"])
+        apply(private, checked)
         if loader is not None:
             loader.load_state_dict(state["loader"])
         adapter.show()
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Whether ``load_state_dict`` would accept this; changes nothing.
+    def check_state(self, state: Mapping[str, Any]) -> CheckedState:
+        """Return the step's part of a state that ``load_state_dict`` accepts; changes nothing.
 
         Raises:
-            InvalidInput, PrivacyError: it would not.
+            InvalidInput, PrivacyError: it would refuse the state.
         """
         capture, private, _, loader = self._made()
         if capture.captured:
@@ -421,7 +421,7 @@ class PrivacyEngine:
             )
         if loader is not None:
             loader.check_state(state["loader"])
-        check_state(private, state["step"])
+        return check_state(private, state["step"])
 
     def save_checkpoint(
         self,
