@@ -11,7 +11,7 @@ import torch
 
 from . import _validate as check
 from ._step_release_checks import check_kinds, check_norms, check_raw
-from .errors import InvalidInput, PrivacyError
+from .errors import InvalidInput, PrivacyError, brief
 from .mechanisms.base import Mechanism
 from .mechanisms.plan import Plan
 from .ops import clip, noise, update
@@ -95,7 +95,7 @@ def check_updates(
             raise InvalidInput(
                 f"updates[{k}]",
                 expected="(indices, an ops.update rule, its State)",
-                got=repr(group)[:80],
+                got=brief(group),
                 remedy="Leave parameters out to get their noisy gradients back.",
             )
         indices = tuple(group[0])

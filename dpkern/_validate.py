@@ -7,14 +7,15 @@ Tensors are checked in the order type, layout, shape, dtype, device, contiguity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from .errors import InvalidInput, MissingDependency
+from .errors import InvalidInput, MissingDependency, brief
 
 _REMEDY_NUMBER = "Pass a finite Python number."
 
@@ -171,6 +172,83 @@ def tensor_at(
             remedy="Call .contiguous() first.",
         )
     return got
+
+
+def same_kind(saved: object, mine: torch.Tensor) -> bool:
+    """Whether ``mine.copy_(saved)`` keeps every value: a tensor of its shape, dtype and layout."""
+    return (
+        isinstance(saved, torch.Tensor)
+        and saved.shape == mine.shape
+        and saved.dtype is mine.dtype
+        and saved.layout is mine.layout
+        and (mine.is_meta or not saved.is_meta)
+    )
+
+
+_LEAVES = {str, int, float, bool, type(None)}
+_MAX_DEPTH = 50
+_MAX_VALUES = 10_000_000
+
+
+def plain_values(name: str, got: object, *, tensors: Collection[str] = ()) -> None:
+    """Refuse a saved state that holds anything but plain values, or more than can be looked at.
+
+    After this check comparisons, loops and messages are safe: no foreign ``__eq__`` or ``__repr__``
+    runs, and what a list repeats was counted as often as it stands there.
+
+    Args:
+        name: of the state, for the message.
+        got: dicts with strings as keys, lists and tuples of ``str, int, float, bool, None``.
+        tensors: keys below which tensors may stand too.
+
+    Raises:
+        InvalidInput: another type, more than 50 levels or 10^7 values.
+    """
+    sizes: dict[tuple[int, bool], int] = {}
+
+    def refuse(what: str) -> InvalidInput:
+        return InvalidInput(
+            name,
+            expected="plain values, as state_dict() returns them",
+            got=what,
+            remedy="Pass what state_dict() returned.",
+        )
+
+    def size(value: object, depth: int, with_tensors: bool) -> int:
+        kind = type(value)
+        if kind in _LEAVES or (with_tensors and isinstance(value, torch.Tensor)):
+            return 1
+        if kind not in (dict, OrderedDict, list, tuple):
+            raise refuse(f"a {kind.__name__} in it")
+        if depth == _MAX_DEPTH:
+            raise refuse(f"more than {_MAX_DEPTH} levels")
+        seen = id(value), with_tensors
+        if seen not in sizes:
+            if isinstance(value, dict):
+                foreign = [key for key in value if type(key) is not str]
+                if foreign:
+                    raise refuse(f"the key {brief(foreign[0])}")
+                parts = [(part, with_tensors or key in tensors) for key, part in value.items()]
+            else:
+                items: Sequence[object] = value  # type: ignore[assignment]
+                parts = [(part, with_tensors) for part in items]
+            sizes[seen] = 1 + sum(size(part, depth + 1, may) for part, may in parts)
+        return sizes[seen]
+
+    if size(got, 0, False) > _MAX_VALUES:
+        raise refuse(f"more than {_MAX_VALUES} values")
+
+
+def plain_copy(value: Any) -> Any:
+    """Return the value with built-in types for NumPy's floats and other subclasses of theirs."""
+    if isinstance(value, Mapping):
+        return {key: plain_copy(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain_copy(part) for part in value)
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def one_each(name: str, got: Sequence[object], count: int) -> None:

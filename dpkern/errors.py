@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import reprlib
 from functools import partial
 from typing import Any
+
+
+class _Brief(reprlib.Repr):
+    """Short text of any value, made in a time that does not grow with the value."""
+
+    maxlevel = 2
+    maxother = maxstring = 60
+
+    def repr_int(self, value: int, level: int) -> str:
+        # Longer ones have no decimal form (sys.set_int_max_str_digits).
+        return super().repr_int(value, level) if value.bit_length() < 1 << 10 else "a huge int"
+
+
+def brief(value: object) -> str:
+    """Return at most 120 characters that show the value, whatever it is."""
+    return _Brief().repr(value)[:120]
 
 
 class DPKernError(Exception):
@@ -19,13 +36,20 @@ class DPKernError(Exception):
     def __init__(self, name: str, *, expected: str, got: object, remedy: str) -> None:
         self.name = name
         self.expected = expected
-        self.got = got if isinstance(got, str) else repr(got)
+        self.got = got if isinstance(got, str) else _shown(got)
         self.remedy = remedy
         super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By its fields: an error of another process must arrive as what it is."""
         return partial(type(self), **vars(self)), (self.name,)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # a huge int, or lists in lists without end
+        return brief(value)
 
 
 class InvalidInput(DPKernError):

@@ -223,7 +223,7 @@ def leaves(spec: Mapping[str, Any], count: int = 1) -> tuple[Leaf, ...]:
     """
     try:
         found = _flatten(spec, count)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _bad_spec(spec) from error
     totals: dict[Leaf, int] = {}
     for leaf in found:
@@ -237,6 +237,8 @@ def _flatten(spec: Mapping[str, Any], count: int) -> list[Leaf]:
     if name == _NO_OP or count == 0:
         return []
     if name == _REPEATED:
+        if not isinstance(spec["count"], int):
+            raise ValueError("a count is a whole number")
         return _flatten(spec["event_of"], count * spec["count"])
     if name == _COMPOSED:
         return [leaf for event in spec["events"] for leaf in _flatten(event, count)]
@@ -252,6 +254,8 @@ def _flatten(spec: Mapping[str, Any], count: int) -> list[Leaf]:
     parameters = tuple(sorted((k, v) for k, v in spec.items() if k != "event"))
     if not isinstance(name, str) or not all(isinstance(v, (int, float)) for _, v in parameters):
         raise ValueError("an elementary event has a name and numbers")
+    for _, value in parameters:
+        float(value)  # an int may be too large for the accountants' arithmetic
     if name in (GAUSSIAN_EVENT, LAPLACE_EVENT) and not dict(parameters)["noise_multiplier"] > 0:
         return [Leaf(NON_PRIVATE_EVENT, count=count)]
     return [Leaf(name, parameters, count)]

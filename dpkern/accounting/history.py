@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
-from .._validate import choice, integer, open_unit, probability
-from ..errors import InvalidInput, PrivacyError
+from .._validate import choice, integer, open_unit, plain_values, probability
+from ..errors import InvalidInput, PrivacyError, brief
 from . import events
 from .accountants import RELATIONS, non_private, upper_bounds
 from .delta import delta_warning
@@ -31,6 +31,9 @@ BATCHED_BITS = "released bits, if a record's gradient depends on it alone"
 
 REAL_SUMS = "real-number sums"
 NOTHING = "nothing"
+
+_MAX_COUNT = 1 << 62
+"""Of one entry of a loaded history."""
 
 LEDGER_VERSION = 2
 """Version 1 had no releases without sampling and no remarks."""
@@ -262,10 +265,11 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
     Raises:
         InvalidInput: not such a state.
     """
+    plain_values("state", state)
     bad = InvalidInput(
         "state",
         expected=f"a ledger state_dict of version {LEDGER_VERSION} or 1",
-        got=repr(state)[:80],
+        got=brief(state),
         remedy="Pass what Ledger.state_dict() returned.",
     )
     if not isinstance(state, Mapping) or state.get("version") not in (1, LEDGER_VERSION):
@@ -296,7 +300,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
             integer(phase=use.phase)
         kinds = (RELEASED_BITS, BATCHED_BITS, REAL_SUMS, NOTHING)
         choice(kinds, certified_for=use.certified_for)
-        integer(minimum=1, count=use.count)
+        integer(minimum=1, maximum=_MAX_COUNT, count=use.count)
         integer(minimum=1, maximum=MAX_DIMENSION, dimension=use.dimension)
         if use.sampling in ("fixed", "with_replacement"):
             use.subset()

@@ -1,16 +1,21 @@
-"""One file for module, optimizer, engine and schedules; the calls are Opacus'."""
+"""One file for module, optimizer, engine and schedules; the calls are Opacus'.
+
+The file carries a checksum and appears complete or not at all (``_sealed``). Loading checks every
+part before it changes any, so a run goes on as saved or is left as it was.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from .. import _sealed
 from ..errors import InvalidInput
+from . import restore
 from .schedulers import Scheduler
 
 if TYPE_CHECKING:
@@ -24,8 +29,21 @@ _NAMES = {
     "grad_clip_scheduler": "grad_clip_scheduler_state_dict",
 }
 """Where each part stands in the file."""
+_KINDS: dict[str, type[Any]] = {
+    "module": nn.Module,
+    "optimizer": torch.optim.Optimizer,
+    "noise_scheduler": Scheduler,
+    "grad_clip_scheduler": Scheduler,
+}
 
-Parts = Mapping[str, nn.Module | torch.optim.Optimizer | Scheduler | None]
+_UNSEALED = (
+    "torch.save writes such files, and dpkern did before it had checksums. If you trust this one: "
+    f"content = torch.load(path, weights_only=True), engine.load_state_dict(content['{ENGINE}']), "
+    "then load_state_dict of module and optimizer."
+)
+
+Part = nn.Module | torch.optim.Optimizer | Scheduler
+Parts = Mapping[str, Part | None]
 
 
 def save(
@@ -36,42 +54,75 @@ def save(
 ) -> None:
     """Write everything; the file appears complete or not at all.
 
+    Args:
+        engine: after ``make_private``.
+        path: in a folder that exists. The file there, if any, is replaced.
+        parts: by the names of ``save_checkpoint``; None leaves one out.
+        more: entries of the user's own, of tensors and plain values; the parts' names are taken.
+
     Raises:
         PrivacyError: between a batch and its step.
+        InvalidInput: a path that cannot be written, a part of another type, or content that could
+            not be loaded again. The file that was there stands.
     """
+    state = engine.state_dict()  # first: it refuses where nothing may be saved
+    chosen = _chosen(parts)
+    if more is not None and not isinstance(more, Mapping):
+        raise InvalidInput(
+            "checkpoint_dict",
+            expected="a dict, or None",
+            got=type(more).__name__,
+            remedy="Name each value: checkpoint_dict={'epoch': 3}.",
+        )
     content = dict(more or {})
-    content |= {_NAMES[k]: part.state_dict() for k, part in parts.items() if part is not None}
-    content[ENGINE] = engine.state_dict()
-    target = Path(path)
-    written = target.with_name(target.name + ".part")
-    torch.save(content, written)
-    os.replace(written, target)
+    content |= {_NAMES[name]: part.state_dict() for name, part in chosen.items()}
+    content[ENGINE] = state
+    _sealed.write(path, content)
 
 
 def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> dict[str, Any]:
-    """Read a file of ``save`` into the parts; returns its whole content.
+    """Read a file of ``save`` into the parts and return its whole content, tensors on the CPU.
 
     Raises:
-        InvalidInput: a file without what was asked for, or of another run.
+        InvalidInput: a file that cannot be read, is damaged, lacks what was asked for, or is of
+            another run; nothing has changed.
+        PrivacyError: the engine has samples or steps of its own; nothing has changed.
     """
-    if not Path(path).is_file():
-        raise InvalidInput(
-            "path", expected="a checkpoint file", got=str(path), remedy="Check the path."
-        )
-    content: Any = torch.load(path, weights_only=True)
-    wanted = [ENGINE, *(_NAMES[k] for k, part in parts.items() if part is not None)]
+    chosen = _chosen(parts)
+    content: Any = _sealed.read(path, unsealed=_UNSEALED)
+    wanted = [ENGINE, *(_NAMES[name] for name in chosen)]
     missing = [name for name in wanted if not isinstance(content, dict) or name not in content]
     if missing:
         raise InvalidInput(
             "path",
             expected="a checkpoint of PrivacyEngine.save_checkpoint",
-            got=f"{path} without {', '.join(missing)}",
+            got=f"{path!s} without {', '.join(missing)}",
             remedy="Load only what was saved.",
         )
-    # First what may refuse: the engine knows whether this is its run.
+    engine.check_state(content[ENGINE])
+    for name, part in chosen.items():
+        restore.check(name, part, content[_NAMES[name]])
+    # A part may have a way of loading of its own, which no check knows: the engine comes after it.
+    with restore.all_or_none(chosen.values()):
+        for name, part in chosen.items():
+            if not isinstance(part, Scheduler):
+                restore.load(name, part, content[_NAMES[name]])
     engine.load_state_dict(content[ENGINE])
-    for name, part in parts.items():
-        if part is not None:
+    for name, part in chosen.items():
+        if isinstance(part, Scheduler):
             part.load_state_dict(content[_NAMES[name]])
     result: dict[str, Any] = content
     return result
+
+
+def _chosen(parts: Parts) -> dict[str, Part]:
+    """The parts that were given, each of its type."""
+    for name, part in parts.items():
+        if part is not None and not isinstance(part, _KINDS[name]):
+            raise InvalidInput(
+                name,
+                expected=f"a {_KINDS[name].__name__}, or None",
+                got=type(part).__name__,
+                remedy="Pass what the run was made with.",
+            )
+    return {name: part for name, part in parts.items() if part is not None}

@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 from .. import _validate as check
-from ..errors import InvalidInput, PrivacyError
+from ..errors import InvalidInput, PrivacyError, brief
 from ..rng import Key
 from .collating import check_collate
 from .empty import empty_batch, records_of
@@ -278,21 +278,23 @@ class PrivateLoader(DataLoader[Any]):
                 got=f"one with {self.position} batches",
                 remedy="Make a new loader: its masks must not be used twice.",
             )
+        check.plain_values("state.loader", state)
         fits = isinstance(state, Mapping) and state.keys() == self.state_dict().keys()
         ranks = self._parts.shard[1]
         # Another number of processes draws other batches, which a seed promises not to.
         if (
             not fits
             or state["steps"] != self._parts.steps
-            or state["ranks"] not in ({ranks} if self._seeded else range(1, 1 << 31))
+            or (self._seeded and state["ranks"] != ranks)
         ):
             raise InvalidInput(
                 "state",
                 expected=f"the state of a loader with {self._parts.steps} batches per epoch"
                 + (f" on {ranks} processes" if self._seeded else ""),
-                got=repr(state)[:80],
+                got=brief(state),
                 remedy="Pass what PrivateLoader.state_dict() returned.",
             )
+        check.integer(1, (1 << 31) - 1, **{"state.ranks": state["ranks"]})
         before = self.batches.state_dict()
         self.batches.load_state_dict(self._own(state["batches"]))
         self.batches.load_state_dict(before)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import Plan
+from ..mechanisms import Mechanism, Plan
 from ..step import DPStep
 from .capture import Capture
 from .clipping import close_into, prepare
@@ -385,6 +385,15 @@ class Adapter:
         Raises:
             DPKernError: an impossible value, or a change within a logical batch; nothing changed.
         """
+        self.private.mechanism = self.check_change(name, value)
+        self.show()
+
+    def check_change(self, name: str, value: Any) -> Mechanism:
+        """Return the mechanism with another ``noise_multiplier`` or ``max_grad_norm``.
+
+        Raises:
+            InvalidInput: an impossible value, or one that the mechanism does not have.
+        """
         if name not in self._shown:
             raise InvalidInput(
                 name,
@@ -392,8 +401,7 @@ class Adapter:
                 got=f"a mechanism {type(self.private.mechanism).__name__} without it",
                 remedy="Schedule what the mechanism has.",
             )
-        self.private.mechanism = replace(self.private.mechanism, **{name: value})  # type: ignore[type-var]
-        self.show()
+        return replace(self.private.mechanism, **{name: value})  # type: ignore[type-var]
 
     def show(self) -> None:
         """Show the numbers in use on the optimizer."""

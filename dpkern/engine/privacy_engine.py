@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from .. import _validate as check
 from .. import accounting
 from .._step_source import refuse_shards
-from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from .._step_state import CheckedState, apply, check_state
+from ..errors import InvalidInput, PrivacyError, UnsupportedModule, brief
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
 from . import checkpoint, distributed, validate
@@ -437,19 +438,23 @@ class PrivacyEngine:
         Raises:
             PrivacyError: between a batch and its step, where nothing may be saved.
         """
-        capture, private, _, loader = self._made()
-        if capture.captured:
+        _, private, _, loader = self._made()
+        self._check_saveable()
+        return {
+            "version": STATE_VERSION,
+            "step": private.state_dict(),
+            "loader": None if loader is None else loader.state_dict(),
+        }
+
+    def _check_saveable(self) -> None:
+        """Refuse to save now; ``state_dict`` and ``save_checkpoint`` ask this before all else."""
+        if self.capture.captured:
             raise PrivacyError(
                 "state_dict",
                 expected="a finished step",
                 got="gradients of samples that wait for optimizer.step()",
                 remedy="Save after optimizer.step().",
             )
-        return {
-            "version": STATE_VERSION,
-            "step": private.state_dict(),
-            "loader": None if loader is None else loader.state_dict(),
-        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue a saved run after the same ``make_private``.
@@ -458,24 +463,42 @@ class PrivacyEngine:
 
         Raises:
             InvalidInput: the state of another run; nothing has been changed.
-            PrivacyError: this engine has steps of its own.
+            PrivacyError: this engine has samples or steps of its own; nothing has been changed.
         """
+        checked = self.check_state(state)
         _, private, adapter, loader = self._made()
+        apply(private, checked)
+        if loader is not None:
+            loader.load_state_dict(state["loader"])
+        adapter.show()
+
+    def check_state(self, state: Mapping[str, Any]) -> CheckedState:
+        """Return the step's part of a state that ``load_state_dict`` accepts; changes nothing.
+
+        Raises:
+            InvalidInput, PrivacyError: it would refuse the state.
+        """
+        capture, private, _, loader = self._made()
+        if capture.captured:
+            raise PrivacyError(
+                "load_state_dict",
+                expected="an engine without samples of its own",
+                got="gradients of samples that wait for optimizer.step()",
+                remedy="Load into the engine right after make_private, or call engine.drop().",
+            )
+        check.plain_values("state", state, tensors=("optimizer", "memory"))
         same = isinstance(state, Mapping) and state.keys() == {"version", "step", "loader"}
         same = same and (state["loader"] is None) == (loader is None)
         if not same or state["version"] != STATE_VERSION:
             raise InvalidInput(
                 "state",
                 expected=f"the state of an engine like this one, version {STATE_VERSION}",
-                got=repr(state)[:80],
+                got=brief(state),
                 remedy="Pass what PrivacyEngine.state_dict() returned.",
             )
         if loader is not None:
             loader.check_state(state["loader"])
-        private.load_state_dict(state["step"])
-        if loader is not None:
-            loader.load_state_dict(state["loader"])
-        adapter.show()
+        return check_state(private, state["step"])
 
     def save_checkpoint(
         self,

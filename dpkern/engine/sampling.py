@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from .._validate import choice, integer, probability
-from ..errors import InvalidInput
+from .._validate import choice, integer, plain_values, probability
+from ..errors import InvalidInput, brief
 from ..ops.noise import keystream
 from ..rng import Key, Purpose
 
@@ -99,13 +99,14 @@ class Batches(ABC):
             InvalidInput: the state of a sampler that draws otherwise, or no state at all; the
                 sampler is then unchanged.
         """
+        plain_values("state", state)
         mine = self.state_dict()
         same = isinstance(state, Mapping) and set(state) == set(mine)
         if not same or any(state[name] != mine[name] for name in mine if name != "step"):
             raise InvalidInput(
                 "state",
                 expected=f"the state_dict of a sampler like this one, {mine}",
-                got=repr(state)[:120],
+                got=brief(state),
                 remedy="Resume with the sampling, dataset and batch size of the saved run.",
             )
         self.step = integer(maximum=self.steps, step=state["step"])

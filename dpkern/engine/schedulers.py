@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from .. import _validate as check
-from ..errors import InvalidInput
+from ..errors import InvalidInput, brief
 from .optimizer import adapter_of
 
 Value = float | tuple[float, ...]
@@ -86,20 +86,45 @@ class Scheduler(ABC):
         Raises:
             InvalidInput: not such a state; nothing has changed.
         """
+        self._set(*self.check_state(state))
+
+    def check_state(self, state: Mapping[str, Any]) -> tuple[int, Value]:
+        """Return epoch and base of a saved state; changes nothing.
+
+        Raises:
+            DPKernError: ``load_state_dict`` would refuse the state.
+        """
+        check.plain_values("state", state)
         if not isinstance(state, Mapping) or state.keys() != {"last_epoch", "base"}:
             raise InvalidInput(
                 "state",
                 expected="last_epoch and base",
-                got=repr(state)[:80],
+                got=brief(state),
                 remedy="Pass what state_dict() of the schedule returned.",
             )
-        self._set(
-            check.integer(0, **{"state.last_epoch": state["last_epoch"]}), _value(state["base"])
-        )
+        epoch = check.integer(0, **{"state.last_epoch": state["last_epoch"]})
+        base = _value(state["base"])
+        if _count(base) != _count(self.base):
+            raise InvalidInput(
+                "state.base",
+                expected="a number, or one for each bound, as this schedule has",
+                got=brief(base),
+                remedy="Pass what state_dict() of the schedule returned.",
+            )
+        for number in base if isinstance(base, tuple) else (base,):
+            check.non_negative(**{"state.base": number})  # type: ignore[arg-type]
+        adapter = adapter_of(self.optimizer)
+        if adapter is not None:
+            adapter.check_change(self.quantity, _times(base, self.factor(epoch)))
+        return epoch, base
 
 
 def _value(given: Any) -> Value:
     return tuple(given) if isinstance(given, (list, tuple)) else given
+
+
+def _count(value: Value) -> int | None:
+    return len(value) if isinstance(value, tuple) else None
 
 
 def _times(value: Value, factor: float) -> Value:

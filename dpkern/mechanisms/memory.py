@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from .._validate import same_kind
 from ..errors import InvalidInput
 
 
@@ -62,7 +63,7 @@ class Memory:
         if not same or not all(_alike(_get(state, name), held) for name, held in mine.items()):
             raise InvalidInput(
                 "state.memory",
-                expected=f"tensors {sorted(mine)} of the parameters' shapes",
+                expected=f"tensors {sorted(mine)} of the parameters' shapes and dtypes",
                 got=str(sorted(state)) if isinstance(state, Mapping) else type(state).__name__,
                 remedy="Resume with the model and mechanism that wrote the state.",
             )
@@ -75,6 +76,6 @@ def _get(state: Any, name: str) -> Any:
 def _alike(saved: object, held: Sequence[torch.Tensor]) -> bool:
     return (
         isinstance(saved, (list, tuple))
-        and all(isinstance(tensor, torch.Tensor) for tensor in saved)
-        and [tensor.shape for tensor in saved] == [tensor.shape for tensor in held]
+        and len(saved) == len(held)
+        and all(same_kind(theirs, mine) for theirs, mine in zip(saved, held, strict=True))
     )

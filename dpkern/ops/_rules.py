@@ -58,7 +58,7 @@ class State:
         if not given or not same or not all(_alike(saved[k], self.buffers[k]) for k in saved):
             raise InvalidInput(
                 "state",
-                expected=f"buffers {sorted(self.buffers)} of the parameters' shapes",
+                expected=f"buffers {sorted(self.buffers)} of the parameters' shapes and dtypes",
                 got=f"buffers {sorted(map(str, saved))}" if given else type(state).__name__,
                 remedy="Resume with the model and optimizer that wrote the state.",
             )
@@ -66,11 +66,11 @@ class State:
 
 
 def _alike(saved: object, buffers: Sequence[torch.Tensor]) -> bool:
-    """Whether these are tensors of the buffers' shapes."""
+    """Whether these are tensors of the buffers' shapes and dtypes."""
     return (
         isinstance(saved, (list, tuple))
-        and all(isinstance(s, torch.Tensor) for s in saved)
-        and [s.shape for s in saved] == [b.shape for b in buffers]
+        and len(saved) == len(buffers)
+        and all(validate.same_kind(s, b) for s, b in zip(saved, buffers, strict=True))
     )
 
 

@@ -1,19 +1,18 @@
 """Checkpoints: what an interrupted run needs to go on, and nothing that epsilon does not cover.
 
-Readable with ``torch.load(path, weights_only=True)``. Never in it: the key of an unseeded run,
-training losses, counts of samples, checksums of the rows.
+Readable with ``torch.load(path, weights_only=True)``, and with a checksum of their own
+(``_sealed``). Never in it: the key of an unseeded run, training losses, counts of samples,
+checksums of the rows.
 """
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from .. import _sealed
 from ..errors import InvalidInput
-from .files import write_atomically
+from .files import make_folder
 
 FORMAT = "dpkern training checkpoint"
 VERSION = 2
@@ -45,35 +44,27 @@ _KNOWN = {
     OBJECTIVE_FORMAT: (OBJECTIVE_VERSION, _OBJECTIVE_KEYS),
 }
 
+_ABSENT = "Name the directory of an interrupted run with --out."
+_UNSEALED = (
+    "dpkern wrote such files before it had checksums: resume with the version that wrote this one, "
+    "or start a new run."
+)
+
 
 def write(path: Path, content: dict[str, Any], *, kind: str = FORMAT) -> None:
     """Save ``content`` under the name of its format, atomically."""
     whole = {"format": kind, "version": _KNOWN[kind][0], **content}
-    write_atomically(path, lambda file: torch.save(whole, file))
+    make_folder(path)
+    _sealed.write(path, whole, name="out")
 
 
 def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
     """The content of a checkpoint of this format; None: of any of ours.
 
     Raises:
-        InvalidInput: no such file, not readable, or not such a checkpoint of this version.
+        InvalidInput: no such file, not readable, damaged, or not such a checkpoint of this version.
     """
-    if not path.is_file():
-        raise InvalidInput(
-            "resume",
-            expected=f"a checkpoint {path}",
-            got="no such file",
-            remedy="Name the directory of an interrupted run with --out.",
-        )
-    try:
-        content: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise InvalidInput(
-            "resume",
-            expected="a checkpoint written by dpkern train",
-            got=f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            remedy="The file is damaged or of another program; start a new run.",
-        ) from error
+    content: Any = _sealed.read(path, name="resume", unsealed=_UNSEALED, absent=_ABSENT)
     found = str(content.get("format")) if isinstance(content, dict) else ""
     known = found in _KNOWN and kind in (None, found)
     version, keys = _KNOWN[found if known else kind or FORMAT]
@@ -84,4 +75,5 @@ def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
             got=str(path),
             remedy="Start a new run, or use the version of dpkern that wrote the file.",
         )
-    return content
+    result: dict[str, Any] = content
+    return result

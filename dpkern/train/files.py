@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
+from .. import _files
 from ..errors import InvalidInput
 
 REPORT = "report.json"
@@ -61,29 +61,22 @@ def check_output(directory: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it.
+    """Make the folder if need be, and let ``write`` fill the file (``_files.write_atomically``).
 
-    A reader sees the old file or the new one; after an error the old one stands.
+    Raises:
+        InvalidInput: the file system refuses; a file that was there stands.
+    """
+    make_folder(path)
+    _files.write_atomically(path, write, name="out")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder that the file stands in.
 
     Raises:
         InvalidInput: the file system refuses.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        try:
-            with temporary.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
     except OSError as error:
-        raise InvalidInput(
-            "out",
-            expected="a directory that takes the results",
-            got=f"{path}: {error.strerror}",
-            remedy="Free space or permissions, then run again.",
-        ) from error
+        raise _files.unusable("out", path.parent, error) from error
