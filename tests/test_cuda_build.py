@@ -9,14 +9,12 @@ import pytest
 from tests import cuda_gate as gate
 
 pytestmark = pytest.mark.skipif(gate.nvcc() is None, reason="nvcc is not installed")
-EXACT = ("coef", "coef_features", "noise", "symbols", "update")
-"""Sources whose bits are those of the CPU."""
 
 
 @pytest.mark.parametrize("source", gate.SOURCES, ids=lambda source: source.stem)
 def test_kernels_compute_what_is_written_within_their_budget(source: Path, tmp_path: Path) -> None:
     ptx = gate.ptx(source, tmp_path)
-    assert not gate.findings(ptx.read_text(), fused=source.stem not in EXACT)
+    assert not gate.findings(ptx.read_text(), fused=source.stem not in gate.EXACT)
     assert not gate.excesses(gate.usage(ptx))
 
 
