@@ -18,6 +18,15 @@ def test_kernels_compute_what_is_written_within_their_budget(source: Path, tmp_p
     assert not gate.excesses(gate.usage(ptx))
 
 
+@pytest.mark.parametrize("arch", sorted({*gate.ARCHS} - {90}))
+def test_every_architecture_is_compiled_for(arch: int, tmp_path: Path) -> None:
+    # One source for each, that of the kernels nearest to their budget; the rest is evidence.
+    source = next(source for source in gate.SOURCES if source.stem == "coef")
+    ptx = gate.ptx(source, tmp_path, arch)
+    assert not gate.findings(ptx.read_text(), fused=False)
+    assert not gate.excesses(gate.usage(ptx, arch))
+
+
 def compiled(body: str, folder: Path, flags: tuple[str, ...] = gate.FLAGS) -> Path:
     """PTX of a kernel ``void control(const float* x, float* y, int n)`` with this body."""
     source = folder / "control.cu"
