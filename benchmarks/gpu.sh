@@ -12,7 +12,7 @@
 # Results: $OUT, or benchmarks/results, seven files: log.txt (as it goes), summary.txt, info.json,
 # gpu.json and gpu.md (measurements), junit_gpu.xml (tests), build.txt. A part that fails does not
 # stop the next; the exit code is the worst of all, 3 without a GPU, 4 where a backend is missing or
-# a part was not run. Not yet run on a GPU.
+# a part was not run or not finished. Not yet run on a GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || command -v python3)}
@@ -114,7 +114,7 @@ for part in "${parts[@]}"; do
       tee -a "$RESULTS/log.txt"
     code=${PIPESTATUS[0]}
     said="exit $code after $((SECONDS - started)) s"
-    [ "$code" -eq 124 ] && said="stopped after $((SECONDS - started)) s, not finished"
+    [ "$code" -eq 124 ] && code=4 said="stopped after $((SECONDS - started)) s, not finished"
   fi
   echo "part $part: $said" | tee -a "$RESULTS/summary.txt" "$RESULTS/log.txt"
   [ "$code" -gt "$worst" ] && worst=$code
