@@ -16,6 +16,8 @@ EVIDENCE ?= -m tests.evidence
 SANITIZERS ?= address,undefined,float-cast-overflow
 # Where nvcc is installed; a wheel is built for every supported GPU.
 export DPKERN_CUDA_ARCHS ?= 90-real
+# What contributors build has no warnings; a user's compiler, in `make demo` too, may have some.
+DPKERN_WERROR ?= on
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -63,7 +65,8 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 sanitize: | $(CMAKE)
-	$(CMAKE) -S . -B build/sanitize -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off
+	$(CMAKE) -S . -B build/sanitize -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off \
+		-DDPKERN_WERROR=$(DPKERN_WERROR)
 	$(CMAKE) --build build/sanitize --parallel 2
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
 
@@ -88,19 +91,20 @@ $(BIN)/cmake: | $(BIN)/pip
 	$(INSTALL) cmake
 
 # One command installs the packages and builds the kernels in place; csrc changes rebuild only them.
+# Arguments: extras, and whether warnings are errors.
 define install
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { \
 		echo "make: no C++17 compiler found (Debian: apt-get install g++)" >&2; exit 1; }
 	$(INSTALL) pip setuptools pybind11
-	$(INSTALL) --no-build-isolation --editable '.[$(1)]'
+	DPKERN_WERROR=$(2) $(INSTALL) --no-build-isolation --editable '.[$(1)]'
 endef
 
 $(VENV)/.demo: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
-	$(call install,demo)
+	$(call install,demo,off)
 	@touch $@
 
 $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
-	$(call install,demo$(comma)dev)
+	$(call install,demo$(comma)dev,$(DPKERN_WERROR))
 	@touch $(VENV)/.demo $@
 
 comma := ,
@@ -109,6 +113,7 @@ comma := ,
 emulated: build/emulated/.built
 
 build/emulated/.built: $(BUILD_INPUTS) $(EMULATOR) $(VENV)/.dev
-	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DPython_EXECUTABLE=$(abspath $(PY))
+	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DDPKERN_WERROR=$(DPKERN_WERROR) \
+		-DPython_EXECUTABLE=$(abspath $(PY))
 	$(CMAKE) --build build/emulated --parallel 2
 	@touch $@

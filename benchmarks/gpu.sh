@@ -1,74 +1,122 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in parts that each fit ten minutes; no network.
+# Everything that needs a GPU, in parts that can be run in separate calls; no network.
 #
-#   benchmarks/gpu.sh [--part build|info|test|bits|memcheck|bench|models] ...   default: all
+#   benchmarks/gpu.sh [--part smoke|test|bits|memcheck|bench|models] ...   default: all
+#                     [--backends cuda,triton,cupy]   what must be there; nothing runs without
+#                     [--minutes 9]                   for all parts together; default: no limit
+#                     [--wheels .wheels]              packages that travelled here, none is fetched
 #
-# Results: $OUT, or benchmarks/results: gpu.json and gpu.md (measurements), junit_gpu.xml (tests),
-# info.json, and a log of each part. A part that fails does not stop the next; the exit code is the
-# worst of all, 3 without a GPU. Not yet run on a GPU.
+# Every call makes sure of its build: of the compiled module in a wheel of these very sources, or by
+# the compilers that are here. So a call on a bare machine either measures everything or fails.
+#
+# Results: $OUT, or benchmarks/results, seven files: log.txt (as it goes), summary.txt, info.json,
+# gpu.json and gpu.md (measurements), junit_gpu.xml (tests), build.txt. A part that fails does not
+# stop the next; the exit code is the worst of all, 3 without a GPU, 4 where a backend is missing or
+# a part was not run or not finished. Not yet run on a GPU.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || command -v python3)}
 RESULTS=${OUT:-benchmarks/results}
-export PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1 PATH="$PATH:/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
 
-parts=()
+backends=cuda,triton,cupy minutes=0 wheels=.wheels parts=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    --part) parts+=("${2:?--part needs a name}"); shift 2 ;;
-    *) echo "InvalidInput: $1: expected --part NAME. See the head of benchmarks/gpu.sh." >&2; exit 2 ;;
+    --part) parts+=("${2:?--part needs a name}") ;;
+    --backends) backends=${2:?--backends needs names} ;;
+    --minutes) minutes=${2:?--minutes needs a number} ;;
+    --wheels) wheels=${2:?--wheels needs a folder} ;;
+    *) echo "InvalidInput: $1: expected an option at the head of benchmarks/gpu.sh." >&2; exit 2 ;;
+  esac
+  shift 2
+done
+case "$minutes" in *[!0-9]*)
+  echo "InvalidInput: --minutes: expected a whole number, got $minutes." >&2; exit 2 ;;
+esac
+[ ${#parts[@]} -gt 0 ] || parts=(smoke test bits memcheck bench models)
+for part in "${parts[@]}"; do
+  case "$part" in
+    smoke | test | bits | memcheck | bench | models) ;;
+    *) echo "InvalidInput: part: expected one at the head of benchmarks/gpu.sh, got $part." >&2
+       exit 2 ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(build info test bits memcheck bench models)
 
-"$PYTHON" -c 'import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)' || {
-  echo "BackendError: GPU: expected a CUDA device and a CUDA build of torch, got neither." \
-    "Run benchmarks/gpu.sh on a machine with a GPU; nothing was measured." >&2
-  exit 3
+left() { # seconds
+  [ "$minutes" = 0 ] && echo 86400 || echo $((minutes * 60 - SECONDS))
 }
-mkdir -p "$RESULTS"
-
-build() {
+check() { "$PYTHON" -m benchmarks.gpu_ready check "$backends"; }
+build() { # by an unknown compiler: its warnings are its own
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '. ')
-  DPKERN_CUDA=on DPKERN_CUDA_ARCHS="${capability:-90}-real" \
-    "$PYTHON" -m pip install --quiet -e . --no-build-isolation --no-deps
+  DPKERN_WERROR=off DPKERN_CUDA=on DPKERN_CUDA_ARCHS="${capability:-90}-real" \
+    NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:---allow-unsupported-compiler}" \
+    "$PYTHON" -m pip install -e . --no-build-isolation --no-deps
 }
-info() { "$PYTHON" -m dpkern info --json | tee "$RESULTS/info.json"; }
-tests() { # what is marked gpu, then every op on every backend
-  "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider --junitxml="$RESULTS/junit_gpu.xml" tests
-  local marked=$?
-  "$PYTHON" -m pytest -q -p no:cacheprovider --junitxml="$RESULTS/junit_ops.xml" \
-    tests/test_ops.py tests/test_golden.py tests/test_precision.py tests/test_sensitivity.py \
-    tests/test_update_noise.py tests/test_ghost_*.py tests/test_coef*.py
-  local ops=$?
-  return $((marked > ops ? marked : ops))
+others() { # packages that are not here, such as Opacus; never another dpkern
+  local found=()
+  for wheel in "$wheels"/*.whl; do
+    case "$wheel" in */dpkern-* | *'*'*) ;; *) found+=("$wheel") ;; esac
+  done
+  [ ${#found[@]} -eq 0 ] || "$PYTHON" -m pip install --no-index --no-deps --no-compile \
+    --disable-pip-version-check --upgrade --target "$PWD/build/gpu-packages" "${found[@]}"
+}
+ready() {
+  others || return 4
+  "$PYTHON" -m benchmarks.gpu_ready unpack "$wheels" && check && return 0
+  build || { echo "BackendError: build: expected compiled kernels, got the errors above." \
+    "Carry a wheel of these sources in $wheels; nothing was measured." >&2; return 4; }
+  check
+}
+
+"$PYTHON" -m benchmarks.gpu_ready check "" || exit $?
+mkdir -p "$RESULTS"
+export PYTHONPATH="$PWD/build/gpu-packages${PYTHONPATH:+:$PYTHONPATH}"
+ready 2>&1 | tee "$RESULTS/build.txt"
+[ "${PIPESTATUS[0]}" -eq 0 ] || exit 4
+"$PYTHON" -m dpkern info --json > "$RESULTS/info.json"
+
+smoke() { "$PYTHON" -m benchmarks.gpu_smoke; }
+tests() { # those of a device, every op on every backend among them
+  "$PYTHON" -m tests.gpu_run --require "$backends" --seconds "$(($(left) - 20))" \
+    --junit "$RESULTS/junit_gpu.xml"
 }
 bits() { "$PYTHON" -m benchmarks.gpu_bits; }
-memcheck() {
-  command -v compute-sanitizer > /dev/null || { echo "compute-sanitizer is not installed"; return 0; }
+memcheck() { # torch's caching allocator would hide what is beyond a tensor in the same block
+  command -v compute-sanitizer > /dev/null || {
+    echo "BackendError: compute-sanitizer: expected on PATH, found none. Leave the part out."
+    return 4
+  }
   local tool worst=0
   for tool in memcheck racecheck; do
-    compute-sanitizer --tool "$tool" --error-exitcode 1 \
-      "$PYTHON" -m benchmarks.gpu_bits --scale 0.00001 || worst=1
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" --error-exitcode 1 \
+      "$PYTHON" -m benchmarks.gpu_smoke --scale 0.5 || worst=1
   done
   return $worst
 }
 bench() { "$PYTHON" -m benchmarks.gpu; }
 models() { "$PYTHON" -m benchmarks.gpu_models; }
-
+export -f smoke tests bits memcheck bench models left
+export PYTHON RESULTS backends minutes
+: > "$RESULTS/log.txt"
+: > "$RESULTS/summary.txt"
 worst=0
 for part in "${parts[@]}"; do
-  case "$part" in
-    build | info | bits | memcheck | bench | models) run=$part ;;
-    test) run=tests ;;
-    *) echo "InvalidInput: part: expected one of those at the head of this file, got $part." >&2
-       exit 2 ;;
-  esac
   started=$SECONDS
-  "$run" 2>&1 | tee "$RESULTS/$part.log"
-  code=${PIPESTATUS[0]}
-  echo "part $part: exit $code after $((SECONDS - started)) s"
+  seconds=$(left)
+  if [ "$seconds" -lt 30 ]; then
+    code=4 said="not run, no time was left"
+  else
+    run=$part
+    [ "$part" = test ] && run=tests
+    echo "== $part" | tee -a "$RESULTS/log.txt"
+    timeout --kill-after=5 "$((seconds - 10))" bash -c "SECONDS=$SECONDS; $run" 2>&1 |
+      tee -a "$RESULTS/log.txt"
+    code=${PIPESTATUS[0]}
+    said="exit $code after $((SECONDS - started)) s"
+    [ "$code" -eq 124 ] && code=4 said="stopped after $((SECONDS - started)) s, not finished"
+  fi
+  echo "part $part: $said" | tee -a "$RESULTS/summary.txt" "$RESULTS/log.txt"
   [ "$code" -gt "$worst" ] && worst=$code
 done
 exit "$worst"

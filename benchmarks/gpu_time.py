@@ -23,8 +23,16 @@ import dpkern
 from dpkern import _dispatch
 from dpkern.errors import BackendError, DPKernError
 
-NO_DEVICE = 3
-"""Exit code where there is no GPU."""
+from .gpu_ready import NO_DEVICE
+
+try:
+    from triton.errors import TritonError
+except ImportError:  # then nothing raises it
+
+    class TritonError(Exception):  # type: ignore[no-redef]
+        """A kernel does not compile."""
+
+
 ROUNDS = 21
 FOLDER = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
 
@@ -170,7 +178,7 @@ def attempt(row: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[
     """The row with what was measured, or with the reason why not."""
     try:
         return row | measure()
-    except (DPKernError, AssertionError, torch.OutOfMemoryError) as error:
+    except (DPKernError, AssertionError, RuntimeError, TritonError) as error:
         if isinstance(error, BackendError) and error.name.startswith("backend "):
             return row | {"not here": error.got}  # it refused the call
         return row | {"failed": f"{type(error).__name__}: {error}"}

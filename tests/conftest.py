@@ -20,8 +20,22 @@ if not torch.cuda.is_available():
 
 import pytest
 
+from dpkern import _dispatch
 from dpkern.errors import BackendError
 from tests import every_backend, quick_interpreter
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """On a GPU machine no backend may be skipped without a word."""
+    parser.addoption("--require-backends", default="", help="fail without them: cuda,triton,cupy")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """No test starts without the backends that were asked for."""
+    for name in filter(None, config.getoption("--require-backends").split(",")):
+        available, reason = _dispatch.availability(name)
+        if not available:
+            raise pytest.UsageError(f"--require-backends: {name} {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)

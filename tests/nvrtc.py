@@ -1,4 +1,4 @@
-"""The run-time compiler of CUDA, called without a GPU: what CuPy would do with our sources."""
+"""The run-time compiler of CUDA without a GPU; functions have the names that CuPy gives them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ class Compiled:
     ok: bool
     log: str
     names: dict[str, str]
+    ptx: str
 
 
 @cache
@@ -32,45 +33,95 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
+class NVRTCError(RuntimeError):
+    """CuPy's."""
+
+
+class Nvrtc:
+    """The library as ``cupy.cuda.nvrtc``, which knows a program by its address.
+
+    Raises:
+        RuntimeError: there is no library; NVRTCError: what it was asked for failed.
+    """
+
+    NVRTCError = NVRTCError
+
+    def __init__(self) -> None:
+        found = library()
+        if found is None:
+            raise RuntimeError("libnvrtc is not installed")
+        self._library = found
+
+    def _call(self, name: str, *arguments: object) -> None:
+        error = getattr(self._library, name)(*arguments)
+        if error:
+            raise NVRTCError(f"{name}: error {error}")
+
+    def _bytes(self, what: str, program: int) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"nvrtcGet{what}Size", ctypes.c_void_p(program), ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        self._call(f"nvrtcGet{what}", ctypes.c_void_p(program), text)
+        return text.raw
+
+    def getSupportedArchs(self) -> tuple[int, ...]:
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        found = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", found)
+        return tuple(found)
+
+    def createProgram(self, code: str, name: str, *_: object) -> int:
+        program = ctypes.c_void_p()
+        given = code.encode(), name.encode(), 0, None, None
+        self._call("nvrtcCreateProgram", ctypes.byref(program), *given)
+        assert program.value is not None
+        return program.value
+
+    def addNameExpression(self, program: int, name: str) -> None:
+        self._call("nvrtcAddNameExpression", ctypes.c_void_p(program), name.encode())
+
+    def compileProgram(self, program: int, options: Sequence[str]) -> None:
+        packed = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        self._call("nvrtcCompileProgram", ctypes.c_void_p(program), len(options), packed)
+
+    def getProgramLog(self, program: int) -> str:
+        return self._bytes("ProgramLog", program).rstrip(b"\0").decode()
+
+    def getPTX(self, program: int) -> bytes:
+        return self._bytes("PTX", program)
+
+    def getCUBIN(self, program: int) -> bytes:
+        return self._bytes("CUBIN", program)
+
+    def getLoweredName(self, program: int, name: str) -> str:
+        lowered = ctypes.c_char_p()
+        address = ctypes.byref(lowered)
+        self._call("nvrtcGetLoweredName", ctypes.c_void_p(program), name.encode(), address)
+        assert lowered.value is not None
+        return lowered.value.decode()
+
+    def destroyProgram(self, program: int) -> None:
+        self._call("nvrtcDestroyProgram", ctypes.byref(ctypes.c_void_p(program)))
+
+
 def compile_source(source: str, options: Sequence[str], kernels: Sequence[str] = ()) -> Compiled:
     """Compile for a device; ``kernels`` are instantiations such as ``f<float>``.
 
     Raises:
         RuntimeError: the compiler itself could not be used.
     """
-    nvrtc = library()
-    if nvrtc is None:
-        raise RuntimeError("libnvrtc is not installed")
-    program = ctypes.c_void_p()
-    created = nvrtc.nvrtcCreateProgram(
-        ctypes.byref(program), source.encode(), b"source.cu", 0, None, None
-    )
-    if created != 0:
-        raise RuntimeError(f"nvrtcCreateProgram: error {created}")
+    nvrtc = Nvrtc()
+    program = nvrtc.createProgram(source, "source.cu")
     try:
         for kernel in kernels:
-            nvrtc.nvrtcAddNameExpression(program, kernel.encode())
-        packed = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        ok = nvrtc.nvrtcCompileProgram(program, len(options), packed) == 0
-        return Compiled(ok, _log(nvrtc, program), _names(nvrtc, program, kernels) if ok else {})
+            nvrtc.addNameExpression(program, kernel)
+        try:
+            nvrtc.compileProgram(program, options)
+        except NVRTCError:
+            return Compiled(False, nvrtc.getProgramLog(program).strip(), {}, "")
+        names = {kernel: nvrtc.getLoweredName(program, kernel) for kernel in kernels}
+        ptx = nvrtc.getPTX(program).rstrip(b"\0").decode()
+        return Compiled(True, nvrtc.getProgramLog(program).strip(), names, ptx)
     finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _log(nvrtc: ctypes.CDLL, program: ctypes.c_void_p) -> str:
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    text = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, text)
-    return text.value.decode().strip()
-
-
-def _names(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, kernels: Sequence[str]) -> dict[str, str]:
-    names = {}
-    for kernel in kernels:
-        name = ctypes.c_char_p()
-        found = nvrtc.nvrtcGetLoweredName(program, kernel.encode(), ctypes.byref(name))
-        if found != 0 or name.value is None:
-            raise RuntimeError(f"nvrtcGetLoweredName({kernel}): error {found}")
-        names[kernel] = name.value.decode()
-    return names
+        nvrtc.destroyProgram(program)

@@ -53,6 +53,23 @@ def test_noise_has_the_bits_of_the_cpu(name: str, law: str, dtype: torch.dtype) 
     assert torch.equal(got.cpu(), noise.add_noise(x, backend="cpu", **given))
 
 
+def smallest(x: torch.Tensor, name: str) -> torch.Tensor:
+    """``x`` with the smallest noise there is."""
+    given: dict[str, Any] = {"stream": STREAM, "scale": 2.0**-104, "rounding": ROUNDING}
+    return noise.add_noise(x, backend=name, **given).cpu()
+
+
+def test_numbers_that_are_flushed_to_zero_change_bits_of_noise() -> None:
+    x = torch.full((1_000_000,), 1.1e-38)
+    assert (smallest(x.clone(), "cpu") != smallest(torch.zeros_like(x), "cpu")).sum() > 10
+
+
+@on_devices
+def test_small_numbers_are_not_flushed_to_zero(name: str) -> None:
+    x = torch.full((1_000_000,), 1.1e-38)
+    assert torch.equal(smallest(x.cuda(), name), smallest(x.clone(), "cpu"))
+
+
 @on_devices
 def test_draws_have_the_bits_of_the_cpu(name: str) -> None:
     for law in ("gaussian", "laplace"):

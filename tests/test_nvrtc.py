@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpkern.backends import _cupy_sources
+from tests import cuda_gate as gate
 from tests import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="libnvrtc is not installed")
@@ -28,6 +29,7 @@ def test_every_kernel_compiles_under_its_name(source: str) -> None:
     assert compiled.ok, compiled.log
     assert not compiled.log
     assert len(set(compiled.names.values())) == len(kernels)
+    assert not gate.findings(compiled.ptx, fused=source not in gate.EXACT)
 
 
 def test_every_kernel_of_the_sources_is_listed() -> None:

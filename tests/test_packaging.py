@@ -18,9 +18,11 @@ import pytest
 
 import dpkern
 from dpkern import _C
+from tests import cuda_gate
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {".h", ".cpp", ".cuh", ".cu"}
+EVERY_ARCH = " ".join(f"{arch}-real" for arch in cuda_gate.ARCHS)
 STUB = """
 #include <pybind11/pybind11.h>
 PYBIND11_MODULE(_C, m) { m.attr("version") = DPKERN_VERSION; m.attr("cuda") = DPKERN_CUDA; }
@@ -188,12 +190,49 @@ def test_cuda_auto_without_nvcc_builds_for_the_cpu_and_says_why(tree: Path) -> N
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
-    ("asked", "named"),
-    [("80-real;90-real", "CUDA 1 80-real 90-real"), ("", "90-real 100-real 100-virtual")],
+    ("asked", "named"), [("80-real;90-real", "80-real 90-real"), ("", f"{EVERY_ARCH} 100-virtual")]
 )
 def test_cuda_architectures(tree: Path, asked: str, named: str) -> None:
     python = f"-DPython_EXECUTABLE={sys.executable}"
-    assert named in configure(tree, "-DDPKERN_CUDA=on", f"-DDPKERN_CUDA_ARCHS={asked}", python)
+    printed = configure(tree, "-DDPKERN_CUDA=on", f"-DDPKERN_CUDA_ARCHS={asked}", python)
+    assert f"CUDA 1 {named}" in printed
+
+
+def flags(tree: Path, *options: str) -> str:
+    """Every compiler command of a configured build."""
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    configure(tree, "-DDPKERN_CUDA_ARCHS=90-real", python, *options)
+    return (tree.parent / "build" / "compile_commands.json").read_text()
+
+
+def test_warnings_are_errors_only_if_asked_for(tree: Path) -> None:
+    assert "-Werror" not in flags(tree)
+    assert "-Wconversion -Wno-psabi -Werror" in flags(tree, "-DDPKERN_WERROR=on")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("test", ["DPKERN_WERROR=on", "-DDPKERN_WERROR=on"]),
+        ("sanitize", ["-DDPKERN_WERROR=on"]),
+        ("demo", ["DPKERN_WERROR=off"]),
+    ],
+)
+def test_contributors_build_without_warnings_and_users_need_not(
+    target: str, said: list[str], tmp_path: Path
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "CMakeLists.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "dpkern").mkdir()
+    shutil.copy(ROOT / "dpkern" / "__init__.py", tmp_path / "dpkern")
+    inherited = {name: value for name, value in os.environ.items() if name != "DPKERN_WERROR"}
+    command = ["make", "--dry-run", target]
+    printed = subprocess.run(
+        command, cwd=tmp_path, env=inherited, text=True, capture_output=True, check=True
+    ).stdout
+    assert re.findall(r"\S*DPKERN_WERROR=\w+", printed) == said
+    assert "export DPKERN_WERROR=on" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_unknown_cuda_value_is_refused(tree: Path) -> None:
@@ -206,7 +245,7 @@ def test_unknown_cuda_value_is_refused(tree: Path) -> None:
     [
         ("DPKERN_NATIVE", "on or off"),
         ("DPKERN_CUDA", "auto, on or off"),
-        ("DPKERN_WERROR", "on or off"),
+        ("DPKERN_WERROR", "off or on"),
     ],
 )
 def test_unknown_build_setting_is_refused(tree: Path, name: str, choices: str) -> None:

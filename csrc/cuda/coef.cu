@@ -16,6 +16,7 @@ constexpr int kFlatEach = kFlatPiece / kFlatThreads;
 constexpr int kWindow = 1536;
 constexpr int kKindThreads = kTileThreads / 2;  // that make the tiles of one kind
 constexpr int kLossBlocks = 6;                  // of tiles, on a multiprocessor
+constexpr int kFlatLossBlocks = 8;  // unsaid, the compiler aims higher on sm_80, and spills
 
 // Whole rows of a block, or one that takes several windows.
 __host__ __device__ __forceinline__ std::int64_t rows_of_block(std::int64_t columns) {
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(kTileThreads, kLossBlocks)
 }
 
 template <class T, bool kDraws>
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, kFlatLossBlocks)
     quadratic_flat_kernel(CoefPlan plan, const T* z, const T* targets, const T* shift, double* loss,
                           T* dz) {
   __shared__ typename FlatWindow<kDraws>::Room room;

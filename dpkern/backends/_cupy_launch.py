@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _tables
-from ._cupy_sources import Compiler
+from ._cupy_compile import Compiler
 
 _MOST_BLOCKS = 2**31 - 1
 TILE_THREADS, TILES_PER_BLOCK = 128, 8

@@ -1,14 +1,10 @@
-"""The CUDA sources as CuPy compiles them: which kernels, under which names, with which options."""
+"""The CUDA sources as they are compiled at run time: kernels, their names there, and options."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
-
-from ..errors import BackendError
 
 LAWS = ("Gaussian", "Laplace")
 FLOATS = ("float", "double")
@@ -94,36 +90,3 @@ def sources() -> Path:
 def options(folder: Path) -> tuple[str, ...]:
     """Of the compiler. Fused products would change the noise."""
     return ("--std=c++17", f"-I{folder}", "--fmad=false")
-
-
-class Compiler:
-    """Each source compiled once, on first use; CuPy keeps the binaries on disk."""
-
-    def __init__(self, cupy: Any) -> None:
-        self.cupy = cupy
-        self.kernel = cache(self._kernel)
-        self._module = cache(self._new_module)
-
-    def _new_module(self, source: str) -> Any:
-        folder = sources()
-        return self.cupy.RawModule(
-            code=(folder / "cuda" / f"{source}.cu").read_text(),
-            options=options(folder),
-            name_expressions=[expression(name) for name in KERNELS[source]],
-        )
-
-    def _kernel(self, source: str, name: str) -> Any:
-        """A kernel, ready to launch.
-
-        Raises:
-            BackendError: the compiler refuses the source.
-        """
-        try:
-            return self._module(source).get_function(expression(name))
-        except self.cupy.cuda.compiler.CompileException as error:
-            raise BackendError(
-                f"csrc/cuda/{source}.cu",
-                expected="a source that the CUDA run-time compiler accepts",
-                got=str(error),
-                remedy="Use a CuPy of CUDA 13, or another backend.",
-            ) from error

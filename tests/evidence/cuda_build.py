@@ -18,8 +18,6 @@ from dpkern.rng import Purpose
 from tests import cuda_gate as gate
 from tests import nvrtc
 
-EXACT = ("noise", "update")
-
 
 def compiled() -> dict[str, Any]:
     """Registers of every kernel by architecture, and what must not be there."""
@@ -29,7 +27,7 @@ def compiled() -> dict[str, Any]:
         for arch in gate.ARCHS:
             for source in gate.SOURCES:
                 ptx = gate.ptx(source, Path(folder), arch)
-                fused = source.stem not in EXACT
+                fused = source.stem not in gate.EXACT
                 kernels = gate.usage(ptx, arch)
                 wrong += [
                     f"sm_{arch} {source.stem}: {found}"

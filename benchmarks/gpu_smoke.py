@@ -1,0 +1,228 @@
+"""Every op on every backend of a device, on small odd sizes, beside the CPU's reference.
+
+    python -m benchmarks.gpu_smoke [--device cuda] [--scale 1]
+
+First contact with a machine, and what memory and race checkers run: seconds, not minutes. Not yet
+run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpkern import _dispatch
+from dpkern.ops import clip, coef, ghost, noise, product, spectral, symbols, update
+from dpkern.ops.spectral import Band
+from dpkern.rng import Purpose
+from dpkern.testing import KEY, assert_close
+
+from .gpu_time import Setting, attempt, backends, exit_code, keep, setting
+
+STREAM, ROUNDING = KEY.stream(Purpose.NOISE, 1), KEY.stream(Purpose.ROUNDING, 1)
+BATCH = 5
+BITS = ("noise.", "symbols.")
+ROUNDED = 1e-2
+"""Largest error, of the largest value: norms on a device may lie above the reference's."""
+
+
+class Inputs:
+    """Random tensors, the same on every device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.generator = torch.Generator().manual_seed(1)
+        self.factors = torch.linspace(0.1, 1, BATCH, device=self.device)
+
+    def __call__(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device)
+
+    def ids(self, most: int, *shape: int) -> Tensor:
+        """Numbers below ``most``."""
+        return torch.randint(most, shape, generator=self.generator).to(self.device)
+
+    def into(self, *shape: int, run: Callable[[Tensor], object]) -> Tensor:
+        """What was added to zeros."""
+        out = torch.zeros(*shape, device=self.device)
+        run(out)
+        return out
+
+
+def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
+    """A call of each op on backend ``b``; each needs fresh inputs."""
+    on: dict[str, Any] = {"backend": b}
+    conv: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1}
+    band, blocks = Band((13, 13), "shells", 0.4), Band((7,), "shells", 0.4)
+    given = coef.Noise(scale=1.0, stream=STREAM, rounding=ROUNDING, position=9)
+    place: dict[str, Any] = {"position": 77, "count": 5003, "device": t.device}
+    stats = torch.linspace(0.5, 1.5, BATCH * 7, device=t.device).view(BATCH, 7)
+
+    def maps() -> tuple[Tensor, Tensor]:
+        return t(BATCH, 3, 11, 11), t(BATCH, 5, 6, 6)
+
+    def rows(width: int) -> Tensor:
+        return t(BATCH, 7, width)
+
+    def clipped(arithmetic: str) -> Any:
+        unit = 2.0**-20 if arithmetic == "exact" else None
+        grads = [t(BATCH, 4099), t(BATCH, 7, 3)]
+        done = clip.clip_sum(grads, 1.0, arithmetic=arithmetic, unit=unit, **on)
+        return done.sums, done.norms
+
+    def contracted() -> list[Tensor]:
+        outs = [torch.zeros(4099, device=t.device), torch.zeros(3, device=t.device)]
+        ghost.contract([t(BATCH, 4099), t(BATCH, 3)], t.factors, outs, **on)
+        return outs
+
+    def stepped(rule: update.Rule) -> list[Tensor]:
+        params = [t(4099), t(33, 7)]
+        sums = [(1e6 * t(*p.shape)).to(torch.int32) for p in params]
+        drawn = update.Noise(
+            distribution="gaussian", scales=(0.5, 0.5), stream=STREAM, positions=(5, 9000)
+        )
+        update.step(params, sums, rule=rule, state=rule.init(params), noise=drawn, **on)
+        return params
+
+    def projected() -> list[Tensor]:
+        params = [t(33, 7), t(5)]
+        update.project(params, update.Ball(0.7), **on)
+        return params
+
+    def bins_sum() -> Tensor:
+        x, g, _ = spectral.conv_bins(*maps(), **conv, band=band, backend="reference")
+        return t.into(
+            *(5, 3, 3, 3), run=lambda o: spectral.bins_sum(x, g, t.factors, o, band=band, **on)
+        )
+
+    return {
+        "noise.keystream": lambda: noise.keystream(
+            STREAM, first_block=3, blocks=257, device=t.device, **on
+        ),
+        "noise.lattice_draws": lambda: noise.lattice_draws(STREAM, **place, **on),
+        "noise.rounding_bits": lambda: noise.rounding_bits(ROUNDING, **place, **on),
+        "noise.add_noise": lambda: noise.add_noise(
+            t(5003), stream=STREAM, scale=1.5, rounding=ROUNDING, **on
+        ),
+        "symbols.randomize": lambda: symbols.randomize(
+            t.ids(3, 5003), stream=STREAM, keep=2**63, categories=3, **on
+        ),
+        "clip.sample_norm": lambda: clip.sample_norm([t(BATCH, 4099), t(BATCH, 3)], **on),
+        "clip.clip_sum": lambda: [clipped(kind) for kind in clip.ARITHMETIC],
+        "coef.perturb": lambda: coef.perturb(t(33, 77).sigmoid(), form="taylor", noise=given, **on),
+        "coef.quadratic": lambda: coef.quadratic(
+            t(33, 77), t(33, 77).sigmoid(), form="taylor", noise=given, **on
+        ),
+        "coef.expanded": lambda: coef.expanded(
+            t(33, 21).sigmoid(), t(33, 3).sigmoid(), t(3, 21), noise=given, **on
+        ),
+        "ghost.layer_norm_backward": lambda: ghost.layer_norm_backward(
+            rows(21), rows(21), stats, stats, t(21), **on
+        ),
+        "ghost.rms_norm_backward": lambda: ghost.rms_norm_backward(
+            rows(21), rows(21), stats, t(21), **on
+        ),
+        "ghost.group_norm_backward": lambda: ghost.group_norm_backward(
+            rows(3), rows(3), stats, stats, t(7), **on
+        ),
+        "ghost.conv_norm": lambda: ghost.conv_norm(*maps(), **conv, **on),
+        "ghost.conv_gradient": lambda: ghost.conv_gradient(*maps(), **conv, **on),
+        "ghost.conv_sum": lambda: t.into(
+            *(5, 3, 3, 3), run=lambda o: ghost.conv_sum(*maps(), t.factors, o, **conv, **on)
+        ),
+        "ghost.embedding_norm": lambda: ghost.embedding_norm(t.ids(9, BATCH, 7), rows(21), **on),
+        "ghost.embedding_sum": lambda: t.into(
+            *(9, 21),
+            run=lambda o: ghost.embedding_sum(t.ids(9, BATCH, 7), rows(21), t.factors, o, **on),
+        ),
+        "ghost.tied_cross": lambda: ghost.tied_cross(
+            t.ids(9, BATCH, 7), rows(21), rows(21), rows(9), **on
+        ),
+        "ghost.explicit_norm": lambda: ghost.explicit_norm([t(BATCH, 4099), t(BATCH, 3)], **on),
+        "ghost.clip_factors": lambda: ghost.clip_factors(
+            [t.factors.double()], 0.5, dtype=torch.float32, **on
+        ),
+        "ghost.contract": contracted,
+        "ghost.linear_norm": lambda: ghost.linear_norm(rows(33), rows(21), **on),
+        "ghost.linear_gradient": lambda: ghost.linear_gradient(rows(33), rows(21), **on),
+        "ghost.linear_sum": lambda: t.into(
+            *(21, 33), run=lambda o: ghost.linear_sum(rows(33), rows(21), t.factors, o, **on)
+        ),
+        "product.matmul": lambda: product.matmul(t(BATCH, 33), t(33, 21), t(21), **on),
+        "spectral.conv_norm": lambda: spectral.conv_norm(
+            *maps(), **conv, size=(13, 13), band=band, **on
+        ),
+        "spectral.conv_bins": lambda: spectral.conv_bins(*maps(), **conv, band=band, **on)[2],
+        "spectral.bins_sum": bins_sum,
+        "spectral.circulant_norm": lambda: spectral.circulant_norm(
+            t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), band=blocks, **on
+        ),
+        "spectral.circulant_gradient": lambda: spectral.circulant_gradient(
+            t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), **on
+        ),
+        "spectral.circulant_sum": lambda: t.into(
+            *(5, 2, 7),
+            run=lambda o: spectral.circulant_sum(
+                t(BATCH, 3, 2, 7), t(BATCH, 3, 5, 7), t.factors, o, band=blocks, **on
+            ),
+        ),
+        "spectral.filtered": lambda: spectral.filtered(
+            t(BATCH, 3, 11, 11), padding=(1, 1), rows=(13, 13), band=band, **on
+        ),
+        "spectral.whitened_norm": lambda: spectral.whitened_norm(
+            t(BATCH, 5, 3, 3, 3), torch.eye(9, dtype=torch.float64, device=t.device), **on
+        ),
+        "update.step": lambda: [
+            stepped(rule) for rule in (update.SGD(lr=0.1), update.AdamW(lr=0.01))
+        ],
+        "update.advance": lambda: update.advance(
+            update.clock(update.AdamW(lr=0.1), 3, t.device), rule=update.AdamW(lr=0.1), **on
+        ),
+        "update.project": projected,
+    }
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """Those of a result, in order."""
+    if isinstance(tree, Tensor):
+        yield tree.detach().cpu()
+    elif isinstance(tree, (list, tuple)):
+        yield from chain.from_iterable(tensors(item) for item in tree)
+    elif hasattr(tree, "__dict__"):
+        yield from tensors(list(vars(tree).values()))
+
+
+def compared(op: str, backend: str, where: Setting) -> dict[str, Any]:
+    """The op's results beside the reference's.
+
+    Raises:
+        AssertionError: they differ by more than they may.
+    """
+    got = list(tensors(calls(Inputs(where.device), backend)[op]()))
+    want = list(tensors(calls(Inputs("cpu"), "reference")[op]()))
+    tolerance = 0.0 if op.startswith(BITS) else ROUNDED
+    for mine, theirs in zip(got, want, strict=True):
+        assert_close(op, mine.double(), theirs.double(), tolerance)
+    return {"tensors": len(got)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Call everything; 1 if a result is wrong."""
+    where = setting("every op on a GPU", argv)
+    rows = []
+    for op in _dispatch.OPS:
+        for backend, reason in backends(op, where).items():
+            row = {"op": op, "backend": backend}
+            if reason:
+                rows.append(row | {"not here": reason})
+            elif backend != "reference":
+                rows.append(attempt(row, lambda o=op, b=backend: compared(o, b, where)))  # type: ignore[misc]
+    keep("smoke", rows, where)
+    return exit_code(rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
