@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
-from .buffers import BufferWatch
+from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
@@ -111,17 +111,25 @@ class Capture:
         self._given: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
-        self._buffers: BufferWatch | None = BufferWatch(module)
+        self.guard = ForwardGuard(self)
+        """Probes forward passes and watches the module's state."""
 
     @property
     def watching(self) -> bool:
         """Whether uses are captured now."""
-        return bool(self._hooks) and not self._public and not self._skipped
+        return (
+            bool(self._hooks) and not self._public and not self._skipped and not self.guard.running
+        )
 
     @property
     def attached(self) -> bool:
         """Whether the parameters are private."""
         return bool(self._hooks)
+
+    @property
+    def in_public(self) -> bool:
+        """Whether passes use no private data now."""
+        return self._public
 
     @property
     def captured(self) -> bool:
@@ -143,6 +151,7 @@ class Capture:
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
+        self.guard.attach()
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 # Only the module knows how it sorted packed sequences.
@@ -156,6 +165,7 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.guard.detach()
         self.discard()
         for slot in self.slots:
             if type(slot.used) is PrivateParameter:
@@ -207,7 +217,8 @@ class Capture:
             self._check_leaks()  # a private gradient must not pass for a public one
         before, self._public = self._public, True
         try:
-            yield
+            with self.guard.public():
+                yield
         finally:
             self._public = before
             self._collect_public()
@@ -367,9 +378,9 @@ class Capture:
             self._verified |= probe.seen
             self._clouded = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
-        self._report(error)
+        self.report(error)
 
-    def _report(self, error: UnsupportedModule | None) -> None:
+    def report(self, error: UnsupportedModule | None) -> None:
         """Raise, or collect in a rehearsal."""
         if error is None:
             return
@@ -380,12 +391,12 @@ class Capture:
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.guard.running:
+            return None
         self._skipped = False
         self._watch_node = None
         if not torch.is_grad_enabled() or self._public:
             return None
-        if self._buffers is not None:
-            self._buffers.note()
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         self._given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
@@ -414,9 +425,8 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.is_grad_enabled() and self.watching and self._buffers is not None:
-            self._report(self._buffers.error())
-            self._buffers = None  # what a forward pass writes to, it writes to every time
+        if self.guard.running:
+            return
         if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
