@@ -199,7 +199,8 @@ class DifferenceProbe:
         """The first way of replacing that the module can run on, and its output."""
         step = 1 + number % max(1, self.batch - 1)
         found: tuple[Any, Any] = (None, None)
-        for change in self._changes(step, large=len(chosen) > 2 or self.batch <= 3):
+        large = not self.whole or len(chosen) > 2 or self.batch <= 3
+        for change in self._changes(step, large=large):
             inputs, different = self.arguments, False
             if chosen and found[0] is None:
                 inputs, different = replaced_rows(self.arguments, self.batch, chosen, change)
