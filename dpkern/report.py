@@ -68,6 +68,8 @@ def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
     """Why epsilon is infinite, in words; None where it is not."""
     if not math.isinf(certificate.epsilon):
         return None
+    if step.ledger.taints:
+        return step.ledger.taints[0]
     if step.noise_warning:
         return step.noise_warning
     if step.key.seeded:

@@ -380,6 +380,15 @@ class DPStep:
         releasing.check_same_event(self.plan, plan)
         self.plan = plan
 
+    def taint(self, reason: str) -> None:
+        """State that releases so far may not have been clipped and sampled as recorded.
+
+        They are then certified for nothing, also after a checkpoint; nothing is changed where
+        nothing was released.
+        """
+        if self.steps:
+            self.ledger.taint(reason)
+
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
         return self.ledger.certify(delta)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from .._validate import open_unit
+from ..errors import InvalidInput
 from . import events
 from .history import (
     LEDGER_VERSION,
@@ -40,6 +41,7 @@ class Ledger:
         self._seeded = seeded
         self.batched = batched
         self._uses: list[Use] = []
+        self._taints: list[str] = []
         self._joined = True
         """Whether the next shuffled batch is known to continue the last one recorded here."""
 
@@ -47,6 +49,20 @@ class Ledger:
     def seeded(self) -> bool:
         """Whether any part of the history used a seed."""
         return self._seeded
+
+    @property
+    def taints(self) -> tuple[str, ...]:
+        """Why the releases so far are certified for nothing; empty where they are not tainted."""
+        return tuple(self._taints)
+
+    def taint(self, reason: str) -> None:
+        """State that releases recorded here may not have been what they were recorded as.
+
+        Nothing is certified from then on, in loaded copies of the history neither: a release
+        cannot be taken back. ``reason`` stands in every certificate's notes.
+        """
+        if reason not in self._taints:
+            self._taints.append(reason)
 
     @property
     def steps(self) -> int:
@@ -103,20 +119,12 @@ class Ledger:
         if not self._seeded:
             return secret
         note = "the noise comes from a known seed: no privacy against anyone who has it"
-        return Certificate(
-            epsilon=math.inf,
-            delta=delta,
-            relation=secret.relation,
-            accountant="none",
-            event=json.dumps(events.non_private()),
-            bounds=MappingProxyType({}),
-            certified_for=NOTHING,
-            notes=(note, *secret.notes),
-        )
+        return _nothing(secret, [note])
 
     def certify_if_seed_secret(self, delta: float) -> Certificate:
         """The certificate that would hold if nobody knew the seed."""
-        return certify_uses(self._uses, delta)
+        certificate = certify_uses(self._uses, delta)
+        return _nothing(certificate, self._taints) if self._taints else certificate
 
     def epsilon(self, delta: float) -> float:
         """Certified epsilon so far; infinite for a seeded run."""
@@ -129,23 +137,55 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Any]:
         """The history as plain JSON values."""
-        return {
+        state: dict[str, Any] = {
             "version": LEDGER_VERSION,
             "seeded": self._seeded,
             "entries": [_entry(use) for use in self._uses],
         }
+        if self._taints:
+            state["taints"] = list(self._taints)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the history by a saved one; what follows is added to it.
 
-        A seeded history stays seeded, and a seeded ledger that loads an unseeded one too.
+        A seeded history stays seeded, and a seeded ledger that loads an unseeded one too; so does
+        what taints it.
 
         Raises:
             InvalidInput: not a ledger's state; the ledger is then unchanged.
         """
         uses, seeded = read_uses(state)
+        taints = _read_taints(state)
+        self._taints += [reason for reason in taints if reason not in self._taints]
         self._uses = [self._stated(use) for use in uses]
         self._seeded, self._joined = self._seeded or seeded, False
+
+
+def _nothing(certificate: Certificate, notes: Sequence[str]) -> Certificate:
+    """The certificate of the same history that certifies nothing, and why."""
+    return Certificate(
+        epsilon=math.inf,
+        delta=certificate.delta,
+        relation=certificate.relation,
+        accountant="none",
+        event=json.dumps(events.non_private()),
+        bounds=MappingProxyType({}),
+        certified_for=NOTHING,
+        notes=(*notes, *certificate.notes),
+    )
+
+
+def _read_taints(state: Mapping[str, Any]) -> list[str]:
+    taints = state.get("taints", [])
+    if isinstance(taints, list) and all(isinstance(reason, str) for reason in taints):
+        return taints
+    raise InvalidInput(
+        "state.taints",
+        expected="a list of reasons",
+        got=repr(taints)[:80],
+        remedy="Pass what Ledger.state_dict() returned.",
+    )
 
 
 def _entry(use: Use) -> dict[str, Any]:

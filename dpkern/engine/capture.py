@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule
-from .buffers import BufferWatch
+from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
 from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
@@ -116,22 +116,25 @@ class Capture:
         self._given: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
-        self._buffers: BufferWatch | None = BufferWatch(module)
+        self.guard = ForwardGuard(self)
+        """Probes forward passes and watches the module's state."""
 
     @property
     def watching(self) -> bool:
         """Whether uses are captured now."""
-        return bool(self._hooks) and not self._public and not self._skipped
-
-    @property
-    def is_public(self) -> bool:
-        """Whether the running pass uses no private data."""
-        return self._public
+        return (
+            bool(self._hooks) and not self._public and not self._skipped and not self.guard.running
+        )
 
     @property
     def attached(self) -> bool:
         """Whether the parameters are private."""
         return bool(self._hooks)
+
+    @property
+    def in_public(self) -> bool:
+        """Whether passes use no private data now."""
+        return self._public
 
     @property
     def captured(self) -> bool:
@@ -153,6 +156,11 @@ class Capture:
             self.module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
             self.module.register_forward_hook(Hook(self._after_forward), with_kwargs=True),
         ]
+        self.guard.attach()
+        enter = Hook(self._enter)
+        self._hooks.append(
+            self.module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+        )
         for part in self.module.modules():
             if isinstance(part, nn.RNNBase):
                 # Only the module knows how it sorted packed sequences.
@@ -166,6 +174,7 @@ class Capture:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.guard.detach()
         self.discard()
         for slot in self.slots:
             if type(slot.used) is PrivateParameter:
@@ -226,7 +235,8 @@ class Capture:
             self._check_leaks()  # a private gradient must not pass for a public one
         before, self._public = self._public, True
         try:
-            yield
+            with self.guard.public():
+                yield
         finally:
             self._public = before
             self._collect_public()
@@ -394,9 +404,9 @@ class Capture:
             self._verified |= probe.seen
             self._clouded = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
-        self._report(error)
+        self.report(error)
 
-    def _report(self, error: UnsupportedModule | None) -> None:
+    def report(self, error: UnsupportedModule | None) -> None:
         """Raise, or collect in a rehearsal."""
         if error is None:
             return
@@ -404,20 +414,25 @@ class Capture:
             raise error
         self.collected.append(error)
 
+    def _enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Before all other hooks: find out whose rows come in."""
+        if self.guard.running:
+            return None
+        self._skipped = False
+        if self.boundary is None or self.collected is not None:
+            return None
+        return self.boundary.enter(args, kwargs)
+
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._skipped = False
+        if self.guard.running:
+            return None
         self._watch_node = None
-        given = args, kwargs
-        followed = self.boundary if self.collected is None else None
-        if followed is not None:
-            args, kwargs = followed.enter(args, kwargs)
-        changed = None if args is given[0] and kwargs is given[1] else (args, kwargs)
         if not torch.is_grad_enabled() or self._public or self._skipped:
-            return changed
-        if self._buffers is not None:
-            self._buffers.note()
+            return None
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         self._given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
@@ -427,10 +442,10 @@ class Capture:
         else:
             self._next_samples()
             self.batch = rows
-            if followed is not None and followed.entered_records is not None:
-                self.batch = followed.entered_records
+            if self.boundary is not None and self.boundary.entered_records is not None:
+                self.batch = self.boundary.entered_records
         watch = self._watch_input and rows == self.batch and not self._skipped
-        return (self._watched((args, kwargs)) if watch else None) or changed
+        return self._watched((args, kwargs)) if watch else None
 
     def _watched(
         self, arguments: tuple[tuple[Any, ...], dict[str, Any]]
@@ -448,9 +463,8 @@ class Capture:
     def _after_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        if torch.is_grad_enabled() and self.watching and self._buffers is not None:
-            self._report(self._buffers.error())
-            self._buffers = None  # what a forward pass writes to, it writes to every time
+        if self.guard.running:
+            return None
         if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)

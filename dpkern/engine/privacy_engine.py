@@ -230,6 +230,7 @@ class PrivacyEngine:
         adapter = Adapter(optimizer, capture, private, processes=processes, sharded=sharded)
         if wrapper is not module:
             distributed.refuse_wrapper(wrapper, lambda: capture.attached)
+        capture.guard.on_late_finding = private.taint
         self._parts = capture, private, adapter, loader
         self._views = options.views
         self.accountant.step = private

@@ -53,6 +53,8 @@ def rehearse(
         capture.hand_out(rows)
         collected: list[UnsupportedModule] = []
         capture.collected = collected
+        if function is not None:
+            capture.guard.probe_function(run, inputs, named, rows)
         output = run(*inputs, **named)
         capture.verify(output)
     return [

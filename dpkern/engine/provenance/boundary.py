@@ -102,7 +102,7 @@ class ModuleBoundary:
         found = list(tensors_of((args, kwargs)))
         tracked = [(t, packed) for t, packed in found if type(t) is TrackedTensor]
         capture = self.capture
-        if capture.is_public:
+        if capture.in_public:
             if any(_has_records(t._state) for t, _ in tracked):  # type: ignore[attr-defined]
                 raise PrivacyError(
                     "engine.public()",
@@ -405,7 +405,7 @@ class ModuleBoundary:
             PrivacyError: a trained tensor that is not the engine's, or a loss that was not followed.
         """
         capture = self.capture
-        if capture.is_public or not capture.attached:
+        if capture.in_public or not capture.attached:
             return run()
         if any(state.batch is not None and state.batch.placeholder for state in states):
             return None

@@ -1,0 +1,344 @@
+"""The forward-difference probe: does a sample's output change when other samples are replaced?
+
+The module runs on the batch, and again with some rows of every input replaced, from the same state
+of module and random generators, with ordinary operations. Rows of all other samples must come out
+the same. Gradients cannot show what this shows: mixing that is detached, made of integers, or
+behind a second input. What the two passes leave in the module tells state that follows the data
+from counters, which change alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModule
+from .local import local
+from .parameter import plainly
+from .random_state import RandomState
+from .reachable import Snapshot
+from .replaced_rows import (
+    Change,
+    by_copies,
+    by_large_values,
+    differing,
+    fresh,
+    has_rows,
+    mapped,
+    replaced_rows,
+    tensors_of,
+)
+
+Together = Callable[[bool], bool]
+"""Whether any process says yes, where forward passes need all processes."""
+
+GATE = 0.1
+"""Standard deviation of what stands in for parameters that are zero throughout, while probing."""
+
+
+@dataclass
+class Outcome:
+    """What a probe found.
+
+    Attributes:
+        told: whether replaced rows could tell anything: there were two samples that differ.
+        mixed: where samples mix, in words; empty if they do not.
+        absorbed: paths of state that follows the data.
+        counted: paths of state that changes alike whatever the data is.
+        failure: why the module could not be run again, if so.
+    """
+
+    told: bool = False
+    mixed: str = ""
+    absorbed: list[str] = field(default_factory=list)
+    counted: set[str] = field(default_factory=set)
+    failure: Exception | None = None
+
+    def error(self) -> UnsupportedModule | None:
+        """One error for what was found."""
+        if self.mixed:
+            return UnsupportedModule(
+                self.mixed,
+                expected="outputs of one sample that depend on that sample alone",
+                got="other outputs after other samples of the batch were replaced",
+                remedy="Keep the batch first (batch_first=True; rows of one sample next to each "
+                "other) and remove what mixes samples, such as statistics, sorting or ranking "
+                "over the batch; dpkern.fix(model) replaces batch normalisation.",
+            )
+        if self.absorbed:
+            return absorbs(self.absorbed)
+        return None
+
+
+def absorbs(names: Sequence[str]) -> UnsupportedModule:
+    """The error for state of a module that follows the data."""
+    kind = "buffer" if len(names) == 1 else "buffers"
+    return UnsupportedModule(
+        f"{kind} or other state {', '.join(sorted(names)[:5])}",
+        expected="forward passes that leave no trace of the samples in the module",
+        got="contents that depend on the samples",
+        remedy="What the module remembers of the data reaches state_dict() or later outputs "
+        "without noise: keep it outside of the module, or update it from public data under "
+        "engine.public().",
+    )
+
+
+class DifferenceProbe:
+    """Runs a function of one batch several times from one state, which it leaves behind.
+
+    Args:
+        module: whose state counts.
+        call: runs it, usually the module itself.
+        args, kwargs: its arguments, with the samples in the first dimension.
+        batch: number of samples.
+        zeros: trained parameters; those that are zero throughout get other values meanwhile, as a
+            gate at zero hides what is behind it.
+        together: where every process must take the same passes.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: int,
+        *,
+        zeros: Sequence[Tensor] = (),
+        together: Together | None = None,
+    ) -> None:
+        self.module = module
+        self.call = call
+        self.arguments = (args, kwargs)
+        self.batch = batch
+        self.zeros = zeros if together is None else ()
+        self.together = together or bool
+        self.whole = together is None
+        """Whether parameters stay the same objects from pass to pass."""
+        self._devices = {t.device for t in tensors_of(self.arguments)}
+        self._devices |= {local(p).device for p in module.parameters()}
+
+    def run(self, number: int, *, full: bool, rows: bool = True) -> Outcome:
+        """Probe once.
+
+        Args:
+            number: of the probe; decides which samples are replaced.
+            full: replace a few samples, then half of them; else one of the two.
+            rows: False looks at the module's state only.
+        """
+        outcome = Outcome()
+        self._random = RandomState(self._devices)
+        with _gates_opened(self.zeros):
+            self._before = self._snapshot()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self._compare(outcome, number, full, rows)
+            finally:
+                self._before.restore()
+                self._random.restore()
+        return outcome
+
+    def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+        try:
+            plain = self._pass(fresh(self.arguments))
+        except Exception as error:  # noqa: BLE001 - the real pass raises it again
+            outcome.failure = error
+            return
+        left = self._snapshot()
+        changed = self._before.changes(left)
+        self._put_back()
+        absorbed: set[str] = set()
+        other: Snapshot | None = None
+        for chosen in self._choices(number, full):
+            inputs, result = self._replaced(chosen, number, outcome)
+            differ: set[str] = set()
+            if inputs is not None:
+                after = self._snapshot()
+                differ = left.changes(after)
+                other = after if differ else other
+                absorbed |= differ
+            self._put_back()
+            if rows and not outcome.mixed:
+                kept = [b for b in range(self.batch) if b not in chosen]
+                self._judge(outcome, plain, inputs, result, kept)
+        outcome.counted = changed - absorbed
+        outcome.absorbed = self._lasting(left, other, absorbed)
+
+    def _judge(
+        self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
+    ) -> None:
+        """Compare outputs; where the module has none with rows, those of its parts."""
+        mixed, hidden = False, False
+        if inputs is not None:
+            mixed = differing(plain, result, self.batch, kept) is not None
+            hidden = not has_rows(plain, self.batch)
+        if self.together(mixed or hidden):
+            place = self._place(inputs or self.arguments, kept)
+            outcome.mixed = place or (type(self.module).__name__ if mixed else "")
+
+    def _choices(self, number: int, full: bool) -> list[list[int]]:
+        """Samples to replace: a few, then half of them; none where another process asked."""
+        if self.batch < 2:
+            return [[]]
+        few = sorted({number % self.batch, (number * 7 + self.batch - 1) % self.batch})
+        half = [b for b in range(self.batch) if (b + number) % 2 == 0][: self.batch // 2]
+        if self.batch <= 3:
+            return [few[:1]]
+        if not self.whole:
+            return [half]
+        return [few, half] if full else [half if number % 2 else few]
+
+    def _replaced(self, chosen: Sequence[int], number: int, outcome: Outcome) -> tuple[Any, Any]:
+        """The first way of replacing that the module can run on, and its output."""
+        step = 1 + number % max(1, self.batch - 1)
+        found: tuple[Any, Any] = (None, None)
+        large = not self.whole or len(chosen) > 2 or self.batch <= 3
+        for change in self._changes(step, large=large):
+            inputs, different = self.arguments, False
+            if chosen and found[0] is None:
+                inputs, different = replaced_rows(self.arguments, self.batch, chosen, change)
+            if not self.together(different):
+                continue
+            try:
+                result = self._pass(fresh(inputs))
+            except Exception as error:  # noqa: BLE001 - lengths that must be sorted, say
+                outcome.failure = error
+                self._put_back()
+                continue
+            if different:
+                outcome.told, found = True, (inputs, result)
+                if self.whole:
+                    break
+        return found
+
+    def _changes(self, step: int, large: bool) -> Iterator[Change]:
+        if large:
+            yield by_large_values(step)
+        yield by_copies(step)
+        yield by_copies(step, flat=False)
+        yield by_large_values(step, integers=False)
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.module, parameters=self.whole)
+
+    def _pass(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+        """The output, without its graph."""
+        self._random.restore()
+        torch.clear_autocast_cache()  # it may hold other values, or the graph of another pass
+        try:
+            return mapped(self.call(*arguments[0], **arguments[1]), Tensor.detach)
+        finally:
+            torch.clear_autocast_cache()
+
+    def _put_back(self) -> None:
+        lost = self._before.restore()
+        if lost:
+            raise UnsupportedModule(
+                ", ".join(lost[:5]),
+                expected="large tensors that a forward pass leaves as they are",
+                got="one that writes to them",
+                remedy="Update it outside of the forward pass, under engine.public().",
+            )
+
+    def _lasting(self, left: Snapshot, other: Snapshot | None, differ: set[str]) -> list[str]:
+        """State that follows the data and reaches state_dict() or later outputs.
+
+        Attributes that the next pass overwrites unread do neither.
+        """
+        kinds = left.kinds | (other.kinds if other is not None else {})
+        saved = [path for path in differ if kinds.get(path, "attribute") != "attribute"]
+        live = self.together(bool(differ) and not saved)
+        if not live or saved:
+            return saved
+        # The same samples, after others: the passes must come out the same.
+        ends = []
+        for start in (left, other if other is not None else left):
+            start.restore()
+            result = self._pass(fresh(self.arguments))
+            ends.append((result, self._snapshot()))
+            self._put_back()
+        (one, first), (two, second) = ends
+        if differing([one], [two], self.batch, range(self.batch)) or not _alike(one, two):
+            return sorted(differ)
+        later = first.changes(second)
+        return sorted(
+            path
+            for path in later
+            if isinstance(first.values.get(path, second.values.get(path)), Tensor)
+        )
+
+    def _place(self, inputs: Any, kept: Sequence[int]) -> str:
+        """The first module whose own inputs agree in these rows while its outputs do not."""
+        calls = []
+        for arguments in (self.arguments, inputs):
+            with _recorded(self.module) as seen:
+                self._pass(fresh(arguments))
+            calls.append(seen)
+            self._put_back()
+        for (name, ins, outs), (again, other_ins, other_outs) in zip(*calls, strict=False):
+            if not kept or name != again or differing(ins, other_ins, self.batch, kept):
+                continue
+            if differing(outs, other_outs, self.batch, kept):
+                kind = type(self.module.get_submodule(name)).__name__
+                return f"{name} ({kind})" if name else kind
+        return ""
+
+
+def _alike(one: Any, two: Any) -> bool:
+    """Whether outputs of the same samples are the same, without rows too."""
+    pairs = zip(tensors_of(one), tensors_of(two), strict=False)
+    return all(differing(a[None], b[None], 1, [0]) is None for a, b in pairs)
+
+
+@contextmanager
+def _recorded(module: nn.Module) -> Iterator[list[tuple[str, Any, Any]]]:
+    """Note every module's inputs and outputs, in the order in which calls end."""
+    seen: list[tuple[str, Any, Any]] = []
+    waiting: list[Any] = []
+    handles: list[Any] = []
+
+    def watch(name: str, part: nn.Module) -> None:
+        def enter(_: nn.Module, args: Any, kwargs: Any) -> None:
+            waiting.append(fresh((args, kwargs)))
+
+        def leave(_: nn.Module, args: Any, output: Any) -> None:
+            if waiting:
+                seen.append((name, waiting.pop(), fresh(output)))
+
+        handles.append(part.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(part.register_forward_hook(leave))
+
+    for name, part in module.named_modules():
+        watch(name, part)
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _gates_opened(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Small random values in place of parameters that are zero throughout."""
+    generator = torch.Generator().manual_seed(len(parameters))
+    changed = []
+    with plainly(), torch.no_grad():
+        for parameter in parameters:
+            data = parameter.data
+            if data.layout is torch.strided and not data.is_meta and not data.any():
+                noise = torch.randn(data.shape, generator=generator) * GATE
+                changed.append(data)
+                data.copy_(noise)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for data in changed:
+                data.zero_()

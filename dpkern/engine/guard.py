@@ -1,0 +1,211 @@
+"""The guards around every forward pass of a private module: difference probe and state guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..errors import PrivacyError, UnsupportedModule
+from .difference import DifferenceProbe, Outcome
+from .hooks import Hook
+from .occasions import Occasions
+from .parameter import tensors_in
+from .reachable import Snapshot
+from .state import StateGuard
+
+if TYPE_CHECKING:
+    from .capture import Capture
+
+
+class ForwardGuard:
+    """Probes forward passes of the capture's module and watches its state.
+
+    Attributes:
+        on_late_finding: called with a reason when a secret probe, or a look at the state, finds
+            what earlier releases may have suffered from.
+        passes: additional forward passes so far.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.module = capture.module
+        self.running = False
+        """Whether a probe runs the module now."""
+        self.on_late_finding: Callable[[str], None] | None = None
+        self.passes = 0
+        self.probes = 0
+        self._handles: list[Any] = []
+        self._occasions = Occasions(self.module)
+        self._structure = self._occasions.refreshed
+        self.state = StateGuard(self.module, self._trained, self._whole)
+        self.state.on_finding = lambda error: self._late(str(error))
+        self._found: UnsupportedModule | None = None
+        """What the probe before this pass found."""
+        self._watched: Snapshot | None = None
+
+    def attach(self) -> None:
+        """Register the hooks, in front of all others: a probe runs those too."""
+        if self._handles:
+            return
+        before = Hook(self._before)
+        self._handles = [
+            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            self.module.register_forward_hook(Hook(self._after), with_kwargs=True),
+        ]
+        self.state.attach()
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self.state.detach()
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """Nothing is probed in this block, and what it writes is approved."""
+        with self.state.public():
+            yield
+
+    def probe_function(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+    ) -> None:
+        """Probe a function that uses the module's parts, outside its own forward pass.
+
+        Raises:
+            UnsupportedModule: what was found, unless the capture collects.
+        """
+        outcome = self._probe(call, args, kwargs, batch, full=True)
+        self.capture.report(outcome.error())
+
+    def _trained(self) -> set[int]:
+        return {id(p) for slot in self.capture.slots for p in (slot.parameter, slot.used)}
+
+    def _whole(self) -> bool:
+        return self.capture.anywhere is None
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._watched = None
+        capture = self.capture
+        if not self.running:
+            self._found = None
+        if self.running or capture.in_public:
+            return
+        self.state.before_pass()
+        recording = torch.is_grad_enabled()
+        batch = self._batch(args, kwargs)
+        why = self._occasions.due(recording)
+        if self._occasions.refreshed != self._structure:
+            self._structure = self._occasions.refreshed
+            self.state.refresh()
+        if not recording:
+            if why is not None and batch >= 2 and capture.anywhere is None:
+                self._watched = Snapshot(self.module)
+            return
+        wanted = why is not None and batch >= 2
+        if capture.anywhere is not None:
+            wanted = capture.anywhere(wanted)
+        if wanted:
+            self._check(module, args, kwargs, batch, why or "new")
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Samples of this pass; 0 where it is not one of the samples handed out."""
+        rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), 0)
+        handed = self.capture.batch if self.capture.handed_out else None
+        if handed and torch.is_grad_enabled():
+            return handed if rows and rows % handed == 0 else 0
+        return rows
+
+    def _check(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str
+    ) -> None:
+        outcome = self._probe(module, args, kwargs, batch, full=why == "new")
+        error = outcome.error()
+        anywhere = self.capture.anywhere
+        if anywhere is not None and anywhere(error is not None) and error is None:
+            error = UnsupportedModule(
+                type(module).__name__,
+                expected="samples that stay apart on every process",
+                got="a finding on another process",
+                remedy="See its error.",
+            )
+        if error is not None:
+            if why == "secret":
+                self._late(str(error))
+            # The pass itself may say more of it, such as the parameter and the operation.
+            self._found = error
+        elif outcome.told:
+            self._occasions.probed(True)
+        elif outcome.failure is not None:
+            self._refuse_unchecked(outcome.failure)
+
+    def _probe(
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: int,
+        *,
+        full: bool,
+        rows: bool = True,
+    ) -> Outcome:
+        zeros = [slot.parameter for slot in self.capture.slots] if full and rows else []
+        probe = DifferenceProbe(
+            self.module, call, args, kwargs, batch, zeros=zeros, together=self.capture.anywhere
+        )
+        self.running = True
+        try:
+            outcome = probe.run(self.probes, full=full, rows=rows)
+        finally:
+            self.running = False
+            self.probes += 1
+        self.state.counted |= outcome.counted
+        return outcome
+
+    def _after(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if self.running or self.capture.in_public:
+            return
+        if self._found is not None:
+            self.capture.report(self._found)
+        if self._watched is not None:
+            before, self._watched = self._watched, None
+            self._check_state(before, args, kwargs)
+        self.state.after_pass()
+        self._occasions.settle()
+
+    def _check_state(self, before: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A pass without gradients has run: whatever it changed must follow no data."""
+        after = Snapshot(self.module)
+        changed = before.changes(after)
+        if changed - self.state.counted:
+            before.restore()
+            try:
+                batch = self._batch(args, kwargs)
+                outcome = self._probe(self.module, args, kwargs, batch, full=True, rows=False)
+            finally:
+                after.restore()
+            error = outcome.error()
+            if error is not None:
+                raise error
+            if outcome.failure is not None:
+                self._refuse_unchecked(outcome.failure)
+        self._occasions.probed(False)
+
+    def _refuse_unchecked(self, failure: Exception) -> None:
+        raise PrivacyError(
+            type(self.module).__name__,
+            expected="a module that runs on its batch with some samples replaced by others",
+            got=f"{type(failure).__name__}: {failure}"[:300],
+            remedy="Whether samples are kept apart could not be checked: let the forward pass "
+            "accept any order of the samples.",
+        ) from failure
+
+    def _late(self, reason: str) -> None:
+        if self.on_late_finding is not None:
+            self.on_late_finding(reason)

@@ -1,0 +1,155 @@
+"""When the forward-difference probe runs: at first, after changes, and at secret times."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from .parameter import plainly
+
+MEAN_GAP = 500
+"""Training passes from one secret probe to the next, on average."""
+
+_MOST_KNOWN = 64
+_DISCRETE = (bool, str, type(None))
+
+
+class Occasions:
+    """Notices changes of a module between forward passes, and draws secret times.
+
+    Every pass, the attributes of all modules (and of plain objects that they hold, such as a
+    configuration), their children, hooks and ``requires_grad`` are compared with what the last pass
+    left behind. A combination of training flags, hooks, modules, ``requires_grad``, booleans and
+    strings that was never probed is an occasion. A return to a known one, and a change of numbers,
+    is one at the 1st, 4th, 16th ... time, because loops may switch or anneal at every step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.refreshed = 0
+        """How often the structure was read anew."""
+        self._known: set[int] = set()
+        self._returns = 0
+        self._sure = random.SystemRandom()
+        self._gap = self._draw()
+        self._refresh()
+        self._last: Any = None
+        self._key = 0
+
+    def due(self, recording: bool) -> str | None:
+        """Why this pass is to be probed: ``new``, ``changed`` or ``secret``; None if it is not.
+
+        Args:
+            recording: whether gradients are recorded; other passes have no secret times.
+        """
+        now, returned = self._scan(), False
+        if not _same(now, self._last):
+            if self._last is None or now[1:3] != self._last[1:3]:
+                self._refresh()
+            self._key, returned = self._combination(), self._last is not None
+        if hash((self._key, recording)) not in self._known:
+            if len(self._known) < _MOST_KNOWN:
+                return "new"
+            returned = True
+        self._returns += returned
+        if returned and _power_of_four(self._returns):
+            return "changed"
+        if recording:
+            self._gap -= 1
+            if self._gap <= 0:
+                self._gap = self._draw()
+                return "secret"
+        return None
+
+    def probed(self, recording: bool) -> None:
+        """The combination of this pass has been probed."""
+        self._known.add(hash((self._key, recording)))
+
+    def settle(self) -> None:
+        """The pass is over: what it changed itself is no occasion."""
+        self._last = self._scan()
+
+    def _draw(self) -> int:
+        """Passes to the next secret probe: geometric, so that none tells the next."""
+        uniform = 1.0 - self._sure.random()
+        return 1 + int(math.log(uniform) / math.log1p(-1 / MEAN_GAP))
+
+    def _refresh(self) -> None:
+        self.refreshed += 1
+        modules = list(self.module.modules())
+        self._attributes: list[Any] = []
+        seen: set[int] = set()
+        for part in modules:
+            held = vars(part)
+            self._attributes.append(held)
+            for value in list(held.values()):
+                plain = value if type(value) is dict else getattr(value, "__dict__", None)
+                if not isinstance(plain, dict) or isinstance(value, (nn.Module, Tensor, type)):
+                    continue
+                if id(plain) not in seen and not callable(value) and len(plain) < 1000:
+                    seen.add(id(plain))
+                    self._attributes.append(plain)
+        own = {id(table) for part in modules for table in _tables(part)}
+        self._attributes = [a for a in self._attributes if id(a) not in own]
+        self._children = [part._modules for part in modules if part._modules]
+        self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
+        self._hooks: list[Any] = [
+            table for part in modules for table in (part._forward_hooks, part._forward_pre_hooks)
+        ]
+        self._parameters = list(self.module.parameters())
+
+    def _scan(self) -> Any:
+        with plainly():
+            return (
+                [tuple(held.values()) for held in self._attributes],
+                [tuple(table.values()) for table in self._children],
+                list(map(len, self._sizes)),
+                [(i, *table) for i, table in enumerate(self._hooks) if table],
+                [parameter.requires_grad for parameter in self._parameters],
+            )
+
+    def _combination(self) -> int:
+        """A hash of everything discrete."""
+        found: list[Any] = []
+        for i, held in enumerate(self._attributes):
+            found += [
+                (i, name, value if isinstance(value, _DISCRETE) else id(_function(value)))
+                for name, value in list(held.items())
+                if isinstance(name, str)
+                and (isinstance(value, (*_DISCRETE, FunctionType, MethodType)))
+            ]
+        with plainly():
+            trained = [p.requires_grad for p in self._parameters]
+        parts = [(id(table), *map(id, table.values())) for table in self._children]
+        hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
+        return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks)))
+
+
+def _tables(part: nn.Module) -> Iterable[Any]:
+    yield part._parameters
+    yield part._buffers
+    yield part._modules
+    yield part._forward_hooks
+    yield part._forward_pre_hooks
+    yield part._backward_hooks
+    yield part._backward_pre_hooks
+
+
+def _function(value: Any) -> Any:
+    return getattr(value, "__func__", value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError, TypeError):  # tensors and arrays that were replaced
+        return False
+
+
+def _power_of_four(number: int) -> bool:
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1

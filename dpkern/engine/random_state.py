@@ -1,0 +1,40 @@
+"""State of every random generator that a forward pass may draw from."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class RandomState:
+    """The state now of torch's generators (CPU and ``devices``), Python's and NumPy's.
+
+    Args:
+        devices: accelerators whose default generators count; others are left alone.
+    """
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._restore: list[tuple[Callable[[Any], Any], Any]] = [
+            (torch.set_rng_state, torch.get_rng_state()),
+            (random.setstate, random.getstate()),
+        ]
+        for device in set(devices):
+            module: Any = getattr(torch, device.type, None)
+            if device.type not in ("cpu", "meta") and hasattr(module, "get_rng_state"):
+                self._restore.append((_setter(module, device), module.get_rng_state(device)))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            self._restore.append((numpy.random.set_state, numpy.random.get_state()))
+
+    def restore(self) -> None:
+        """Put every generator back."""
+        for put, state in self._restore:
+            put(state)
+
+
+def _setter(module: Any, device: torch.device) -> Callable[[Any], Any]:
+    return lambda state: module.set_rng_state(state, device)

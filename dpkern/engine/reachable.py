@@ -1,0 +1,298 @@
+"""Everything that a module can remember from one forward pass to the next.
+
+Parameters, buffers, and what attributes, containers, objects, closures and generators reachable
+from the modules hold. A snapshot can be compared with another one and put back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .contents import content_hash, readable, same_bits
+from .parameter import plainly
+
+KEEP_BYTES = 128 << 20
+"""Tensors beyond this are remembered by their hash and cannot be put back."""
+
+MAX_OBJECTS = 100_000
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_FOREIGN = frozenset(
+    "torch numpy dpkern lightning pytorch_lightning accelerate threading logging re builtins "
+    "_thread weakref io pathlib abc enum".split()
+)
+"""Packages whose objects are no state of a model; torch's modules and tensors are known."""
+
+_OWN = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
+_SAME: Any = object()
+
+
+@dataclasses.dataclass
+class _Held:
+    """A tensor and what it held."""
+
+    tensor: Tensor
+    data: Tensor
+    copy: Tensor | None
+    hash: int | None
+
+    def changed(self) -> bool:
+        """Whether the tensor holds something else now."""
+        if self.tensor.dtype is not self.data.dtype or self.tensor.shape != self.data.shape:
+            return True
+        if self.copy is not None:
+            return not same_bits(self.tensor, self.copy)
+        return self.hash is not None and content_hash(self.tensor) != self.hash
+
+    def restore(self) -> bool:
+        """Put the content back; whether it could be."""
+        if not self.changed():
+            return True
+        if self.copy is None:
+            return False
+        if self.tensor.data_ptr() != self.data.data_ptr() or self.tensor.shape != self.data.shape:
+            self.tensor.data = self.data
+        self.tensor.data.copy_(self.copy)
+        return True
+
+
+class Snapshot:
+    """What a module remembers now.
+
+    Args:
+        module: the root.
+        keep: bytes of tensors that are copied; larger ones are hashed.
+        parameters: False leaves parameters out, which ``fully_shard`` swaps as it likes.
+
+    Attributes:
+        values: scalars and tensors by path, as they are held; ``content`` tells what they held.
+        kinds: ``parameter``, ``buffer`` or ``attribute``, by path.
+    """
+
+    def __init__(
+        self, module: nn.Module, *, keep: int = KEEP_BYTES, parameters: bool = True
+    ) -> None:
+        self._owned = _OWN if parameters else _OWN - {"_parameters"}
+        self._hidden: set[str] = set() if parameters else {"_parameters"}
+        self.values: dict[str, Any] = {}
+        self.kinds: dict[str, str] = {}
+        self._room = keep
+        self._held: dict[int, _Held] = {}
+        self._containers: list[tuple[Any, Any]] = []
+        self._puts: list[tuple[Callable[[Any], Any], Any]] = []
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []
+        with plainly(), torch.no_grad():
+            self._walk(module)
+
+    def changes(self, later: Snapshot) -> set[str]:
+        """Paths at which the later snapshot holds something else."""
+        paths = self.values.keys() | later.values.keys()
+        with plainly():
+            return {path for path in paths if not self._same(path, later)}
+
+    def restore(self) -> list[str]:
+        """Put everything back; paths of tensors that were too large for a copy."""
+        with plainly(), torch.no_grad():
+            for container, saved in self._containers:
+                _refill(container, saved)
+            for put, value in self._puts:
+                put(value)
+            for tensor, gradient in self._gradients:
+                if tensor.grad is not gradient:
+                    tensor.grad = gradient
+            lost = {key for key, held in self._held.items() if not held.restore()}
+        return [path for path, value in self.values.items() if id(value) in lost]
+
+    def _same(self, path: str, later: Snapshot) -> bool:
+        mine, other = self.values.get(path, _SAME), later.values.get(path, _SAME)
+        if isinstance(mine, Tensor) and isinstance(other, Tensor):
+            one, two = self._held[id(mine)], later._held[id(other)]
+            if one.copy is not None and two.copy is not None:
+                return same_bits(one.copy, two.copy)
+            known = (_hash(one), _hash(two))
+            return known[0] == known[1]
+        if isinstance(mine, Tensor) or isinstance(other, Tensor):
+            return False
+        return type(mine) is type(other) and (mine == other or (mine != mine and other != other))
+
+    def _walk(self, module: nn.Module) -> None:
+        todo: deque[tuple[str, Any]] = deque([("", module)])
+        while todo:
+            path, thing = todo.popleft()
+            if isinstance(thing, _SCALARS):
+                self.values[path] = thing
+                continue
+            if isinstance(thing, Tensor):
+                self._take(path, thing, self.kinds.get(path, "attribute"))
+                continue
+            if id(thing) in self._seen or len(self._seen) >= MAX_OBJECTS:
+                continue
+            self._seen.add(id(thing))
+            self._alive.append(thing)
+            todo.extend(self._inside(path, thing))
+
+    def _take(self, path: str, tensor: Tensor, kind: str) -> None:
+        self.values[path], self.kinds[path] = tensor, kind
+        if id(tensor) in self._held:
+            return
+        copied, hashed = None, None
+        if readable(tensor):
+            if tensor.nbytes <= self._room:
+                self._room -= tensor.nbytes
+                copied = tensor.detach().clone(memory_format=torch.preserve_format)
+            else:
+                hashed = content_hash(tensor)
+        self._held[id(tensor)] = _Held(tensor, tensor.detach(), copied, hashed)
+
+    def _inside(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(thing, nn.Module):
+            yield from self._in_module(path, thing)
+        elif isinstance(thing, (dict, MutableMapping)):
+            self._containers.append((thing, dict(thing)))
+            yield from ((f"{path}[{key!r}]", value) for key, value in list(thing.items()))
+        elif isinstance(thing, (list, deque, set, bytearray)):
+            self._containers.append((thing, thing.copy()))
+            if not isinstance(thing, bytearray):
+                yield from ((f"{path}[{i}]", value) for i, value in enumerate(list(thing)))
+        elif isinstance(thing, (tuple, frozenset)):
+            yield from ((f"{path}[{i}]", value) for i, value in enumerate(thing))
+        elif isinstance(thing, torch.Generator):
+            self._puts.append((thing.set_state, thing.get_state()))
+        elif isinstance(thing, random.Random):
+            self._puts.append((thing.setstate, thing.getstate()))
+        elif type(thing).__name__ == "ndarray":
+            if thing.flags.writeable and thing.dtype.kind in "biufc":
+                # Kept by the copy of its bytes below.
+                self._alive.append(shared := torch.from_numpy(thing))
+                self._take(path, shared, "attribute")
+        elif isinstance(getattr(thing, "bit_generator", None), object) and hasattr(
+            thing, "bit_generator"
+        ):
+            bits = thing.bit_generator
+            self._puts.append((lambda state: setattr(bits, "state", state), bits.state))
+        else:
+            yield from self._in_object(path, thing)
+
+    def _in_module(self, path: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+        dot = f"{path}." if path else ""
+        held = vars(module)
+        self._containers.append((held, dict(held)))
+        for name in self._owned:
+            if isinstance(held.get(name), (dict, set)):
+                self._containers.append((held[name], held[name].copy()))
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not self._hidden:
+                self.kinds[dot + name] = "parameter"
+                self._gradients.append((parameter, parameter.grad))
+                yield dot + name, parameter
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                self.kinds[dot + name] = "buffer"
+                yield dot + name, buffer
+        yield from ((dot + name, part) for name, part in module._modules.items() if part)
+        for name, value in list(held.items()):
+            if name not in _OWN:
+                yield dot + name, value
+        yield from self._in_class(path, type(module))
+
+    def _in_class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
+        """State that a class holds, or that its functions close over."""
+        for cls in kind.__mro__:
+            if cls.__module__.split(".")[0] in _FOREIGN or id(cls) in self._seen:
+                continue
+            self._seen.add(id(cls))
+            self._alive.append(cls)
+            for name, value in list(vars(cls).items()):
+                if name.startswith("__"):
+                    continue
+                if isinstance(value, (Tensor, list, dict, set, deque, *_SCALARS[:4])):
+                    self._puts.append((_class_setter(cls, name), value))
+                    yield f"{cls.__name__}.{name}", value
+                elif isinstance(value, types.FunctionType):
+                    yield f"{cls.__name__}.{name}", value
+
+    def _in_object(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(thing, types.MethodType):
+            yield f"{path}.__self__", thing.__self__
+            thing = thing.__func__
+        if isinstance(thing, functools.partial):
+            yield from ((f"{path}({i})", v) for i, v in enumerate(thing.args))
+            yield from ((f"{path}({k})", v) for k, v in thing.keywords.items())
+            yield path, thing.func
+        elif isinstance(thing, types.FunctionType):
+            yield from self._in_function(path, thing)
+        elif isinstance(thing, (type, types.ModuleType, types.BuiltinFunctionType)):
+            return
+        elif type(thing).__module__.split(".")[0] not in _FOREIGN:
+            held = getattr(thing, "__dict__", None)
+            if isinstance(held, dict):
+                self._containers.append((held, dict(held)))
+                yield from ((f"{path}.{name}", value) for name, value in list(held.items()))
+
+    def _in_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        if function.__module__.split(".")[0] in ("torch", "dpkern"):
+            return
+        names = function.__code__.co_freevars
+        for name, cell in zip(names, function.__closure__ or (), strict=True):
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            if name == "__class__":
+                continue
+            self._puts.append((_cell_setter(cell), value))
+            yield f"{path}<{name}>", value
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            yield f"{path}(default)", value
+
+
+def _hash(held: _Held) -> int | None:
+    return content_hash(held.copy) if held.copy is not None else held.hash
+
+
+def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        cell.cell_contents = value
+
+    return put
+
+
+def _class_setter(cls: type, name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        if vars(cls).get(name) is not value:
+            setattr(cls, name, value)
+
+    return put
+
+
+def _refill(container: Any, saved: Any) -> None:
+    """Make the container hold what it held."""
+    if isinstance(container, (dict, MutableMapping)):
+        same = len(container) == len(saved)
+        if same and all(k in container and container[k] is v for k, v in saved.items()):
+            return
+        container.clear()
+        container.update(saved)
+    elif isinstance(container, (list, bytearray)):
+        if len(container) != len(saved) or any(
+            a is not b for a, b in zip(container, saved, strict=True)
+        ):
+            container[:] = saved
+    elif isinstance(container, set):
+        if container != saved:
+            container.clear()
+            container.update(saved)
+    else:
+        container.clear()
+        container.extend(saved)

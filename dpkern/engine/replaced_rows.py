@@ -1,0 +1,250 @@
+"""Inputs in which some samples were replaced, and outputs compared in the others' rows."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from .contents import same_bits
+
+LARGE = 1024.0
+"""Factor of float entries that are replaced by large ones, on CPUs."""
+
+_ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
+"""Units in the last place that rows may differ by where shapes depend on the samples; else 64."""
+
+Change = Callable[[Tensor, int], Tensor]
+
+
+def mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Return the tree with every tensor replaced; containers are copied, never changed.
+
+    Tuples, lists, mappings, dataclasses and objects that hold tensors among their attributes.
+    """
+    if isinstance(tree, PackedSequence):
+        return tree
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, (tuple, list)):
+        items = [mapped(item, function) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, Mapping):
+        changed: Any = copy.copy(tree)
+        for key, value in tree.items():
+            if (new := mapped(value, function)) is not value:
+                changed[key] = new
+        return changed
+    if _is_record(tree):
+        result = copy.copy(tree)
+        for name, value in vars(tree).items():
+            if (new := mapped(value, function)) is not value:
+                object.__setattr__(result, name, new)
+        return result
+    return tree
+
+
+def tensors_of(tree: Any) -> Iterator[Tensor]:
+    """Yield the tensors that ``mapped`` would visit."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, PackedSequence):
+        yield tree.data
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from tensors_of(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_of(item)
+    elif _is_record(tree):
+        for item in vars(tree).values():
+            yield from tensors_of(item)
+
+
+def _is_record(thing: Any) -> bool:
+    """Whether this is a plain object that holds tensors, such as a dataclass."""
+    if isinstance(thing, (type, torch.nn.Module)) or not hasattr(thing, "__dict__"):
+        return False
+    if dataclasses.is_dataclass(thing):
+        return True
+    return any(isinstance(v, (Tensor, Mapping, list)) for v in vars(thing).values()) and not (
+        callable(thing)
+    )
+
+
+def fresh(tree: Any) -> Any:
+    """Return the tree with copies of its tensors: a pass may write into its inputs."""
+    return mapped(tree, _fresh)
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) -> tuple[Any, bool]:
+    """Return the tree with these samples' rows replaced, and whether that changed anything.
+
+    Args:
+        tree: arguments of a module.
+        batch: samples; a tensor has rows if its first dimension is a multiple of it.
+        rows: samples that are replaced.
+        change: of a tensor ``[batch, ...]`` and the sample: what stands in its place.
+    """
+    different = False
+
+    def put(tensor: Tensor) -> Tensor:
+        nonlocal different
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return tensor
+        new = tensor.detach().clone()
+        if tensor.dim() and tensor.shape[0] and tensor.shape[0] % batch == 0:
+            old = tensor.detach().reshape(batch, -1, *tensor.shape[1:])
+            seen = new.reshape(old.shape) if new.is_contiguous() else old.clone()
+            for row in rows:
+                seen[row] = change(old, row)
+            new = seen.reshape(new.shape)
+            different = different or not same_bits(new, tensor)
+        return new.requires_grad_(tensor.requires_grad)
+
+    return mapped(tree, put), different
+
+
+def by_copies(step: int, flat: bool = True) -> Change:
+    """Replace a sample by the one ``step`` places before it, in every tensor alike.
+
+    Args:
+        flat: False leaves integers of one entry per sample (lengths, say) as they are.
+    """
+
+    def change(x: Tensor, row: int) -> Tensor:
+        if not flat and not x.is_floating_point() and x[row].numel() <= 1:
+            return x[row]
+        return x[(row - step) % len(x)]
+
+    return change
+
+
+def by_large_values(step: int, integers: bool = True) -> Change:
+    """Replace a sample by a copied one whose entries are large where they are no whole numbers.
+
+    Whole numbers may be ids, masks or classes, of which another sample's are valid ones. On
+    accelerators, where an index out of range is no exception but the end of the process, large
+    means the largest value of the batch.
+    """
+    copies = by_copies(step)
+
+    def change(x: Tensor, row: int) -> Tensor:
+        if not x.is_floating_point():
+            return copies(x, row) if integers else x[row]
+        taken = copies(x, row)
+        whole = (x == x.round()).all(0)
+        if x.device.type == "cpu":
+            return torch.where(whole, taken if integers else x[row], taken * LARGE + 1)
+        finite = x[x.isfinite()]
+        if not finite.numel():
+            return taken
+        return torch.where(whole, taken, finite.max().expand_as(taken))
+
+    return change
+
+
+def differing(one: Any, other: Any, batch: int, kept: Sequence[int]) -> str | None:
+    """Return what differs in rows of the samples ``kept``; None if nothing does.
+
+    A tensor has its samples in any dimension of fitting size: it is clean if one reading is.
+
+    Args:
+        one, other: outputs of two passes.
+    """
+    if isinstance(one, PackedSequence) and isinstance(other, PackedSequence):
+        return None
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return None if _clean(one, other, batch, kept) else f"of shape {list(one.shape)}"
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return _differing_items(one, other, batch, kept)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in one.keys() & other.keys():
+            if found := differing(one[key], other[key], batch, kept):
+                return f"{key!r} {found}"
+        return None
+    if _is_record(one) and type(one) is type(other):
+        return differing(dict(vars(one)), dict(vars(other)), batch, kept)
+    return None
+
+
+def _differing_items(
+    one: Sequence[Any], other: Sequence[Any], batch: int, kept: Sequence[int]
+) -> str | None:
+    for a, b in zip(one, other, strict=False):
+        found = differing(a, b, batch, kept)
+        if found is not None:
+            break
+    else:
+        return None
+    # A list with one entry per sample: entries of other samples may be anything.
+    if len(one) == len(other) == batch and all(_equal(one[i], other[i]) for i in kept):
+        return None
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(tensors_of(one), tensors_of(other), strict=False)
+    return all(same_bits(a, b) or _rounded(a, b) for a, b in pairs)
+
+
+def has_rows(tree: Any, batch: int) -> bool:
+    """Whether any tensor of the tree has the samples in its first dimension."""
+    return any(t.dim() and t.shape[0] and t.shape[0] % batch == 0 for t in tensors_of(tree))
+
+
+def _clean(one: Tensor, other: Tensor, batch: int, kept: Sequence[int]) -> bool:
+    if one.layout is not torch.strided or one.is_nested or one.dim() != other.dim():
+        return True
+    one, other = one.detach(), other.detach()
+    index = torch.as_tensor(list(kept), device=one.device)
+    readings = 0
+    for dim, size in enumerate(one.shape):
+        fits = size % batch == 0 if dim == 0 else size == batch
+        fits = fits and size > 0 and size == other.shape[dim]
+        if not fits:
+            continue
+        readings += 1
+        a, b = (_overlap(t.movedim(dim, 0), one, other, dim) for t in (one, other))
+        for view in ((batch, -1), (-1, batch)) if size > batch else ((batch, -1),):
+            split = [t.reshape(*view, *t.shape[1:]) for t in (a, b)]
+            if view[0] == -1:
+                split = [t.transpose(0, 1) for t in split]
+            rows = [t.index_select(0, index) for t in split]
+            if same_bits(*rows) or _rounded(*rows):
+                return True
+    return readings == 0
+
+
+def _overlap(tensor: Tensor, one: Tensor, other: Tensor, dim: int) -> Tensor:
+    """The part of the positions that both have: padding may end elsewhere."""
+    sizes = [min(a, b) for a, b in zip(one.shape, other.shape, strict=True)]
+    sizes.insert(0, sizes.pop(dim))
+    for d, size in enumerate(sizes):
+        tensor = tensor.narrow(d, 0, size)
+    return tensor
+
+
+def _rounded(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors differ by rounding at most."""
+    if one.shape != other.shape or not one.is_floating_point() or one.dtype is not other.dtype:
+        return False
+    if not one.numel():
+        return True
+    a, b = one.double(), other.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return False
+    off = (a - b).nan_to_num(0, 0, 0).abs().max()
+    limit = _ROUNDING.get(one.dtype, 64) * torch.finfo(one.dtype).eps
+    return bool(off <= limit * a.nan_to_num(0, 0, 0).abs().max())

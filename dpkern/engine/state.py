@@ -1,0 +1,230 @@
+"""The state guard: what a module remembers follows no data.
+
+It changes by count, by loading, or inside ``engine.public()``.
+
+Every pass, identities and versions of parameters and buffers are compared with those that the last
+one left behind, which is cheap; contents decide where they differ. Contents alone count before
+``state_dict()`` and copies of the module, since ``.data`` writes change no version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModule
+from .contents import content_hash, readable
+from .hooks import Hook
+from .parameter import plainly
+
+SMALL = 1 << 20
+"""Bytes up to which a tensor's content is looked at around every public block."""
+
+_Place = tuple[str, Tensor]
+
+
+class StateGuard:
+    """Approved contents of a module's buffers and frozen parameters.
+
+    Args:
+        module: the root.
+        trained: parameters that the engine updates; their contents change by themselves.
+        whole: whether parameters are always the same objects; else buffers alone are watched.
+    """
+
+    def __init__(
+        self, module: nn.Module, trained: Callable[[], set[int]], whole: Callable[[], bool]
+    ) -> None:
+        self.module = module
+        self.counted: set[str] = set()
+        """Names of tensors that a probe saw changing alike for different samples."""
+        self.on_finding: Callable[[UnsupportedModule], None] | None = None
+        """Called before an error about contents at ``state_dict()`` is raised."""
+        self._trained = trained
+        self._whole = whole
+        self._approved: dict[str, tuple[int, torch.dtype]] = {}
+        self._handles: list[Any] = []
+        self._left: list[tuple[int, int]] | None = None
+        self._modules: list[tuple[str, nn.Module]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read anew which modules there are."""
+        self._modules = list(self.module.named_modules())
+
+    def attach(self) -> None:
+        """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
+        self._left = None
+        self.refresh()
+        self.approve()
+        for name, part in self._modules:
+            if not isinstance(part, torch.jit.ScriptModule):  # it takes no such hooks
+                self._watch(name, part)
+
+    def detach(self) -> None:
+        """Watch nothing any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def approve(self, names: set[str] | None = None) -> None:
+        """Accept the contents now: of everything, or of these tensors."""
+        for name, tensor in self._watched():
+            if names is None or name in names:
+                self._approved[name] = (content_hash(tensor), tensor.dtype)
+
+    def before_pass(self) -> None:
+        """Refuse what was written since the last pass, other than by loading or moving.
+
+        Raises:
+            UnsupportedModule: names it.
+        """
+        now = self._marks()
+        if self._left is not None and now != self._left:
+            self._check(self._unapproved(self._watched()), "between forward passes")
+        self._entered = now
+
+    def after_pass(self) -> None:
+        """Refuse what this pass wrote without a probe having seen that it follows no data.
+
+        Raises:
+            UnsupportedModule: names it.
+        """
+        now, self._left = self._marks(), None
+        entered = dict(self._entered)
+        if now != self._entered:
+            trained = self._trained()
+            names = self._unapproved(self._watched())
+            with plainly():
+                names += [
+                    name
+                    for name, tensor in self._places()
+                    if id(tensor) in trained
+                    and entered.get(id(tensor)) != tensor._version
+                    and name not in self.counted
+                ]
+            self._check(names, "in a forward pass")
+        self._left = now
+
+    @contextmanager
+    def public(self) -> Iterator[None]:
+        """What is written in this block comes from public data, and is approved."""
+        before = self._looked()
+        fine = {name for name, _ in self._watched()} - set(self._unapproved_fast())
+        yield
+        after = self._looked()
+        names = {name for name in after if after[name] != before.get(name)}
+        self.approve({name for name in names if name in fine or name not in before})
+        self._left = None
+
+    def check(self, prefix: str = "", part: nn.Module | None = None) -> None:
+        """Refuse contents that nobody approved, in one module or in all.
+
+        Raises:
+            UnsupportedModule: names them.
+        """
+        places = self._watched() if part is None else self._watched([(prefix, part)])
+        names = self._unapproved(places)
+        if names and self.on_finding is not None:
+            self.on_finding(_changed(names, "since they were last checked"))
+        self._check(names, "since they were last checked")
+
+    def _check(self, names: list[str], when: str) -> None:
+        if names:
+            raise _changed(names, when)
+
+    def _watch(self, name: str, part: nn.Module) -> None:
+        def saving(*_: Any) -> None:
+            self.check(name, part)
+
+        def loaded(*_: Any) -> None:
+            dot = f"{name}." if name else ""
+            own = {dot + n for table in (part._parameters, part._buffers) for n in table}
+            self.approve(own)
+            self._left = None
+
+        hooked: Any = part  # torch leaves these two without types
+        self._handles += [
+            hooked.register_state_dict_pre_hook(_CheckedHook(saving)),
+            hooked.register_load_state_dict_post_hook(Hook(loaded)),
+        ]
+
+    def _places(self, modules: list[tuple[str, nn.Module]] | None = None) -> list[_Place]:
+        found: list[_Place] = []
+        for name, part in modules or self._modules:
+            dot = f"{name}." if name else ""
+            for table in self._tables(part):
+                found += [(dot + n, t) for n, t in table.items() if t is not None]
+        return found
+
+    def _tables(self, part: nn.Module) -> Sequence[dict[str, Any]]:
+        return (part._parameters, part._buffers) if self._whole() else (part._buffers,)
+
+    def _watched(self, modules: list[tuple[str, nn.Module]] | None = None) -> Iterator[_Place]:
+        trained = self._trained()
+        for name, tensor in self._places(modules):
+            if id(tensor) not in trained and readable(tensor):
+                yield name, tensor
+
+    def _marks(self) -> list[tuple[int, int]]:
+        """Identity and version of every parameter and buffer."""
+        with plainly():
+            return [
+                (id(tensor), -1 if tensor.is_inference() else tensor._version)
+                for _, part in self._modules
+                for table in self._tables(part)
+                if table
+                for tensor in table.values()
+                if tensor is not None
+            ]
+
+    def _unapproved(self, places: Iterable[_Place]) -> list[str]:
+        names = []
+        for name, tensor in places:
+            if name in self.counted:
+                continue
+            known = self._approved.get(name)
+            if known is None and tensor.requires_grad:
+                continue  # its gradients are refused as leaked
+            if known is not None and known[1] is not tensor.dtype:
+                self._approved[name] = (content_hash(tensor), tensor.dtype)  # it was cast
+            elif known is None or known[0] != content_hash(tensor):
+                names.append(name)
+        return names
+
+    def _unapproved_fast(self) -> list[str]:
+        return self._unapproved((n, t) for n, t in self._watched() if t.nbytes <= SMALL)
+
+    def _looked(self) -> dict[str, Any]:
+        """What changes when a tensor does: content of small ones, place and version of others."""
+        with plainly():
+            return {
+                name: content_hash(t)
+                if t.nbytes <= SMALL
+                else (id(t), t.data_ptr(), -1 if t.is_inference() else t._version)
+                for name, t in self._watched()
+            }
+
+
+class _CheckedHook(Hook):
+    """A hook of which no copy is made before it was called: copies hold the state too."""
+
+    def __reduce__(self) -> Any:
+        self.call()
+        return super().__reduce__()
+
+
+def _changed(names: list[str], when: str) -> UnsupportedModule:
+    shown = ", ".join(sorted(dict.fromkeys(names))[:5])
+    return UnsupportedModule(
+        f"buffer or frozen parameter {shown}",
+        expected="contents that only engine.public(), load_state_dict() or a count changes",
+        got=f"others, written {when}",
+        remedy="What a module absorbs from the data reaches state_dict() or later steps without "
+        "noise. Write from public data or released weights inside engine.public(); keep "
+        "everything else outside of the module.",
+    )
