@@ -117,17 +117,15 @@ def test_an_engine_that_has_advanced_is_refused_before_anything_changes(tmp_path
 
 
 def test_an_engine_with_samples_at_hand_is_refused(tmp_path: Path) -> None:
-    saved = Saved(tmp_path / "run.pt", data_loader=None)
-    run = Run(kind="Adam")
-    run.loader.on_hand_out = None
-    run.engine.new_samples()
-    nn.functional.cross_entropy(run.module(torch.ones(3, 4)), torch.zeros(3).long()).backward()
+    saved = Saved(tmp_path / "run.pt")
+    run = saved.run
+    x, y = next(iter(run.loader))
+    nn.functional.cross_entropy(run.module(x), y).backward()
     before = run.values().clone()
-    with pytest.raises(PrivacyError, match=r"engine\.drop"):
-        run.engine.load_checkpoint(path=saved.path, module=run.module)
+    with pytest.raises(PrivacyError, match="Load right after make_private"):
+        saved.load()
     assert torch.equal(run.values(), before)
-    run.engine.drop()
-    run.engine.load_checkpoint(path=saved.path, module=run.module)
+    assert not run.engine.step.steps
 
 
 def rewritten(saved: Saved, change: Any) -> bytes:

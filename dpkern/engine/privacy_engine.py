@@ -485,7 +485,7 @@ class PrivacyEngine:
                 "load_state_dict",
                 expected="an engine without samples of its own",
                 got="gradients of samples that wait for optimizer.step()",
-                remedy="Load into the engine right after make_private, or call engine.drop().",
+                remedy="Load right after make_private, before the first batch.",
             )
         check.plain_values("state", state, tensors=("optimizer", "memory"))
         same = isinstance(state, Mapping) and state.keys() == {"version", "step", "loader"}
