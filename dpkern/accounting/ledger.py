@@ -42,6 +42,7 @@ class Ledger:
         self.batched = batched
         self._uses: list[Use] = []
         self._taints: list[str] = []
+        self._conditions: list[str] = []
         self._joined = True
         """Whether the next shuffled batch is known to continue the last one recorded here."""
 
@@ -63,6 +64,16 @@ class Ledger:
         """
         if reason not in self._taints:
             self._taints.append(reason)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What the caller vouches for, beyond what was checked; certificates hold if it is true."""
+        return tuple(self._conditions)
+
+    def assume(self, condition: str) -> None:
+        """State something that every certificate of this history takes for granted from now on."""
+        if condition not in self._conditions:
+            self._conditions.append(condition)
 
     @property
     def steps(self) -> int:
@@ -124,6 +135,8 @@ class Ledger:
     def certify_if_seed_secret(self, delta: float) -> Certificate:
         """The certificate that would hold if nobody knew the seed."""
         certificate = certify_uses(self._uses, delta)
+        conditions = [f"holds if {condition}" for condition in self._conditions]
+        certificate = replace(certificate, notes=(*certificate.notes, *conditions))
         return _nothing(certificate, self._taints) if self._taints else certificate
 
     def epsilon(self, delta: float) -> float:
@@ -142,8 +155,9 @@ class Ledger:
             "seeded": self._seeded,
             "entries": [_entry(use) for use in self._uses],
         }
-        if self._taints:
-            state["taints"] = list(self._taints)
+        for name, reasons in (("taints", self._taints), ("conditions", self._conditions)):
+            if reasons:
+                state[name] = list(reasons)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -156,8 +170,9 @@ class Ledger:
             InvalidInput: not a ledger's state; the ledger is then unchanged.
         """
         uses, seeded = read_uses(state)
-        taints = _read_taints(state)
+        taints, conditions = _read_texts(state, "taints"), _read_texts(state, "conditions")
         self._taints += [reason for reason in taints if reason not in self._taints]
+        self._conditions += [each for each in conditions if each not in self._conditions]
         self._uses = [self._stated(use) for use in uses]
         self._seeded, self._joined = self._seeded or seeded, False
 
@@ -176,14 +191,14 @@ def _nothing(certificate: Certificate, notes: Sequence[str]) -> Certificate:
     )
 
 
-def _read_taints(state: Mapping[str, Any]) -> list[str]:
-    taints = state.get("taints", [])
-    if isinstance(taints, list) and all(isinstance(reason, str) for reason in taints):
-        return taints
+def _read_texts(state: Mapping[str, Any], name: str) -> list[str]:
+    texts = state.get(name, [])
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return texts
     raise InvalidInput(
-        "state.taints",
-        expected="a list of reasons",
-        got=repr(taints)[:80],
+        f"state.{name}",
+        expected="a list of sentences",
+        got=repr(texts)[:80],
         remedy="Pass what Ledger.state_dict() returned.",
     )
 

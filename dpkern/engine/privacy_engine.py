@@ -35,6 +35,10 @@ from .sharded import ShardedModule, check_plan, is_sharded
 
 STATE_VERSION = 1
 
+ADOPTED = "rows that passed through engine.adopt() depend on the records that the caller named"
+OWN_BATCHES = "the caller draws batches as stated, and each row of a forward pass is another record"
+"""Conditions of certificates: what the caller vouches for."""
+
 Choose = Callable[[Options, Sequence[str], dict[str, Any]], Mechanism]
 
 
@@ -234,6 +238,8 @@ class PrivacyEngine:
         self._parts = capture, private, adapter, loader
         self._views = options.views
         self.accountant.step = private
+        if loader is None:
+            private.ledger.assume(OWN_BATCHES)
         self.attach()
         if options.grad_sample_mode == "ghost":
             return module, optimizer, options.criterion, loader
@@ -308,6 +314,7 @@ class PrivacyEngine:
         self.adapter.new_samples(
             sampling=sampling, sample_rate=sample_rate, dataset_size=dataset_size
         )
+        self.step.ledger.assume(OWN_BATCHES)
 
     def adopt(self, batch: Any, *, records: Sequence[int] | None = None) -> Any:
         """Vouch that row i of tensors made elsewhere depends on record i of the batch alone.
@@ -342,6 +349,7 @@ class PrivacyEngine:
                 remedy="Call it inside the loop over the loader.",
             )
         ids = None if records is None else np.asarray(records, dtype=np.int64)
+        self.step.ledger.assume(ADOPTED)
         known = ids is None or bool(((ids >= 0) & (ids < len(current.all))).all())
         check.that(
             known, "records", f"positions below {len(current.all)}", records, "Count from 0."

@@ -425,7 +425,7 @@ class ModuleBoundary:
             self.losses_followed = False
 
     def _check_reduction(self, state: RecordSum) -> None:
-        declared = self.capture.loss_reduction
+        capture, declared = self.capture, self.capture.loss_reduction
         if not state.rescaled and state.reduction != declared and state.batch.in_pass > 1:
             raise InvalidInput(
                 "loss_reduction",
@@ -439,13 +439,16 @@ class ModuleBoundary:
         for position, share in enumerate(sorted(state.shares)):
             before = self._shares.setdefault(position, share)
             if before != share:
-                raise UnsupportedModule(
+                error = UnsupportedModule(
                     "loss",
                     expected="a mean that divides each sample's terms by the same number in every batch",
                     got=f"one over {share} entries of each sample, after {before} in an earlier batch",
                     remedy="Pad all batches to one length, or divide each sample by its own number of "
                     "entries: dpkern.losses.per_sample_mean(terms, mask).mean().",
                 )
+                if capture.guard.on_late_finding is not None:
+                    capture.guard.on_late_finding(str(error))
+                raise error
 
 
 def _index(order: Ids, tensor: Tensor) -> Tensor:
