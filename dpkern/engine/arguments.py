@@ -42,6 +42,8 @@ class Options:
         views: rows of each record in a batch that holds several views of every record, one set of
             views after the other, as ``torch.cat([first, second])`` or a ``collate_fn`` joins them.
             Rows that are joined in the loop are followed without it.
+        masked_padding: ``collate_fn`` pads to the longest record of a batch, and model and loss ignore
+            padding; the certificate names it as its condition.
         keep_budget: memory for per-sample gradients that are kept instead of made twice; a share
             of the activations (float) or bytes (int).
         unsafe_seed: reproducible noise and batches; nothing is certified then.
@@ -67,6 +69,7 @@ class Options:
     sampling: str | None = None
     max_physical_batch_size: int | None = None
     views: int = 1
+    masked_padding: bool = False
     keep_budget: float | int = 0.25
     unsafe_seed: int | None = None
     rounds: int = 20

@@ -132,6 +132,11 @@ class Capture:
         return bool(self._hooks)
 
     @property
+    def batch_number(self) -> int:
+        """Counts the batches and pieces of batches whose samples entered."""
+        return self._ticket
+
+    @property
     def in_public(self) -> bool:
         """Whether passes use no private data now."""
         return self._public

@@ -27,6 +27,7 @@ from ..errors import InvalidInput, PrivacyError, brief
 from ..rng import Key
 from .collating import check_collate
 from .empty import empty_batch, records_of
+from .padding import PaddingCheck
 from .parts import Part, Parts
 from .provenance import ModuleBoundary, YieldedBatch
 from .provenance.handing import tracked_batch
@@ -75,6 +76,8 @@ class PrivateLoader(DataLoader[Any]):
         self.on_hand_out: HandOut | None = None
         self.boundary: ModuleBoundary | None = None
         """Of the module that the samples are for; None leaves batches as ``collate_fn`` made them."""
+        self.padding: PaddingCheck | None = None
+        """Watches the shapes of batches; None outside an engine."""
         self.placeholders = True
         """Whether an empty draw is one row without weight; else it is a batch without rows."""
         self.views = 1
@@ -159,6 +162,8 @@ class PrivateLoader(DataLoader[Any]):
         parts.left, parts.most = parts.steps - self._place, self._most
         if not self._checked:
             check_collate(self.dataset, self.collate_fn)
+            if self.padding is not None:
+                self.padding.try_records(self.dataset, self.collate_fn)
             self._checked = True
         with parts.iterated_by_its_loader():
             source = super().__iter__()
@@ -175,6 +180,8 @@ class PrivateLoader(DataLoader[Any]):
                 yield self._hand_out(part, turn)
             yield self._hand_out(last, turn, batch)
         self._place = 0
+        if self.boundary is not None:
+            self.boundary.check_finished()
 
     def _evened(self, part: Part) -> list[Part]:
         """The part, after empty ones if another process has more parts of this logical batch."""
@@ -193,6 +200,8 @@ class PrivateLoader(DataLoader[Any]):
                 got="a batch of an iteration that another one has replaced",
                 remedy="Finish or leave one loop over the loader before the next.",
             )
+        if self.padding is not None and part.size:
+            self.padding.look(batch)
         placeholder = self.placeholders and not part.size and self.boundary is not None
         if not part.size:
             batch = self._empty_batch(placeholder)

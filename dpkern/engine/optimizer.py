@@ -36,6 +36,9 @@ _NEVER = 2**31 - 1
 _ABSENT = object()
 _MINE = "_dpkern"
 
+DROPPED = "batches that engine.drop() forgot were not chosen by looking at their samples"
+"""The condition of certificates after a batch was dropped."""
+
 
 class Adapter:
     """What makes an optimizer private.
@@ -190,14 +193,8 @@ class Adapter:
     def _begin(self, batch: int, first: bool, final: bool) -> None:
         if self.capture.captured or (first and self.private.unfinished):
             raise _pending_gradients()
-        if self.boundary.unfinished_pass and self._waiting:
-            raise PrivacyError(
-                "data_loader",
-                expected="optimizer.step() for every batch whose samples entered the module",
-                got="a batch left out after its forward pass",
-                remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
-                "every batch. Samples that are not finite are dropped by the clipping.",
-            )
+        if self._waiting:
+            self.boundary.check_finished()
         self.capture.hand_out(batch)
         self.final, self._waiting, self._pieces = final, True, False
 
@@ -228,6 +225,8 @@ class Adapter:
 
     def drop(self) -> None:
         """Forget the unfinished logical batch; nothing of it is released."""
+        if self.boundary.unfinished_pass or self.private.unfinished:
+            self.private.ledger.assume(DROPPED)
         self.capture.discard()
         self.private.drop()
         self.final = True

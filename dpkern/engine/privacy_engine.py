@@ -27,6 +27,7 @@ from .capture import Capture
 from .fix import fix
 from .loader import PrivateLoader, check_loader
 from .optimizer import Adapter, adapter_of, check_optimizer
+from .padding import PaddingCheck
 from .provenance import YieldedBatch
 from .provenance.trees import tensors_of
 from .rehearsal import rehearse
@@ -240,6 +241,10 @@ class PrivacyEngine:
         self.accountant.step = private
         if loader is None:
             private.ledger.assume(OWN_BATCHES)
+        else:
+            loader.padding = PaddingCheck(
+                allowed=options.masked_padding, assume=private.ledger.assume, taint=private.taint
+            )
         self.attach()
         if options.grad_sample_mode == "ghost":
             return module, optimizer, options.criterion, loader

@@ -7,7 +7,7 @@ caller's order. A batch that is cut into smaller ones is clipped piece by piece:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,12 @@ from ...errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..parameter import PRIVATE
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
-from .leaves import check_leaves
-from .rules import RULES, Call, finish
+from .leaves import Leaves
+from .rules import RULES, Call, finish, user_line
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .tensor import TrackedTensor, state_of, track, untracked
 from .trees import mapped, tensors_of
+from .wrappers import remedy_of_wrapper
 
 if TYPE_CHECKING:
     from ..capture import Capture
@@ -32,6 +33,21 @@ _HOW_TO_ADOPT = (
     "Iterate over the loader of make_private and pass its tensors on. For tensors made otherwise, "
     "engine.adopt(tensor) vouches that row i depends on record i of the current batch alone."
 )
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A tensor that the module is called with; ``packed``: as data of a ``PackedSequence``."""
+
+    name: str
+    tensor: Tensor
+    packed: bool
+
+
+def _named_inputs(args: Any, kwargs: Any) -> Iterator[_Input]:
+    for place, value in [*enumerate(args), *kwargs.items()]:
+        name = f"input {place!r} of the module"
+        yield from (_Input(name, tensor, packed) for tensor, packed in tensors_of(value))
 
 
 @dataclass
@@ -84,7 +100,11 @@ class ModuleBoundary:
         """Records of the piece that is in the module."""
         self._closed: set[int] = set()
         """Records of pieces that are clipped already."""
-        self._shares: dict[int, int] = {}
+        self._shares: dict[tuple[str, int, int], int] = {}
+        """By how much each loss divides, by its line of the user's code."""
+        self.leaves = Leaves(capture)
+        self._outputs: set[Any] = set()
+        """Where the graphs of the last pass' outputs begin."""
         self._passes = 0
 
     # inputs
@@ -99,11 +119,11 @@ class ModuleBoundary:
         self._entered = None
         if self.views > 1 and not self.has_loader:
             args, kwargs = self._with_views(args, kwargs)
-        found = list(tensors_of((args, kwargs)))
-        tracked = [(t, packed) for t, packed in found if type(t) is TrackedTensor]
+        found = list(_named_inputs(args, kwargs))
+        tracked = [each for each in found if type(each.tensor) is TrackedTensor]
         capture = self.capture
         if capture.in_public:
-            if any(_has_records(t._state) for t, _ in tracked):  # type: ignore[attr-defined]
+            if any(_has_records(each.tensor) for each in tracked):
                 raise PrivacyError(
                     "engine.public()",
                     expected="inputs without private data",
@@ -145,6 +165,21 @@ class ModuleBoundary:
         tracked: tuple[Any, Any] = tracked_batch((args, kwargs), batch, self.views)
         return tracked
 
+    def check_finished(self) -> None:
+        """The loader's last batch must have had its step.
+
+        Raises:
+            PrivacyError: a batch was left out after its forward pass.
+        """
+        if self.unfinished_pass:
+            raise PrivacyError(
+                "data_loader",
+                expected="optimizer.step() for every batch whose samples entered the module",
+                got="a batch left out after its forward pass",
+                remedy="Whether a step is taken must not depend on the samples: call optimizer.step() "
+                "for every batch. Samples that are not finite are dropped by the clipping.",
+            )
+
     def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
         """Tensors that the caller vouches for, as rows of a batch."""
         ids = batch.all if records is None else records
@@ -163,7 +198,7 @@ class ModuleBoundary:
 
         return mapped(tree, change)
 
-    def _without_states(self, found: Sequence[tuple[Tensor, bool]]) -> None:
+    def _without_states(self, found: Sequence[_Input]) -> None:
         """Nothing that enters was yielded by the loader."""
         if self.current is None and self.capture.handed_out:
             return  # the caller begins batches by hand
@@ -174,32 +209,35 @@ class ModuleBoundary:
             "inputs of the module",
             expected="samples that the private loader yielded",
             got="other tensors" if found else "no tensors",
-            remedy=_HOW_TO_ADOPT + " Passes that use no private data belong in engine.public(); "
-            "engine.new_samples() takes samples from elsewhere, accounted as if every record were in "
-            "every step.",
+            remedy=_HOW_TO_ADOPT
+            + remedy_of_wrapper()
+            + " Passes that use no private data belong in "
+            "engine.public(); engine.new_samples() takes samples from elsewhere, accounted as if every "
+            "record were in every step.",
         )
 
-    def _rows_of(self, found: Sequence[tuple[Tensor, bool]], *, strict: bool) -> _Entered | None:
+    def _rows_of(self, found: Sequence[_Input], *, strict: bool) -> _Entered | None:
         batch: YieldedBatch | None = None
         rows: list[tuple[Ids, bool]] = []
-        for number, (tensor, packed) in enumerate(found):
+        for each in found:
+            tensor, packed = each.tensor, each.packed
             state = state_of(tensor)
             if state is None:
                 continue
             if isinstance(state, Mixed):
                 if strict:
-                    raise _mixed_input(number, state)
+                    raise _mixed_input(each, state)
                 return None
             if isinstance(state, OneRecord) and tensor.dim() and tensor.shape[0] == 1:
                 state = PerRecord(state.batch, np.array([state.record]))
             if not isinstance(state, PerRecord) or state.dim != 0:
                 if strict:
-                    raise _wrong_rows(number, tensor, state)
+                    raise _wrong_rows(each, state)
                 return None
             if bool((state.ids == NO_RECORD).all()) and len(state.ids):
                 continue
             if batch is not None and state.batch is not batch:
-                raise _two_batches(number)
+                raise _two_batches(each)
             batch = state.batch
             rows.append((state.ids, packed))
         if batch is None:
@@ -247,12 +285,13 @@ class ModuleBoundary:
             return None
         return _Entered(batch, widest, records, next((o for o in orders if o is not None), None))
 
-    def _check_unmarked(self, found: Sequence[tuple[Tensor, bool]], rows: set[int]) -> None:
+    def _check_unmarked(self, found: Sequence[_Input], rows: set[int]) -> None:
         """Other inputs with as many rows would be taken for the samples' own."""
         if not self.has_loader or max(rows) < 2:
             return
         own = None
-        for number, (tensor, _) in enumerate(found):
+        for each in found:
+            tensor = each.tensor
             if type(tensor) is TrackedTensor or tensor.dim() == 0 or tensor.shape[0] not in rows:
                 continue
             if own is None:
@@ -260,7 +299,7 @@ class ModuleBoundary:
             if id(tensor) in own or type(tensor) in PRIVATE:
                 continue
             raise PrivacyError(
-                f"input {number} of the module",
+                each.name,
                 expected="rows that the private loader yielded",
                 got=f"a tensor of shape {list(tensor.shape)} made otherwise, beside samples",
                 remedy="If it is random or constant, or if row i depends on record i alone, pass "
@@ -330,11 +369,13 @@ class ModuleBoundary:
             batch = YieldedBatch(self.capture.batch, boundary=self)
             entered = _Entered(batch, batch.all, batch.all, None)
             self.current = batch
+        self._outputs = set()
         return mapped(output, lambda tensor: self._tracked(tensor, entered))
 
     def _tracked(self, tensor: Tensor, entered: _Entered) -> Tensor:
         if type(tensor) is TrackedTensor:
             return tensor
+        self._outputs.add(tensor.grad_fn)
         batch, records = entered.batch, entered.records
         if tensor.dim() == 0:
             if not tensor.requires_grad:
@@ -362,7 +403,8 @@ class ModuleBoundary:
             )
         placeholder = call.batch is not None and call.batch.placeholder
         if torch.is_grad_enabled() and (self.capture.watching or placeholder):
-            entered = self._rows_of([(t, False) for t in call.tracked], strict=True)
+            inputs = [_Input(f"the input of {call.name}", t, False) for t in call.tracked]
+            entered = self._rows_of(inputs, strict=True)
             if entered is not None:
                 if entered.order is not None:
                     raise PrivacyError(
@@ -409,22 +451,21 @@ class ModuleBoundary:
             return run()
         if any(state.batch is not None and state.batch.placeholder for state in states):
             return None
-        for state in states:
+        for number, state in enumerate(states):
             if isinstance(state, Mixed):
                 raise _mixed_loss(state)
             if isinstance(state, RecordSum):
-                self._check_reduction(state)
+                self._check_reduction(state, number)
         self._passes += 1
-        if self._passes < 3 or self._passes % 64 == 0:
-            for loss in losses:
-                check_leaves(loss, capture)
+        for loss in losses:
+            self.leaves.check(loss, self._outputs, whole=self._passes < 3)
         self.losses_followed = len(states) == len(losses)
         try:
             return run()
         finally:
             self.losses_followed = False
 
-    def _check_reduction(self, state: RecordSum) -> None:
+    def _check_reduction(self, state: RecordSum, number: int) -> None:
         capture, declared = self.capture, self.capture.loss_reduction
         if not state.rescaled and state.reduction != declared and state.batch.in_pass > 1:
             raise InvalidInput(
@@ -436,8 +477,9 @@ class ModuleBoundary:
             )
         if state.batch.in_pass < 2:
             return
+        line = user_line()
         for position, share in enumerate(sorted(state.shares)):
-            before = self._shares.setdefault(position, share)
+            before = self._shares.setdefault((line, number, position), share)
             if before != share:
                 error = UnsupportedModule(
                     "loss",
@@ -455,19 +497,20 @@ def _index(order: Ids, tensor: Tensor) -> Tensor:
     return torch.from_numpy(order).to(tensor.device)
 
 
-def _has_records(state: State) -> bool:
+def _has_records(tensor: Tensor) -> bool:
+    state = state_of(tensor)
     if isinstance(state, PerRecord):
         return bool((state.ids != NO_RECORD).any())
-    return True
+    return state is not None
 
 
 def _no_rows(batch: YieldedBatch) -> Mixed:
     return Mixed("forward", "the module", "returns it without a row for each sample", batch)
 
 
-def _mixed_input(number: int, state: Mixed) -> UnsupportedModule:
+def _mixed_input(each: _Input, state: Mixed) -> UnsupportedModule:
     return UnsupportedModule(
-        f"input {number} of the module",
+        each.name,
         expected="rows that come from one record each",
         got=f"{state.operation}, which {state.how} ({state.where})",
         remedy="Change each sample by itself, with constants or its own random numbers. If the operation "
@@ -475,22 +518,22 @@ def _mixed_input(number: int, state: Mixed) -> UnsupportedModule:
     )
 
 
-def _wrong_rows(number: int, tensor: Tensor, state: State) -> UnsupportedModule:
+def _wrong_rows(each: _Input, state: State) -> UnsupportedModule:
     what = {
         OneRecord: "a single sample without a dimension for the batch",
         RecordSum: "a sum over samples",
     }.get(type(state), "the samples in another dimension")
     return UnsupportedModule(
-        f"input {number} of the module",
+        each.name,
         expected="the samples in the first dimension",
-        got=f"{what}, shape {list(tensor.shape)}",
+        got=f"{what}, shape {list(each.tensor.shape)}",
         remedy="Keep the batch first, for example x[i : i + 1] instead of x[i].",
     )
 
 
-def _two_batches(number: int) -> PrivacyError:
+def _two_batches(each: _Input) -> PrivacyError:
     return PrivacyError(
-        f"input {number} of the module",
+        each.name,
         expected="samples of one batch",
         got="samples of two batches together",
         remedy="Do not keep samples for later batches: a record would be in two steps.",
@@ -503,6 +546,5 @@ def _mixed_loss(state: Mixed) -> UnsupportedModule:
         expected="a sum or a mean over samples, each with a term of its own",
         got=f"{state.operation}, which {state.how} ({state.where})",
         remedy="Compute one number for each sample and take its mean. dpkern.losses has masked and weighted "
-        "means; engine.adopt_loss(terms) vouches for one number for each sample that was computed "
-        "otherwise.",
+        "means; engine.adopt(terms) vouches for one number for each sample that was computed otherwise.",
     )

@@ -2,46 +2,80 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import PrivacyError
+from ..parameter import PRIVATE
 from .tensor import TrackedTensor
 
 if TYPE_CHECKING:
     from ..capture import Capture
 
 
-def check_leaves(loss: Tensor, capture: Capture) -> None:
-    """Refuse a loss that would train something without clipping and noise.
+class Leaves:
+    """Looks for trained tensors that are not the capture's.
 
-    Raises:
-        PrivacyError: a leaf that requires a gradient and is neither the engine's nor a sample.
+    A leaf that the module makes in its forward pass, such as an input for which checkpointing wants a
+    gradient, is an ordinary tensor that the next pass makes anew; one that comes back is trained.
     """
-    names = {id(p): n for n, p in capture.module.named_parameters()}
-    for leaf in leaves_of(loss):
-        if leaf is capture.anchor or type(leaf) is TrackedTensor or id(leaf) in names:
-            continue
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self._made: list[tuple[weakref.ref[Tensor], int]] = []
+        """Leaves that a pass made, with the number of its samples' batch."""
+
+    def check(self, loss: Tensor, outputs: Collection[Any], *, whole: bool) -> None:
+        """Refuse a loss that would train something without clipping and noise.
+
+        Args:
+            loss: where the backward pass will start.
+            outputs: graph nodes at which the module's own part begins.
+            whole: look into the module as well.
+
+        Raises:
+            PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
+        """
+        for leaf in leaves_of(loss, () if whole else outputs):
+            if not self._is_foreign(leaf):
+                continue
+            raise PrivacyError(
+                "loss",
+                expected="no trained tensor besides the parameters of the private module",
+                got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
+                remedy="It would be trained without clipping and noise. Put it into the module before "
+                "make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+            )
+
+    def _is_foreign(self, leaf: Tensor) -> bool:
+        capture = self.capture
+        if leaf is capture.anchor or type(leaf) is TrackedTensor or type(leaf) in PRIVATE:
+            return False
         if any(leaf is slot.parameter or leaf is slot.used for slot in capture.slots):
-            continue
-        raise PrivacyError(
-            "loss",
-            expected="no trained tensor besides the parameters of the private module",
-            got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-            remedy="It would be trained without clipping and noise. Put it into the module before "
-            "make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
-        )
+            return False
+        if isinstance(leaf, nn.Parameter):
+            return not any(leaf is own for own in capture.module.parameters())
+        batch = capture.batch or 0
+        made_by_the_pass = bool(batch and leaf.dim() and leaf.shape[0] % batch == 0)
+        now = capture.batch_number
+        self._made = [(made, number) for made, number in self._made if made() is not None]
+        if not made_by_the_pass or any(m() is leaf and n != now for m, n in self._made):
+            return True
+        self._made.append((weakref.ref(leaf), now))
+        return False
 
 
-def leaves_of(loss: Tensor) -> list[Tensor]:
-    """The leaves of the graph that gradients would be accumulated in."""
+def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
+    """The leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
     leaves: list[Tensor] = []
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}
     while stack:
         node = stack.pop()
-        if node is None:
+        if node is None or node in stop:
             continue
         variable = getattr(node, "variable", None)
         if variable is not None:

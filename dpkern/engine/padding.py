@@ -1,0 +1,92 @@
+"""Batches whose shapes depend on their longest record.
+
+Padding to the longest record of a batch shows every sample the length of another one. That is harmless
+where the model masks padding and the loss leaves it out, which cannot be seen from outside: the
+certificate then names it as its condition. Without a mask among the inputs it is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import PrivacyError
+from .empty import records_of
+from .provenance.trees import tensors_of
+
+MASKED = (
+    "the model masks the padding of its inputs and the loss leaves it out, so that no sample depends "
+    "on the longest record of its batch"
+)
+_RECORDS = 16
+
+
+class PaddingCheck:
+    """Watches whether the shapes of batches depend on their records.
+
+    Args:
+        allowed: the caller says that padding is masked.
+        assume: called with the condition of the certificate.
+        taint: called with a reason where earlier batches may have been padded already.
+    """
+
+    def __init__(
+        self, *, allowed: bool, assume: Callable[[str], None], taint: Callable[[str], None]
+    ) -> None:
+        self.allowed = allowed
+        self.assume = assume
+        self.taint = taint
+        self._known = False
+        self._shapes: list[tuple[int, ...]] | None = None
+
+    def try_records(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        """Collate single records: if their shapes differ, batches are padded to the longest.
+
+        Raises:
+            PrivacyError: they are, and nothing says that padding is masked.
+        """
+        count = len(dataset)
+        chosen = sorted({i * (count - 1) // max(_RECORDS - 1, 1) for i in range(_RECORDS)})
+        alone = [collate([copy.deepcopy(r)]) for r in records_of(dataset, chosen)]
+        if len({tuple(_shapes(tree)) for tree in alone}) > 1:
+            self._found(alone[0])
+
+    def look(self, tree: Any) -> None:
+        """Compare the shapes of a batch with those of the first one.
+
+        Raises:
+            PrivacyError: they differ, and nothing says that padding is masked.
+        """
+        if self._known:
+            return
+        shapes = _shapes(tree)
+        if self._shapes is None:
+            self._shapes = shapes
+        elif shapes != self._shapes:
+            self._found(tree, late=True)
+
+    def _found(self, tree: Any, *, late: bool = False) -> None:
+        if self.allowed or _has_mask(tree):
+            self._known = True
+            self.assume(MASKED)
+            return
+        error = PrivacyError(
+            "collate_fn",
+            expected="batches of one shape, or padding that is known to be masked",
+            got="shapes that depend on the records of the batch, without a mask beside them",
+            remedy="Pad to a fixed length. If model and loss ignore padding, or shapes vary for reasons "
+            "other than the records, pass masked_padding=True to make_private.",
+        )
+        if late:
+            self.taint(str(error))
+        raise error
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [tuple(t.shape[1:]) for t, packed in tensors_of(tree) if t.dim() and not packed]
+
+
+def _has_mask(tree: Any) -> bool:
+    """Whether the batch is a mapping with a mask among its entries."""
+    return isinstance(tree, Mapping) and any("mask" in str(key).lower() for key in tree)
