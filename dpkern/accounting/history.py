@@ -14,6 +14,7 @@ from ..errors import InvalidInput, PrivacyError
 from . import events
 from .accountants import RELATIONS, non_private, upper_bounds
 from .events import EventSpec, Leaf
+from .tails import why_infinite
 
 SAMPLING = ("poisson", "fixed", "shuffled", "with_replacement")
 MAX_DIMENSION = 1 << 40
@@ -343,6 +344,7 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
         if epsilon == math.inf:
             accountant = "none"
             notes.append("no accountant bounds this event under this relation at this delta")
+            notes += why_infinite(leaves, relation, dimension, delta)
             if variation > 0:
                 notes.append(
                     f"the noise is within total variation {variation:.2g} of its certified law: "
