@@ -12,7 +12,7 @@ does the arithmetic; this module keeps it away from the places where version 0.6
 * ``PLDAccountant`` composes a randomized response once, whatever its count: here it is composed
   response by response, and past ``_RESPONSES`` of them left to RDP.
 * Renyi divergences near 0 are differences of rounded sums: ``1e-12`` per step is added.
-* The noise laws are cut: see ``escape_mass``.
+* The noise laws are cut: see ``tails``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
-from ..laws import ESCAPE, GAUSSIAN, LAPLACE, LAPLACE_RESTARTS, SCALE_CELLS, TOTAL, gaussian_tail
+from . import subsets
 from .events import (
     GAUSSIAN_EVENT,
     LAPLACE_EVENT,
@@ -39,6 +40,7 @@ from .events import (
     sampled_without_replacement,
     scaled,
 )
+from .tails import escape_mass, variation_cost
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 
@@ -88,7 +90,7 @@ def _upper_bounds(
 ) -> dict[str, float]:
     def tail(epsilon: float) -> float:
         cuts = math.fsum(escape_mass(leaf, relation, dimension, epsilon) for leaf in leaves)
-        return cuts + _twice(epsilon) * variation if variation else cuts
+        return cuts + variation_cost(epsilon) * variation if variation else cuts
 
     found: dict[str, float] = {}
     rdp, rdp_loosened = _rdp_form(leaves, relation)
@@ -113,18 +115,22 @@ def _label(accountant: str, loosened: bool) -> str:
 
 
 def _with_reserve(curve: Curve, delta: float, reserve: Callable[[float], float]) -> float:
-    """Smallest epsilon found with ``curve``'s delta + ``reserve(epsilon)`` <= delta."""
+    """Smallest epsilon found with ``curve``'s delta + ``reserve(epsilon)`` <= delta.
+
+    The reserve grows with epsilon, up to a limit that may be below delta.
+    """
     guess = curve(delta)
     for _ in range(8):
         left = delta - reserve(guess)
         if not left > 0:
-            return math.inf
+            break
         epsilon = curve(left)
-        # The reserve grows with epsilon, so what is enough at the guess is enough below it.
+        # What is enough at the guess is enough below it.
         if epsilon <= guess:
             return epsilon
         guess = epsilon * (1 + 1e-9) + 1e-12 + (epsilon - guess) / 2
-    return math.inf
+    left = delta - reserve(math.inf)
+    return curve(left) if left > 0 else math.inf
 
 
 def _neighbouring(relation: str) -> Any:
@@ -147,6 +153,15 @@ def _pld_relation(leaves: Sequence[Leaf], relation: str) -> str:
     return relation
 
 
+def _as_subset(leaf: Leaf, relation: str) -> bool:
+    """Whether ``subsets`` has the loss of this leaf."""
+    return (
+        leaf.subset is not None
+        and relation == "replace_one"
+        and leaf.kind in (GAUSSIAN_EVENT, LAPLACE_EVENT)
+    )
+
+
 def _pld_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None, bool]:
     """The leaves as PLD takes them, and whether some lost their amplification by sampling."""
     used = _pld_relation(leaves, relation)
@@ -154,10 +169,11 @@ def _pld_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None,
     form: list[Leaf] = []
     loosened = False
     for leaf in leaves:
-        # Halving the multiplier is exact for the unsampled mechanism only.
+        # Halving the multiplier is exact where laws twice the bound apart are compared: without
+        # sampling and for subsets, but not for Poisson samples.
         halved = used != relation
-        tight = not leaf.parts and not (halved and leaf.sampled)
-        if tight and probe.supports(build(leaf.spec())):
+        tight = not leaf.parts and not (halved and leaf.rate != 1)
+        if tight and (_as_subset(leaf, relation) or probe.supports(build(leaf.spec()))):
             form.append(leaf)
             continue
         loosened = True
@@ -192,7 +208,7 @@ def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
     interval = max(min(scale / (_FIRST_GRID * math.sqrt(max(convolved, 1))), 0.5), finest)
 
     def on_grid(interval: float) -> Curve:
-        accountant = dp_accounting().pld.PLDAccountant(_neighbouring(used), interval)
+        accountant = subsets.accountant(_neighbouring(used), interval)
         for leaf in form:
             event = build(leaf.spec())
             if leaf.kind == RANDOMIZED_RESPONSE_EVENT:
@@ -240,16 +256,25 @@ def _largest_loss(leaf: Leaf, radius: float) -> float:
         loss = mu * mu / 2 + 11 * mu
     else:
         loss = _pure_epsilon(leaf)
-    return loss + math.log(leaf.rate) if loss > 40 else math.log1p(leaf.rate * math.expm1(loss))
+    q = leaf.fraction
+    return loss + math.log(q) if loss > 40 else math.log1p(q * math.expm1(loss))
 
 
 def _epsilon_scale(form: Sequence[Leaf], relation: str, delta: float) -> float:
     """Rough size of epsilon, from RDP and advanced composition; only sets the grid."""
     normal = [leaf for leaf in form if leaf.kind == GAUSSIAN_EVENT]
+    # Poisson samples with the distance between replaced records stand for subsets: RDP is quick.
+    halved = 0.5 if relation == "replace_one" else 1.0
+    similar = [
+        replace(scaled(leaf, halved), rate=leaf.fraction, subset=None)
+        for leaf in normal
+        if leaf.subset is not None
+    ]
+    others = [leaf for leaf in normal if leaf.subset is None]
     scale = 0.0
-    if normal:
-        rdp, _ = _rdp_form(normal, relation)
-        scale += _rdp_curve(rdp, relation)(delta) if rdp else 0.0
+    for group, neighbours in ((others, relation), (similar, "add_remove")):
+        rdp = _rdp_form(group, neighbours)[0] if group else None
+        scale += _rdp_curve(rdp, neighbours)(delta) if rdp else 0.0
     for leaf in form:
         if leaf.kind != GAUSSIAN_EVENT:
             pure = _largest_loss(leaf, 1.0)
@@ -336,81 +361,6 @@ def _split_curve(leaves: Sequence[Leaf], relation: str, delta: float) -> Curve |
         return None
     first, second = _pld_curve(pld, relation, delta / 2), _rdp_curve(form, relation)
     return lambda target: first(target / 2) + second(target / 2)
-
-
-_FAR_CELLS = 16
-
-
-def _twice(epsilon: float) -> float:
-    """What a total variation distance on both sides of the inequality adds to delta."""
-    return 1 + math.exp(epsilon) if epsilon < 700 else math.inf
-
-
-@cache
-def _survival(law: str, magnitude: int) -> float:
-    """P(k >= magnitude) of the committed law."""
-    if magnitude <= 0:
-        return 1.0
-    if law == LAPLACE_EVENT:
-        rounds, rest = divmod(magnitude, ESCAPE)
-        escape = LAPLACE.counts[ESCAPE] / TOTAL
-        return float(escape**rounds * (sum(LAPLACE.counts[rest:]) / TOTAL))
-    if magnitude <= ESCAPE:
-        return sum(GAUSSIAN.counts[magnitude:]) / TOTAL
-    tail = gaussian_tail()
-    index = magnitude - ESCAPE - 1
-    return GAUSSIAN.counts[ESCAPE] / TOTAL * (tail[index] / 2**128 if index < len(tail) else 0.0)
-
-
-@cache
-def cut(law: str) -> tuple[int, float]:
-    """Where a law leaves its certified ideal: first magnitude (cells), and the mass beyond.
-
-    Gaussian: 2^-109.2 beyond 12 standard deviations; Laplace: all 17 draws escape, 2^-96.8.
-    """
-    if law == LAPLACE_EVENT:
-        first = ESCAPE * (LAPLACE_RESTARTS + 1)
-    else:
-        first = next(k for k in range(ESCAPE, 2 * ESCAPE * 8) if _survival(law, k) < 2.0**-109)
-    return first, _survival(law, first)
-
-
-def escape_mass(leaf: Leaf, relation: str, dimension: int, epsilon: float) -> float:
-    """Delta to set aside because the noise laws equal their ideal only up to a cut.
-
-    The smaller of two bounds, over ``T`` releases of ``d`` coordinates, with cut mass ``tau``:
-
-    * total variation, used on both sides of the inequality: ``(1 + e^epsilon) T d tau``;
-    * good outcomes: where no coordinate's noise, nor what it would have been for the neighbour,
-      reaches the cut, real and ideal densities are equal for both neighbours. So the real delta
-      exceeds the ideal one by at most the probability, under one neighbour, of another outcome.
-      A coordinate shifted by ``D`` cells has it with at most ``2 P(|K| >= cut - 8 - D)``; 8 cells
-      cover the carries. At most ``(S / 16)^p`` coordinates are shifted by more than 16 cells
-      when the shift's p-norm is at most ``S``.
-
-    Sampling does not enlarge either: given the others' mask the law is a mixture of the two cases.
-    """
-    if leaf.parts:
-        return leaf.count * math.fsum(
-            escape_mass(part, relation, dimension, epsilon) for part in leaf.parts
-        )
-    if leaf.kind not in (GAUSSIAN_EVENT, LAPLACE_EVENT):
-        return 0.0
-    first, mass = cut(leaf.kind)
-    releases = float(leaf.count)
-    variation = _twice(epsilon) * releases * dimension * mass
-    power = 2 if leaf.kind == GAUSSIAN_EVENT else 1
-    shift = SCALE_CELLS * (2.0 if relation == "replace_one" else 1.0) / leaf.multiplier
-    far = min((shift / _FAR_CELLS) ** power, float(dimension))
-    room = first - 8
-    outcomes = far * _beyond(leaf.kind, room - shift)
-    outcomes += dimension * _beyond(leaf.kind, room - min(shift, _FAR_CELLS))
-    return min(variation, 2 * releases * outcomes)
-
-
-def _beyond(law: str, cells: float) -> float:
-    """P(|K| >= cells), K = k or -1 - k."""
-    return _survival(law, math.floor(cells) - 1)
 
 
 def non_private(leaves: Sequence[Leaf]) -> bool:

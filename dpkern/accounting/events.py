@@ -190,6 +190,11 @@ class Leaf:
         """Whether not every record takes part in every release."""
         return self.rate != 1 or self.subset is not None
 
+    @property
+    def fraction(self) -> float:
+        """The probability that a record takes part in one release."""
+        return self.rate if self.subset is None else self.subset[1] / self.subset[0]
+
     def unsampled(self) -> tuple[Leaf, ...]:
         """The same releases if every record took part: never more private than sampling."""
         if self.parts:

@@ -16,6 +16,7 @@ from .accountants import RELATIONS, non_private, upper_bounds
 from .delta import delta_warning
 from .events import EventSpec, Leaf
 from .shown import shown_bound
+from .tails import why_infinite
 
 SAMPLING = ("poisson", "fixed", "shuffled", "with_replacement")
 MAX_DIMENSION = 1 << 40
@@ -349,6 +350,7 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
         if epsilon == math.inf:
             accountant = "none"
             notes.append("no accountant bounds this event under this relation at this delta")
+            notes += why_infinite(leaves, relation, dimension, delta)
             if variation > 0:
                 notes.append(
                     f"the noise is within total variation {shown_bound(variation)} of its "

@@ -95,12 +95,15 @@ def epsilon_lower(
     radius = 2.0 if relation == "replace_one" else 1.0
     mu = radius * math.sqrt(math.fsum(leaf.count / leaf.multiplier**2 for leaf in plain))
     alone = exact_epsilon(1 / mu, delta) * (1 - 1e-9) if mu else 0.0
-    laws = [known for leaf in others if (known := _laws(leaf, relation)) is not None]
-    if not laws:
-        return alone
-    if mu:
-        laws.append(_normal(mu))
-    return max(alone, composed(laws, delta))
+    subsets = relation == "replace_one" and any(leaf.subset is not None for leaf in others)
+    best = alone
+    for far_end in (False, True) if subsets else (False,):
+        laws = [known for leaf in others if (known := _laws(leaf, relation, far_end)) is not None]
+        if laws and mu:
+            laws.append(_normal(mu))
+        if laws:
+            best = max(best, composed(laws, delta))
+    return best
 
 
 def shuffled_epsilon_lower(
@@ -144,12 +147,17 @@ def _largest(edges: Floats, shift: float, others: int) -> Floats:
     return np.asarray(np.where(below[1:] < 0.5, np.diff(below), -np.diff(above)))
 
 
-def _laws(leaf: Leaf, relation: str) -> Laws | None:
-    """Two neighbours under one release; None: not known."""
+def _laws(leaf: Leaf, relation: str, far_end: bool = False) -> Laws | None:
+    """Two neighbours under one release; None: not known.
+
+    With ``far_end`` all other records of a uniform subset are at their bound against the canary, as
+    its replacement is: the record is then twice as far away from whoever stands in its place.
+    """
     if leaf.parts:
         # One of the releases that a sampled step consists of; the others are not looked at.
         for part in leaf.parts:
-            known = _laws(replace(part, count=1, rate=leaf.rate, subset=leaf.subset), relation)
+            alike = replace(part, count=1, rate=leaf.rate, subset=leaf.subset)
+            known = _laws(alike, relation, far_end)
             if known is not None:
                 return replace(known, count=leaf.count)
         return None
@@ -157,9 +165,11 @@ def _laws(leaf: Leaf, relation: str) -> Laws | None:
         return _response(leaf) if relation == "replace_one" and not leaf.sampled else None
     if leaf.kind not in (events.GAUSSIAN_EVENT, events.LAPLACE_EVENT):
         return None
-    rate = leaf.rate if leaf.subset is None else leaf.subset[1] / leaf.subset[0]
+    rate = leaf.fraction
     mu = 1 / leaf.multiplier
     away = mu if relation == "replace_one" else 0.0
+    if far_end and leaf.subset is not None:
+        mu, away = 2 * mu, 0.0
     masses = _normal_masses if leaf.kind == events.GAUSSIAN_EVENT else _laplace_masses
     reach = _REACH if leaf.kind == events.GAUSSIAN_EVENT else 45.0
     edges = np.linspace(-reach - away, reach + mu, _CELLS + 1)

@@ -21,8 +21,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..accounting import events
-from ..accounting.accountants import escape_mass
 from ..accounting.events import EventSpec, Leaf
+from ..accounting.tails import escape_mass
 from ..laws import SCALE_UNITS
 from ..theory import adlm
 from .certify import ROUNDING_STEP

@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from .._validate import integer
 from ..accounting import Certificate
-from ..accounting.accountants import escape_mass
 from ..accounting.events import LAPLACE_EVENT, EventSpec, Leaf, build
 from ..accounting.history import NOTHING
+from ..accounting.tails import escape_mass
 from ..errors import InvalidInput
 from .notes import Note
 

@@ -158,8 +158,9 @@ def prv_lower_bound(point: Point) -> float:
 def optimistic_lower_bound(point: Point) -> float:
     """The privacy loss rounded down, with delta enlarged by what the convolution may lose.
 
-    For a uniform subset this is the mechanism on records that are all 0 but one.
+    For a uniform subset this is the mechanism on records that are all at their bound against one.
     """
+    far_end = point.sampling == "fixed" and point.relation == "replace_one"
     build = (
         privacy_loss_distribution.from_gaussian_mechanism
         if point.family == "gaussian"
@@ -167,12 +168,12 @@ def optimistic_lower_bound(point: Point) -> float:
     )
     options: dict[str, Any] = {"use_connect_dots": False, "pessimistic_estimate": False}
     if point.family == "gaussian":
-        replaced = point.relation == "replace_one"
+        replaced = point.relation == "replace_one" and not far_end
         names = NeighboringRelation
         options["neighboring_relation"] = names.REPLACE_ONE if replaced else names.ADD_OR_REMOVE_ONE
     interval = 2e-3 / math.sqrt(point.steps)
     once = build(
-        point.noise_multiplier,
+        point.noise_multiplier / (2 if far_end else 1),
         sampling_prob=point.sample_rate,
         value_discretization_interval=interval,
         **options,
