@@ -29,12 +29,13 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test emulated bench evidence lint types sanitize screenshot clean
+.PHONY: help demo test emulated oldest-triton bench evidence lint types sanitize screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
 	@echo "make test      the tests"
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
+	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -46,14 +47,14 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
-test: $(VENV)/.dev emulated
+test: $(VENV)/.dev emulated oldest-triton
 	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
 	$(PY) -m benchmarks step
 
-evidence: $(VENV)/.dev emulated
+evidence: $(VENV)/.dev emulated oldest-triton
 	$(PY) $(EVIDENCE)
 
 lint: $(VENV)/.dev
@@ -116,4 +117,18 @@ build/emulated/.built: $(BUILD_INPUTS) $(EMULATOR) $(VENV)/.dev
 	$(CMAKE) -S . -B build/emulated -DDPKERN_EMULATE=ON -DDPKERN_WERROR=$(DPKERN_WERROR) \
 		-DPython_EXECUTABLE=$(abspath $(PY))
 	$(CMAKE) --build build/emulated --parallel 2
+	@touch $@
+
+# The oldest Triton that pyproject.toml declares, beside the installed one: kernels must compile with
+# both. It is for tests alone, and made anew with the environment, whose Python it belongs to.
+OLDEST_TRITON := $(shell sed -n 's/^triton = \["triton>=\(.*\)"\]$$/\1/p' pyproject.toml)
+
+oldest-triton: build/oldest-triton/.$(OLDEST_TRITON)
+
+$(VENV)/pyvenv.cfg: | $(BIN)/pip
+
+build/oldest-triton/.$(OLDEST_TRITON): $(VENV)/pyvenv.cfg
+	rm -rf build/oldest-triton
+	$(PY) -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) --no-deps --no-compile \
+		--target build/oldest-triton triton==$(OLDEST_TRITON)
 	@touch $@

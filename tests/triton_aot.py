@@ -1,8 +1,13 @@
-"""Compile every Triton kernel for devices that are not here: ``python -m tests.triton_aot 90``.
+"""Compile the Triton kernels that calls of ops would run on a device that is not here.
 
-A process that interprets kernels cannot compile them, so this runs in one of its own. It prints a
-JSON list, one entry per kernel and form: registers, spilled bytes and shared memory from the
-compiled code, and the instructions of the intermediate code that no kernel may have.
+``python -m tests.triton_aot 90`` calls the ops (``tests/triton_calls.py``) on CPU tensors, with a
+driver that names the device and launches that compile and stop there. So types, constants and what
+Triton knows about sizes and addresses are those of a real launch: there is no second statement of
+them. It prints JSON: what did not compile, kernels that no call launches, and for each form of a
+kernel its registers, spilled bytes and shared memory from the compiled code, and those instructions
+of the intermediate code that no kernel may have.
+
+A process that interprets kernels cannot compile them, so this runs in one of its own.
 """
 
 from __future__ import annotations
@@ -15,35 +20,189 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.errors import TritonError
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
 
+from dpkern import _dispatch
 from dpkern.backends import triton as backend
-from dpkern.backends._triton import launch, noise
+from dpkern.backends._triton import launch
+from dpkern.ops import ghost, noise
+from dpkern.rng import Purpose
+from dpkern.testing import KEY
+from tests.triton_calls import calls
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 INEXACT = re.compile(r"\.approx|(?<!cvt\.rmi)\.ftz|\bfma\.rn\.f\d+|\.full\.")
 """In the intermediate code: arithmetic that another backend would round otherwise. Rounding down
 (``cvt.rmi``) may flush: ``release_floats`` in ``_triton/lattice.py`` says why."""
+COPIED = re.compile(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (0x[0-9a-f]+|\d+)[,;]")
+"""Bytes of an asynchronous copy to shared memory."""
+JUMP = re.compile(r"/\*([0-9a-f]{4,})\*/ [^;]*\bBRA\S* [^;]*?0x([0-9a-f]+)")
+STACK = re.compile(r"/\*([0-9a-f]{4,})\*/ [^;]*\b(?:STL|LDL)\b")
+"""Machine instructions and their addresses."""
 
 
-def forms(only: list[str], first: bool = False) -> Iterator[tuple[str, Any]]:
-    """Each module's kernels in the forms it lists, or in the first one of each."""
-    for module in backend.modules():
-        name = module.__name__.rsplit(".", 1)[1]
-        seen: set[Any] = set()
-        for form in module.AOT if not only or name in only else ():
-            if not first or form.kernel not in seen:
-                yield name, form
-            seen.add(form.kernel)
+class Driver:
+    """A device of this compute capability, of which Triton asks no more than its name."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # Triton keeps what it compiled by device
+
+    def get_current_stream(self, _device: int | None = None) -> int:
+        return 0
+
+
+class Compiling:
+    """Launches compile and stop there.
+
+    Attributes:
+        capability: of the device that is not here.
+        often: the calls whose forms are all compiled, as a regular expression; of other calls, a
+            kernel's first form. None: everything.
+        call: the name of the call at hand.
+        found: reports of all forms seen so far; None where there is none.
+        kernels: names of those of which a form was compiled.
+        failed: kernel, call and message where a form did not compile.
+    """
+
+    def __init__(self, capability: int, often: str | None) -> None:
+        self.capability, self.often = capability, often
+        self.call = ""
+        self.found: dict[tuple[str, str], dict[str, Any] | None] = {}
+        self.kernels: set[tuple[str, str]] = set()
+        self.failed: list[str] = []
+        self._form: tuple[str, str] | None = None
+        self._about: dict[str, Any] = {}
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside the block; ops take CPU tensors for the device's."""
+        run, hook, place = JITFunction.run, triton.knobs.runtime.jit_cache_hook, launch.DEVICE
+
+        def compile_only(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
+            self._compile(kernel, lambda: run(kernel, *args, warmup=True, **kwargs))
+
+        driver.set_active(Driver(self.capability))
+        triton.knobs.runtime.jit_cache_hook = self._seen_or_skipped
+        JITFunction.run, launch.DEVICE = compile_only, "cpu"
+        try:
+            with _dispatch.replaced("triton", backend.kernels("cpu")):
+                yield
+        finally:
+            JITFunction.run, launch.DEVICE = run, place
+            triton.knobs.runtime.jit_cache_hook = hook
+
+    def _seen_or_skipped(self, *, key: Any, fn: Any, compile: Any, **_: Any) -> bool:
+        """Triton asks before it compiles a form; True: it does not."""
+        kernel = fn.module, fn.name
+        form = fn.module, f"{fn.name} {key}"
+        wanted = self.often is None or re.search(self.often, self.call)
+        if form in self.found or not (wanted or kernel not in self.kernels):
+            return True
+        self._form, self._about = form, compile
+        self.found[form] = None
+        return False
+
+    def _compile(self, kernel: Any, run: Callable[[], Any]) -> None:
+        started = time.perf_counter()
+        self._form = None
+        try:
+            compiled = run()
+        except (TritonError, RuntimeError) as error:
+            self.failed.append(f"{kernel.__name__} in {self.call}: {error}"[:400])
+            return
+        if self._form is not None:
+            seconds = round(time.perf_counter() - started, 2)
+            self.found[self._form] = {"seconds": seconds, **self._report(kernel, compiled)}
+            self.kernels.add((kernel.__module__, kernel.__name__))
+
+    def _report(self, kernel: Any, compiled: Any) -> dict[str, Any]:
+        ptx, begins = compiled.asm["ptx"], starts(compiled.asm["ttir"])
+        fused = self._about["enable_fp_fusion"]
+        return {
+            "module": kernel.__module__.rsplit(".", 1)[-1],
+            "kernel": kernel.__name__,
+            "call": self.call,
+            "triton": triton.__version__,
+            "capability": self.capability,
+            "types": self._about["signature"],
+            "multiples": multiples(kernel, self._about["configs"][0]),
+            "copied": sorted({int(size, 0) for size in COPIED.findall(ptx)}),
+            "inexact": sorted(
+                found for found in set(INEXACT.findall(ptx)) if not (fused and "fma" in found)
+            ),
+            "products": len(begins),
+            "merged": sum(not start.startswith("cst") for start in begins),
+            "tf32": "tf32" in ptx,
+            **resources(compiled.asm["cubin"]),
+            "dynamic_shared": compiled.metadata.shared,
+        }
+
+
+def multiples(kernel: Any, attributes: dict[tuple[int, ...], Any]) -> list[str]:
+    """What Triton was told to be multiples of 16: arguments, and members of tuples."""
+    told = sorted(path for path, known in attributes.items() if known)
+    return [".".join((kernel.arg_names[path[0]], *map(str, path[1:]))) for path in told]
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers per thread, bytes of stack (spills) and shared memory, and how many instructions
+    between a loop's ends read or write the stack."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        found = dict(
+            re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", _dumped(file.name, "-res-usage"))
+        )
+        used = {name.lower(): int(found[name]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
+        return used | {"looped": looped(_dumped(file.name, "-sass")) if used["stack"] else 0}
+
+
+def _dumped(path: str, what: str) -> str:
+    command = [str(CUOBJDUMP), what, path]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def looped(sass: str) -> int:
+    """Of machine instructions; a loop goes from a jump back to where it leads."""
+    jumps = [(int(at, 16), int(to, 16)) for at, to in JUMP.findall(sass)]
+    places = [int(at, 16) for at in STACK.findall(sass)]
+    return sum(any(to <= place < at for at, to in jumps) for place in places)
+
+
+def starts(ttir: str) -> list[str]:
+    """What the sums of each product begin with: a constant, unless a total was merged into it."""
+    return re.findall(r"tt\.dot %[\w#]+, %[\w#]+, %(\w+)", ttir)
+
+
+def defined() -> set[tuple[str, str]]:
+    """Module and name of every kernel of the backend."""
+    package = launch.__name__.rsplit(".", 1)[0]
+    return {
+        (value.__module__, value.__name__)
+        for name in [name for name in sys.modules if name.startswith(package)]
+        for value in vars(sys.modules[name]).values()
+        if isinstance(value, JITFunction) and value.__name__.endswith("_kernel")
+    }
 
 
 @triton.jit
@@ -52,95 +211,54 @@ def _inexact_kernel(x):
     tl.store(x, value / (value * value + value))
 
 
-def controls() -> Iterator[tuple[str, Any]]:
+@triton.jit
+def _refused_kernel(x):
+    tl.static_assert(x.dtype.element_ty == tl.float64, "no device compiles this")
+
+
+def controls() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Kernels at fault: the checks must find them."""
-    yield "control", launch.Aot(_inexact_kernel, {"x": "*fp32"}, {}, fused=False)
-    spilling = next(form for form in noise.AOT if form.kernel is noise.draws_kernel)
-    yield "control", spilling._replace(registers=32)
+    x, stream = torch.ones(1024), KEY.stream(Purpose.NOISE, 1)
+    yield "inexact", lambda: launch.launch(_inexact_kernel, 1, x, x)
+    yield "refused", lambda: launch.launch(_refused_kernel, 1, x, x)
 
+    def cramped(call: Callable[[], Any]) -> None:
+        run = JITFunction.run
+        JITFunction.run = lambda *args, **kwargs: run(*args, **{**kwargs, "maxnreg": 32})
+        try:
+            call()
+        finally:
+            JITFunction.run = run
 
-def path(names: list[str], name: Any) -> tuple[int, ...]:
-    """Where an argument is, or ``(name, i)`` of a tuple."""
-    member = name if isinstance(name, tuple) else (name,)
-    return (names.index(member[0]), *member[1:])
-
-
-def compile_form(form: Any, capability: int) -> Any:
-    """Triton's compiled kernel."""
-    names = form.kernel.arg_names
-    if set(form.signature) != set(names):
-        raise ValueError(f"{form.kernel.__name__}: signature {[*form.signature]}, takes {names}")
-    pointers = [name for name in names if str(form.signature[name]).startswith("*")]
-    aligned = [*pointers, *form.aligned]
-    source = ASTSource(
-        fn=form.kernel,
-        signature={name: form.signature[name] for name in names},
-        constexprs={path(names, name): value for name, value in form.constants.items()},
-        attrs={path(names, name): [["tt.divisibility", 16]] for name in aligned},
-    )
-    options = {
-        "num_warps": form.warps,
-        "num_stages": form.stages,
-        "enable_fp_fusion": form.fused,
-    }
-    if form.registers is not None:
-        options["maxnreg"] = form.registers
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers per thread, and bytes of stack (spills) and shared memory."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(CUOBJDUMP), "-res-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text))
-    return {name.lower(): int(found[name]) for name in ("REG", "STACK", "SHARED", "LOCAL")}
-
-
-def starts(ttir: str) -> list[str]:
-    """What the sums of each product begin with: a constant, unless a total was merged into it."""
-    return re.findall(r"tt\.dot %[\w#]+, %[\w#]+, %(\w+)", ttir)
-
-
-def report(name: str, form: Any, capability: int) -> dict[str, Any]:
-    """What became of one form."""
-    started = time.perf_counter()
-    kernel = compile_form(form, capability)
-    ptx, begins = kernel.asm["ptx"], starts(kernel.asm["ttir"])
-    return {
-        "module": name,
-        "kernel": form.kernel.__name__,
-        "form": {str(name): value for name, value in {**form.signature, **form.constants}.items()},
-        "capability": capability,
-        "seconds": round(time.perf_counter() - started, 2),
-        "inexact": sorted(
-            found for found in set(INEXACT.findall(ptx)) if not (form.fused and "fma" in found)
-        ),
-        "products": len(begins),
-        "merged": sum(not start.startswith("cst") for start in begins),
-        "tf32": "tf32" in ptx,
-        **resources(kernel.asm["cubin"]),
-        "dynamic_shared": kernel.metadata.shared,
-    }
+    draws = partial(noise.lattice_draws, stream, position=0, count=600, backend="triton")
+    a = torch.zeros(2, 128, 128)
+    gradient = partial(ghost.linear_gradient, a, a, backend="triton")
+    yield "spilling", lambda: cramped(draws)
+    yield "spilling in a loop", lambda: cramped(gradient)
 
 
 def main() -> int:
-    """Print the reports of the architectures and modules asked for."""
+    """Print what became of the forms on the architectures asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("capabilities", nargs="+", type=int, help="such as 80 90 100")
-    parser.add_argument("--only", nargs="*", default=[], help="modules, such as noise clip")
-    parser.add_argument("--first", action="store_true", help="one form of each kernel")
+    parser.add_argument("--only", default="", help="calls to make, as a regular expression")
+    parser.add_argument("--often", help="calls whose forms are all compiled; else one per kernel")
     parser.add_argument("--controls", action="store_true", help="kernels at fault instead")
     arguments = parser.parse_args()
-    chosen = [*(controls() if arguments.controls else forms(arguments.only, arguments.first))]
-    found = [
-        report(name, form, capability)
-        for capability in arguments.capabilities
-        for name, form in chosen
-    ]
-    json.dump(found, sys.stdout, indent=1, default=str)
+    result: dict[str, list[Any]] = {"reports": [], "failed": []}
+    seen: set[tuple[str, str]] = set()
+    for capability in arguments.capabilities:
+        compiling = Compiling(capability, arguments.often)
+        with compiling.on():
+            for name, call in controls() if arguments.controls else calls():
+                if re.search(arguments.only, name):
+                    compiling.call = name
+                    call()
+        result["reports"] += filter(None, compiling.found.values())
+        result["failed"] += compiling.failed
+        seen |= compiling.kernels
+    result["missing"] = sorted(".".join(kernel) for kernel in defined() - seen)
+    json.dump(result, sys.stdout, indent=1)
     print()
     return 0
 

@@ -39,7 +39,7 @@ def load() -> tuple[bool, str]:
         reason = "is interpreted here: unset TRITON_INTERPRET to run on the device"
     if reason is not None:
         return False, reason
-    for name, run, refuse in _kernels("cuda"):
+    for name, run, refuse in kernels("cuda"):
         _dispatch.register(name, "triton", run, refuse)
     return True, ""
 
@@ -49,7 +49,7 @@ def emulate() -> _dispatch.Kernels | str:
     reason = _without_triton()
     if reason is None and not _interpreted():
         reason = "is compiled: set TRITON_INTERPRET=1 before dpkern's first call to interpret it"
-    return _kernels("cpu") if reason is None else reason
+    return kernels("cpu") if reason is None else reason
 
 
 def modules() -> Iterator[Any]:
@@ -81,7 +81,7 @@ def _interpreted() -> bool:
     return launch.INTERPRETED
 
 
-def _kernels(device: str) -> tuple[tuple[str, Callable[..., Any], Refuse], ...]:
+def kernels(device: str) -> tuple[tuple[str, Callable[..., Any], Refuse], ...]:
     kernels = [kernel for module in modules() for kernel in module.KERNELS]
     kernels += [(name, run, _never) for name, run in _library.KERNELS]
     return tuple((name, run, _on(device, refuse)) for name, run, refuse in kernels)

@@ -1,32 +1,47 @@
-"""Triton's kernels compiled for every supported device: registers, shared memory, no spills."""
+"""All forms of Triton's kernels compiled for every supported device, with the installed Triton and
+the oldest: registers, shared memory, exact arithmetic."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
-CAPABILITIES = (80, 90, 100)
+from tests.triton_versions import VERSIONS, compiled, faults, missing
+
+CAPABILITIES = ("80", "90", "100")
 
 
 def run() -> dict[str, Any]:
-    """Compile all forms in a process of its own, which must not interpret."""
-    command = [sys.executable, "-m", "tests.triton_aot", *map(str, CAPABILITIES)]
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    text = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    reports: list[dict[str, Any]] = json.loads(text.stdout)
-    wrong = [r for r in reports if r["stack"] or r["local"] or r["inexact"]]
+    """Compile in processes of their own, which must not interpret."""
+    absent = [reason for version in VERSIONS if (reason := missing(version)) is not None]
+    results = [] if absent else [compiled(version, *CAPABILITIES) for version in VERSIONS]
+    reports = [report for result in results for report in result["reports"]]
+    wrong = [*absent, *faults(reports)]
+    for result in results:
+        wrong += [*result["failed"], *(f"no call launches {name}" for name in result["missing"])]
     return {
         "passed": bool(reports) and not wrong,
-        "capabilities": list(CAPABILITIES),
-        "kernels": [
-            {
-                name: report[name]
-                for name in ("module", "kernel", "capability", "reg", "stack", "dynamic_shared")
-            }
-            for report in reports
-        ],
-        "wrong": [f"{r['module']}.{r['kernel']} sm_{r['capability']}" for r in wrong],
+        "capabilities": [int(capability) for capability in CAPABILITIES],
+        "versions": sorted({report["triton"] for report in reports}),
+        "forms": len(reports),
+        "kernels": largest(reports),
+        "wrong": wrong,
     }
+
+
+def largest(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of each kernel, version and device: how many forms, and the most that one of them takes."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for report in reports:
+        names = ("triton", "module", "kernel", "capability")
+        groups.setdefault(tuple(report[name] for name in names), []).append(report)
+    return [
+        {
+            **dict(zip(("triton", "module", "kernel", "capability"), key, strict=True)),
+            "forms": len(forms),
+            **{
+                name: max(form[name] for form in forms)
+                for name in ("reg", "stack", "dynamic_shared")
+            },
+        }
+        for key, forms in groups.items()
+    ]

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ...ops.ghost.affine import Gradients
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 
 _BLOCK = 4096 if INTERPRETED else 512  # entries of a row at a time
 _ROWS, _COLUMNS = 16, (1024 if INTERPRETED else 64)
@@ -271,49 +271,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.group_norm_backward", _group_norm_backward, _never),
 )
 """``(op, run, refuse)``."""
-
-
-def _forms(kind: str, flag: bool) -> tuple[Aot, ...]:
-    def pointers(*names: str) -> dict[str, str]:
-        return dict.fromkeys(names, f"*{kind}")
-
-    def integers(*names: str) -> dict[str, str]:
-        return dict.fromkeys(names, "i64")
-
-    def constants(**values: Any) -> dict[str, str]:
-        return dict.fromkeys(values, "constexpr")
-
-    row = {"CENTRED": flag, "WEIGHTED": flag, "BLOCK": _BLOCK}
-    column = {"CENTRED": flag, "ROWS": _ROWS, "COLUMNS": _COLUMNS}
-    group = {"WEIGHTED": flag, "BLOCK": _BLOCK}
-    operands = pointers("g", "x", "mean", "rstd")
-    return (
-        Aot(
-            _row_kernel,
-            {**operands, **pointers("weight", "dx"), **integers("columns"), **constants(**row)},
-            row,
-        ),
-        Aot(
-            _column_kernel,
-            {
-                **operands,
-                **pointers("dweight", "dbias"),
-                **integers("rows", "columns", "blocks"),
-                **constants(**column),
-            },
-            column,
-        ),
-        Aot(
-            _group_kernel,
-            {
-                **operands,
-                **pointers("weight", "dx", "dweight", "dbias"),
-                **integers("groups", "channels", "places"),
-                **constants(**group),
-            },
-            group,
-        ),
-    )
-
-
-AOT: tuple[Aot, ...] = (*_forms("fp32", True), *_forms("fp64", False))

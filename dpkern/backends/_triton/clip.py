@@ -18,7 +18,7 @@ import triton.language as tl
 from ...ops import clip
 from . import rows
 from .factor import clip_factor, round_down
-from .launch import Aot, launch
+from .launch import launch
 
 _ROWS = 128  # in a program that makes factors
 _SHRINK = 1 - 2.0**-16
@@ -162,26 +162,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("clip.clip_sum", _clip_sum, _never),
 )
 """``(op, run, refuse)``."""
-
-AOT: tuple[Aot, ...] = (
-    *rows.AOT,
-    *(
-        Aot(
-            _factor_kernel,
-            {
-                "powers": "*fp64",
-                "bounds": "*fp64",
-                "norms": "*fp64",
-                "factors": f"*{kind}",
-                "tensors": "i64",
-                "batch": "i64",
-                "P": "constexpr",
-                "PER_LAYER": "constexpr",
-                "AUTOMATIC": "constexpr",
-                "ROWS": "constexpr",
-            },
-            {"P": 2, "PER_LAYER": False, "AUTOMATIC": automatic, "ROWS": _ROWS},
-        )
-        for kind, automatic in (("fp32", False), ("fp64", True))
-    ),
-)

@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from ...ops import _lattice, coef
 from .. import _numbers
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 from .noise import release
 
 LANES = tl.constexpr(coef.LANES)
@@ -158,18 +158,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("coef.quadratic", _quadratic, refuse),
 )
 """``(op, run, refuse)``."""
-
-AOT: tuple[Aot, ...] = tuple(
-    Aot(
-        loss_kernel,
-        {
-            **dict.fromkeys(("z", "first", "second", "shift", "dz"), f"*{kind}"),
-            "loss": "*fp64",
-            "rows": "i64",
-            "columns": "i64",
-            **dict.fromkeys(("NOISED", "PRINTED", "SHIFTED", "ROWS"), "constexpr"),
-        },
-        {"NOISED": noised, "PRINTED": True, "SHIFTED": True, "ROWS": _ROWS},
-    )
-    for kind, noised in (("fp32", True), ("fp32", False), ("fp64", True))
-)

@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 from ...ops import coef
 from ...ops.coef import features
 from .coef import LANES, refuse, release_rows
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 
 _ENTRIES_AT_ONCE = 1 << (22 if INTERPRETED else 26)
 _ROWS = 8  # of a program, each in LANES partial sums
@@ -118,33 +118,3 @@ def _sums(
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("coef.expanded", _expanded, refuse),)
 """``(op, run, refuse)``."""
-
-_SIZES = {"classes": "i64", "width": "i64"}
-AOT: tuple[Aot, ...] = tuple(
-    aot
-    for kind in ("fp32", "fp64")
-    for aot in (
-        Aot(
-            rows_kernel,
-            {
-                **dict.fromkeys(("first", "second"), f"*{kind}"),
-                **dict.fromkeys(("weights", "linear"), "*fp64"),
-                "rows": "i64",
-                **_SIZES,
-                "ROWS": "constexpr",
-            },
-            {"ROWS": _ROWS},
-        ),
-        Aot(
-            columns_kernel,
-            {
-                "second": f"*{kind}",
-                **dict.fromkeys(("weights", "columns"), "*fp64"),
-                "count": "i64",
-                **_SIZES,
-                "COLUMNS": "constexpr",
-            },
-            {"COLUMNS": _COLUMNS},
-        ),
-    )
-)

@@ -8,13 +8,16 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...ops.ghost.conv import Geometry
-from . import direct, forms, weighted
-from .launch import Aot
+from . import direct, weighted
 from .operands import Operands, too_large
 
 
 def _refuse(x: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
     return too_large(x, g, g[:, :1].numel())
+
+
+def _refuse_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
+    return _refuse(x, g) or direct.too_long(x, g[:1, :1].numel())
 
 
 def _operands(
@@ -61,9 +64,8 @@ def _sum(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("ghost.conv_norm", _norm, _refuse),
+    ("ghost.conv_norm", _norm, _refuse_norm),
     ("ghost.conv_gradient", _gradient, _refuse),
     ("ghost.conv_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""
-AOT: tuple[Aot, ...] = tuple(forms.tiled(dense=False))

@@ -2,7 +2,8 @@
 
 No sample's positions are split over programs. A tile's chunks of positions start from zero and are
 added to the total by plain additions, so that the bound of ``docs/ghost.md`` holds whatever a
-tensor core does inside a chunk. Samples whose interval is too wide are done again in float64.
+tensor core does inside a chunk. float32 samples whose interval is too wide are done again in
+float64; of 16-bit operands the upper end is returned however wide the interval is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton.language as tl
 
 from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
-from .precision import SIXTEEN, WIDE, Arithmetic, direct_numbers, first, short_enough
+from .precision import SIXTEEN, WIDE, Arithmetic, direct_numbers, first, longest
 
 BLOCK = 1024  # partial sums in one step of bound_kernel
 
@@ -224,16 +225,32 @@ def constants(
     }
 
 
+def too_long(a: torch.Tensor, positions: int) -> str | None:
+    """Why not, if a 16-bit sample has more positions than the bound of its only pass allows."""
+    most = longest(min(tile_of(a.dtype, dense, 16, 16).depth for dense in (False, True)))
+    if a.dtype in SIXTEEN and positions > most:
+        return f"has 16-bit samples of up to {most} positions"
+    return None
+
+
 def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) -> torch.Tensor:
-    """``highs``, squares ``[B, groups]`` from above, computed where they are not ``done``."""
+    """``highs``, squares ``[B, groups]`` from above, computed where they are not ``done``.
+
+    The first pass decides for 16-bit operands: its interval also holds the norm of what
+    ``weighted_sum`` adds, whose rounding a narrower one would not cover. Others have a second pass
+    in float64, whose programs end at once where there is nothing to do."""
     dtype = operands.a.dtype
     again = done is not None
     if done is None:
         done = highs.new_zeros(highs.shape, dtype=torch.int32)
+    if dtype in SIXTEEN:
+        _pass(operands, first(dtype), dtype, highs, done, skip=again)
+        return highs
+    if dtype is torch.float32 and not again:
         depth = tile_of(dtype, operands.dense, operands.rows, operands.columns).depth
-        if dtype is not torch.float64 and short_enough(operands.positions, depth):
+        again = operands.positions <= longest(depth)
+        if again:
             _pass(operands, first(dtype), dtype, highs, done, skip=False)
-            again = True
     _pass(operands, WIDE, torch.float64, highs, done, skip=again)
     return highs
 

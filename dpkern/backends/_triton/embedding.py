@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ...ops.ghost._bounds import gamma
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 
 _CHUNK = 64
 _COLUMNS = 1024 if INTERPRETED else 128
@@ -237,51 +237,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.embedding_sum", _embedding_sum, _never),
 )
 """``(op, run, refuse)``."""
-
-
-def _forms(kind: str) -> tuple[Aot, ...]:
-    sorted_ids = {"ids": "*i64", "order": "*i64"}
-    sizes = dict.fromkeys(("positions", "columns", "blocks", "padding"), "i64")
-    pieces = dict.fromkeys(("out", "heads", "tails"), f"*{kind}")
-    cut = {"CHUNK": "constexpr", "COLUMNS": "constexpr"}
-    both = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
-    return (
-        Aot(
-            _norm_kernel,
-            {
-                **sorted_ids,
-                "g": f"*{kind}",
-                "squares": "*fp64",
-                "absolutes": "*fp64",
-                **sizes,
-                "COLUMNS": "constexpr",
-            },
-            {"COLUMNS": _COLUMNS},
-        ),
-        Aot(
-            _sum_kernel,
-            {
-                **sorted_ids,
-                "g": f"*{kind}",
-                "factors": f"*{kind}",
-                **pieces,
-                "count": "i64",
-                **sizes,
-                **cut,
-            },
-            both,
-        ),
-        Aot(
-            _join_kernel,
-            {
-                "ids": "*i64",
-                **pieces,
-                **dict.fromkeys(("count", "columns", "blocks"), "i64"),
-                **cut,
-            },
-            both,
-        ),
-    )
-
-
-AOT: tuple[Aot, ...] = (*_forms("fp32"), *_forms("fp64"))

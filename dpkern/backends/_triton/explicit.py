@@ -14,7 +14,7 @@ from ...ops.ghost import explicit
 from .. import _numbers
 from . import rows
 from .factor import clip_factor, round_down
-from .launch import Aot, launch, number
+from .launch import launch, number
 
 Tensors = Sequence[torch.Tensor]
 _ROWS = 128
@@ -109,19 +109,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("ghost.contract", _contract, _never),
 )
 """``(op, run, refuse)``."""
-
-AOT: tuple[Aot, ...] = tuple(
-    Aot(
-        _factor_kernel,
-        {
-            "squares": "*fp64",
-            "norms": "*fp64",
-            "factors": f"*{kind}",
-            **dict.fromkeys(("parts", "batch", "max_norm", "scale"), "i64"),
-            "AUTOMATIC": "constexpr",
-            "ROWS": "constexpr",
-        },
-        {"AUTOMATIC": automatic, "ROWS": _ROWS},
-    )
-    for kind, automatic in (("fp32", False), ("fp64", True))
-)

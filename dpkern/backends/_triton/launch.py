@@ -7,8 +7,7 @@ travel as the 64 bits of a float64.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,28 +26,6 @@ def at(device: torch.device | str) -> torch.device:
     """Where a kernel runs whose result goes to ``device``: there, if it can."""
     wanted = torch.device(device)
     return wanted if wanted.type == DEVICE else torch.device(DEVICE)
-
-
-class Aot(NamedTuple):
-    """One form of a kernel for compilation without a device.
-
-    Attributes:
-        kernel: the jit function.
-        signature: type of each argument, ``constexpr`` for those in ``constants``.
-        constants: values of the constexpr arguments.
-        aligned: integers that are multiples of 16, which Triton makes a kernel of its own for, like
-            all pointers; ``(name, i)`` for a member of a tuple.
-        warps, stages, fused, registers: as launched.
-    """
-
-    kernel: Any
-    signature: Mapping[str, Any]
-    constants: Mapping[str, Any]
-    warps: int = 4
-    stages: int = 3
-    fused: bool = False
-    aligned: tuple[Any, ...] = ()
-    registers: int | None = None
 
 
 def launch(

@@ -7,13 +7,16 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from . import direct, forms, gram, weighted
-from .launch import Aot
+from . import direct, gram, weighted
 from .operands import Operands, too_large
 
 
 def _refuse(a: torch.Tensor, g: torch.Tensor, *_: Any, **__: Any) -> str | None:
     return too_large(a, g, a.shape[0] * a.shape[1])
+
+
+def _refuse_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
+    return _refuse(a, g) or direct.too_long(a, a.shape[1])
 
 
 def _norm(
@@ -56,9 +59,8 @@ def _sum(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("ghost.linear_norm", _norm, _refuse),
+    ("ghost.linear_norm", _norm, _refuse_norm),
     ("ghost.linear_gradient", _gradient, _refuse),
     ("ghost.linear_sum", _sum, _refuse),
 )
 """``(op, run, refuse)``."""
-AOT: tuple[Aot, ...] = (*forms.tiled(dense=True), *forms.small())

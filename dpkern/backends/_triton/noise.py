@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from ...rng import Stream
 from .. import _numbers, _rounding
 from . import chacha, lattice
-from .launch import INTERPRETED, Aot, at, launch, number
+from .launch import INTERPRETED, at, launch, number
 
 _BLOCKS = 128  # of the cipher in a program
 _MOST_TILES = 1024
@@ -247,42 +247,3 @@ KERNELS: tuple[tuple[str, Any, Any], ...] = (
     ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""
-
-_STREAM = {name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM}
-_PLACE = {"first": "i64", "skip": "i32", "n": "i64"}
-_META = {"LAW": "constexpr", "TILES": "constexpr"}
-AOT: tuple[Aot, ...] = (
-    Aot(
-        keystream_kernel,
-        {"out": "*i32", **_STREAM, "first": "i64", "n": "i64", "BLOCKS": "constexpr"},
-        {"BLOCKS": _BLOCKS},
-    ),
-    *(
-        Aot(
-            draws_kernel,
-            {"out": "*i32", "table": "*i32", **_STREAM, **_PLACE, **_META},
-            {"LAW": law, "TILES": 8},
-        )
-        for law in (0, 1)
-    ),
-    *(
-        Aot(
-            release_kernel,
-            {
-                "values": f"*{values}",
-                "out": f"*{out}",
-                "nonfinite": "*i64",
-                "table": "*i32",
-                **_STREAM,
-                **{f"r_{name}": kind for name, kind in _STREAM.items()},
-                **_PLACE,
-                "per_unit": "i64",
-                "unit": "i64",
-                **_META,
-            },
-            {"LAW": 0, "TILES": 8},
-            registers=REGISTERS,
-        )
-        for values, out in (("fp32", "fp32"), ("fp64", "fp64"), ("i64", "fp32"), ("i32", "i32"))
-    ),
-)

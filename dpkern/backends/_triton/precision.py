@@ -17,6 +17,7 @@ _TINY = 2.0**-126
 _SUMS = 1e-12
 """Relative error of the float64 sums of a tile's squares, up to 4000 additions in a chain."""
 _LONGEST = 2**17
+"""Chunks."""
 
 
 class Arithmetic(NamedTuple):
@@ -60,9 +61,9 @@ def up(x: float) -> float:
     return float(near if float(near) >= x else np.nextafter(near, np.float32(np.inf)))
 
 
-def short_enough(positions: int, depth: int) -> bool:
-    """Whether the bounds below hold for so many chunks in single precision."""
-    return positions <= _LONGEST * depth
+def longest(depth: int) -> int:
+    """For how many positions, in chunks of ``depth``, the bounds below hold in single precision."""
+    return _LONGEST * depth
 
 
 def direct_numbers(

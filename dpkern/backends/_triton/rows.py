@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 
 CHUNK = 8192
 _BLOCK = CHUNK if INTERPRETED else 1024
@@ -127,49 +127,3 @@ def add_rows(
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
     )
-
-
-_SIZES = {"rows": "i64", "columns": "i64"}
-_POWER = {"P": "constexpr", "CHUNK": "constexpr", "BLOCK": "constexpr"}
-_SUM = {"sign": "i32", "P": "constexpr", "ROWS": "constexpr", "COLUMNS": "constexpr"}
-AOT: tuple[Aot, ...] = (
-    *(
-        Aot(
-            _power_kernel,
-            {"matrix": f"*{kind}", "partial": "*fp64", **_SIZES, **_POWER},
-            {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK},
-        )
-        for kind, p in (("fp32", 2), ("bf16", 2), ("fp64", 1))
-    ),
-    Aot(
-        _combine_kernel,
-        {
-            "partial": "*fp64",
-            "power": "*fp64",
-            "rows": "i64",
-            "chunks": "i64",
-            "BLOCK": "constexpr",
-        },
-        {"BLOCK": 128},
-    ),
-    *(
-        Aot(
-            _sum_kernel,
-            {
-                "matrix": f"*{kind}",
-                "factors": f"*{value}",
-                "out": f"*{out}",
-                "power": "*i64",
-                **_SIZES,
-                **_SUM,
-            },
-            {"P": p, "ROWS": _ROWS, "COLUMNS": _COLUMNS},
-        )
-        for kind, value, out, p in (
-            ("fp32", "fp32", "fp32", 0),
-            ("fp64", "fp64", "fp64", 0),
-            ("bf16", "fp32", "i32", 2),
-            ("fp64", "fp64", "i64", 1),
-        )
-    ),
-)

@@ -11,7 +11,7 @@ import triton.language as tl
 from ...ops import symbols as op
 from ...rng import Stream
 from . import chacha
-from .launch import INTERPRETED, Aot, launch
+from .launch import INTERPRETED, launch
 
 _BLOCKS = 128  # of the cipher in a program
 _MOST_BLOCKS = 4096
@@ -106,22 +106,3 @@ def _never(*_: Any, **__: Any) -> None:
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("symbols.randomize", _randomize, _never),)
 """``(op, run, refuse)``."""
-
-_NUMBERS = ("keep", "width", "reciprocal", "categories")
-AOT: tuple[Aot, ...] = tuple(
-    Aot(
-        symbols_kernel,
-        {
-            "x": f"*{kind}",
-            "out": f"*{kind}",
-            **{name: "i32" if name == "rounds" else "i64" for name in chacha.STREAM},
-            "first": "i64",
-            "skip": "i32",
-            "n": "i64",
-            **dict.fromkeys(_NUMBERS, "i64"),
-            "BLOCKS": "constexpr",
-        },
-        {"BLOCKS": _BLOCKS},
-    )
-    for kind in ("u8", "i32", "i64")
-)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from ...ops.ghost._bounds import gamma
-from .launch import Aot, launch
+from .launch import launch
 from .operands import product
 
 _NO_PADDING = -(2**62)
@@ -119,15 +119,3 @@ def _never(*_: Any, **__: Any) -> None:
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("ghost.tied_cross", _tied_cross, _never),)
 """``(op, run, refuse)``."""
-
-
-def _form(number: str) -> Aot:
-    operands = {"e": number, "a": number, "g": number}
-    results = {"products": "*fp64", "absolutes": "*fp64"}
-    sizes = dict.fromkeys(("count", "positions", "columns", "words", "blocks", "padding"), "i64")
-    constants = dict.fromkeys(_META, "constexpr")
-    signature = {"ids": "*i64", **operands, **results, **sizes, **constants}
-    return Aot(_cross_kernel, signature, _META, fused=True)
-
-
-AOT = [_form("*fp32"), _form("*fp64")]

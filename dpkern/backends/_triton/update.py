@@ -19,7 +19,7 @@ from ...ops import update
 from ...ops._count import Count, known
 from .. import _numbers
 from .lattice import finite
-from .launch import INTERPRETED, Aot, launch, number
+from .launch import INTERPRETED, launch, number
 from .noise import REGISTERS, release
 
 SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(i) for i in range(4))
@@ -188,21 +188,3 @@ def _step(
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _step, _refuse),)
 """``(op, run, refuse)``."""
-
-
-AOT: tuple[Aot, ...] = tuple(
-    Aot(
-        _rule_kernel,
-        {
-            **dict.fromkeys(("param", "total", "state1", "state2"), f"*{kind}"),
-            "nonfinite": "*i64",
-            **dict.fromkeys(("n", "step", *NUMBERS), "i64"),
-            "RULE": "constexpr",
-            "CHECKED": "constexpr",
-            "BLOCK": "constexpr",
-        },
-        {"RULE": rule, "CHECKED": rule != 3, "BLOCK": 1024},
-        registers=REGISTERS,
-    )
-    for kind, rule in (("fp32", 3), ("fp64", 3), ("fp32", 0), ("fp32", 1), ("fp32", 2))
-)
