@@ -174,7 +174,8 @@ def shuffled() -> None:
 
 
 def adaptive() -> None:
-    Loop(mechanism=AdaClip(noise_multiplier=1.0, max_grad_norm=1.0)).train()
+    mechanism = AdaClip(noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8.0)
+    Loop(mechanism=mechanism).train()
 
 
 def keeps_losses() -> None:
