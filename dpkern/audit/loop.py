@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..accounting.shown import shown_lower_bound
 from .claims import Gaussian
 from .findings import Check
 
@@ -176,7 +177,8 @@ class LoopFindings:
         moved = ""
         if self.largest is not None:
             attack, step = self.largest
-            moved = f": one record moved a clipped sum by {step.moved:.3g} C of {attack.bound:g} C"
+            most = shown_lower_bound(step.moved, 3)
+            moved = f": one record moved a clipped sum by {most} C of {attack.bound:g} C"
         return f"Nothing contradicts the certificate of {self.subject} in {count}{moved}.{after}"
 
     def to_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..accounting.shown import LowerBound, UpperBound, shown_bound, shown_exactly
 from ..audit.loop import Attack, LoopFindings, StepMovement
 from ..cost.report import Figure, Report, Series, Table
 
@@ -41,9 +42,9 @@ def _attacks(findings: LoopFindings) -> Table:
         rows.append(
             [
                 *(attack.name, attack.record, _noise(attack), attack.bound),
-                *(None if held is None else held.moved, None if held is None else held.step),
+                *((None, None) if held is None else (LowerBound(held.moved), held.step)),
                 "" if held is None else held.parameter,
-                None if other is None else other.moved,
+                None if other is None else LowerBound(other.moved),
             ]
         )
     return Table(
@@ -75,7 +76,8 @@ def _steps(findings: LoopFindings) -> Table:
     attack = _worst(findings)
     rows = [
         [
-            *(step.step, step.size, "yes" if step.held else "no", step.moved, step.allowed),
+            *(step.step, step.size, "yes" if step.held else "no"),
+            *(LowerBound(step.moved), UpperBound(step.allowed)),
             *(step.parameter if step.moved else "", "kept" if step.kept else "EXCEEDED"),
         ]
         for step in (() if attack is None else attack.steps)
@@ -108,12 +110,18 @@ def _likelihood(findings: LoopFindings) -> Table:
     if ratio is not None:
         facts = ratio.to_dict()
         rows = [
-            ["certified", "at most", ratio.certified, facts["epsilon_certified"]],
-            ["shown by this run's releases", "at least", ratio.shown, facts["epsilon_shown"]],
+            [
+                *("certified", "at most"),
+                *(UpperBound(ratio.certified), UpperBound(facts["epsilon_certified"])),
+            ],
+            [
+                *("shown by this run's releases", "at least"),
+                *(LowerBound(ratio.shown), LowerBound(facts["epsilon_shown"])),
+            ],
         ]
     return Table(
         title="The likelihood ratio of the releases, if it is known which batches held the record",
-        columns=("number", "bounds it", "mu", f"epsilon at delta {findings.delta:g}"),
+        columns=("number", "bounds it", "mu", f"epsilon at delta {shown_exactly(findings.delta)}"),
         rows=rows,
         note="Computed from the movements and the law of the noise along one run, not counted; "
         "without amplification by sampling.",
@@ -162,8 +170,8 @@ def _notes(findings: LoopFindings) -> tuple[str, ...]:
         sampling = findings.sampling.get("sampling")
         notes.append(
             f"A run of these {findings.steps} steps that nobody watches would certify epsilon "
-            f"{findings.epsilon:.4g} at delta {findings.delta:g} ({sampling} sampling); the runs "
-            "of this audit certify nothing."
+            f"{shown_bound(findings.epsilon)} at delta {shown_exactly(findings.delta)} ({sampling} "
+            "sampling); the runs of this audit certify nothing."
         )
     notes += [
         "An audit bounds from below: that nothing was found in the steps and records that were "

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..accounting.shown import shown_lower_bound
 from ..audit.claims import Gaussian, of_event
 from ..audit.findings import Check
 from ..audit.loop import Attack, LikelihoodRatio, StepMovement
@@ -119,7 +120,7 @@ def movement_check(attacks: list[Attack], *, held: bool) -> Check:
     place = f", most in {step.parameter}" if step.moved else ""
     text = (
         f"one record ({attack.name}, record {attack.record}) moves the clipped sum by "
-        f"{step.moved:.3g} C at step {step.step}{without}{place}; "
+        f"{shown_lower_bound(step.moved, 3)} C at step {step.step}{without}{place}; "
         f"{attack.bound if held else 0:g} C is certified"
     )
     numbers = {"moved": step.moved, "allowed": step.allowed, "step": step.step}
