@@ -51,12 +51,16 @@ class AlignedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = self._place()
         if self._noted is None or place is None:
             return func(*args, **kwargs)
-        noted = self._noted.get(number, [])[len(drawn) - 1 : len(drawn)]
-        rows = _missing(size, noted[0], place) if noted else None
-        if rows is None:
+        noted = self._noted.get(number, [])
+        own = noted[len(drawn) - 1 : len(drawn)]
+        if own == [size]:
             return func(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():  # rows are ours here, whoever follows them
-            return _drawn(func, args, kwargs, noted[0], rows)
+        for whole in (*own, *noted):  # an engine may run a model once more, to look at it
+            rows = _missing(size, whole, place)
+            if rows is not None:
+                with torch._C.DisableTorchFunctionSubclass():  # whoever follows rows elsewhere
+                    return _drawn(func, args, kwargs, whole, rows)
+        return func(*args, **kwargs)
 
 
 class _Rows:
