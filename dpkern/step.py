@@ -430,7 +430,9 @@ class DPStep:
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
         certificate = self.ledger.certify(delta)
-        return certificate if self._watcher is None else replace(certificate, notes=(WATCHED,))
+        if self._watcher is None:
+            return certificate
+        return replace(certificate, notes=(WATCHED, *certificate.notes))
 
     def epsilon(self, delta: float) -> float:
         """Certified epsilon so far; infinite without noise or with a known seed."""

@@ -321,6 +321,16 @@ def no_loader() -> None:
     )
 
 
+def from_elsewhere() -> None:
+    loop = Loop()
+    x, y = records(8)
+    for _ in range(3):
+        loop.engine.new_samples()
+        loop.optimizer.zero_grad()
+        cross_entropy(loop.module(loop.engine.adopt(x)), y).backward()
+        loop.optimizer.step()
+
+
 def two_engines() -> None:
     Loop().train(epochs=1)
     Loop().train(epochs=1)

@@ -122,11 +122,12 @@ def test_wrong_loops_are_contradicted_or_refused(name: str, check: str, text: st
 
 
 def test_samples_of_another_loader_are_named() -> None:
-    trace = Trace(fresh=[True, False, False], sums=[[], [], []], sampling={"sampling": "poisson"})
-    trace.strays = 2
+    trace = Trace(fresh=[True, False, False, False], elsewhere=[False, False, False, True])
+    trace.sums, trace.sampling, trace.strays = [[]] * 4, {"sampling": "poisson"}, 2
     found = hand_out_check(trace)
     assert found.passed is False
-    assert "2 of 3 steps took samples that the loader of make_private did not yield" in found.text
+    assert "2 of 4 steps took samples that the loader of make_private did not yield" in found.text
+    assert "1 steps were accounted as samples from elsewhere" in found.text
     assert "2 forward passes in training mode" in found.text
 
 
@@ -154,6 +155,7 @@ def test_refusals_before_and_after_releases() -> None:
         ("no_engine", "called no make_private"),
         ("no_step", "at least one private step"),
         ("no_loader", "nothing says what a record is"),
+        ("from_elsewhere", "samples from elsewhere in every step"),
         ("two_engines", "a second one"),
         ("not_clipped", "nothing bounds a record"),
         ("no_gradient", "a record that moves a clipped sum"),

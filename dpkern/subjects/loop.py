@@ -145,8 +145,15 @@ class _LoopAudit:
             raise self._cannot("a finite max_grad_norm", "none: nothing bounds a record", "Clip.")
         self.refusal = "" if scout.refusal is None else _named(scout)
         if not any(scout.fresh):
+            taken = hand_out_check(scout)
+            if taken.passed:
+                raise self._cannot(
+                    "steps on batches of the loader of make_private",
+                    "samples from elsewhere in every step, where no record can be left out",
+                    "Train on the loader, or audit one step: dpkern.subjects.model.ModelStep.",
+                )
             self.notes.append("No record could be left out: the loop takes none from the loader.")
-            return self._found(scout, (hand_out_check(scout),))
+            return self._found(scout, (taken,))
         self.setting = replace(self.setting, steps=scout.steps, seconds=math.inf)
         if not scout.quiet:
             self.notes.append("This mechanism has no form without noise: noise is always on.")

@@ -155,14 +155,20 @@ def state_check(attacks: list[Attack]) -> Check:
 
 def hand_out_check(base: Trace) -> Check:
     """Whether every step was one of a batch that the private loader had yielded."""
-    missing = base.fresh.count(False)
+    missing = sum(
+        not fresh and not elsewhere
+        for fresh, elsewhere in zip(base.fresh, base.elsewhere, strict=True)
+    )
+    stated = sum(base.elsewhere)
     sampling = base.sampling["sampling"]
     text = (
         f"{missing} of {base.steps} steps took samples that the loader of make_private did not "
         f"yield, and are accounted as {sampling} batches of it"
         if missing
-        else f"every step took a batch of the loader of make_private, by {sampling} sampling"
+        else f"no step passes for a {sampling} batch that the loader of make_private did not yield"
     )
+    if stated:
+        text += f"; {stated} steps were accounted as samples from elsewhere, and not attacked"
     if base.strays:
         text += f"; {base.strays} forward passes in training mode had no new batch of it"
     numbers = {"missing": missing, "stray_forward_passes": base.strays}

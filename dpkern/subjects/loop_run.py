@@ -93,6 +93,7 @@ class Trace:
         held: whether each step's batch was to hold the targets.
         sizes: samples of each step.
         fresh: whether each step had a hand-out of its own.
+        elsewhere: whether each step was accounted by another sampling than the loader's.
         strays: forward passes in training for which nothing was handed out.
         generators: digests of the generators' states at each step.
         remembered: at the last step whose batch held no target.
@@ -107,6 +108,7 @@ class Trace:
     held: list[bool] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     fresh: list[bool] = field(default_factory=list)
+    elsewhere: list[bool] = field(default_factory=list)
     strays: int = 0
     generators: list[bytes] = field(default_factory=list)
     remembered: Snapshot | None = None
@@ -243,6 +245,7 @@ class LoopObserver:
         trace.plan = step.plan
         trace.held.append(position > self._position and (position - 1) % 2 == 0)
         trace.fresh.append(position > self._position)
+        trace.elsewhere.append(dict(step.sampling) != trace.sampling)
         trace.sizes.append(self._size)
         self._position, self._size, self._part = position, 0, 0
         trace.generators.append(_generators())
