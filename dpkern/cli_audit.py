@@ -24,17 +24,24 @@ from .audit import run
 from .audit.claims import Approximate, Claim, Gaussian, Pure
 from .audit.subject import Subject
 from .cli_cost import refuse_places
+from .cost.report import Report
 from .errors import InvalidInput
 from .reports import audit as audit_report
+from .reports import audit_loop as loop_report
 from .reports import files
 from .reports.text import as_text
-from .subjects import catalogue, script
+from .subjects import catalogue, loop, script
 from .train.mechanism import MODES, read_settings
 
 CONTRADICTED = 1
 DELTA = 1e-5
 OF_CATALOGUE = ("mode", "settings", "backend", "steps")
 """Options that describe a mechanism; a script describes itself."""
+NOT_OF_LOOPS = (
+    *("claim", "claim_mu", "runs", "confidence", "mode", "settings", "backend"),
+    *("workers", "quick"),
+)
+"""Options that say nothing of a training loop."""
 DECIDED = ("mode", "sites", "groups", "backend", "width", "op", "library", "dimension")
 """Fields that follow from the name, the options and the shapes that are audited."""
 
@@ -45,7 +52,7 @@ def command(
         str,
         typer.Argument(
             help=f"One of {', '.join(catalogue.names())}; or path/to/file.py:name, a callable, "
-            "a Subject or a Statement: its code is run."
+            "a Subject, a Statement, or a training loop without arguments: its code is run."
         ),
     ],
     claim: Annotated[
@@ -82,7 +89,20 @@ def command(
             help=f"One of {', '.join(_dispatch.BACKENDS)}.", show_default="the first that can"
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of one call, audited together.")] = 1,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps of one call, audited together; of a training loop: steps of each run.",
+            show_default=f"1; {loop.STEPS} of a training loop",
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Of a training loop: no attack begins later than this.",
+            show_default=f"{loop.SECONDS:g}",
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out slow checks.")] = False,
     json: Annotated[
@@ -105,9 +125,22 @@ def command(
     if html is not None or figures is not None:
         require("matplotlib", extra="demo")
     refuse_places(html=html, figures=figures)
+    if loop.is_loop(subject):
+        _refuse_given(context, NOT_OF_LOOPS, "nothing for a training loop, which is run as it is")
+        _show(_loop(subject, steps, seconds, delta), json=json, html=html, figures=figures)
+        return
+    if seconds is not None:
+        raise InvalidInput(
+            "seconds",
+            expected="nothing but for a training loop",
+            got=seconds,
+            remedy="Leave it out; --runs says how much is run.",
+        )
     with redirect_stdout(sys.stderr):  # the user's code may print
         if script.is_script(subject):
-            _refuse_given(context)
+            _refuse_given(
+                context, OF_CATALOGUE, "nothing for a script, which says itself what it releases"
+            )
             chosen: Subject = script.load(subject)
         else:
             choice(tuple(catalogue.names()), subject=subject)
@@ -116,7 +149,7 @@ def command(
                 mode=mode,
                 settings=_settings(subject, settings or ()),
                 backend=backend,
-                steps=steps,
+                steps=1 if steps is None else steps,
             )
         with _telling() as tell:
             findings = run(
@@ -129,7 +162,29 @@ def command(
                 claim=claimed,
                 progress=tell,
             )
-    report = audit_report.report(findings)
+    _show((audit_report.report(findings), findings.passed), json=json, html=html, figures=figures)
+
+
+def _loop(
+    reference: str, steps: int | None, seconds: float | None, delta: float
+) -> tuple[Report, bool]:
+    """The report of a training loop, and whether nothing contradicts its certificate."""
+    with redirect_stdout(sys.stderr), _telling() as tell:  # the user's code may print
+        found = loop.audit_loop(
+            reference,
+            steps=loop.STEPS if steps is None else steps,
+            seconds=loop.SECONDS if seconds is None else seconds,
+            delta=delta,
+            progress=tell,
+        )
+    return loop_report.report(found), found.passed
+
+
+def _show(
+    found: tuple[Report, bool], *, json: bool, html: Path | None, figures: Path | None
+) -> None:
+    """Print and write a report; exit code 1 if its audit did not pass."""
+    report, passed = found
     written = [] if figures is None else files.write_figures(report, figures)
     if html is not None:
         files.write(report, "html", html)
@@ -141,7 +196,7 @@ def command(
     if written:
         names = ", ".join(str(path) for path in written)
         Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
-    if not findings.passed:
+    if not passed:
         raise typer.Exit(CONTRADICTED)
 
 
@@ -184,18 +239,18 @@ def _settings(name: str, texts: Sequence[str]) -> dict[str, Any]:
     return read_settings(kind, texts, decided=(*DECIDED, *derived))
 
 
-def _refuse_given(context: typer.Context) -> None:
-    """Options that a script would not look at.
+def _refuse_given(context: typer.Context, names: Sequence[str], expected: str) -> None:
+    """Options that nothing would look at.
 
     Raises:
         InvalidInput: one was given.
     """
-    for name in OF_CATALOGUE:
+    for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise InvalidInput(
                 name,
-                expected="nothing for a script, which says itself what it releases",
+                expected=expected,
                 got=context.params[name],
                 remedy="Leave it out.",
             )

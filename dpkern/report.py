@@ -70,6 +70,8 @@ def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
         return None
     if step.ledger.taints:
         return step.ledger.taints[0]
+    if step.watched:
+        return certificate.notes[0]
     if step.noise_warning:
         return step.noise_warning
     if step.key.seeded:

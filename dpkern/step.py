@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,8 +43,21 @@ from .rng import Key
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
 """Which parameters a rule updates, and what it remembers of them."""
 
+WATCHED = "an audit sees the sums of this run without noise, and knows its seed"
+"""Why a step with a watcher certifies nothing."""
+
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
+
+
+class Watcher(Protocol):
+    """An audit that compares the clipped sums of two runs (``DPStep.watch``)."""
+
+    def added(self, result: clip.ClipResult) -> None:
+        """Take note of one physical batch: its norms, in the order of its samples."""
+
+    def summed(self, sums: list[torch.Tensor]) -> None:
+        """Take note of the sums that are noised next, or put others into the list."""
 
 
 class DPStep:
@@ -132,6 +145,7 @@ class DPStep:
         self._raw: list[torch.Tensor] | None = None
         self._importance: list[torch.Tensor] | None = None
         self._added = 0
+        self._watcher: Watcher | None = None
         self.calibrated_to: str | None = None
         """For the report: which epsilon the noise was calibrated to, if it was."""
         self._supply.bind(self)
@@ -223,6 +237,8 @@ class DPStep:
             if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
                 result = replace(sum, sums=tuple(releasing.signals(sum.sums, plan)))
             self._join(result)
+        if self._watcher is not None:
+            self._watcher.added(result)
         self._raw = releasing.joined(self._raw, result.raw)
         self._added += result.batch_size
         self._nonfinite = self._nonfinite + result.nonfinite
@@ -230,6 +246,26 @@ class DPStep:
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
         self._sums, self._raw, self._importance, self._added = None, None, None, 0
+
+    @property
+    def watched(self) -> bool:
+        """Whether an audit sees the sums without noise; nothing is certified then."""
+        return self._watcher is not None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Show the sums of every step to an audit, before their noise.
+
+        Raises:
+            PrivacyError: a key that nobody knows: what it protects is certified.
+        """
+        if not self.key.seeded:
+            raise PrivacyError(
+                "watch",
+                expected="a step with a known seed, which certifies nothing",
+                got="a secret key",
+                remedy="Pass unsafe_seed=: an audit sees sums without noise.",
+            )
+        self._watcher = watcher
 
     def set_importance(self, means: Sequence[torch.Tensor]) -> None:
         """The mean gradient that the step's noise is shaped by (``Importance.source`` "full").
@@ -318,6 +354,8 @@ class DPStep:
         self.drop()
         if self._reduce is not None:
             self._reduce(sums)
+        if self._watcher is not None:
+            self._watcher.summed(sums)
         for name, words in self._supply.words(self.plan).items():
             self.words[name] += words
         if self.plan.importance is not None:
@@ -391,7 +429,10 @@ class DPStep:
 
     def certify(self, delta: float) -> Certificate:
         """The certificate of all steps so far (``accounting.Certificate``)."""
-        return self.ledger.certify(delta)
+        certificate = self.ledger.certify(delta)
+        if self._watcher is None:
+            return certificate
+        return replace(certificate, notes=(WATCHED, *certificate.notes))
 
     def epsilon(self, delta: float) -> float:
         """Certified epsilon so far; infinite without noise or with a known seed."""

@@ -28,7 +28,7 @@ from ..rng import Key
 from .collating import check_collate
 from .empty import empty_batch, records_of
 from .padding import PaddingCheck
-from .parts import Part, Parts
+from .parts import Masks, Part, Parts
 from .provenance import ModuleBoundary, YieldedBatch
 from .provenance.handing import tracked_batch
 from .repeats import check_repeats
@@ -235,6 +235,11 @@ class PrivateLoader(DataLoader[Any]):
             got="a copy or a pickle of it",
             remedy="A copy would draw batches that nobody accounts for: pass the loader itself on.",
         )
+
+    def edit(self, masks: Masks, dataset: Any) -> None:
+        """Let an audit choose the records of batches and their contents (``engine.observing``)."""
+        self._parts.masks = masks
+        self.__dict__["dataset"] = dataset  # a DataLoader refuses to be assigned another one
 
     def state_dict(self) -> dict[str, Any]:
         """Position in the run and in the epoch, as plain values; no key.

@@ -7,9 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
+
+import torch
 
 from ..errors import PrivacyError
 from .sampling import Batches
+
+
+class Masks(Protocol):
+    """What an audit changes in the batches that are drawn (``engine.observing``)."""
+
+    def drawn(self, number: int, records: torch.Tensor) -> torch.Tensor:
+        """Return the records of logical batch ``number`` in place of those that were drawn."""
+
+    def kept(self, number: int, part: torch.Tensor) -> torch.Tensor:
+        """Return the records that are left of one physical batch of it."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,8 @@ class Parts:
         self.left = steps
         self.most: int | None = None
         self._own = False
+        self.masks: Masks | None = None
+        """Set under an audit only."""
         self.queue: deque[Part] = deque()
         """Parts asked for and not yet handed out, in order; empty ones need no worker."""
 
@@ -68,10 +83,15 @@ class Parts:
     def _draw(self, queue: deque[Part]) -> Iterator[list[int]]:
         rank, ranks = self.shard
         for records in islice(iter(self.batches), self.left):
+            number = self.batches.step - 1
+            if self.masks is not None:
+                records = self.masks.drawn(number, records)
             size = len(records)
             most = self.most or max(size, 1)
             for start in range(0, max(size, 1), most):
                 part = records[start : start + most]
+                if self.masks is not None:
+                    part = self.masks.kept(number, part)
                 following = max(size - 1 - start, 0) // most
                 queue.append(Part(len(part), start == 0, following == 0, following))
                 if len(part):

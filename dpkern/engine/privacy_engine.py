@@ -20,7 +20,7 @@ from .._step_state import CheckedState, apply, check_state
 from ..errors import InvalidInput, PrivacyError, UnsupportedModule, brief
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
-from . import checkpoint, distributed, validate
+from . import checkpoint, distributed, observing, validate
 from .accountant import Accountant
 from .arguments import Options, loader_of, mechanism_of, sampling_of
 from .capture import Capture
@@ -190,6 +190,9 @@ class PrivacyEngine:
                 got="a second one",
                 remedy="Make another PrivacyEngine; epsilons of runs on the same data add up.",
             )
+        observer = observing.current()
+        if observer is not None:
+            options = observer.options(options)
         wrapper, module = module, distributed.unwrapped(module)
         sharded = ShardedModule(module) if is_sharded(module) else None
         self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
@@ -206,6 +209,8 @@ class PrivacyEngine:
         }
         expected = options.expected_batch_size if loader is None else loader.expected_batch_size
         mechanism = choose(options, capture.names, run)
+        if observer is not None:
+            mechanism = observer.mechanism(mechanism)
         shared: dict[str, Any] = {"unsafe_seed": options.unsafe_seed, "rounds": options.rounds}
         if processes is not None:
             source = None if options.noise_source is None else options.noise_source.settings
@@ -245,6 +250,8 @@ class PrivacyEngine:
             loader.padding = PaddingCheck(
                 allowed=options.masked_padding, assume=private.ledger.assume, taint=private.taint
             )
+        if observer is not None:
+            observer.made(capture, private, adapter, loader)
         self.attach()
         if options.grad_sample_mode == "ghost":
             return module, optimizer, options.criterion, loader
