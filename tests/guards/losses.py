@@ -115,12 +115,12 @@ def squared_mean(w: World) -> None:
 @TABLE.refused(PrivacyError, MIXED)
 def flooding(w: World) -> None:
     """The mean loss is kept above a level by turning its sign."""
-    fit(w, mlp(), of_outputs(lambda z, y: (F.cross_entropy(z, y) - 1.5).abs() + 1.5))
+    fit(w, mlp(), of_outputs(lambda z, y: (F.cross_entropy(z, y) - 1.15).abs() + 1.15))
 
 
 @TABLE.refused(PrivacyError, MIXED)
 def mean_clamped(w: World) -> None:
-    fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y).clamp(max=2.0)))
+    fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y).clamp(max=1.15)))
 
 
 @TABLE.refused(PrivacyError, MIXED)
@@ -297,9 +297,7 @@ def mean_over_the_tokens_of_the_batch(w: World) -> None:
         ids = batch["input_ids"]
         labels = ids.masked_fill(ids == 0, -100)
         logits = model(**batch)[:, :-1]
-        F.cross_entropy(
-            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
-        ).backward()
+        F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100).backward()
         optimizer.step()
 
 

@@ -77,6 +77,10 @@ def _scalars() -> list[Any]:
     return [(x, x.sum(0, keepdim=True).sin()) for x, _ in _rows()]
 
 
+def _valued(hostile: Callable[[list[Any]], Any], target: float) -> Callable[[list[Any]], Any]:
+    return lambda records: (hostile(records)[0], torch.tensor([target]))
+
+
 def _tokens() -> list[Any]:
     x = torch.randint(2, WORDS, (RECORDS, LENGTH), generator=_generator(5))
     y = torch.randint(CLASSES, (RECORDS,), generator=_generator(6))
@@ -106,10 +110,7 @@ ROWS = Kind(_rows, (_far(30.0, 0), _far(-3.0, 1), _copy(0, -20.0), _copy(2, 1.0)
 IMAGES = Kind(_images, (_far(30.0, 2), _far(-3.0, 0), _copy(0, -20.0)))
 SCALARS = Kind(
     _scalars,
-    tuple(
-        (lambda value: lambda records: (value(records)[0], torch.tensor([size])))(value)
-        for value, size in ((_far(30.0, 0), 50.0), (_far(-3.0, 0), -50.0), (_copy(0, -20.0), 3.0))
-    ),
+    (_valued(_far(30.0, 0), 50.0), _valued(_far(-3.0, 0), -50.0), _valued(_copy(0, -20.0), 3.0)),
 )
 TOKENS = Kind(_tokens, (_words(2, 0, 0), _words(16, 0, 1), _words(3, 1, 2)))
 TEXTS = Kind(_texts, (_text(12, 3), _text(2, 9), _text(7, 0)))

@@ -12,8 +12,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 from dpkern.errors import InvalidInput, PrivacyError
 from tests.guards.kit import Table, World
-from tests.guards.models import Reader, conv, cross_entropy, fit, mlp
-from tests.guards.records import CLASSES, DRAWS, IMAGES, RECORDS, TARGET, TOKENS
+from tests.guards.models import Language, Reader, conv, cross_entropy, fit, mlp
+from tests.guards.records import CLASSES, DRAWS, IMAGES, RECORDS, TARGET, TEXTS, TOKENS, padded
 
 TABLE = Table("rows that are not records")
 
@@ -250,7 +250,7 @@ def collate_that_repeats(w: World) -> None:
 def oversampled_by_a_subset(w: World) -> None:
     """A rare record listed many times."""
     places = [*range(RECORDS), *[TARGET] * 5]
-    w.owner = {i: place for i, place in enumerate(places)}
+    w.owner = dict(enumerate(places))
     draws = [(*DRAWS[0], 12, 13, 14), DRAWS[1], (*DRAWS[2], 15, 16)]
     fit(w, mlp(), loader=w.loader(Subset(w.data, places)), draws=draws)
 
@@ -269,6 +269,27 @@ def class_balanced_by_a_subset_of_a_subset(w: World) -> None:
     w.owner = {i: inner.indices[p] for i, p in enumerate(places)}
     draws = [(0, 1, 2, 5, 6), (4, 5, 7), (0, 2, 8, 9)]
     fit(w, mlp(), loader=w.loader(Subset(inner, places)), draws=draws)
+
+
+@TABLE.refused(PrivacyError, MIXED, kind=TEXTS)
+def padding_of_the_longest_text_in_the_loss(w: World) -> None:
+    """One long record, and all others have more padding to predict."""
+    model, optimizer, loader = w.private(Language(), loader=w.loader(collate_fn=padded))
+    for batch in loader:
+        optimizer.zero_grad()
+        logits = model(batch["input_ids"]).transpose(1, 2)
+        F.cross_entropy(logits, batch["input_ids"], reduction="none").mean(1).mean().backward()
+        optimizer.step()
+
+
+@TABLE.refused(PrivacyError, MIXED, kind=TEXTS)
+def padding_of_the_longest_text_in_the_average(w: World) -> None:
+    """Word vectors are averaged over the padded length."""
+    model, optimizer, loader = w.private(Reader(), loader=w.loader(collate_fn=padded))
+    for batch in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch["input_ids"]), batch["input_ids"][:, 0] % CLASSES).backward()
+        optimizer.step()
 
 
 @TABLE.right(kind=IMAGES)

@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 
 import dpkern
 from dpkern.errors import PrivacyError
-from tests.guards.kit import World
-from tests.guards.kit import Table
+from tests.guards.kit import Table, World
 from tests.guards.models import mlp
 
 TABLE = Table("whose samples")
