@@ -85,7 +85,7 @@ class World:
     ) -> Any:
         """Call ``make_private``; the loader that comes back draws ``draws``."""
         given = {"noise_multiplier": 0.0, "max_grad_norm": self.bound} | options
-        own_loader = given.pop("data_loader", loader or self.loader())
+        own_loader = given.pop("data_loader", self.loader() if loader is None else loader)
         made = self.engine.make_private(
             module=module,
             optimizer=optimizer or torch.optim.SGD(module.parameters(), lr=0.0),

@@ -271,6 +271,16 @@ def noise_of_a_generator_of_ones_own(w: World) -> None:
 
 
 @TABLE.right(random=True)
+def noise_in_place_of_the_features(w: World) -> None:
+    """Each record stands for a row of noise, too."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(model, x, y) + cross_entropy(model, torch.randn_like(x), y)
+
+    fit(w, mlp(), loss)
+
+
+@TABLE.right(random=True)
 def noise_of_the_global_generator(w: World) -> None:
     fit(w, mlp(), lambda m, x, y: cross_entropy(m, x + 0.1 * torch.randn_like(x), y))
 

@@ -130,13 +130,13 @@ class Ahead:
             yield batch
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.right()
 def prefetcher(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     _train(model, optimizer, Ahead(loader))
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.right()
 def prefetcher_in_a_thread(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     waiting: queue.Queue[Any] = queue.Queue()
@@ -154,7 +154,7 @@ def prefetcher_in_a_thread(w: World) -> None:
     _train(model, optimizer, iter(waiting.get, None))
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.right()
 def list_of_all_batches(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     _train(model, optimizer, list(loader))
@@ -202,7 +202,7 @@ def losses_that_are_not_finite_left_out(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x).exp().exp().exp().mean(1), y.float() * x[:, 1])
+        loss = cross_entropy(model, (4 * x).exp(), y)
         if not torch.isfinite(loss):
             continue
         loss.backward()

@@ -63,26 +63,27 @@ def gradients_by_name_for_the_parameters(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(DPKernError, ORDER)
-def curvature_along_the_gradient(w: World) -> None:
+@TABLE.right()
+def backward_that_keeps_a_graph(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
         optimizer.zero_grad()
-        cross_entropy(model, x, y).backward(create_graph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of the cycle
+            cross_entropy(model, x, y).backward(create_graph=True)
         optimizer.step()
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.right()
 def sharpness_aware(w: World) -> None:
-    """Two backward passes; the parameters move between them by an unprotected gradient."""
+    """Private parameters have no gradient to climb, so that the first pass moves nothing."""
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
-        optimizer.zero_grad()
         cross_entropy(model, x, y).backward()
         with torch.no_grad():
-            moves = [0.05 * p.grad / p.grad.norm() for p in model.parameters()]
-            for parameter, move in zip(model.parameters(), moves, strict=True):
-                parameter += move
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter += 0.05 * parameter.grad / parameter.grad.norm()
         optimizer.zero_grad()
         cross_entropy(model, x, y).backward()
         optimizer.step()
@@ -138,8 +139,7 @@ def fast_gradient_sign(w: World) -> None:
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         shifted = x.clone().requires_grad_()
-        with w.engine.public():
-            (slope,) = torch.autograd.grad(F.cross_entropy(model(shifted), y), shifted)
+        (slope,) = torch.autograd.grad(F.cross_entropy(model(shifted), y), shifted)
         return F.cross_entropy(model(x + 0.1 * slope.sign()), y)
 
     fit(w, mlp(), loss)
@@ -151,15 +151,14 @@ def second_order_optimizer(w: World) -> None:
     w.private(model, optimizer=torch.optim.LBFGS(model.parameters()))
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.right()
 def backward_twice_on_one_graph(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
         optimizer.zero_grad()
         loss = cross_entropy(model, x, y)
         loss.backward(retain_graph=True)
-        optimizer.step()
-        loss.backward()
+        (0.5 * loss).backward()
         optimizer.step()
 
 

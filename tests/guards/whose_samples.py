@@ -126,7 +126,7 @@ def synthetic_batches_without_public(w: World) -> None:
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        F.cross_entropy(model(torch.randn_like(x)), y).backward()
+        F.cross_entropy(model(torch.randn(x.shape)), y).backward()
         optimizer.step()
 
 
