@@ -44,8 +44,9 @@ def test_a_record_moves_a_step_by_its_bound_at_most(loop: Loop) -> None:
 def test_what_is_not_covered_is_refused_in_time(loop: Loop) -> None:
     expected = loop.expected
     assert isinstance(expected, Refused)
-    for number in (None, *range(len(loop.kind.hostile))):
-        world = run(loop, target=number)
+    neighbours = [{"present": False}, *({"target": n} for n in range(len(loop.kind.hostile)))]
+    for neighbour in ({}, *neighbours):
+        world = run(loop, **neighbour)
         if not isinstance(world.error, DPKernError):
             raise world.error or AssertionError("it trained")
         assert isinstance(world.error, expected.error), world.error

@@ -60,6 +60,8 @@ class World:
         """The clipped sum of every released step."""
         self.released: dict[str, Tensor] = {}
         """What the loop hands out besides the module's state."""
+        self.saved: dict[str, Tensor] = {}
+        """The state of the module at the end, and ``released``."""
         self.engine = dpkern.PrivacyEngine()
         self.module: nn.Module = nn.Identity()
         self.error: Exception | None = None
@@ -129,11 +131,11 @@ class World:
         ]
         self.sums.append(torch.cat(each))
 
-    def state(self) -> dict[str, Tensor]:
-        """Everything that leaves the run without noise; learning rates are 0."""
+    def save(self) -> None:
+        """Take what leaves the run without noise, as users save it; learning rates are 0."""
         found = {k: v for k, v in self.module.state_dict().items() if isinstance(v, Tensor)}
         found |= {f"released {k}": v for k, v in self.released.items()}
-        return {k: v.detach().clone() for k, v in found.items()}
+        self.saved = {k: v.detach().clone() for k, v in found.items()}
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def run(loop: Loop, **options: Any) -> World:
         random.seed(0)
         try:
             loop.run(world)
+            world.save()
         except Exception as error:  # noqa: BLE001 (the verdict says whether it is a typed one)
             world.error = error
     return world
@@ -234,9 +237,12 @@ def _compare(verdict: Verdict, one: World, other: World, unit: float, *, holding
             verdict.moved = max(verdict.moved, moved / unit)
         else:
             verdict.strayed = max(verdict.strayed, moved)
-    if len(one.sums) != len(other.sums) and one.error is None and other.error is None:
+    verdict.error = verdict.error or other.error
+    if one.error is not None or other.error is not None:
+        return
+    if len(one.sums) != len(other.sums):
         verdict.strayed = math.inf  # how many steps there are depends on a record
-    before, after = one.state(), other.state()
+    before, after = one.saved, other.saved
     for name in before.keys() | after.keys():
         same = name in before and name in after and before[name].shape == after[name].shape
         if not same or not torch.allclose(

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from dpkern.errors import DPKernError, InvalidInput, PrivacyError
 from tests.guards.kit import Table, World
 from tests.guards.models import cross_entropy, fit, mlp
-from tests.guards.records import CLASSES, FEATURES, RECORDS
+from tests.guards.records import RECORDS
 
 TABLE = Table("sampling")
 
@@ -190,22 +190,36 @@ def batches_of_high_loss_left_out(w: World) -> None:
     for x, y in loader:
         optimizer.zero_grad()
         loss = cross_entropy(model, x, y)
-        if loss.item() > 1.25:
+        if loss.item() > 1.0:
             continue
         loss.backward()
         optimizer.step()
 
 
 @TABLE.refused(PrivacyError, FORGOTTEN)
-def losses_that_are_not_finite_left_out(w: World) -> None:
-    model, optimizer, loader = w.private(torch.nn.Linear(FEATURES, CLASSES))
+def losses_that_overflow_left_out(w: World) -> None:
+    """Loss scaling by hand."""
+    model, optimizer, loader = w.private(mlp())
     for x, y in loader:
         optimizer.zero_grad()
-        loss = cross_entropy(model, (4 * x).exp(), y)
+        loss = (65536 * cross_entropy(model, x, y)).half()
         if not torch.isfinite(loss):
             continue
         loss.backward()
         optimizer.step()
+
+
+@TABLE.refused(PrivacyError, FORGOTTEN, after=2)
+def last_batch_left_out_by_its_loss(w: World) -> None:
+    model, optimizer, loader = w.private(mlp())
+    for step, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        loss = cross_entropy(model, x, y)
+        if step == 2 and loss.item() > 1.0:
+            continue
+        loss.backward()
+        optimizer.step()
+    w.engine.get_epsilon(1e-5)
 
 
 @TABLE.refused(PrivacyError, AHEAD)
