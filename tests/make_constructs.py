@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.constructs import CONSTRUCTS, Construct, Refused
-from tests.guards import kit, wrapped
+from tests.guards import kit, texts, wrapped
 from tests.guards.catalogue import TABLES
 
 TARGET = Path(__file__).parent.parent / "docs" / "constructs.md"
@@ -77,7 +77,8 @@ def _outcome(construct: Construct) -> str:
 def _loop_outcome(loop: kit.Loop) -> str:
     if not isinstance(loop.expected, kit.Refused):
         return loop.expected
-    return f"`{loop.expected.error.__name__}`: {loop.expected.says}"
+    says = loop.expected.says
+    return f"`{loop.expected.error.__name__}`: {texts.WORDS.get(says, says)}"
 
 
 if __name__ == "__main__":

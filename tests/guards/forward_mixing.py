@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkern.errors import PrivacyError, UnsupportedModule
+from dpkern.errors import UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import HIDDEN, Between, Reader, cross_entropy, fit, mlp
 from tests.guards.records import CLASSES, FEATURES, ROWS, TOKENS, WORDS
@@ -20,12 +21,12 @@ def detached_mean(m: nn.Module, h: Tensor) -> Tensor:
     return h - h.mean(0).detach()
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def centred_by_a_detached_mean(w: World) -> None:
     fit(w, Between(detached_mean))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def standardised_under_no_grad(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         with torch.no_grad():
@@ -35,7 +36,7 @@ def standardised_under_no_grad(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS)
 def frozen_batch_norm_back_in_training(w: World) -> None:
     """The evaluation between two epochs ends with ``model.train()``."""
     norm = nn.BatchNorm1d(HIDDEN).requires_grad_(False).eval()
@@ -49,7 +50,7 @@ def frozen_batch_norm_back_in_training(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def fake_quantised_by_the_largest_entry(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         scale = h.detach().abs().max() / 7
@@ -58,12 +59,12 @@ def fake_quantised_by_the_largest_entry(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def scaled_by_the_batch_norm(w: World) -> None:
     fit(w, Between(lambda m, h: h / h.detach().norm()))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def expert_with_room_for_two(w: World) -> None:
     """Rows beyond an expert's capacity are dropped, the least confident first."""
 
@@ -76,7 +77,7 @@ def expert_with_room_for_two(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def gated_by_the_batch_median(w: World) -> None:
     fit(w, Between(lambda m, h: h * (h.detach() > h.detach().median(0).values)))
 
@@ -86,7 +87,7 @@ def branch_on_the_batch_mean(w: World) -> None:
     fit(w, Between(lambda m, h: h.tanh() if float(h.mean()) > 0 else h.relu()))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def temperature_from_the_batch(w: World) -> None:
     fit(w, Between(lambda m, h: h / (0.1 + h.std().item())))
 
@@ -97,7 +98,7 @@ def divided_by_the_batch_size(w: World) -> None:
     fit(w, Between(lambda m, h: h * 4 / len(h)))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def ranks_within_the_batch(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         ranks = h.detach().argsort(0).argsort(0)
@@ -106,7 +107,7 @@ def ranks_within_the_batch(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def nearest_neighbour_in_the_batch(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         with torch.no_grad():
@@ -117,7 +118,7 @@ def nearest_neighbour_in_the_batch(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def whitened_under_no_grad(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         with torch.no_grad():
@@ -129,7 +130,7 @@ def whitened_under_no_grad(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def nearest_centre_of_the_batch(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         with torch.no_grad():
@@ -140,7 +141,7 @@ def nearest_centre_of_the_batch(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def attention_weights_without_gradient(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         weights = (h @ h.T).softmax(-1).detach()
@@ -149,7 +150,7 @@ def attention_weights_without_gradient(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def label_of_the_neighbour_as_second_input(w: World) -> None:
     def middle(m: nn.Module, h: Tensor, y: Tensor) -> Tensor:
         return h + F.one_hot(y.roll(1, 0), HIDDEN)
@@ -157,7 +158,7 @@ def label_of_the_neighbour_as_second_input(w: World) -> None:
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, y), y))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def context_by_keyword(w: World) -> None:
     def middle(m: nn.Module, h: Tensor, *, context: Tensor) -> Tensor:
         return h * context[:, :HIDDEN].mean(0)
@@ -165,7 +166,7 @@ def context_by_keyword(w: World) -> None:
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, context=x), y))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def context_in_a_dictionary(w: World) -> None:
     def middle(m: nn.Module, h: Tensor, more: dict[str, Tensor]) -> Tensor:
         return h * more["context"][:, :HIDDEN].abs().amax(0)
@@ -173,14 +174,14 @@ def context_in_a_dictionary(w: World) -> None:
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, {"context": x}), y))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS)
 def gate_that_starts_at_zero(w: World) -> None:
     """Nothing mixes until the gate has learnt: after the first step it is open."""
     model = Between(lambda m, h: h + m.gate * h.mean(0), gate=nn.Parameter(torch.zeros(())))
     fit(w, model)
 
 
-@TABLE.refused(UnsupportedModule, MIXES, after=1)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=1)
 def batch_norm_from_the_second_step_on(w: World) -> None:
     model = Between(lambda m, h: F.batch_norm(h, None, None, training=True) if m.late else h)
     model.late = False
@@ -192,7 +193,7 @@ def batch_norm_from_the_second_step_on(w: World) -> None:
         model.late = True
 
 
-@TABLE.refused(UnsupportedModule, MIXES, after=3)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, after=3)
 def centred_from_the_second_epoch_on(w: World) -> None:
     model = Between(lambda m, h: detached_mean(m, h) if m.warm else h)
     model.warm = False
@@ -207,7 +208,7 @@ def centred_from_the_second_epoch_on(w: World) -> None:
         model.warm = True
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def mixup_inside_the_model(w: World) -> None:
     def middle(m: nn.Module, h: Tensor) -> Tensor:
         return 0.7 * h + 0.3 * h.detach()[torch.randperm(len(h))]
@@ -215,7 +216,7 @@ def mixup_inside_the_model(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def neighbours_only_while_training(w: World) -> None:
     fit(w, Between(lambda m, h: h + h.roll(1, 0).detach() if m.training else h))
 
@@ -229,14 +230,14 @@ def dropout_rate_of_the_batch(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def hook_that_centres(w: World) -> None:
     model = mlp()
     model[0].register_forward_hook(lambda m, args, output: output - output.mean(0).detach())
     fit(w, model)
 
 
-@TABLE.refused(UnsupportedModule, MIXES, kind=TOKENS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, kind=TOKENS)
 def words_weighted_by_their_rarity_in_the_batch(w: World) -> None:
     def middle(m: nn.Module, ids: Tensor, h: Tensor) -> Tensor:
         counts = torch.bincount(ids.flatten(), minlength=WORDS)
@@ -245,12 +246,12 @@ def words_weighted_by_their_rarity_in_the_batch(w: World) -> None:
     fit(w, Reader(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES, kind=TOKENS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, kind=TOKENS)
 def rolled_words(w: World) -> None:
     fit(w, Reader(lambda m, ids, h: h * m.table(ids.roll(1, 0)).detach()))
 
 
-@TABLE.refused(UnsupportedModule, MIXES, kind=TOKENS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS, kind=TOKENS)
 def unique_words_of_the_batch(w: World) -> None:
     """Words are numbered by their place among those that occur."""
 
@@ -261,7 +262,7 @@ def unique_words_of_the_batch(w: World) -> None:
     fit(w, Reader(middle))
 
 
-@TABLE.refused(UnsupportedModule, MIXES)
+@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS)
 def probe_sized_inputs(w: World) -> None:
     """A second network over the mean of the batch says how to scale every row."""
 
@@ -277,7 +278,7 @@ def probe_sized_inputs(w: World) -> None:
     fit(w, Conditioned())
 
 
-@TABLE.refused(PrivacyError, MIXES, kind=ROWS)
+@TABLE.refused(UnsupportedModule, "log, which is not linear in a sum over samples", kind=ROWS)
 def logits_adjusted_by_the_batch(w: World) -> None:
     """Class frequencies of the batch, subtracted outside the model."""
 

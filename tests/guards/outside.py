@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkern.errors import InvalidInput, PrivacyError
+from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import HIDDEN, Between, mlp
 from tests.guards.records import CLASSES, FEATURES
 
 TABLE = Table("parameters outside")
-
-OUTSIDE = ""
 
 
 def _beside(w: World, module: nn.Module, parts: dict[str, Tensor], loss: Any) -> None:
@@ -32,14 +31,14 @@ def _beside(w: World, module: nn.Module, parts: dict[str, Tensor], loss: Any) ->
     w.released.update({name: part.detach() for name, part in parts.items()})
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def temperature(w: World) -> None:
     scale = torch.ones((), requires_grad=True)
     parts = {"scale": scale}
     _beside(w, mlp(), parts, lambda m, x, y: F.cross_entropy(m(x) * scale, y))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(UnsupportedModule, texts.FOREIGN_GRADIENT)
 def margin_weights(w: World) -> None:
     weights = nn.Linear(HIDDEN, CLASSES, bias=False)
 
@@ -50,21 +49,21 @@ def margin_weights(w: World) -> None:
     _beside(w, mlp(HIDDEN), {"weights": weights.weight}, loss)
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def encoder_in_front(w: World) -> None:
     encoder = nn.Linear(FEATURES, FEATURES)
     parts = dict(encoder.named_parameters())
     _beside(w, mlp(), parts, lambda m, x, y: F.cross_entropy(m(encoder(x).tanh()), y))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def decoder_behind(w: World) -> None:
     decoder = nn.Linear(HIDDEN, FEATURES)
     parts = dict(decoder.named_parameters())
     _beside(w, mlp(HIDDEN), parts, lambda m, x, y: F.mse_loss(decoder(m(x)), x))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(UnsupportedModule, texts.FOREIGN_GRADIENT)
 def learned_weights_of_two_losses(w: World) -> None:
     logs = torch.zeros(2, requires_grad=True)
 
@@ -76,14 +75,14 @@ def learned_weights_of_two_losses(w: World) -> None:
     _beside(w, mlp(), {"logs": logs}, loss)
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def prompt_added_to_the_inputs(w: World) -> None:
     prompt = torch.zeros(FEATURES, requires_grad=True)
     parts = {"prompt": prompt}
     _beside(w, mlp(), parts, lambda m, x, y: F.cross_entropy(m(x + prompt), y))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def table_of_labels(w: World) -> None:
     """Targets are learned vectors, one per class."""
     table = nn.Embedding(CLASSES, HIDDEN)
@@ -91,14 +90,14 @@ def table_of_labels(w: World) -> None:
     _beside(w, mlp(HIDDEN), parts, lambda m, x, y: F.mse_loss(m(x), table(y)))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.BESIDE_SAMPLES)
 def parameter_given_as_an_input(w: World) -> None:
     scale = nn.Parameter(torch.ones(HIDDEN))
     model = Between(lambda m, h, s: h * s)
     _beside(w, model, {"scale": scale}, lambda m, x, y: F.cross_entropy(m(x, scale), y))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def parameter_hidden_in_a_list(w: World) -> None:
     """Modules in a plain list are no modules of the model."""
     model = Between(lambda m, h: m.hidden[0](h))
@@ -107,7 +106,7 @@ def parameter_hidden_in_a_list(w: World) -> None:
     _beside(w, model, parts, lambda m, x, y: F.cross_entropy(m(x), y))
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def updated_by_hand(w: World) -> None:
     """No optimizer at all: the gradient is subtracted."""
     model, optimizer, loader = w.private(mlp())
@@ -122,7 +121,7 @@ def updated_by_hand(w: World) -> None:
     w.released["scale"] = scale
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(UnsupportedModule, "grad, which is not known to keep the samples apart", after=1)
 def gradient_asked_for_by_name(w: World) -> None:
     """``torch.autograd.grad`` leaves nothing in ``.grad``."""
     model, optimizer, loader = w.private(mlp())
@@ -136,7 +135,7 @@ def gradient_asked_for_by_name(w: World) -> None:
     w.released["scale"] = scale
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def perturbation_for_all_inputs(w: World) -> None:
     """A universal adversarial perturbation."""
     model, optimizer, loader = w.private(mlp())
@@ -149,7 +148,7 @@ def perturbation_for_all_inputs(w: World) -> None:
     w.released["shift"] = shift
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.OUTSIDE_GRADIENT)
 def frozen_layer_trained_later(w: World) -> None:
     model = mlp()
     model[0].requires_grad_(False)
@@ -165,7 +164,7 @@ def frozen_layer_trained_later(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def group_added_to_the_optimizer(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     scale = torch.ones((), requires_grad=True)
@@ -177,14 +176,14 @@ def group_added_to_the_optimizer(w: World) -> None:
     w.released["scale"] = scale
 
 
-@TABLE.refused(InvalidInput, OUTSIDE)
+@TABLE.refused(InvalidInput, texts.FOREIGN_PARAMETERS)
 def two_modules_in_one_optimizer(w: World) -> None:
     encoder, head = nn.Linear(FEATURES, FEATURES), mlp()
     optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.0)
     w.private(head, optimizer=optimizer)
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(PrivacyError, texts.TRAINED, after=1)
 def copy_of_the_model_that_trains(w: World) -> None:
     """A fast copy, trained in the same loop."""
     model, optimizer, loader = w.private(mlp())
@@ -200,7 +199,7 @@ def copy_of_the_model_that_trains(w: World) -> None:
     w.released.update({f"fast {k}": v for k, v in fast.state_dict().items()})
 
 
-@TABLE.refused(PrivacyError, OUTSIDE)
+@TABLE.refused(UnsupportedModule, "every sample has its own part")
 def other_weights_by_functional_call(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     shift = torch.zeros(CLASSES, requires_grad=True)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
-from dpkern.errors import InvalidInput, PrivacyError
+from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import Language, Reader, conv, cross_entropy, fit, mlp
 from tests.guards.records import CLASSES, DRAWS, IMAGES, RECORDS, TARGET, TEXTS, TOKENS, padded
@@ -18,24 +19,23 @@ from tests.guards.records import CLASSES, DRAWS, IMAGES, RECORDS, TARGET, TEXTS,
 TABLE = Table("rows that are not records")
 
 MIXED = ""
-SEVERAL = ""
 
 
 def _changed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda model, x, y: F.cross_entropy(model(change(x)), y)
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
 def standardised_over_the_batch(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3)))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "max, which takes the max over samples")
 def divided_by_the_largest_of_the_batch(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x / x.abs().max()))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
 def centred_in_place(w: World) -> None:
     def centre(x: Tensor) -> Tensor:
         x -= x.mean(0)
@@ -44,7 +44,7 @@ def centred_in_place(w: World) -> None:
     fit(w, mlp(), _changed(centre))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(PrivacyError, texts.UNEVEN)
 def first_row_overwritten(w: World) -> None:
     """One way to make a hard negative."""
 
@@ -56,7 +56,7 @@ def first_row_overwritten(w: World) -> None:
     fit(w, mlp(), _changed(overwrite))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "add, which combines rows of different samples")
 def mixup(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         other = torch.randperm(len(x))
@@ -66,12 +66,12 @@ def mixup(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "lerp, which combines rows of different samples")
 def mixup_by_lerp(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: torch.lerp(x, x.flip(0), 0.3)))
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=IMAGES)
+@TABLE.refused(UnsupportedModule, "__setitem__, which writes rows of other samples", kind=IMAGES)
 def cutmix(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         other = torch.arange(len(x) - 1, -1, -1)
@@ -83,7 +83,9 @@ def cutmix(w: World) -> None:
     fit(w, conv(), loss)
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=IMAGES)
+@TABLE.refused(
+    UnsupportedModule, "view_as, which joins rows of different samples into one", kind=IMAGES
+)
 def patches_shuffled_over_all_images(w: World) -> None:
     def shuffle(x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
@@ -93,7 +95,7 @@ def patches_shuffled_over_all_images(w: World) -> None:
     fit(w, conv(), _changed(shuffle))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "std, which takes the std over samples")
 def noise_as_large_as_the_batch_is_wide(w: World) -> None:
     def noisy(x: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
@@ -102,12 +104,14 @@ def noise_as_large_as_the_batch_is_wide(w: World) -> None:
     fit(w, mlp(), _changed(noisy))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "sort, which works along the dimension of the samples")
 def sorted_column_by_column(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.sort(0).values))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(
+    UnsupportedModule, "matmul, which multiplies rows of one sample with those of another"
+)
 def similarities_as_features(w: World) -> None:
     def similar(x: Tensor) -> Tensor:
         return F.normalize(x) @ F.normalize(x[-1:]).T * x
@@ -115,7 +119,9 @@ def similarities_as_features(w: World) -> None:
     fit(w, mlp(), _changed(similar))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(
+    UnsupportedModule, "einsum, which multiplies rows of one sample with those of another"
+)
 def similarities_by_einsum(w: World) -> None:
     def similar(x: Tensor) -> Tensor:
         return torch.einsum("bi,ci,cj->bj", x, x, x) / len(x)
@@ -123,12 +129,12 @@ def similarities_by_einsum(w: World) -> None:
     fit(w, mlp(), _changed(similar))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "cumsum, which works along the dimension of the samples")
 def running_sum_of_rows(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.cumsum(0)))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "diff, which works along the dimension of the samples")
 def difference_to_the_row_before(w: World) -> None:
     def difference(x: Tensor) -> Tensor:
         return torch.diff(x, dim=0, prepend=x[:1])
@@ -136,7 +142,7 @@ def difference_to_the_row_before(w: World) -> None:
     fit(w, mlp(), _changed(difference))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "where, which is not linear in a sum over samples")
 def missing_values_filled_with_the_batch_mean(w: World) -> None:
     def fill(x: Tensor) -> Tensor:
         return torch.where(x.abs() < 0.3, x.mean(0, keepdim=True), x)
@@ -144,12 +150,14 @@ def missing_values_filled_with_the_batch_mean(w: World) -> None:
     fit(w, mlp(), _changed(fill))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "quantile, which takes the quantile over samples")
 def clipped_at_the_batch_quantile(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.clamp(max=x.quantile(0.7, dim=0))))
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=TOKENS)
+@TABLE.refused(
+    UnsupportedModule, "cat, which puts rows of different samples side by side", kind=TOKENS
+)
 def two_texts_in_one_row(w: World) -> None:
     """Packed for speed: the text and the next one share a row."""
 
@@ -159,7 +167,7 @@ def two_texts_in_one_row(w: World) -> None:
     fit(w, Reader(), loss)
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "stack, which puts rows of different samples side by side")
 def features_swapped_between_records(w: World) -> None:
     def swap(x: Tensor) -> Tensor:
         columns = [x[:, j][torch.arange(len(x)).roll(j)] for j in range(x.shape[1])]
@@ -168,12 +176,12 @@ def features_swapped_between_records(w: World) -> None:
     fit(w, mlp(), _changed(swap))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "cross_entropy, which combines rows of different samples")
 def labels_of_another_record(w: World) -> None:
     fit(w, mlp(), lambda model, x, y: F.cross_entropy(model(x), y.roll(1, 0)))
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(UnsupportedModule, "add, which adds a sum over samples to every sample")
 def targets_smoothed_by_the_batch(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         hot = F.one_hot(y, 3).float()
@@ -187,7 +195,7 @@ def centring_collate(records: list[Any]) -> list[Tensor]:
     return [x - x.mean(0), y]
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(InvalidInput, texts.COLLATED_VALUES)
 def collate_that_centres(w: World) -> None:
     fit(w, mlp(), loader=w.loader(collate_fn=centring_collate))
 
@@ -197,7 +205,7 @@ def mixing_collate(records: list[Any]) -> list[Tensor]:
     return [0.5 * (x + x.flip(0)), y]
 
 
-@TABLE.refused(PrivacyError, MIXED)
+@TABLE.refused(InvalidInput, texts.COLLATED_VALUES)
 def collate_that_mixes(w: World) -> None:
     fit(w, mlp(), loader=w.loader(collate_fn=mixing_collate))
 
@@ -209,7 +217,7 @@ def packing_collate(records: list[Any]) -> list[Tensor]:
     return [rows, rows[:, 0] % 3]
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=TOKENS)
+@TABLE.refused(UnsupportedModule, texts.COLLATED_ROWS, kind=TOKENS)
 def collate_that_packs(w: World) -> None:
     fit(w, Reader(), loader=w.loader(collate_fn=packing_collate))
 
@@ -220,7 +228,7 @@ def doubling_collate(records: list[Any]) -> list[Tensor]:
     return [torch.cat([x, -x]), torch.cat([y, y])]
 
 
-@TABLE.refused(PrivacyError, SEVERAL)
+@TABLE.refused(UnsupportedModule, texts.COLLATED_ROWS)
 def collate_with_two_views(w: World) -> None:
     fit(w, mlp(), loader=w.loader(collate_fn=doubling_collate))
 
@@ -231,7 +239,7 @@ def dropping_collate(records: list[Any]) -> list[Tensor]:
     return torch.utils.data.default_collate(kept)
 
 
-@TABLE.refused(PrivacyError, SEVERAL)
+@TABLE.refused(UnsupportedModule, texts.COLLATED_ROWS)
 def collate_that_drops(w: World) -> None:
     fit(w, mlp(), loader=w.loader(collate_fn=dropping_collate))
 
@@ -241,12 +249,12 @@ def balancing_collate(records: list[Any]) -> list[Tensor]:
     return torch.utils.data.default_collate([*records, *[records[-1]] * (6 - len(records))])
 
 
-@TABLE.refused(PrivacyError, SEVERAL)
+@TABLE.refused(UnsupportedModule, texts.COLLATED_ROWS)
 def collate_that_repeats(w: World) -> None:
     fit(w, mlp(), loader=w.loader(collate_fn=balancing_collate))
 
 
-@TABLE.refused(InvalidInput, SEVERAL)
+@TABLE.refused(InvalidInput, texts.LISTED_AGAIN)
 def oversampled_by_a_subset(w: World) -> None:
     """A rare record listed many times."""
     places = [*range(RECORDS), *[TARGET] * 5]
@@ -255,14 +263,14 @@ def oversampled_by_a_subset(w: World) -> None:
     fit(w, mlp(), loader=w.loader(Subset(w.data, places)), draws=draws)
 
 
-@TABLE.refused(InvalidInput, SEVERAL)
+@TABLE.refused(InvalidInput, texts.LISTED_AGAIN)
 def data_set_repeated_for_longer_epochs(w: World) -> None:
     w.owner = {i: i % RECORDS for i in range(3 * RECORDS)}
     draws = [(0, 1, TARGET, TARGET + RECORDS, TARGET + 2 * RECORDS), (4, 5, 17), (TARGET, 22, 8)]
     fit(w, mlp(), loader=w.loader(ConcatDataset([w.data] * 3)), draws=draws)
 
 
-@TABLE.refused(InvalidInput, SEVERAL)
+@TABLE.refused(InvalidInput, texts.LISTED_AGAIN)
 def class_balanced_by_a_subset_of_a_subset(w: World) -> None:
     inner = Subset(w.data, [TARGET, *range(10)])
     places = [0, 0, 0, *range(1, 11)]
@@ -304,7 +312,7 @@ def channels_as_samples_of_their_image(w: World) -> None:
     fit(w, table, loss)
 
 
-@TABLE.refused(PrivacyError, SEVERAL)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def loader_that_yields_single_rows(w: World) -> None:
     """Without a batch size each batch is one record, without a row dimension."""
     loader = DataLoader(w.data, batch_size=None, shuffle=True)

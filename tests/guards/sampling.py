@@ -21,37 +21,36 @@ from torch.utils.data import (
     random_split,
 )
 
-from dpkern.errors import DPKernError, InvalidInput, PrivacyError
+from dpkern.errors import InvalidInput, PrivacyError
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import cross_entropy, fit, mlp
 from tests.guards.records import RECORDS
 
 TABLE = Table("sampling")
 
-PLAN = "draws its own batches"
-AHEAD = ""
 FORGOTTEN = ""
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def weighted_sampler(w: World) -> None:
     sampler = WeightedRandomSampler([1.0] * RECORDS, RECORDS)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def sampler_with_replacement(w: World) -> None:
     sampler = RandomSampler(w.data, replacement=True)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def sampler_of_some_records(w: World) -> None:
     sampler = RandomSampler(w.data, num_samples=6)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def distributed_sampler_on_one_process(w: World) -> None:
     sampler = DistributedSampler(w.data, num_replicas=2, rank=0)
     fit(w, mlp(), loader=DataLoader(w.data, batch_size=4, sampler=sampler))
@@ -67,12 +66,12 @@ class BySize(Sampler[list[int]]):
         return 2
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def batches_of_equal_length(w: World) -> None:
     fit(w, mlp(), loader=DataLoader(w.data, batch_sampler=BySize()))
 
 
-@TABLE.refused(InvalidInput, PLAN)
+@TABLE.refused(InvalidInput, texts.OWN_PLAN)
 def curriculum(w: World) -> None:
     """Easy records first: a batch sampler over an order of the user's own."""
 
@@ -159,20 +158,20 @@ def list_of_all_batches(w: World) -> None:
     _train(model, optimizer, list(loader))
 
 
-@TABLE.refused(PrivacyError, AHEAD, after=3)
+@TABLE.refused(PrivacyError, texts.EARLIER_BATCH, after=3)
 def endless_loader_by_cycle(w: World) -> None:
     """``itertools.cycle`` repeats the batches of the first epoch."""
     model, optimizer, loader = w.private(mlp())
     _train(model, optimizer, itertools.islice(itertools.cycle(loader), 6))
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.refused(PrivacyError, texts.SECOND_STEP, after=1)
 def every_batch_twice(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     _train(model, optimizer, (batch for batch in loader for _ in range(2)))
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.refused(PrivacyError, texts.STILL_WAITING)
 def two_batches_for_one_step(w: World) -> None:
     """Accumulation over batches."""
     model, optimizer, loader = w.private(mlp())
@@ -183,7 +182,7 @@ def two_batches_for_one_step(w: World) -> None:
             optimizer.zero_grad()
 
 
-@TABLE.refused(PrivacyError, FORGOTTEN)
+@TABLE.refused(PrivacyError, texts.LEFT_OUT)
 def batches_of_high_loss_left_out(w: World) -> None:
     """Whether there is a step depends on the records."""
     model, optimizer, loader = w.private(mlp())
@@ -196,7 +195,7 @@ def batches_of_high_loss_left_out(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, FORGOTTEN)
+@TABLE.refused(PrivacyError, texts.LEFT_OUT)
 def losses_that_overflow_left_out(w: World) -> None:
     """Loss scaling by hand."""
     model, optimizer, loader = w.private(mlp())
@@ -222,13 +221,13 @@ def last_batch_left_out_by_its_loss(w: World) -> None:
     w.engine.get_epsilon(1e-5)
 
 
-@TABLE.refused(PrivacyError, AHEAD)
+@TABLE.refused(PrivacyError, texts.ONE_ITERATION, after=1)
 def two_iterations_at_once(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     _train(model, optimizer, (a for a, _ in zip(loader, loader, strict=False)))
 
 
-@TABLE.refused(DPKernError, AHEAD)
+@TABLE.refused(PrivacyError, texts.COPIED)
 def copied_loader(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     twin = copy.copy(loader)

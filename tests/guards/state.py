@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpkern.errors import PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import HIDDEN, Between, Reader, cross_entropy, fit, mlp
 from tests.guards.records import CLASSES, TOKENS, WORDS
@@ -27,7 +28,7 @@ def _saved(w: World, model: nn.Module, *attributes: str) -> None:
         w.released[name] = torch.cat([torch.as_tensor(v).flatten().double() for v in values])
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def running_mean_through_data(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.average.data.mul_(0.9).add_(0.1 * h.detach().mean(0))
@@ -36,7 +37,7 @@ def running_mean_through_data(w: World) -> None:
     fit(w, Between(middle, average=torch.zeros(HIDDEN)))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def codebook_as_frozen_parameter(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         with torch.no_grad():
@@ -49,7 +50,7 @@ def codebook_as_frozen_parameter(w: World) -> None:
     fit(w, Between(middle, codes=codes))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS, kind=TOKENS)
+@TABLE.refused(UnsupportedModule, texts.TRACE, kind=TOKENS)
 def word_counts(w: World) -> None:
     def middle(m: Any, ids: Tensor, h: Tensor) -> Tensor:
         m.counts += torch.bincount(ids.flatten(), minlength=WORDS)
@@ -60,7 +61,7 @@ def word_counts(w: World) -> None:
     fit(w, model)
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def complex_spectrum(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.spectrum.copy_(torch.fft.fft(h.detach()).mean(0))
@@ -69,7 +70,7 @@ def complex_spectrum(w: World) -> None:
     fit(w, Between(middle, spectrum=torch.zeros(HIDDEN, dtype=torch.complex64)))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def vector_named_like_spectral_norms(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.weight_u.copy_(h.detach().mean(0))
@@ -78,7 +79,7 @@ def vector_named_like_spectral_norms(w: World) -> None:
     fit(w, Between(middle, weight_u=torch.zeros(HIDDEN)))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def buffer_that_joins_later(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         if not hasattr(m, "late"):
@@ -88,7 +89,7 @@ def buffer_that_joins_later(w: World) -> None:
     fit(w, Between(middle))
 
 
-@TABLE.refused(PrivacyError, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def statistics_gathered_under_no_grad(w: World) -> None:
     """Calibrated by a pass over the training batches, before ``state_dict`` is taken."""
 
@@ -107,7 +108,7 @@ def statistics_gathered_under_no_grad(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS, after=1)
+@TABLE.refused(UnsupportedModule, texts.CONTENTS, after=1)
 def buffer_written_after_a_warm_up(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.calls += 1
@@ -118,7 +119,7 @@ def buffer_written_after_a_warm_up(w: World) -> None:
     fit(w, Between(middle, average=torch.zeros(HIDDEN), calls=torch.zeros((), dtype=torch.long)))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def layer_initialised_by_the_first_batch(w: World) -> None:
     """Activation normalisation: scale and shift start as the first batch's statistics."""
 
@@ -133,7 +134,7 @@ def layer_initialised_by_the_first_batch(w: World) -> None:
     fit(w, model)
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def memory_bank_as_attribute(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.bank = torch.cat([m.bank, h.detach()])[-8:]
@@ -145,7 +146,7 @@ def memory_bank_as_attribute(w: World) -> None:
     _saved(w, model, "bank")
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def queue_in_a_list(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.queue.append(h.detach().mean(0))
@@ -169,7 +170,7 @@ def largest_value_as_number(w: World) -> None:
     _saved(w, model, "largest")
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def statistics_in_numpy(w: World) -> None:
     def middle(m: Any, h: Tensor) -> Tensor:
         m.mean *= 0.9
@@ -182,7 +183,7 @@ def statistics_in_numpy(w: World) -> None:
     _saved(w, model, "mean")
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.TRACE)
 def hook_that_observes(w: World) -> None:
     model = mlp()
     model[0].register_buffer("seen", torch.zeros(HIDDEN))
@@ -212,7 +213,7 @@ def extra_state(w: World) -> None:
     fit(w, Tracking(middle))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def batch_norm_by_hand(w: World) -> None:
     """Normalised by the running statistics alone, which the batch updates first."""
 
@@ -224,7 +225,7 @@ def batch_norm_by_hand(w: World) -> None:
     fit(w, Between(middle, mean=torch.zeros(HIDDEN)))
 
 
-@TABLE.refused(UnsupportedModule, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def buffer_outside_the_state_dict(w: World) -> None:
     """Not saved, but the next batches see it."""
 
@@ -238,7 +239,7 @@ def buffer_outside_the_state_dict(w: World) -> None:
     fit(w, model)
 
 
-@TABLE.refused(PrivacyError, ABSORBS)
+@TABLE.refused(PrivacyError, texts.WRITTEN, after=1)
 def prototypes_written_by_the_loop(w: World) -> None:
     model = Between(lambda m, h: h, prototypes=torch.zeros(CLASSES, HIDDEN))
     model, optimizer, loader = w.private(model)
@@ -263,7 +264,7 @@ def bias_set_by_the_loop(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, ABSORBS)
+@TABLE.refused(UnsupportedModule, texts.CONTENTS, after=1)
 def average_kept_after_the_step(w: World) -> None:
     """A feature average beside the model, fed through a buffer after the update."""
     model = Between(lambda m, h: h - m.centre, centre=torch.zeros(HIDDEN))

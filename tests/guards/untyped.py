@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkern.errors import DPKernError, InvalidInput, UnsupportedModule
+from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import Between, cross_entropy, fit, mlp
 from tests.guards.records import FEATURES
 
 TABLE = Table("untyped failures")
 
-ORDER = ""
 
-
-@TABLE.refused(UnsupportedModule, ORDER)
+@TABLE.refused(UnsupportedModule, texts.SECOND_ORDER)
 def gradient_penalty(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         x = x.clone().requires_grad_()
@@ -30,7 +29,7 @@ def gradient_penalty(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(UnsupportedModule, ORDER)
+@TABLE.refused(UnsupportedModule, texts.SECOND_ORDER)
 def penalty_between_real_and_fake(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         a = torch.rand(len(x), 1)
@@ -41,7 +40,7 @@ def penalty_between_real_and_fake(w: World) -> None:
     fit(w, mlp(1), loss)
 
 
-@TABLE.refused(UnsupportedModule, ORDER)
+@TABLE.refused(UnsupportedModule, texts.PARAMETER_TERM)
 def meta_learning(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         named = dict(model.named_parameters())
@@ -53,7 +52,7 @@ def meta_learning(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.refused(UnsupportedModule, texts.PARAMETER_TERM)
 def gradients_by_name_for_the_parameters(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
@@ -89,7 +88,7 @@ def sharpness_aware(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def per_sample_gradients_by_vmap(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
@@ -162,7 +161,7 @@ def backward_twice_on_one_graph(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def traced_model(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     with warnings.catch_warnings():
@@ -174,7 +173,7 @@ def traced_model(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(DPKernError, ORDER)
+@TABLE.refused(PrivacyError, texts.NO_HOOKS)
 def module_called_around_its_hooks(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:

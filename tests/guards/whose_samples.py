@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import dpkern
-from dpkern.errors import PrivacyError
+from dpkern.errors import PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import mlp
 
 TABLE = Table("whose samples")
 
 NEVER_HANDED_OUT = ""
-OTHER_BATCH = ""
 
 
 def _steps(w: World, batches: object, model: object, optimizer: object) -> None:
@@ -27,27 +27,27 @@ def _steps(w: World, batches: object, model: object, optimizer: object) -> None:
         optimizer.step()  # type: ignore[attr-defined]
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def loop_over_the_original_loader(w: World) -> None:
     original = w.loader()
     model, optimizer, _ = w.private(mlp(), loader=original)
     _steps(w, original, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def loop_over_the_original_loader_in_order(w: World) -> None:
     original = w.loader(shuffle=False)
     model, optimizer, _ = w.private(mlp(), loader=original)
     _steps(w, original, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def second_loader_over_the_same_data(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     _steps(w, DataLoader(loader.dataset, batch_size=4, shuffle=True), model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.REMADE)
 def loader_made_anew_from_the_private_ones_parts(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     again = DataLoader(
@@ -56,7 +56,7 @@ def loader_made_anew_from_the_private_ones_parts(w: World) -> None:
     _steps(w, again, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def original_batches_beside_private_ones(w: World) -> None:
     """The private loader is iterated, so its position advances; its samples are not used."""
     original = w.loader()
@@ -64,14 +64,14 @@ def original_batches_beside_private_ones(w: World) -> None:
     _steps(w, (other for _, other in zip(loader, original, strict=False)), model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def whole_data_set_at_every_step(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     x, y = next(iter(DataLoader(w.data, batch_size=len(w.data))))
     _steps(w, ((x, y) for _ in loader), model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def records_picked_by_hand(w: World) -> None:
     model, optimizer, _ = w.private(mlp())
     for _ in range(3):
@@ -89,7 +89,7 @@ def new_samples_beside_a_loader(w: World) -> None:
         _steps(w, [(x, y)], model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def validation_batches_that_train_too(w: World) -> None:
     held_out = w.loader(batch_size=2)
     model, optimizer, loader = w.private(mlp())
@@ -101,7 +101,7 @@ def validation_batches_that_train_too(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NO_RECORD)
 def rows_of_another_set_appended(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     extra, labels = next(iter(DataLoader(w.data, batch_size=12)))
@@ -109,7 +109,7 @@ def rows_of_another_set_appended(w: World) -> None:
     _steps(w, batches, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NO_RECORD)
 def fakes_appended(w: World) -> None:
     model, optimizer, loader = w.private(mlp(2))
     for x, _ in loader:
@@ -120,7 +120,7 @@ def fakes_appended(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def synthetic_batches_without_public(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
@@ -130,7 +130,7 @@ def synthetic_batches_without_public(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, OTHER_BATCH)
+@TABLE.refused(PrivacyError, texts.STILL_WAITING, after=1)
 def replay_of_the_batch_before(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     seen: list[tuple[Tensor, Tensor]] = []
@@ -140,7 +140,7 @@ def replay_of_the_batch_before(w: World) -> None:
         _steps(w, [(x, y)], model, optimizer)
 
 
-@TABLE.refused(PrivacyError, OTHER_BATCH)
+@TABLE.refused(UnsupportedModule, "cat, which combines samples of several batches", after=1)
 def memory_of_all_batches(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     seen: list[tuple[Tensor, Tensor]] = []
@@ -151,7 +151,7 @@ def memory_of_all_batches(w: World) -> None:
         _steps(w, [(x, y)], model, optimizer)
 
 
-@TABLE.refused(PrivacyError, OTHER_BATCH)
+@TABLE.refused(PrivacyError, texts.STILL_WAITING, after=1)
 def one_batch_for_all_steps(w: World) -> None:
     """To see whether the model can learn at all."""
     model, optimizer, loader = w.private(mlp())
@@ -159,7 +159,7 @@ def one_batch_for_all_steps(w: World) -> None:
     _steps(w, (kept for _ in loader), model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.EARLIER_BATCH)
 def batches_of_another_engine(w: World) -> None:
     other = dpkern.PrivacyEngine()
     twin = mlp()
@@ -175,7 +175,7 @@ def batches_of_another_engine(w: World) -> None:
     _steps(w, (theirs for _, theirs in zip(loader, foreign, strict=False)), model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def numpy_round_trip(w: World) -> None:
     """Nobody can see whose rows they are: ``engine.adopt`` says it."""
     model, optimizer, loader = w.private(mlp())
@@ -183,14 +183,14 @@ def numpy_round_trip(w: World) -> None:
     _steps(w, batches, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def list_round_trip(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     batches = ((torch.tensor(x.tolist()), y) for x, y in loader)
     _steps(w, batches, model, optimizer)
 
 
-@TABLE.refused(PrivacyError, NEVER_HANDED_OUT)
+@TABLE.refused(PrivacyError, texts.NOT_YIELDED)
 def features_looked_up_elsewhere(w: World) -> None:
     """The loader's batch only says how many; the features come from the first records."""
     model, optimizer, loader = w.private(mlp())

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkern.errors import DPKernError, InvalidInput, PrivacyError
+from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
+from tests.guards import texts
 from tests.guards.kit import Table, World
 from tests.guards.models import cross_entropy, mlp
 from tests.guards.records import CLASSES, LENGTH, TEXTS, TOKENS, WORDS, padded
@@ -50,7 +51,7 @@ def _train(accelerator: Any, model: Any, optimizer: Any, loader: Any) -> None:
         optimizer.step()
 
 
-@ACCELERATE.refused(PrivacyError, "")
+@ACCELERATE.refused(PrivacyError, texts.REMADE)
 def everything_prepared(w: World) -> None:
     """``prepare`` makes a loader of its own out of the private one's parts."""
     accelerator = _accelerator()
@@ -58,7 +59,7 @@ def everything_prepared(w: World) -> None:
     _train(accelerator, model, optimizer, loader)
 
 
-@ACCELERATE.refused(PrivacyError, "")
+@ACCELERATE.refused(PrivacyError, texts.REMADE)
 def everything_prepared_with_physical_batches(w: World) -> None:
     accelerator = _accelerator()
     made = w.private(mlp(), max_physical_batch_size=2)
@@ -83,7 +84,7 @@ def model_and_optimizer_prepared_in_bfloat16(w: World) -> None:
     _train(accelerator, model, optimizer, loader)
 
 
-@ACCELERATE.refused(PrivacyError, "")
+@ACCELERATE.refused(PrivacyError, texts.STILL_WAITING)
 def accumulated_over_batches(w: World) -> None:
     accelerator = _accelerator(gradient_accumulation_steps=2)
     model, optimizer, loader = w.private(mlp())
@@ -104,7 +105,7 @@ def accumulated_over_physical_batches(w: World) -> None:
     _train(accelerator, model, optimizer, loader)
 
 
-@ACCELERATE.refused(InvalidInput, "")
+@ACCELERATE.refused(InvalidInput, "AcceleratedOptimizer, which wraps one. Pass the one inside")
 def prepared_before_it_is_private(w: World) -> None:
     accelerator = _accelerator()
     model = mlp()
@@ -221,12 +222,12 @@ def _trainer(
         trainer.train()
 
 
-@TRAINER.refused(PrivacyError, "")
+@TRAINER.refused(PrivacyError, texts.NOT_YIELDED)
 def loader_of_the_trainer(w: World) -> None:
     _trainer(w, _classifier(), private=False)
 
 
-@TRAINER.refused(PrivacyError, "")
+@TRAINER.refused(UnsupportedModule, "a sum over samples")
 def private_loader_and_counted_labels(w: World) -> None:
     """The number of labels in the batch is passed to the module."""
     _trainer(w, _classifier())
@@ -255,7 +256,7 @@ def language_model_with_its_default_loss(w: World) -> None:
     _trainer(w, _language_model(), collate=padded_labels, counted=False)
 
 
-@TRAINER.refused(PrivacyError, "")
+@TRAINER.refused(PrivacyError, texts.STILL_WAITING)
 def trainer_that_accumulates(w: World) -> None:
     options = {"gradient_accumulation_steps": 2}
     _trainer(w, _classifier(), counted=False, options=options)
@@ -350,7 +351,7 @@ def fit_by_hand(w: World) -> None:
     _fit(w, module, loader)
 
 
-@LIGHTNING.refused(PrivacyError, "")
+@LIGHTNING.refused(PrivacyError, texts.NOT_YIELDED)
 def fit_with_the_original_loader(w: World) -> None:
     module = _module(w)
     original = w.loader()
@@ -358,14 +359,14 @@ def fit_with_the_original_loader(w: World) -> None:
     _fit(w, module, original)
 
 
-@LIGHTNING.refused(PrivacyError, "")
+@LIGHTNING.refused(PrivacyError, texts.STILL_WAITING)
 def fit_that_accumulates(w: World) -> None:
     module = _module(w)
     _, _, loader = w.private(module.net)
     _fit(w, module, loader, accumulate_grad_batches=2)
 
 
-@LIGHTNING.refused(DPKernError, "")
+@LIGHTNING.refused(PrivacyError, texts.STILL_WAITING)
 def fit_with_another_optimizer(w: World) -> None:
     module = _module(w, foreign=True)
     _, _, loader = w.private(module.net)
