@@ -19,8 +19,8 @@ What happens to {count} ways of writing a model and {loops} ways of writing a tr
 ## Models
 
 *Correct*: norms and clipped sums equal those of ordinary autograd, one sample at a time. Otherwise:
-the typed error that is raised before anything is trained, and why. `tests/test_engine_constructs.py`
-runs every row.
+the typed error that is raised before anything is trained, and why.
+`tests/test_engine_constructs.py` runs every row.
 
 | construct | what happens |
 |---|---|
@@ -29,11 +29,12 @@ runs every row.
 LOOPS_HEAD = """
 ## Loops
 
-{right} of these {count} loops train, {refused} are refused. *Right*: with one record more or less in
-its batch a step's clipped sum moves by C at most, for several hostile values of that record; records
-outside the batch move nothing, and no state that leaves the run without noise depends on a record.
-Otherwise: the typed error that is raised before the release it would spoil. The tests are
-`tests/test_guard_loops.py` and, for other packages' loops, `tests/test_guard_wrappers.py`.
+{right} of these {count} loops train, {refused} are refused. *Right*: with one record more or less
+in its batch a step's clipped sum moves by C at most, for several hostile values of that record.
+Records outside the batch move nothing, and no state that leaves the run without noise depends on a
+record. Otherwise: the typed error that is raised before the release that it would spoil.
+`tests/test_guard_loops.py` runs every row; `tests/test_guard_wrappers.py` those of other packages,
+where they are installed.
 """
 
 FAMILY = """

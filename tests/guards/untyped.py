@@ -62,7 +62,7 @@ def gradients_by_name_for_the_parameters(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.right()
+@TABLE.refused(UnsupportedModule, texts.SECOND_ORDER)
 def backward_that_keeps_a_graph(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     for x, y in loader:
