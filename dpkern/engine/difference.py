@@ -9,6 +9,7 @@ from counters, which change alike.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import (
     Change,
+    by_both,
     by_copies,
     by_large_values,
     differing,
@@ -133,16 +135,16 @@ class DifferenceProbe:
             rows: False looks at the module's state only.
         """
         outcome = Outcome()
-        self._random = RandomState(self._devices)
+        self._draws = RandomState(self._devices)
         with _gates_opened(self.zeros):
-            self._before = self._snapshot()
+            self._before = Snapshot(self.module, parameters=self.whole)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     self._compare(outcome, number, full, rows)
             finally:
                 self._before.restore()
-                self._random.restore()
+                self._draws.restore()
         return outcome
 
     def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
@@ -153,18 +155,17 @@ class DifferenceProbe:
             return
         left = self._snapshot()
         changed = self._before.changes(left)
-        self._put_back()
+        self._put_back(left)
         absorbed: set[str] = set()
         other: Snapshot | None = None
         for chosen in self._choices(number, full):
             inputs, result = self._replaced(chosen, number, outcome)
-            differ: set[str] = set()
+            after = self._snapshot()
             if inputs is not None:
-                after = self._snapshot()
                 differ = left.changes(after)
                 other = after if differ else other
                 absorbed |= differ
-            self._put_back()
+            self._put_back(after)
             if rows and not outcome.mixed:
                 kept = [b for b in range(self.batch) if b not in chosen]
                 self._judge(outcome, plain, inputs, result, kept)
@@ -188,7 +189,8 @@ class DifferenceProbe:
         if self.batch < 2:
             return [[]]
         few = sorted({number % self.batch, (number * 7 + self.batch - 1) % self.batch})
-        half = [b for b in range(self.batch) if (b + number) % 2 == 0][: self.batch // 2]
+        # At random: rows may mix with those two places away, too.
+        half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
         if self.batch <= 3:
             return [few[:1]]
         if not self.whole:
@@ -199,8 +201,8 @@ class DifferenceProbe:
         """The first way of replacing that the module can run on, and its output."""
         step = 1 + number % max(1, self.batch - 1)
         found: tuple[Any, Any] = (None, None)
-        large = not self.whole or len(chosen) > 2 or self.batch <= 3
-        for change in self._changes(step, large=large):
+        half = not self.whole or len(chosen) > 2 or self.batch <= 3
+        for change in self._changes(step, half):
             inputs, different = self.arguments, False
             if chosen and found[0] is None:
                 inputs, different = replaced_rows(self.arguments, self.batch, chosen, change)
@@ -218,27 +220,26 @@ class DifferenceProbe:
                     break
         return found
 
-    def _changes(self, step: int, large: bool) -> Iterator[Change]:
-        if large:
-            yield by_large_values(step)
+    def _changes(self, step: int, half: bool) -> Iterator[Change]:
+        yield by_large_values(step) if half else by_both(step)
         yield by_copies(step)
         yield by_copies(step, flat=False)
         yield by_large_values(step, integers=False)
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.module, parameters=self.whole)
+        return Snapshot(self.module, parameters=self.whole, earlier=self._before)
 
     def _pass(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """The output, without its graph."""
-        self._random.restore()
+        self._draws.restore()
         torch.clear_autocast_cache()  # it may hold other values, or the graph of another pass
         try:
             return mapped(self.call(*arguments[0], **arguments[1]), Tensor.detach)
         finally:
             torch.clear_autocast_cache()
 
-    def _put_back(self) -> None:
-        lost = self._before.restore()
+    def _put_back(self, now: Snapshot | None = None) -> None:
+        lost = self._before.restore(now)
         if lost:
             raise UnsupportedModule(
                 ", ".join(lost[:5]),
