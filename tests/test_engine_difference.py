@@ -193,6 +193,13 @@ def test_frozen_batch_normalisation_that_trains_again() -> None:
     capture.detach()
 
 
+def test_the_note_about_frozen_normalisation_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    module = nn.Sequential(nn.Linear(E, E), nn.BatchNorm1d(E, affine=False), nn.Linear(E, 3))
+    module[1].eval()
+    trained(module)
+    assert "1 (BatchNorm1d): is frozen" in caplog.text
+
+
 def test_a_user_hook_that_mixes() -> None:
     module = model(lambda m, h: h)
     capture = Capture(module)

@@ -27,7 +27,8 @@ class ForwardGuard:
     Attributes:
         on_late_finding: called with a reason when a secret probe, or a look at the state, finds
             what earlier releases may have suffered from.
-        passes: additional forward passes so far.
+        probes: how many there were.
+        state: what the module may remember.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -36,7 +37,6 @@ class ForwardGuard:
         self.running = False
         """Whether a probe runs the module now."""
         self.on_late_finding: Callable[[str], None] | None = None
-        self.passes = 0
         self.probes = 0
         self._handles: list[Any] = []
         self._occasions = Occasions(self.module)

@@ -32,6 +32,9 @@ _FOREIGN = frozenset(
 )
 """Packages whose objects are no state of a model; torch's modules and tensors are known."""
 
+_GLOBAL = (Tensor, torch.Generator, random.Random, list, dict, set, deque, int, float)
+"""Globals that count as state where a function reachable from a module names them."""
+
 _OWN = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
 """Tables of hooks and the like, most of them empty."""
@@ -233,7 +236,7 @@ class Snapshot:
                 yield dot + name, buffer
         yield from ((dot + name, part) for name, part in module._modules.items() if part)
         for name, value in list(held.items()):
-            if name not in _OWN and (value or name not in _STANDARD):
+            if name not in _OWN and (name not in _STANDARD or value):
                 yield dot + name, value
         yield from self._in_class(path, type(module))
 
@@ -244,6 +247,7 @@ class Snapshot:
                 continue
             self._seen.add(id(cls))
             self._alive.append(cls)
+            self._puts.append((_name_keeper(cls), frozenset(vars(cls))))
             for name, value in list(vars(cls).items()):
                 if name.startswith("__"):
                     continue
@@ -284,6 +288,12 @@ class Snapshot:
                 continue
             self._puts.append((_cell_setter(cell), value))
             yield f"{path}<{name}>", value
+        for name in _names(function.__code__):
+            value = function.__globals__.get(name)
+            if isinstance(value, _GLOBAL):
+                put = _item_setter(function.__globals__, name)
+                self._puts.append((put, value))
+                yield name, value
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             yield f"{path}(default)", value
 
@@ -297,6 +307,29 @@ def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:
         cell.cell_contents = value
 
     return put
+
+
+def _name_keeper(cls: type) -> Callable[[Any], None]:
+    def put(names: Any) -> None:
+        for name in set(vars(cls)) - names:
+            delattr(cls, name)
+
+    return put
+
+
+def _item_setter(table: dict[str, Any], name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        table[name] = value
+
+    return put
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function and those written inside it look up."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
 
 
 def _class_setter(cls: type, name: str) -> Callable[[Any], None]:

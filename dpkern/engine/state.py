@@ -183,10 +183,8 @@ class StateGuard:
 
     def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
         """The tensors whose mark is another one, trained parameters or all others."""
-        if len(before) != len(now):  # a registration: all of them are looked at
-            before = [(0, 0)] * len(now)
-        pairs = zip(before, now, strict=True)
-        changed = [i for i, (old, new) in enumerate(pairs) if old != new]
+        known = set(before)
+        changed = [i for i, mark in enumerate(now) if mark not in known]
         changed = [i for i in changed if (now[i][0] in self._ids) == trained]
         if not changed:
             return []
