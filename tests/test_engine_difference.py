@@ -87,6 +87,14 @@ def capacity(m: Model, h: Tensor) -> Tensor:
     return h * torch.zeros(len(h), 1).index_fill_(0, kept, 1.0)
 
 
+def experts(m: Model, h: Tensor) -> Tensor:
+    chosen, result = h.detach().argmax(1) % 2, torch.zeros_like(h)
+    for k in range(2):
+        rows = (chosen == k).nonzero()[:3, 0]
+        result = result.index_add(0, rows, torch.tanh(h[rows]) * (k + 1))
+    return result
+
+
 def inverse_frequency(m: Model, h: Tensor, tokens: Tensor) -> Tensor:
     present = torch.stack([(tokens == t).any(1).float().mean() for t in range(11)])
     return h + (m.table(tokens) / (present[tokens] + 0.1)[..., None]).mean(1)
@@ -107,6 +115,7 @@ MIXING: dict[str, tuple[Forward, tuple[Any, ...], dict[str, Any]]] = {
     "fake-quantisation": (fake_quantised, (), {}),
     "largest-of-the-batch": (lambda m, h: h / h.detach().abs().amax(), (), {}),
     "capacity": (capacity, (), {}),
+    "experts-with-a-capacity": (experts, (), {}),
     "median-gate": (lambda m, h: h * (h > h.detach().median(0).values), (), {}),
     "ranks": (lambda m, h: h + h.detach().argsort(0).argsort(0) / len(h), (), {}),
     "rolled-ids": (lambda m, h, t: h + m.table(t.roll(1, 0)).mean(1), (ids(),), {}),
@@ -156,6 +165,28 @@ class FromBatch(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         extra = self.table(batch.ids).mean(1)
         return self.layer(batch.x) + self.layer(extra.mean(0).detach() if self.mixes else extra)
+
+
+class Scalar(nn.Module):
+    def __init__(self, mixes: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.mixes = nn.Linear(E, E), nn.Linear(E, 3), mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(h - h.mean(0).detach() if self.mixes else h).square().mean()
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_module_that_returns_a_loss_alone(mixes: bool) -> None:
+    capture = Capture(Scalar(mixes))
+    capture.attach()
+    if mixes:
+        with pytest.raises(UnsupportedModule, match="the input of last"):
+            capture.module(rows())
+    else:
+        assert capture.module(rows()).dim() == 0
+    capture.detach()
 
 
 @pytest.mark.parametrize("mixes", [False, True])

@@ -131,7 +131,7 @@ class DifferenceProbe:
 
         Args:
             number: of the probe; decides which samples are replaced.
-            full: replace a few samples, then half of them; else one of the two.
+            full: replace two halves of the samples, one after the other; else one.
             rows: False looks at the module's state only.
         """
         outcome = Outcome()
@@ -158,8 +158,9 @@ class DifferenceProbe:
         self._put_back(left)
         absorbed: set[str] = set()
         other: Snapshot | None = None
-        for chosen in self._choices(number, full):
-            inputs, result = self._replaced(chosen, number, outcome)
+        for turn, chosen in enumerate(self._choices(number, full)):
+            sign = (-1) ** turn if full or number % 2 == 0 else 0
+            inputs, result = self._replaced(chosen, number, outcome, sign)
             after = self._snapshot()
             if inputs is not None:
                 differ = left.changes(after)
@@ -181,28 +182,25 @@ class DifferenceProbe:
             mixed = differing(plain, result, self.batch, kept) is not None
             hidden = not has_rows(plain, self.batch)
         if self.together(mixed or hidden):
-            place = self._place(inputs or self.arguments, kept)
+            place = self._place(inputs or self.arguments, kept, between=hidden)
             outcome.mixed = place or (type(self.module).__name__ if mixed else "")
 
     def _choices(self, number: int, full: bool) -> list[list[int]]:
-        """Samples to replace: a few, then half of them; none where another process asked."""
+        """Samples to replace: half of them, two halves; none where another process asked."""
         if self.batch < 2:
             return [[]]
-        few = sorted({number % self.batch, (number * 7 + self.batch - 1) % self.batch})
         # At random: rows may mix with those two places away, too.
         half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
-        if self.batch <= 3:
-            return [few[:1]]
-        if not self.whole:
-            return [half]
-        return [few, half] if full else [half if number % 2 else few]
+        front = list(range(self.batch // 2))  # whoever comes first may take the others' place
+        return [half, front] if full and self.whole else [half]
 
-    def _replaced(self, chosen: Sequence[int], number: int, outcome: Outcome) -> tuple[Any, Any]:
+    def _replaced(
+        self, chosen: Sequence[int], number: int, outcome: Outcome, sign: int
+    ) -> tuple[Any, Any]:
         """The first way of replacing that the module can run on, and its output."""
         step = 1 + number % max(1, self.batch - 1)
         found: tuple[Any, Any] = (None, None)
-        half = not self.whole or len(chosen) > 2 or self.batch <= 3
-        for change in self._changes(step, half):
+        for change in self._changes(step, sign):
             inputs, different = self.arguments, False
             if chosen and found[0] is None:
                 inputs, different = replaced_rows(self.arguments, self.batch, chosen, change)
@@ -220,8 +218,8 @@ class DifferenceProbe:
                     break
         return found
 
-    def _changes(self, step: int, half: bool) -> Iterator[Change]:
-        yield by_large_values(step) if half else by_both(step)
+    def _changes(self, step: int, sign: int) -> Iterator[Change]:
+        yield by_large_values(step, sign) if sign else by_both(step)
         yield by_copies(step)
         yield by_copies(step, flat=False)
         yield by_large_values(step, integers=False)
@@ -275,8 +273,12 @@ class DifferenceProbe:
             if isinstance(first.values.get(path, second.values.get(path)), Tensor)
         )
 
-    def _place(self, inputs: Any, kept: Sequence[int]) -> str:
-        """The first module whose own inputs agree in these rows while its outputs do not."""
+    def _place(self, inputs: Any, kept: Sequence[int], *, between: bool) -> str:
+        """The first module whose own inputs agree in these rows while its outputs do not.
+
+        Args:
+            between: whether inputs that differ tell of mixing too, in front of that module.
+        """
         calls = []
         for arguments in (self.arguments, inputs):
             with _recorded(self.module) as seen:
@@ -284,7 +286,11 @@ class DifferenceProbe:
             calls.append(seen)
             self._put_back()
         for (name, ins, outs), (again, other_ins, other_outs) in zip(*calls, strict=False):
-            if not kept or name != again or differing(ins, other_ins, self.batch, kept):
+            if not kept or name != again:
+                continue
+            if differing(ins, other_ins, self.batch, kept):
+                if between:
+                    return f"the input of {name}"
                 continue
             if differing(outs, other_outs, self.batch, kept):
                 kind = type(self.module.get_submodule(name)).__name__

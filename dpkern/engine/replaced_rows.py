@@ -155,11 +155,12 @@ def by_large_values(step: int, sign: int = 1, integers: bool = True) -> Change:
 
 
 def by_both(step: int) -> Change:
-    """Replace the first of the samples by a copy, the others by negative large values."""
+    """Replace some of the samples by copies, the others by negative large values."""
     copied, large = by_copies(step), by_large_values(step, -1)
 
     def change(x: Tensor, rows: Tensor) -> Tensor:
-        return torch.cat([copied(x, rows[:1]), large(x, rows[1:])])
+        middle = (len(rows) + 1) // 2
+        return torch.cat([copied(x, rows[:middle]), large(x, rows[middle:])])
 
     return change
 
