@@ -483,6 +483,7 @@ class Capture:
         ):
             output = followed.leave(output)
         self._skipped = False
+        self.guard.after(args, kwargs)
         return output
 
     def _next_samples(self) -> None:

@@ -9,6 +9,7 @@ from counters, which change alike.
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import (
     Change,
+    by_both,
     by_copies,
     by_large_values,
     differing,
@@ -129,20 +131,20 @@ class DifferenceProbe:
 
         Args:
             number: of the probe; decides which samples are replaced.
-            full: replace a few samples, then half of them; else one of the two.
+            full: replace two halves of the samples, one after the other; else one.
             rows: False looks at the module's state only.
         """
         outcome = Outcome()
-        self._random = RandomState(self._devices)
+        self._draws = RandomState(self._devices)
         with _gates_opened(self.zeros):
-            self._before = self._snapshot()
+            self._before = Snapshot(self.module, parameters=self.whole)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     self._compare(outcome, number, full, rows)
             finally:
                 self._before.restore()
-                self._random.restore()
+                self._draws.restore()
         return outcome
 
     def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
@@ -153,18 +155,18 @@ class DifferenceProbe:
             return
         left = self._snapshot()
         changed = self._before.changes(left)
-        self._put_back()
+        self._put_back(left)
         absorbed: set[str] = set()
         other: Snapshot | None = None
-        for chosen in self._choices(number, full):
-            inputs, result = self._replaced(chosen, number, outcome)
-            differ: set[str] = set()
+        for turn, chosen in enumerate(self._choices(number, full)):
+            sign = (-1) ** turn if full or number % 2 == 0 else 0
+            inputs, result = self._replaced(chosen, number, outcome, sign)
+            after = self._snapshot()
             if inputs is not None:
-                after = self._snapshot()
                 differ = left.changes(after)
                 other = after if differ else other
                 absorbed |= differ
-            self._put_back()
+            self._put_back(after)
             if rows and not outcome.mixed:
                 kept = [b for b in range(self.batch) if b not in chosen]
                 self._judge(outcome, plain, inputs, result, kept)
@@ -180,27 +182,25 @@ class DifferenceProbe:
             mixed = differing(plain, result, self.batch, kept) is not None
             hidden = not has_rows(plain, self.batch)
         if self.together(mixed or hidden):
-            place = self._place(inputs or self.arguments, kept)
+            place = self._place(inputs or self.arguments, kept, between=hidden)
             outcome.mixed = place or (type(self.module).__name__ if mixed else "")
 
     def _choices(self, number: int, full: bool) -> list[list[int]]:
-        """Samples to replace: a few, then half of them; none where another process asked."""
+        """Samples to replace: half of them, two halves; none where another process asked."""
         if self.batch < 2:
             return [[]]
-        few = sorted({number % self.batch, (number * 7 + self.batch - 1) % self.batch})
-        half = [b for b in range(self.batch) if (b + number) % 2 == 0][: self.batch // 2]
-        if self.batch <= 3:
-            return [few[:1]]
-        if not self.whole:
-            return [half]
-        return [few, half] if full else [half if number % 2 else few]
+        # At random: rows may mix with those two places away, too.
+        half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
+        front = list(range(self.batch // 2))  # whoever comes first may take the others' place
+        return [half, front] if full and self.whole else [half]
 
-    def _replaced(self, chosen: Sequence[int], number: int, outcome: Outcome) -> tuple[Any, Any]:
+    def _replaced(
+        self, chosen: Sequence[int], number: int, outcome: Outcome, sign: int
+    ) -> tuple[Any, Any]:
         """The first way of replacing that the module can run on, and its output."""
         step = 1 + number % max(1, self.batch - 1)
         found: tuple[Any, Any] = (None, None)
-        large = not self.whole or len(chosen) > 2 or self.batch <= 3
-        for change in self._changes(step, large=large):
+        for change in self._changes(step, sign):
             inputs, different = self.arguments, False
             if chosen and found[0] is None:
                 inputs, different = replaced_rows(self.arguments, self.batch, chosen, change)
@@ -218,27 +218,26 @@ class DifferenceProbe:
                     break
         return found
 
-    def _changes(self, step: int, large: bool) -> Iterator[Change]:
-        if large:
-            yield by_large_values(step)
+    def _changes(self, step: int, sign: int) -> Iterator[Change]:
+        yield by_large_values(step, sign) if sign else by_both(step)
         yield by_copies(step)
         yield by_copies(step, flat=False)
         yield by_large_values(step, integers=False)
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.module, parameters=self.whole)
+        return Snapshot(self.module, parameters=self.whole, earlier=self._before)
 
     def _pass(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """The output, without its graph."""
-        self._random.restore()
+        self._draws.restore()
         torch.clear_autocast_cache()  # it may hold other values, or the graph of another pass
         try:
             return mapped(self.call(*arguments[0], **arguments[1]), Tensor.detach)
         finally:
             torch.clear_autocast_cache()
 
-    def _put_back(self) -> None:
-        lost = self._before.restore()
+    def _put_back(self, now: Snapshot | None = None) -> None:
+        lost = self._before.restore(now)
         if lost:
             raise UnsupportedModule(
                 ", ".join(lost[:5]),
@@ -274,8 +273,12 @@ class DifferenceProbe:
             if isinstance(first.values.get(path, second.values.get(path)), Tensor)
         )
 
-    def _place(self, inputs: Any, kept: Sequence[int]) -> str:
-        """The first module whose own inputs agree in these rows while its outputs do not."""
+    def _place(self, inputs: Any, kept: Sequence[int], *, between: bool) -> str:
+        """The first module whose own inputs agree in these rows while its outputs do not.
+
+        Args:
+            between: whether inputs that differ tell of mixing too, in front of that module.
+        """
         calls = []
         for arguments in (self.arguments, inputs):
             with _recorded(self.module) as seen:
@@ -283,7 +286,11 @@ class DifferenceProbe:
             calls.append(seen)
             self._put_back()
         for (name, ins, outs), (again, other_ins, other_outs) in zip(*calls, strict=False):
-            if not kept or name != again or differing(ins, other_ins, self.batch, kept):
+            if not kept or name != again:
+                continue
+            if differing(ins, other_ins, self.batch, kept):
+                if between:
+                    return f"the input of {name}"
                 continue
             if differing(outs, other_outs, self.batch, kept):
                 kind = type(self.module.get_submodule(name)).__name__

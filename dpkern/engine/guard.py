@@ -13,8 +13,8 @@ from ..errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe, Outcome
 from .hooks import Hook
 from .occasions import Occasions
-from .parameter import tensors_in
 from .reachable import Snapshot
+from .replaced_rows import tensors_of
 from .state import StateGuard
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ class ForwardGuard:
     Attributes:
         on_late_finding: called with a reason when a secret probe, or a look at the state, finds
             what earlier releases may have suffered from.
-        passes: additional forward passes so far.
+        probes: how many there were.
+        state: what the module may remember.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -36,7 +37,6 @@ class ForwardGuard:
         self.running = False
         """Whether a probe runs the module now."""
         self.on_late_finding: Callable[[str], None] | None = None
-        self.passes = 0
         self.probes = 0
         self._handles: list[Any] = []
         self._occasions = Occasions(self.module)
@@ -48,18 +48,17 @@ class ForwardGuard:
         self._watched: Snapshot | None = None
 
     def attach(self) -> None:
-        """Register the hooks, in front of all others: a probe runs those too."""
+        """Register the hook, in front of all others: a probe runs those too."""
         if self._handles:
             return
         before = Hook(self._before)
         self._handles = [
-            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            self.module.register_forward_hook(Hook(self._after), with_kwargs=True),
+            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         ]
         self.state.attach()
 
     def detach(self) -> None:
-        """Remove the hooks."""
+        """Remove the hook."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -95,13 +94,13 @@ class ForwardGuard:
             self._found = None
         if self.running or capture.in_public:
             return
-        self.state.before_pass()
         recording = torch.is_grad_enabled()
         batch = self._batch(args, kwargs)
         why = self._occasions.due(recording)
         if self._occasions.refreshed != self._structure:
             self._structure = self._occasions.refreshed
             self.state.refresh()
+        self.state.before_pass()
         if not recording:
             if why is not None and batch >= 2 and capture.anywhere is None:
                 self._watched = Snapshot(self.module)
@@ -114,11 +113,11 @@ class ForwardGuard:
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Samples of this pass; 0 where it is not one of the samples handed out."""
-        rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), 0)
+        sizes = [int(t.shape[0]) for t in tensors_of((args, kwargs)) if t.dim()]
         handed = self.capture.batch if self.capture.handed_out else None
         if handed and torch.is_grad_enabled():
-            return handed if rows and rows % handed == 0 else 0
-        return rows
+            return handed if any(size and size % handed == 0 for size in sizes) else 0
+        return sizes[0] if sizes else 0
 
     def _check(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str
@@ -166,9 +165,12 @@ class ForwardGuard:
         self.state.counted |= outcome.counted
         return outcome
 
-    def _after(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The pass has ended, and the capture has nothing to say against it.
+
+        Raises:
+            UnsupportedModule: samples mix, or it left something in the module.
+        """
         if self.running or self.capture.in_public:
             return
         if self._found is not None:

@@ -39,6 +39,8 @@ class Occasions:
         self._gap = self._draw()
         self._refresh()
         self._last: Any = None
+        self._behind = False
+        """Whether passes change the module themselves."""
         self._key = 0
 
     def due(self, recording: bool) -> str | None:
@@ -51,7 +53,12 @@ class Occasions:
         if not _same(now, self._last):
             if self._last is None or now[1:3] != self._last[1:3]:
                 self._refresh()
-            self._key, returned = self._combination(), self._last is not None
+                now = self._scan()
+            before, self._key = self._key, self._combination()
+            returned = self._last is not None
+            # The pass before may have changed it itself: from now on a look behind tells.
+            self._behind = self._behind or self._key == before
+        self._last = now
         if hash((self._key, recording)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
                 return "new"
@@ -72,7 +79,8 @@ class Occasions:
 
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
-        self._last = self._scan()
+        if self._behind:
+            self._last = self._scan()
 
     def _draw(self) -> int:
         """Passes to the next secret probe: geometric, so that none tells the next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -39,6 +40,8 @@ STATE_VERSION = 1
 ADOPTED = "rows that passed through engine.adopt() depend on the records that the caller named"
 OWN_BATCHES = "the caller draws batches as stated, and each row of a forward pass is another record"
 """Conditions of certificates: what the caller vouches for."""
+
+log = logging.getLogger("dpkern")
 
 Choose = Callable[[Options, Sequence[str], dict[str, Any]], Mechanism]
 
@@ -419,7 +422,10 @@ class PrivacyEngine:
         """
         if module is not None:
             module = distributed.unwrapped(module)
-            validate.check(module)
+            for note in validate.check(module):
+                # A frozen layer that trains again mixes samples; the others are for information.
+                frozen = note.what.startswith("is frozen")
+                log.log(logging.WARNING if frozen else logging.INFO, "%s", note)
             if optimizer is not None:
                 check_optimizer(optimizer, Capture(module))
         if data_loader is not None:

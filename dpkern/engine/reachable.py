@@ -32,7 +32,12 @@ _FOREIGN = frozenset(
 )
 """Packages whose objects are no state of a model; torch's modules and tensors are known."""
 
+_GLOBAL = (Tensor, torch.Generator, random.Random, list, dict, set, deque, int, float)
+"""Globals that count as state where a function reachable from a module names them."""
+
 _OWN = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
+_STANDARD = frozenset(vars(nn.Module())) - {"training"}
+"""Tables of hooks and the like, most of them empty."""
 _SAME: Any = object()
 
 
@@ -44,6 +49,10 @@ class _Held:
     data: Tensor
     copy: Tensor | None
     hash: int | None
+
+    def same_place(self) -> bool:
+        """Whether the tensor still shows the memory that it showed."""
+        return self.tensor.data_ptr() == self.data.data_ptr()
 
     def changed(self) -> bool:
         """Whether the tensor holds something else now."""
@@ -59,7 +68,7 @@ class _Held:
             return True
         if self.copy is None:
             return False
-        if self.tensor.data_ptr() != self.data.data_ptr() or self.tensor.shape != self.data.shape:
+        if not self.same_place() or self.tensor.shape != self.data.shape:
             self.tensor.data = self.data
         self.tensor.data.copy_(self.copy)
         return True
@@ -72,6 +81,7 @@ class Snapshot:
         module: the root.
         keep: bytes of tensors that are copied; larger ones are hashed.
         parameters: False leaves parameters out, which ``fully_shard`` swaps as it likes.
+        earlier: a snapshot of the same module; what did not change since shares its copies.
 
     Attributes:
         values: scalars and tensors by path, as they are held; ``content`` tells what they held.
@@ -79,8 +89,14 @@ class Snapshot:
     """
 
     def __init__(
-        self, module: nn.Module, *, keep: int = KEEP_BYTES, parameters: bool = True
+        self,
+        module: nn.Module,
+        *,
+        keep: int = KEEP_BYTES,
+        parameters: bool = True,
+        earlier: Snapshot | None = None,
     ) -> None:
+        self._earlier = {} if earlier is None else earlier._held
         self._owned = _OWN if parameters else _OWN - {"_parameters"}
         self._hidden: set[str] = set() if parameters else {"_parameters"}
         self.values: dict[str, Any] = {}
@@ -94,6 +110,7 @@ class Snapshot:
         self._alive: list[Any] = []
         with plainly(), torch.no_grad():
             self._walk(module)
+        self._earlier = {}
 
     def changes(self, later: Snapshot) -> set[str]:
         """Paths at which the later snapshot holds something else."""
@@ -101,8 +118,14 @@ class Snapshot:
         with plainly():
             return {path for path in paths if not self._same(path, later)}
 
-    def restore(self) -> list[str]:
-        """Put everything back; paths of tensors that were too large for a copy."""
+    def restore(self, since: Snapshot | None = None) -> list[str]:
+        """Put everything back; paths of tensors that were too large for a copy.
+
+        Args:
+            since: a snapshot with this one as ``earlier``, of what is there now; what it shares
+                needs no look.
+        """
+        same = {} if since is None else since._held
         with plainly(), torch.no_grad():
             for container, saved in self._containers:
                 _refill(container, saved)
@@ -111,13 +134,19 @@ class Snapshot:
             for tensor, gradient in self._gradients:
                 if tensor.grad is not gradient:
                     tensor.grad = gradient
-            lost = {key for key, held in self._held.items() if not held.restore()}
+            lost = {
+                key
+                for key, held in self._held.items()
+                if same.get(key) is not held and not held.restore()
+            }
         return [path for path, value in self.values.items() if id(value) in lost]
 
     def _same(self, path: str, later: Snapshot) -> bool:
         mine, other = self.values.get(path, _SAME), later.values.get(path, _SAME)
         if isinstance(mine, Tensor) and isinstance(other, Tensor):
             one, two = self._held[id(mine)], later._held[id(other)]
+            if one is two:
+                return True
             if one.copy is not None and two.copy is not None:
                 return same_bits(one.copy, two.copy)
             known = (_hash(one), _hash(two))
@@ -145,6 +174,11 @@ class Snapshot:
     def _take(self, path: str, tensor: Tensor, kind: str) -> None:
         self.values[path], self.kinds[path] = tensor, kind
         if id(tensor) in self._held:
+            return
+        known = self._earlier.get(id(tensor))
+        same = known is not None and known.tensor is tensor and known.same_place()
+        if known is not None and same and not known.changed():
+            self._held[id(tensor)] = known
             return
         copied, hashed = None, None
         if readable(tensor):
@@ -202,7 +236,7 @@ class Snapshot:
                 yield dot + name, buffer
         yield from ((dot + name, part) for name, part in module._modules.items() if part)
         for name, value in list(held.items()):
-            if name not in _OWN:
+            if name not in _OWN and (name not in _STANDARD or value):
                 yield dot + name, value
         yield from self._in_class(path, type(module))
 
@@ -213,6 +247,7 @@ class Snapshot:
                 continue
             self._seen.add(id(cls))
             self._alive.append(cls)
+            self._puts.append((_name_keeper(cls), frozenset(vars(cls))))
             for name, value in list(vars(cls).items()):
                 if name.startswith("__"):
                     continue
@@ -253,6 +288,12 @@ class Snapshot:
                 continue
             self._puts.append((_cell_setter(cell), value))
             yield f"{path}<{name}>", value
+        for name in _names(function.__code__):
+            value = function.__globals__.get(name)
+            if isinstance(value, _GLOBAL):
+                put = _item_setter(function.__globals__, name)
+                self._puts.append((put, value))
+                yield name, value
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             yield f"{path}(default)", value
 
@@ -266,6 +307,29 @@ def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:
         cell.cell_contents = value
 
     return put
+
+
+def _name_keeper(cls: type) -> Callable[[Any], None]:
+    def put(names: Any) -> None:
+        for name in set(vars(cls)) - names:
+            delattr(cls, name)
+
+    return put
+
+
+def _item_setter(table: dict[str, Any], name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        table[name] = value
+
+    return put
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a function and those written inside it look up."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)
 
 
 def _class_setter(cls: type, name: str) -> Callable[[Any], None]:

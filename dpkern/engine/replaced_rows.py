@@ -19,7 +19,7 @@ LARGE = 1024.0
 _ROUNDING = {torch.float16: 4, torch.bfloat16: 4}
 """Units in the last place that rows may differ by where shapes depend on the samples; else 64."""
 
-Change = Callable[[Tensor, int], Tensor]
+Change = Callable[[Tensor, Tensor], Tensor]
 
 
 def mapped(tree: Any, function: Callable[[Tensor], Any]) -> Any:
@@ -95,7 +95,7 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
         tree: arguments of a module.
         batch: samples; a tensor has rows if its first dimension is a multiple of it.
         rows: samples that are replaced.
-        change: of a tensor ``[batch, ...]`` and the sample: what stands in its place.
+        change: of a tensor ``[batch, ...]`` and indices of samples: what stands in their place.
     """
     different = False
 
@@ -106,11 +106,11 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
         new = tensor.detach().clone()
         if tensor.dim() and tensor.shape[0] and tensor.shape[0] % batch == 0:
             old = tensor.detach().reshape(batch, -1, *tensor.shape[1:])
-            seen = new.reshape(old.shape) if new.is_contiguous() else old.clone()
-            for row in rows:
-                seen[row] = change(old, row)
-            new = seen.reshape(new.shape)
-            different = different or not same_bits(new, tensor)
+            index = torch.as_tensor(list(rows), device=tensor.device)
+            values = change(old, index)
+            different = different or not same_bits(values, old[index])
+            # In place where the layout allows it, else in a copy.
+            new = new.reshape(old.shape).index_copy_(0, index, values).reshape(new.shape)
         return new.requires_grad_(tensor.requires_grad)
 
     return mapped(tree, put), different
@@ -123,34 +123,44 @@ def by_copies(step: int, flat: bool = True) -> Change:
         flat: False leaves integers of one entry per sample (lengths, say) as they are.
     """
 
-    def change(x: Tensor, row: int) -> Tensor:
-        if not flat and not x.is_floating_point() and x[row].numel() <= 1:
-            return x[row]
-        return x[(row - step) % len(x)]
+    def change(x: Tensor, rows: Tensor) -> Tensor:
+        if not flat and not x.is_floating_point() and x[0].numel() <= 1:
+            return x[rows]
+        return x[(rows - step) % len(x)]
 
     return change
 
 
-def by_large_values(step: int, integers: bool = True) -> Change:
-    """Replace a sample by a copied one whose entries are large where they are no whole numbers.
+def by_large_values(step: int, sign: int = 1, integers: bool = True) -> Change:
+    """Replace all by one sample, its entries large where they are no whole numbers.
 
-    Whole numbers may be ids, masks or classes, of which another sample's are valid ones. On
-    accelerators, where an index out of range is no exception but the end of the process, large
-    means the largest value of the batch.
+    One for all, so that they rank alike in whatever the batch is sorted by. Whole numbers may be
+    ids, masks or classes, of which another sample's are valid ones. On accelerators, where an index
+    out of range is no exception but the end of the process, large means the largest of the batch.
     """
-    copies = by_copies(step)
 
-    def change(x: Tensor, row: int) -> Tensor:
+    def change(x: Tensor, rows: Tensor) -> Tensor:
+        other = x[step % len(x)].expand_as(x[rows])
+        taken = other if integers else x[rows]
         if not x.is_floating_point():
-            return copies(x, row) if integers else x[row]
-        taken = copies(x, row)
-        whole = (x == x.round()).all(0)
-        if x.device.type == "cpu":
-            return torch.where(whole, taken if integers else x[row], taken * LARGE + 1)
-        finite = x[x.isfinite()]
-        if not finite.numel():
             return taken
-        return torch.where(whole, taken, finite.max().expand_as(taken))
+        if x.device.type == "cpu":
+            large = (other * LARGE + 1) * sign
+        else:
+            known = x.nan_to_num(0, 0, 0)
+            large = (known.max() if sign > 0 else known.min()).expand_as(other)
+        return torch.where((other == other.round()) & (x[rows] == x[rows].round()), taken, large)
+
+    return change
+
+
+def by_both(step: int) -> Change:
+    """Replace some of the samples by copies, the others by negative large values."""
+    copied, large = by_copies(step), by_large_values(step, -1)
+
+    def change(x: Tensor, rows: Tensor) -> Tensor:
+        middle = (len(rows) + 1) // 2
+        return torch.cat([copied(x, rows[:middle]), large(x, rows[middle:])])
 
     return change
 

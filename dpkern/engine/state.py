@@ -25,6 +25,7 @@ SMALL = 1 << 20
 """Bytes up to which a tensor's content is looked at around every public block."""
 
 _Place = tuple[str, Tensor]
+_Marks = list[tuple[int, int]]
 
 
 class StateGuard:
@@ -48,8 +49,10 @@ class StateGuard:
         self._whole = whole
         self._approved: dict[str, tuple[int, torch.dtype]] = {}
         self._handles: list[Any] = []
-        self._left: list[tuple[int, int]] | None = None
+        self._left: _Marks | None = None
         self._modules: list[tuple[str, nn.Module]] = []
+        self._entered: _Marks = []
+        self._ids: set[int] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -59,6 +62,7 @@ class StateGuard:
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
         self._left = None
+        self._ids = self._trained()
         self.refresh()
         self.approve()
         for name, part in self._modules:
@@ -85,7 +89,8 @@ class StateGuard:
         """
         now = self._marks()
         if self._left is not None and now != self._left:
-            self._check(self._unapproved(self._watched()), "between forward passes")
+            written = self._written(self._left, now)
+            self._check(self._unapproved(written), "between forward passes")
         self._entered = now
 
     def after_pass(self) -> None:
@@ -95,24 +100,19 @@ class StateGuard:
             UnsupportedModule: names it.
         """
         now, self._left = self._marks(), None
-        entered = dict(self._entered)
         if now != self._entered:
-            trained = self._trained()
-            names = self._unapproved(self._watched())
-            with plainly():
-                names += [
-                    name
-                    for name, tensor in self._places()
-                    if id(tensor) in trained
-                    and entered.get(id(tensor)) != tensor._version
-                    and name not in self.counted
-                ]
+            names = self._unapproved(self._written(self._entered, now))
+            if self._whole():
+                ours = self._written(self._entered, now, trained=True)
+                names += [name for name, _ in ours if name not in self.counted]
             self._check(names, "in a forward pass")
         self._left = now
 
     @contextmanager
     def public(self) -> Iterator[None]:
         """What is written in this block comes from public data, and is approved."""
+        if self._left is not None:
+            self.before_pass()
         before = self._looked()
         fine = {name for name, _ in self._watched()} - set(self._unapproved_fast())
         yield
@@ -165,12 +165,11 @@ class StateGuard:
         return (part._parameters, part._buffers) if self._whole() else (part._buffers,)
 
     def _watched(self, modules: list[tuple[str, nn.Module]] | None = None) -> Iterator[_Place]:
-        trained = self._trained()
         for name, tensor in self._places(modules):
-            if id(tensor) not in trained and readable(tensor):
+            if id(tensor) not in self._ids and readable(tensor):
                 yield name, tensor
 
-    def _marks(self) -> list[tuple[int, int]]:
+    def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
         with plainly():
             return [
@@ -181,6 +180,16 @@ class StateGuard:
                 for tensor in table.values()
                 if tensor is not None
             ]
+
+    def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
+        """The tensors whose mark is another one, trained parameters or all others."""
+        known = set(before)
+        changed = [i for i, mark in enumerate(now) if mark not in known]
+        changed = [i for i in changed if (now[i][0] in self._ids) == trained]
+        if not changed:
+            return []
+        places = self._places()
+        return [places[i] for i in changed]
 
     def _unapproved(self, places: Iterable[_Place]) -> list[str]:
         names = []
