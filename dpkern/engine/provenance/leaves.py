@@ -1,4 +1,4 @@
-"""Trained tensors that a loss reaches: all of them must be the engine's."""
+"""Check the trained tensors that a loss reaches: all of them must be the engine's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_leaves(loss: Tensor, capture: Capture) -> None:
 
 
 def leaves_of(loss: Tensor) -> list[Tensor]:
-    """The leaves of the graph that gradients would be accumulated in."""
+    """Return the leaves of the graph that gradients would be accumulated in."""
     leaves: list[Tensor] = []
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}
