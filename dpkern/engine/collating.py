@@ -1,4 +1,4 @@
-"""Does ``collate_fn`` keep the records apart? Tried on a few records before the first batch."""
+"""Try on a few records whether ``collate_fn`` keeps them apart, before the first batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Collate = Callable[[list[Any]], Any]
 def check_collate(dataset: Any, collate: Collate) -> None:
     """Replace one of three records: the rows of the two others must stay what they are.
 
-    Rows are compared as far as both batches go, since padding may be longer in one. A collation that
-    draws random numbers is compared where shapes agree, with the same random state.
+    Rows are compared as far as both batches go, since padding may be longer in one. A collation
+    that draws random numbers is compared where shapes agree, with the same random state.
 
     Raises:
         InvalidInput: a record changes the rows of others.
@@ -41,8 +41,8 @@ def check_collate(dataset: Any, collate: Collate) -> None:
             "collate_fn",
             expected="rows that depend on one record each",
             got="rows of two records that changed when a third was replaced",
-            remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; padding "
-            "may depend on the longest record, values may not.",
+            remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; "
+            "padding may depend on the longest record, values may not.",
         )
 
 
@@ -75,7 +75,7 @@ def _equal_rows(one: Any, two: Any, rows: int, *, cut: bool) -> bool:
             return True
         overlap = tuple(slice(min(a, b)) for a, b in zip(one.shape[1:], two.shape[1:], strict=True))
         a, b = one[(slice(rows), *overlap)], two[(slice(rows), *overlap)]
-        return a.tobytes() == b.tobytes()
+        return bool(a.tobytes() == b.tobytes())
     if isinstance(one, Mapping):
         return all(_equal_rows(one[k], two[k], rows, cut=cut) for k in one if k in two)
     if isinstance(one, (tuple, list)) and len(one) == len(two):

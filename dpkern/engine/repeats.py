@@ -1,4 +1,4 @@
-"""Records that a data set lists several times: they would count as several records."""
+"""Find records that a data set lists several times: they would count as several records."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def check_repeats(dataset: Any) -> None:
                 "data_loader",
                 expected="each record listed once",
                 got=f"record {int(values[place])} listed {int(counts[place])} times",
-                remedy="A repeated record would move the sum by several times the clipping bound: list "
-                "it once (Subset(dataset, sorted(set(indices)))), and weight it in the loss.",
+                remedy="A repeated record would move the sum by several times the clipping bound: "
+                "list it once (Subset(dataset, sorted(set(indices)))), and weight it in the loss.",
             )
 
 
 def _entries(dataset: Any) -> list[tuple[Any, np.ndarray[Any, Any]]] | None:
-    """The underlying data sets with the numbers of their records that are listed, in order."""
+    """Return the underlying data sets with the numbers of their listed records, in order."""
     if isinstance(dataset, Subset):
         inner = _entries(dataset.dataset)
         chosen = np.asarray(list(dataset.indices), dtype=np.int64)
@@ -53,7 +53,7 @@ def _entries(dataset: Any) -> list[tuple[Any, np.ndarray[Any, Any]]] | None:
             for (source, numbers), a, b in zip(inner, starts[:-1], starts[1:], strict=True)
         ]
     if isinstance(dataset, ConcatDataset):
-        parts = []
+        parts: list[tuple[Any, np.ndarray[Any, Any]]] = []
         for part in dataset.datasets:
             inner = _entries(part)
             whole = len(part) if isinstance(part, Sized) else 0

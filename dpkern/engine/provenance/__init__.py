@@ -1,8 +1,9 @@
-"""Whose samples: which record every row comes from, from the loader to the module and on to the loss."""
+"""Track which record every row comes from: from the loader to the module and on to the loss."""
 
 from __future__ import annotations
 
-from . import indexing, losses, reductions, rowwise, shapes  # their rules register themselves
+# Rules register themselves.
+from . import along, elementwise, indexing, layers, losses, moves, products, reductions, shapes
 from .boundary import ModuleBoundary
 from .states import YieldedBatch
 from .tensor import TrackedTensor, track, untracked
@@ -11,10 +12,14 @@ __all__ = [
     "ModuleBoundary",
     "TrackedTensor",
     "YieldedBatch",
+    "along",
+    "elementwise",
     "indexing",
+    "layers",
     "losses",
+    "moves",
+    "products",
     "reductions",
-    "rowwise",
     "shapes",
     "track",
     "untracked",

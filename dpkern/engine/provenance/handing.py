@@ -1,4 +1,4 @@
-"""The batch that a loop receives: every tensor says which records its rows are."""
+"""Mark a batch that a loop receives: every tensor says which records its rows are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trees import mapped
 
 
 def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
-    """What ``collate_fn`` made, with row i of every tensor known as that of record i.
+    """Return what ``collate_fn`` made, with row i of every tensor known as that of record i.
 
     Args:
         tree: tensors in tuples, lists, mappings or objects.
@@ -44,14 +44,14 @@ def _state(tensor: Tensor, batch: YieldedBatch, views: int) -> State:
     return Mixed(
         "collate_fn",
         "the data loader",
-        f"made a tensor of shape {list(tensor.shape)} out of {batch.size} records; if its first dimension "
-        "holds several rows of each record, pass views= to make_private",
+        f"made a tensor of shape {list(tensor.shape)} out of {batch.size} records; if its first "
+        "dimension holds several rows of each record, pass views= to make_private",
         batch,
     )
 
 
 def packed_ids(sequence: PackedSequence, batch: YieldedBatch) -> Ids:
-    """The record of each row of a packed sequence."""
+    """Return the record of each row of a packed sequence."""
     order = sequence.sorted_indices
     records = batch.all if order is None else order.cpu().numpy()
     parts = [records[:size] for size in sequence.batch_sizes.tolist()]

@@ -1,4 +1,8 @@
-"""Indexing: ``x[index]`` and ``x[index] = value``."""
+"""Follow rows through ``x[index]`` and ``x[index] = value``.
+
+The index is applied to the numbers 0, 1, ... of the rows, laid out like ``x`` with its other
+dimensions shortened to 1: what comes back says which row every picked entry is from.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +12,114 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rules import Call, action
+from .rules import Call, action, with_state
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State
-from .tensor import retrack, state_of, track, untracked
+from .tensor import state_of, track, untracked
+
+_Rows = tuple[Ids, int | None]
+"""Numbers of the picked rows, and their dimension in the result; None for a single row."""
 
 
 @action("__getitem__")
 def read(call: Call) -> Any:
-    """``x[index]``: rows are picked by the same index from the records."""
+    """Pick rows, and records by the same index."""
     x, index = call.args
     result = call.plain()
     state = _picked(call, x, index, result)
     if state is None:
         return result
-    return track(result, state) if result is x else retrack(result, state)
+    return track(result, state) if result is x else with_state(call, result, state)
 
 
 def _picked(call: Call, x: Tensor, index: Any, out: Tensor) -> State | None:
     state = state_of(x)
-    if isinstance(state, (RecordSum, Mixed)):
-        return state if len(call.tracked) == 1 else call.mixed("picks by the values of samples")
+    if isinstance(state, RecordSum):
+        return state if call.tracks_only(x) else call.mixed("picks by the values of samples")
     if isinstance(state, OneRecord):
-        alone = all(isinstance(s, OneRecord) and s.record == state.record for s in call.states)
-        return state if alone else call.mixed("picks by the values of other samples")
+        same = all(isinstance(s, OneRecord) and s.record == state.record for s in call.states)
+        if not same:
+            return call.mixed("picks by the values of other samples")
+        alone = out.dim() == x.dim() + 1 and _is_new_row(index)
+        return PerRecord(state.batch, np.array([state.record])) if alone else state
     parts = expanded(index, x.dim())
     if state is None:
         return _looked_up(call, parts, out)
-    assert isinstance(state, PerRecord)
-    found = rows_of(state, parts, x)
-    if found is None:
+    if not isinstance(state, PerRecord):
+        return state
+    found = rows_of(parts, x, state.dim, len(state.ids))
+    if found is None or (found[1] is not None and out.shape[found[1]] != len(found[0])):
         return call.mixed("picks samples in a way that cannot be followed")
-    ids, place = found
-    for other in call.tracked:
-        if other is x:
-            continue
-        their = state_of(other)
-        same_rows = isinstance(their, PerRecord) and their.dim == 0
-        picked = isinstance(their, PerRecord) and np.array_equal(their.ids, ids)
-        masked = getattr(other, "dtype", None) is torch.bool and isinstance(their, PerRecord)
-        masked = masked and np.array_equal(their.ids, state.ids)  # type: ignore[union-attr]
-        if not same_rows or not (picked or masked):
-            return call.mixed("picks samples by the values of other samples")
+    ids, place = state.ids[found[0]], found[1]
+    if not _picked_by_own(call, x, state, parts, ids, place):
+        return call.mixed("picks samples by the values of other samples")
     if place is None:
-        if ids[0] == NO_RECORD:
-            return None
-        return OneRecord(state.batch, int(ids[0]))
-    if not 0 <= place < out.dim() or out.shape[place] != len(ids):
-        return call.mixed("picks samples in a way that cannot be followed")
+        return None if ids[0] == NO_RECORD else OneRecord(state.batch, int(ids[0]))
     return PerRecord(state.batch, ids, place)
 
 
+def _is_new_row(index: Any) -> bool:
+    return index is None or (isinstance(index, tuple) and index[:1] == (None,))
+
+
+def _picked_by_own(
+    call: Call, x: Tensor, state: PerRecord, parts: list[Any], ids: Ids, place: int | None
+) -> bool:
+    """Whether every entry was picked by a number or a mask of its own record."""
+    source = 0
+    advanced = [p for p in parts if _is_advanced(p)]
+    ndim = max((1 if _is_mask(p) else np.ndim(_values(p)) for p in advanced), default=0)
+    start = _place_of_advanced(parts)
+    for part in parts:
+        if part is None:
+            continue
+        width = part.dim() if isinstance(part, Tensor) and _is_mask(part) else 1
+        their = state_of(part)
+        if isinstance(their, (OneRecord, RecordSum)):
+            return False
+        if isinstance(their, PerRecord):
+            if _is_mask(part):
+                own = their.dim + source == state.dim and their.matches(state)
+            else:
+                own = their.dim - part.dim() + ndim + start == place
+                own = own and np.array_equal(their.ids, ids)
+            if not own or their.batch is not state.batch:
+                return False
+        source += width
+    return True
+
+
 def _looked_up(call: Call, parts: list[Any], out: Tensor) -> State | None:
-    """A table of constants indexed by samples' values: the result's rows are the index's."""
-    advanced = [p for p in parts if isinstance(p, (Tensor, list, np.ndarray))]
-    states = [state_of(p) for p in advanced]
-    if len(advanced) == 1 and parts[0] is advanced[0] and advanced[0].dtype is not torch.bool:
-        return states[0]
-    return call.mixed("picks constants by the values of samples")
+    """Return the state of constants indexed by samples' values: rows are the index's."""
+    found: PerRecord | None = None
+    advanced = [p for p in parts if _is_advanced(p)]
+    ndim = max(np.ndim(_values(p)) for p in advanced) if advanced else 0
+    start = _place_of_advanced(parts)
+    for part in parts:
+        their = state_of(part)
+        if their is None:
+            continue
+        if isinstance(their, OneRecord) and len(call.tracked) == 1 and not _is_mask(part):
+            return their
+        if not isinstance(their, PerRecord) or _is_mask(part):
+            return call.mixed("picks constants by the values of samples")
+        place = start + their.dim - part.dim() + ndim
+        if found is not None and (found.dim != place or not found.matches(their)):
+            return call.mixed("picks constants by the values of different samples")
+        found = PerRecord(their.batch, their.ids, place)
+    if found is None or out.shape[found.dim] != len(found.ids):
+        return call.mixed("picks constants by the values of samples")
+    return found
 
 
 def expanded(index: Any, ndim: int) -> list[Any]:
-    """The index with one entry for each dimension, None for new ones."""
+    """Return the index with one entry for each dimension that it uses, None for new ones."""
     parts = list(index) if isinstance(index, tuple) else [index]
     taken = sum(
-        (p.dim() if isinstance(p, Tensor) and p.dtype is torch.bool else 1)
-        for p in parts
-        if p is not None and p is not Ellipsis
+        (part.dim() if isinstance(part, Tensor) and _is_mask(part) else np.ndim(part))
+        if _is_advanced(part) and _is_mask(part)
+        else 1
+        for part in parts
+        if part is not None and part is not Ellipsis
     )
     place = next((i for i, p in enumerate(parts) if p is Ellipsis), None)
     rest = [slice(None)] * (ndim - taken)
@@ -82,46 +128,14 @@ def expanded(index: Any, ndim: int) -> list[Any]:
     return parts[:place] + rest + parts[place + 1 :]
 
 
-def rows_of(state: PerRecord, parts: list[Any], x: Tensor) -> tuple[Ids, int | None] | None:
-    """The records of the picked rows and their dimension (None: a single record)."""
-    advanced = [p for p in parts if isinstance(p, (Tensor, list, np.ndarray))]
-    source = place = 0
-    first_advanced: int | None = None
-    for part in parts:
-        if part is None:
-            place += 1
-            continue
-        is_advanced = isinstance(part, (Tensor, list, np.ndarray))
-        values = _values(part) if is_advanced else None
-        width = values.ndim if values is not None and values.dtype == bool else 1
-        here = source <= state.dim < source + width
-        if is_advanced and first_advanced is None:
-            first_advanced = place
-        if here:
-            break
-        source += width
-        place += 0 if isinstance(part, int) or (is_advanced and part is not advanced[0]) else 1
-    else:
-        return None
-    if isinstance(part, bool):
-        return None
-    if isinstance(part, int):
-        # With another index of several values, this one is broadcast against it.
-        return (state.ids[[part]], None) if not advanced else None
-    if isinstance(part, slice):
-        if len(advanced) > 1 or (advanced and np.ndim(_values(advanced[0])) != 1):
-            return None
-        return state.ids[part], place
-    assert values is not None
-    if any(np.ndim(_values(p)) != np.ndim(values) for p in advanced):
-        return None
-    if values.dtype == bool:
-        if source != state.dim or len(advanced) > 1:
-            return None
-        return state.ids[np.nonzero(values)[0]], place
-    if values.ndim != 1:
-        return None
-    return state.ids[values], first_advanced
+def _is_advanced(part: Any) -> bool:
+    return isinstance(part, (Tensor, list, tuple, np.ndarray))
+
+
+def _is_mask(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.dtype in (torch.bool, torch.uint8)
+    return np.asarray(part).dtype == bool
 
 
 def _values(part: Any) -> np.ndarray[Any, Any]:
@@ -130,74 +144,184 @@ def _values(part: Any) -> np.ndarray[Any, Any]:
     return np.asarray(part)
 
 
+def _place_of_advanced(parts: list[Any]) -> int:
+    """Return the first dimension that advanced indices give: theirs, or 0 if they are apart."""
+    # Beside a tensor or a list, an int is an advanced index as well.
+    places = [i for i, p in enumerate(parts) if _is_advanced(p) or isinstance(p, int)]
+    if places and places != list(range(places[0], places[-1] + 1)):
+        return 0
+    return sum(1 for p in parts[: places[0]] if p is None or isinstance(p, slice)) if places else 0
+
+
+def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
+    """Return which rows an index picks, None if a position of the result has several."""
+    if any(isinstance(p, bool) for p in parts):
+        return None
+    index: list[Any] = []
+    shape: list[int] = []
+    source = 0
+    for part in parts:
+        if part is None:
+            index.append(None)
+            continue
+        if _is_advanced(part):
+            values = _values(part)
+            positions = np.nonzero(values) if _is_mask(part) else (values,)
+        else:
+            positions = (part,)
+        for position in positions:
+            own = source == dim
+            shape.append(rows if own else 1)
+            if own:
+                index.append(position)
+            elif isinstance(position, np.ndarray):
+                index.append(np.zeros_like(position, dtype=np.int64))
+            else:
+                index.append(slice(None) if isinstance(position, slice) else 0)
+            source += 1
+    numbers = np.arange(rows).reshape(shape)
+    numbers = numbers[tuple(index)]
+    own_part = _part_at(parts, dim)
+    advanced = any(_is_advanced(p) for p in parts)
+    if isinstance(own_part, int) and not advanced:
+        return np.asarray(numbers).reshape(-1)[:1], None
+    if isinstance(own_part, slice):
+        place = _place_of_slice(parts, dim)
+    else:
+        place = None
+    return _constant_rows(np.asarray(numbers), place)
+
+
+def _part_at(parts: list[Any], dim: int) -> Any:
+    source = 0
+    for part in parts:
+        if part is None:
+            continue
+        source += np.ndim(_values(part)) if _is_advanced(part) and _is_mask(part) else 1
+        if source > dim:
+            return part
+    return None
+
+
+def _place_of_slice(parts: list[Any], dim: int) -> int:
+    """Return the dimension of the result that a slice of dimension ``dim`` becomes."""
+    source = place = 0
+    seen = False
+    apart = _place_of_advanced(parts) == 0
+    ndim = max((1 if _is_mask(p) else np.ndim(_values(p)) for p in parts if _is_advanced(p)),
+               default=0)  # fmt: skip
+    for part in parts:
+        if part is None:
+            place += 1
+            continue
+        if isinstance(part, slice):
+            if source == dim:
+                break
+            source, place = source + 1, place + 1
+            continue
+        advanced = _is_advanced(part)
+        source += np.ndim(_values(part)) if advanced and _is_mask(part) else 1
+        if ndim and not seen:
+            place, seen = place + ndim, True
+    if ndim and not seen and apart:
+        place += ndim  # indices that are apart put their dimensions first
+    return place
+
+
+def _constant_rows(numbers: Ids, place: int | None) -> _Rows | None:
+    """Return the rows along the only dimension on which their numbers depend."""
+    if numbers.ndim == 0:
+        return numbers.reshape(1), None
+    for candidate in range(numbers.ndim) if place is None else (place,):
+        if candidate >= numbers.ndim:
+            return None
+        table = np.moveaxis(numbers, candidate, 0).reshape(numbers.shape[candidate], -1)
+        if table.size == 0:
+            return np.zeros(len(table), dtype=np.int64)[: len(table)], candidate
+        if bool((table == table[:, :1]).all()):
+            return table[:, 0], candidate
+    return None
+
+
 @action("__setitem__")
 def write(call: Call) -> None:
-    """``x[index] = value``: whole rows take the value's records, parts of rows must have the same."""
+    """Give whole rows the value's records; parts of rows must have the same."""
     x, index, value = call.args
     state = _written(call, x, index, value)
     call.plain()
-    if state_of(x) is None and state.batch is not None and state.batch.boundary is not None:
-        state.batch.boundary.check_target(x, "__setitem__")
-    retrack(x, state)
+    with_state(call, x, state)
 
 
 def _written(call: Call, x: Tensor, index: Any, value: Any) -> State:
     target, new = state_of(x), state_of(value)
-    if any(state_of(t) is not None and t is not x and t is not value for t in call.tracked):
-        masks = [state_of(t) for t in call.tracked if t is not x and t is not value]
-        by_row = all(
-            isinstance(m, PerRecord)
-            and isinstance(target, PerRecord)
-            and m.dim == 0
-            and m.matches(target)
-            for m in masks
-        )
-        if not by_row or new is not None:
-            return call.mixed("writes where the values of samples say")
-        assert target is not None
-        return target
+    if not call.tracks_only(x, value):
+        return _written_by_mask(call, target, new)
     if isinstance(target, (RecordSum, Mixed)) or isinstance(new, (RecordSum, Mixed)):
         return call.mixed("writes a sum over samples")
-    batch = (new or target).batch  # type: ignore[union-attr]
-    assert batch is not None
     if isinstance(target, OneRecord):
         if new is None or (isinstance(new, OneRecord) and new.record == target.record):
             return target
         return call.mixed("writes one sample into another")
-    constants = np.full(x.shape[0] if x.dim() else 0, NO_RECORD)
-    rows = target if isinstance(target, PerRecord) else PerRecord(batch, constants, 0)
     parts = expanded(index, x.dim())
-    numbered = PerRecord(batch, np.arange(len(rows.ids)), rows.dim)
-    found = rows_of(numbered, parts, x)
+    region = _region_ndim(x, index)
+    dim = target.dim if isinstance(target, PerRecord) else _target_dim(parts, value, new, region)
+    if target is None and dim is None:
+        return call.mixed("writes in a way that cannot be followed")
+    assert dim is not None
+    size = x.shape[dim] if x.dim() else 0
+    ids = target.ids if isinstance(target, PerRecord) else np.full(size, NO_RECORD)
+    batch = (new or target).batch  # type: ignore[union-attr]
+    assert batch is not None
+    if new is None:
+        return PerRecord(batch, ids, dim)
+    found = rows_of(parts, x, dim, size) if x.dim() else None
     if found is None:
         return call.mixed("writes in a way that cannot be followed")
     places, place = found
-    if new is None:
-        return rows
     if isinstance(new, OneRecord):
-        ids = np.full(len(places), new.record)
-    elif place is not None and new.dim - value.dim() == place - (x.dim() if len(places) else 1):
-        ids = new.ids
+        written = np.full(len(places), new.record)
+    elif place is not None and new.dim - value.dim() + region == place:
+        written = np.repeat(new.ids, len(places)) if len(new.ids) == 1 else new.ids
     else:
-        ids = new.ids if len(new.ids) == len(places) and new.dim == 0 and rows.dim == 0 else None
-    if ids is None or len(ids) != len(places):
         return call.mixed("writes rows of other samples")
-    whole = all(i == _at(parts, rows.dim) or p == slice(None) for i, p in enumerate(parts))
-    result = rows.ids.copy()
-    before = result[places]
-    if not whole and bool(((before != ids) & (before != NO_RECORD)).any()):
+    whole = all(p is None or p == slice(None) for p in parts if p is not _part_at(parts, dim))
+    before = ids[places]
+    if len(written) != len(places) or len(np.unique(places)) != len(places):
+        if not np.array_equal(before, written):
+            return call.mixed("writes several samples into one")
+    if not whole and bool(((before != written) & (before != NO_RECORD)).any()):
         return call.mixed("writes rows of other samples")
-    result[places] = ids
-    return PerRecord(batch, result, rows.dim)
+    result = ids.copy()
+    result[places] = written
+    return PerRecord(batch, result, dim)
 
 
-def _at(parts: list[Any], dim: int) -> int:
-    """The place in the index of the entry for a dimension."""
+def _region_ndim(x: Tensor, index: Any) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return untracked(x)[index].dim()
+
+
+def _target_dim(parts: list[Any], value: Any, new: Any, region: int) -> int | None:
+    """Return the dimension of constants that rows are written along."""
+    if isinstance(new, OneRecord) or not any(isinstance(p, slice) for p in parts):
+        return 0
     source = 0
-    for i, part in enumerate(parts):
+    for part in parts:
         if part is None:
             continue
-        if source == dim:
-            return i
-        source += 1
-    return -1
+        place = new.dim - value.dim() + region
+        if isinstance(part, slice) and _place_of_slice(parts, source) == place:
+            return source
+        source += np.ndim(_values(part)) if _is_advanced(part) and _is_mask(part) else 1
+    return 0
+
+
+def _written_by_mask(call: Call, target: State | None, new: State | None) -> State:
+    """Return the state after writing constants where each sample's own mask says."""
+    x, mask = call.args[:2]
+    own = state_of(mask)
+    if new is None and isinstance(target, PerRecord) and isinstance(own, PerRecord):
+        same = target.dim == own.dim == 0 and own.matches(target)
+        if same and call.tracks_only(x, mask) and _is_mask(mask):
+            return target
+    return call.mixed("writes where the values of samples say")

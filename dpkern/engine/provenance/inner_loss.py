@@ -1,8 +1,9 @@
-"""Losses that the module computes itself: read off the autograd graph.
+"""Read the state of a loss that the module computes itself off the autograd graph.
 
-A scalar output has no rows. Its graph says how it was reduced: constants times means or sums of terms. Torch's
-cross entropy divides by the number of targets that are not ignored, which depends on the whole batch; the rows of its
-gradient are rescaled so that each record is divided by its own number.
+A scalar output has no rows. Its graph says how it was reduced: constants times means or sums of
+terms. Torch's cross entropy divides by the number of targets that are not ignored, which depends on
+the whole batch; the rows of its gradient are rescaled so that each record is divided by its own
+number.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rowwise import added
+from .elementwise import added, rescaled
 from .rules import Call
 from .states import Ids, Mixed, RecordSum, State, YieldedBatch
 
@@ -36,13 +37,13 @@ def state_of_scalar(loss: Tensor, batch: YieldedBatch, records: Ids) -> tuple[Te
 
 
 def _state(node: Any, batch: YieldedBatch, records: Ids) -> State:
-    rescaled = False
+    scaled = False
     while node is not None:
         name = node.name()
         if name in _PASS:
             node = _only(node)
         elif name in ("MulBackward0", "DivBackward0") and _constant(node):
-            rescaled, node = True, _only(node)
+            scaled, node = True, _only(node)
         elif name == "AddBackward0":
             parts = [_state(n, batch, records) for n, _ in node.next_functions if n is not None]
             mixed = next((p for p in parts if isinstance(p, Mixed)), None)
@@ -50,15 +51,11 @@ def _state(node: Any, batch: YieldedBatch, records: Ids) -> State:
                 return mixed or _unknown(name, batch)
             call = Call("add", torch.add, (), {})
             total = added(call, [p for p in parts if isinstance(p, RecordSum)])
-            return total if not rescaled or isinstance(total, Mixed) else _rescaled(total)
+            return rescaled(total) if scaled and isinstance(total, RecordSum) else total
         else:
             found = _reduction(node, name, batch, records)
-            return _rescaled(found) if rescaled and isinstance(found, RecordSum) else found
+            return rescaled(found) if scaled and isinstance(found, RecordSum) else found
     return _unknown("no graph", batch)
-
-
-def _rescaled(state: Any) -> RecordSum:
-    return RecordSum(state.batch, state.reduction, True, state.shares)
 
 
 def _only(node: Any) -> Any:
@@ -67,7 +64,7 @@ def _only(node: Any) -> Any:
 
 
 def _constant(node: Any) -> bool:
-    """Whether the other factor is a Python number: torch keeps those as scalars of the widest types."""
+    """Whether the other factor is a Python number: torch keeps those as doubles."""
     if len([n for n, _ in node.next_functions if n is not None]) != 1:
         return False
     other = getattr(node, "_saved_other", None)

@@ -1,4 +1,4 @@
-"""Trained tensors that a loss reaches: all of them must be the engine's."""
+"""Check the trained tensors that a loss reaches: all of them must be the engine's."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Losses: torch's loss functions, and the backward pass of what they give.
+"""Follow rows through torch's loss functions, and check what goes backward.
 
-A loss has to be a sum of terms of single records, for only then is the gradient of one record's term what is
-clipped. A mean over the batch is such a sum, divided by the number of records, which the clipping undoes.
-``cross_entropy`` and ``nll_loss`` divide by a number that depends on the whole batch when targets are ignored or classes
-are weighted. For tracked tensors each record's term is divided by its own number of targets instead:
+A loss has to be a sum of terms of single records, for only then is the gradient of one record's
+term what is clipped. A mean over the batch is such a sum, divided by the number of records, which
+the clipping undoes. ``cross_entropy`` and ``nll_loss`` divide by a number that depends on the whole
+batch when targets are ignored or classes are weighted. For tracked tensors each record's term is
+divided by its own number of targets instead:
 
-    loss = (1 / B) sum_b (1 / n_b) sum_t w[y_bt] l_bt        n_b: targets of record b that are not ignored
+    loss = (1 / B) sum_b (1 / n_b) sum_t w[y_bt] l_bt    n_b: targets of b that are not ignored
 """
 
 from __future__ import annotations
@@ -16,100 +17,92 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .meeting import combined
 from .reductions import divisor_of
-from .rules import Call, action, combined, finish
+from .rules import Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
 from .trees import mapped
 
-_ELEMENTWISE = (
-    *(
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "binary_cross_entropy",
-        "kl_div",
-        "soft_margin_loss",
-    ),
-    *(
-        "binary_cross_entropy_with_logits",
-        "poisson_nll_loss",
-        "gaussian_nll_loss",
-        "hinge_embedding_loss",
-    ),
-)
-_PER_ROW = (
-    *(
-        "multi_margin_loss",
-        "multilabel_margin_loss",
-        "multilabel_soft_margin_loss",
-        "cosine_embedding_loss",
-    ),
-    *(
-        "margin_ranking_loss",
-        "triplet_margin_loss",
-        "triplet_margin_with_distance_loss",
-        "cross_entropy",
-        "nll_loss",
-    ),
-)
-_POSITION = {
+_REDUCTION = {
     # place of the argument ``reduction``
-    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "soft_margin_loss", "kl_div"), 4),
-    **dict.fromkeys(("huber_loss",), 2),
-    **dict.fromkeys(
-        ("binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss"), 5
-    ),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), 6),
+    **dict.fromkeys("mse_loss l1_loss smooth_l1_loss soft_margin_loss kl_div".split(), 4),
+    **dict.fromkeys("huber_loss".split(), 2),
+    **dict.fromkeys("binary_cross_entropy binary_cross_entropy_with_logits".split(), 5),
+    **dict.fromkeys("hinge_embedding_loss gaussian_nll_loss".split(), 5),
+    **dict.fromkeys("margin_ranking_loss".split(), 6),
+    **dict.fromkeys("poisson_nll_loss".split(), 7),
 }
+"""Losses that work entry by entry."""
+
+_REDUCTION_OF_ROWS = {
+    **dict.fromkeys("cross_entropy nll_loss cosine_embedding_loss".split(), 6),
+    **dict.fromkeys("multi_margin_loss".split(), 7),
+    **dict.fromkeys("multilabel_margin_loss".split(), 4),
+    **dict.fromkeys("multilabel_soft_margin_loss".split(), 5),
+    **dict.fromkeys("triplet_margin_loss".split(), 9),
+    **dict.fromkeys("triplet_margin_with_distance_loss".split(), 99),
+}
+"""Losses of whole rows."""
+
+_CLASSES = ("cross_entropy", "nll_loss")
 
 
-@action(*_ELEMENTWISE, *_PER_ROW)
+@action(*_REDUCTION, *_REDUCTION_OF_ROWS)
 def loss(call: Call) -> Any:
-    """A loss function with ``reduction`` none, mean, sum or batchmean."""
-    reduction = call.argument(_POSITION.get(call.name, 99), "reduction", default="mean")
+    """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
+    place = (_REDUCTION | _REDUCTION_OF_ROWS)[call.name]
+    reduction = call.argument(place, "reduction", default="mean")
+    rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
     if call.kwargs.get("size_average") is not None or call.kwargs.get("reduce") is not None:
-        return finish(
-            call, call.plain(), lambda c, out: c.mixed("is called with size_average or reduce")
-        )
-    rows = _rows(call)
-    if isinstance(rows, (PerRecord, OneRecord)) and call.name in ("cross_entropy", "nll_loss"):
-        if reduction == "mean" and _divisor_depends_on_batch(call):
-            return _own_normalisation(call, rows)
-    if reduction == "none" or not isinstance(rows, PerRecord):
-        return finish(call, call.plain(), lambda c, out: rows)
+        rows = call.mixed("is called with size_average or reduce")
+    own = call.name in _CLASSES and reduction == "mean" and _divisor_depends_on_batch(call)
+    if own and isinstance(rows, (PerRecord, OneRecord)):
+        return _own_normalisation(call, rows, place)
     result = call.plain()
+    if reduction == "none" or not isinstance(rows, PerRecord):
+        return finish_as(call, result, rows)
     if reduction == "sum":
         return retrack(result, RecordSum(rows.batch, "sum"))
-    entries = 1
-    if reduction == "mean":
-        target = call.tracked[0] if call.name in _ELEMENTWISE else _targets(call)
-        entries = max(target.numel() // max(len(rows.ids), 1), 1)
-    if reduction not in ("mean", "batchmean"):
-        return finish(
-            call, result, lambda c, out: c.mixed(f"has the unknown reduction {reduction!r}")
-        )
+    if reduction == "batchmean" and rows.dim == 0:
+        entries = 1
+    elif reduction != "mean":
+        return finish_as(call, result, call.mixed(f"has the reduction {reduction!r}"))
     factor, each = divisor_of(rows.ids, rows.batch)
     result = result if factor == 1 else result * factor
     return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
 
 
-def _rows(call: Call) -> State:
-    """The rows that all operands share."""
-    widest = max(call.tracked, key=lambda t: t.dim())
-    if call.name in _ELEMENTWISE:
-        shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2] if isinstance(t, Tensor)))
-        return combined(call, torch.empty(shape, device="meta"), from_right=True)
-    return combined(call, untracked(widest), from_right=False)
+def _by_entry(call: Call) -> tuple[State, int]:
+    """Return the rows that all operands share, and how many entries a row has."""
+    shape = np.broadcast_shapes(*(tuple(t.shape) for t in call.args[:2]))
+    rows = combined(call, torch.empty(shape, device="meta"))
+    if not isinstance(rows, PerRecord):
+        return rows, 1
+    return rows, max(int(np.prod(shape)) // max(len(rows.ids), 1), 1)
 
 
-def _targets(call: Call) -> Tensor:
-    """One entry for each single term of a loss that has classes in the second dimension."""
+def _by_row(call: Call) -> tuple[State, int]:
+    """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
-    if call.name in ("cross_entropy", "nll_loss"):
-        return untracked(x).select(1, 0) if x.dim() > 1 else untracked(x)[:1]
-    return torch.empty(len(x), device="meta")
+    vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
+    operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
+    operands = list(call.args[:3]) if vectors > 1 else operands
+    if not call.tracks_only(*operands):
+        return call.mixed("takes its weights from samples"), 1
+    if call.kwargs.get("distance_function") is not None:
+        return call.mixed("has a distance that cannot be followed"), 1
+    rows = [s for s in call.states if isinstance(s, PerRecord)]
+    if any(s.dim for s in rows) or (rows and x.dim() < 2):
+        return call.mixed("does not have the samples in its first dimension"), 1
+    if vectors > 1 and any(t.dim() != x.dim() for t in operands[:vectors]):
+        return call.mixed("broadcasts samples"), 1
+    terms = untracked(x).select(1, 0) if x.dim() > 1 else untracked(x)[:1]
+    state = combined(call, untracked(x) if rows else terms, from_right=False)
+    if not isinstance(state, PerRecord):
+        return state, 1
+    several = call.name in _CLASSES or vectors == 3
+    return state, max(terms.numel() // max(len(state.ids), 1), 1) if several and x.dim() > 2 else 1
 
 
 def _divisor_depends_on_batch(call: Call) -> bool:
@@ -122,46 +115,38 @@ def _divisor_depends_on_batch(call: Call) -> bool:
     return bool((untracked(target) == ignored).any())
 
 
-def _own_normalisation(call: Call, rows: PerRecord | OneRecord) -> Tensor:
-    """The mean in which each record is divided by its own number of targets."""
-    place = _POSITION[call.name]
-    args = list(call.args[:place])
-    kwargs = {**call.kwargs, "reduction": "none"}
+def _own_normalisation(call: Call, rows: PerRecord | OneRecord, place: int) -> Tensor:
+    """Return the mean in which each record is divided by its own number of targets."""
+    ignored = call.argument(4, "ignore_index", default=-100)
     with torch._C.DisableTorchFunctionSubclass():
-        terms = call.func(*args, **kwargs)
-        ignored = call.argument(4, "ignore_index", default=-100)
+        terms = call.func(*call.args[:place], **{**call.kwargs, "reduction": "none"})
         valid = (untracked(call.argument(1, "target")) != ignored).to(terms.dtype)
         if isinstance(rows, OneRecord):
-            result = terms.sum() / valid.sum().clamp(min=1)
-            return retrack(result, rows)
-        terms, valid = (
-            terms.flatten(1).sum(1) if terms.dim() > 1 else terms,
-            valid.flatten(1).sum(1) if valid.dim() > 1 else valid,
-        )
-        ids = torch.from_numpy(np.where(rows.ids == NO_RECORD, rows.batch.size, rows.ids)).to(
-            terms.device
-        )
-        counts = valid.new_zeros(rows.batch.size + 1).index_add(0, ids, valid)
+            return retrack(terms.sum() / valid.sum().clamp(min=1), rows)
+        if terms.dim() > 1:
+            terms, valid = terms.flatten(1).sum(1), valid.flatten(1).sum(1)
+        records = max(len(rows.batch.all), 1)
+        numbers = np.where(rows.ids == NO_RECORD, records, rows.ids)
+        ids = torch.from_numpy(numbers).to(terms.device)
+        counts = valid.new_zeros(records + 1).index_add(0, ids, valid)
         result = (terms / counts.clamp(min=1)[ids]).sum() / max(rows.batch.in_pass, 1)
     return retrack(result, RecordSum(rows.batch, "mean"))
 
 
 @action("ctc_loss")
 def ctc_loss(call: Call) -> Any:
-    """Log-probabilities have time first; each sample's loss is divided by its own target length."""
+    """Follow log-probabilities with time first; each loss is divided by its own target's length."""
     result = call.plain()
     x = call.args[0]
     state = state_of(x)
     reduction = call.argument(5, "reduction", default="mean")
-    others = [state_of(t) for t in call.tracked if t is not x]
-    same = isinstance(state, PerRecord) and state.dim == 1
-    same = same and all(
-        isinstance(s, PerRecord) and s.dim == 0 and s.matches(state) for s in others
-    )  # type: ignore[arg-type]
-    if not same:
-        return finish(
-            call, result, lambda c, out: c.mixed("expects time first and the samples second")
-        )
+    known = isinstance(state, PerRecord) and state.dim == 1 and x.dim() == 3
+    for tensor, other in zip(call.tracked, call.states, strict=True):
+        if tensor is not x and isinstance(state, PerRecord):
+            known = known and isinstance(other, PerRecord) and other.dim == 0
+            known = known and isinstance(other, PerRecord) and other.matches(state)
+    if not known:
+        return finish_as(call, result, call.mixed("expects time first and the samples second"))
     assert isinstance(state, PerRecord)
     if reduction == "none":
         return retrack(result, PerRecord(state.batch, state.ids, 0))
@@ -171,41 +156,19 @@ def ctc_loss(call: Call) -> Any:
     return retrack(result * factor, RecordSum(state.batch, "mean", False, frozenset({each})))
 
 
-@action("_pack_padded_sequence")
-def packed(call: Call) -> Any:
-    """Packing puts the rows of all samples that last until step t one after the other, for each t."""
-    data, sizes = call.plain()
-    state = state_of(call.args[0])
-    dim = 0 if call.args[2] else 1
-    if not isinstance(state, PerRecord) or state.dim != dim or len(call.tracked) > 2:
-        return finish(
-            call, (data, sizes), lambda c, out: c.mixed("packs sequences of unknown samples")
-        )
-    ids = [state.ids[:size] for size in sizes.tolist()]
-    return retrack(
-        data, PerRecord(state.batch, np.concatenate(ids) if ids else state.ids[:0], 0)
-    ), sizes
-
-
-@action("as_subclass")
-def cast(call: Call) -> Any:
-    """An ordinary tensor: it can enter another module, and no longer the private one."""
-    return call.plain()
-
-
 @action("backward")
 def backward(call: Call) -> Any:
-    """``loss.backward()``: the loss has to be a sum over records."""
+    """Check that the loss is a sum over records, and go backward."""
     roots = call.argument(0, "tensors", "self")
     roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]
     states = [s for s in map(state_of, roots) if s is not None]
-    batch = call.batch
+    boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
 
     def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.
         args, kwargs = mapped((call.args, call.kwargs), untracked)
         return call.func(*args, **kwargs)
 
-    if batch is None or batch.boundary is None:
+    if boundary is None:
         return run()
-    return batch.boundary.backward([untracked(root) for root in roots], states, run)
+    return boundary.backward([untracked(root) for root in roots], states, run)

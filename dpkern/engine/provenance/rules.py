@@ -1,32 +1,50 @@
 """Decide what an operation makes of the records of its operands.
 
-Each rule names the state of one result. An operation that has no rule mixes: a new operation of torch is refused
-until it is listed here, and never passes because its result happens to have as many rows.
+Each rule names the state of one result. An operation that has no rule mixes: a new operation of
+torch is refused until it is listed here, and never passes because its result happens to have as
+many rows.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..parameter import PRIVATE, source_of, tensors_in
-from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
-from .tensor import Function, TrackedTensor, retrack
+from .aliases import is_stale, note_write
+from .naming import has_reversed_operands, name_of, user_line
+from .states import Mixed, PerRecord, State, YieldedBatch
+from .tensor import Function, TrackedTensor, retrack, state_of, track
 
 Rule = Callable[["Call", Tensor], State | None]
 Action = Callable[["Call"], Any]
 
 RULES: dict[str, Rule] = {}
-"""The state of each result, by the operation's name."""
+"""The state of each result, by the operation's name; None for constants."""
 
 ACTIONS: dict[str, Action] = {}
 """Operations that need more than a state for their result."""
+
+REORDERING = frozenset({"__getitem__", "index_select"})
+"""Operations that take an order of the rows that other records had a part in."""
+
+_NO_RECORDS = frozenset(
+    """shape.get dtype.get device.get ndim.get layout.get is_cuda.get is_cpu.get requires_grad.get
+    grad_fn.get is_leaf.get itemsize.get nbytes.get is_sparse.get is_quantized.get is_meta.get
+    is_mkldnn.get is_nested.get is_mps.get is_xpu.get names.get output_nr.get _version.get
+    dim size numel nelement ndimension stride storage_offset element_size untyped_storage data_ptr
+    is_contiguous is_floating_point is_complex is_signed is_shared is_pinned get_device __len__
+    item tolist numpy __array__ __repr__ __hash__ __bool__ __float__ __int__ __index__ __complex__
+    __contains__ equal allclose is_nonzero is_same_size is_set_to has_names register_hook
+    register_post_accumulate_grad_hook requires_grad.set __dlpack__ __dlpack_device__
+    new_zeros new_ones new_empty new_full new_tensor as_subclass is_inference _is_view
+    result_type can_cast is_conj is_neg""".split()
+)
+"""What gives no tensor, a constant, or a tensor that the private module will not take."""
 
 
 @dataclass
@@ -37,36 +55,45 @@ class Call:
         name: of the operation, without the marks of operators and of writing in place.
         func: what torch was asked to run.
         args, kwargs: as given, with tracked tensors among them.
-        in_place: whether the first argument is overwritten.
+        tracked: the operands with a state.
     """
 
     name: str
     func: Function
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    in_place: bool = False
     tracked: list[Tensor] = field(default_factory=list)
 
-    @property
-    def states(self) -> list[State]:
+    def __post_init__(self) -> None:
+        self.states: list[State] = [t._state for t in self.tracked]  # type: ignore[attr-defined]
         """The states of the operands that have one."""
-        return [t._state for t in self.tracked]  # type: ignore[attr-defined]
 
     @property
     def batch(self) -> YieldedBatch | None:
-        """Where the records come from, if all operands agree."""
-        batches = {state.batch for state in self.states}
-        return batches.pop() if len(batches) == 1 else None
+        """Where the records come from, None unless all operands agree."""
+        states = self.states
+        if not states or any(s.batch is not states[0].batch for s in states[1:]):
+            return None
+        return states[0].batch
+
+    @property
+    def has_reversed_operands(self) -> bool:
+        """Whether an operator was called with its operands the other way round."""
+        return has_reversed_operands(self.func)
 
     def argument(self, place: int, *names: str, default: Any = None) -> Any:
-        """An argument by place or by one of its names."""
+        """Return an argument by place or by one of its names."""
         for name in names:
             if name in self.kwargs:
                 return self.kwargs[name]
         return self.args[place] if place < len(self.args) else default
 
+    def tracks_only(self, *allowed: Any) -> bool:
+        """Whether no other operands than these have a state."""
+        return all(any(t is a for a in allowed) for t in self.tracked)
+
     def mixed(self, how: str) -> Mixed:
-        """The state of a result in which records have met."""
+        """Return the state of a result in which records have met."""
         return Mixed(self.name, user_line(), how, self.batch)
 
     def plain(self) -> Any:
@@ -97,19 +124,34 @@ def action(*names: str) -> Callable[[Action], Action]:
 
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
-    name, in_place = name_of(func)
-    call = Call(name, func, args, kwargs, in_place)
-    tensors = list(tensors_in((args, kwargs)))
-    call.tracked = [t for t in tensors if type(t) is TrackedTensor]
+    name = name_of(func)
+    tensors = _operands(args, kwargs)
+    if name in _NO_RECORDS and not any(type(t) in PRIVATE for t in tensors):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    call = Call(name, func, args, kwargs, [t for t in tensors if type(t) is TrackedTensor])
     private = next((t for t in tensors if type(t) in PRIVATE), None)
     if private is not None:
-        return source_of(private).capture.boundary.enter_operation(call)
-    blocked = _blocked(call)
-    if blocked is not None and name != "backward":
-        return finish(call, call.plain(), lambda call, out: blocked)
-    if name in ACTIONS:
-        return ACTIONS[name](call)
+        boundary = source_of(private).capture.boundary
+        assert boundary is not None  # nothing is tracked without one
+        return boundary.enter_operation(call)
+    blocked = None if name == "backward" else _blocked(call, tensors)
+    if blocked is not None:
+        return finish_as(call, call.plain(), blocked)
+    act = ACTIONS.get(name)
+    if act is not None:
+        return act(call)
     return finish(call, call.plain(), RULES.get(name, _unknown))
+
+
+def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    found = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            found += tensors_in(value)
+    return found
 
 
 def _unknown(call: Call, out: Tensor) -> State:
@@ -119,152 +161,84 @@ def _unknown(call: Call, out: Tensor) -> State:
 def finish(call: Call, result: Any, rule: Rule) -> Any:
     """Give the tensors of a result the states that the rule finds."""
     if isinstance(result, Tensor):
-        return _finished(call, result, rule)
+        return with_state(call, result, rule(call, result))
     if isinstance(result, (tuple, list)) and any(isinstance(item, Tensor) for item in result):
         items = [finish(call, item, rule) for item in result]
-        if isinstance(result, torch.Size):
-            return result
         if type(result).__module__ == "torch.return_types":
-            return type(result)(items)  # type: ignore[arg-type]
+            return type(result)(items)
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
 
 
-def _finished(call: Call, out: Tensor, rule: Rule) -> Tensor:
-    if type(out) in PRIVATE:
+def finish_as(call: Call, result: Any, *states: State | None) -> Any:
+    """Give the tensors of a result one state, or each the next one."""
+    if len(states) == 1:
+        return finish(call, result, lambda call, out: states[0])
+    following = iter(states)
+    return finish(call, result, lambda call, out: next(following))
+
+
+def with_state(call: Call, out: Tensor, state: State | None) -> Tensor:
+    """Return a result of the operation, tracked if it has a state."""
+    if state is None or type(out) in PRIVATE:
         return out
-    state = rule(call, out)
-    if state is None:
-        return out
-    given = type(out) is not TrackedTensor and any(out is t for t in tensors_in(call.args))
-    if given and state.batch is not None and state.batch.boundary is not None:
+    before = state_of(out)
+    if not any(out is t for t in _operands(call.args, call.kwargs)):
+        return retrack(out, state)
+    if _returns_operand(call, out):
+        # x.contiguous() and the like gave x itself: it may stand elsewhere with another state.
+        return out if before is state else track(out, state)
+    if before is None and state.batch is not None and state.batch.boundary is not None:
         state.batch.boundary.check_target(out, call.name)
+    note_write(out, before, state)
     return retrack(out, state)
 
 
-def _blocked(call: Call) -> Mixed | None:
-    """The state of all results if the operands cannot be told apart in the first place."""
-    for state in call.states:
-        if isinstance(state, Mixed):
+def _returns_operand(call: Call, out: Tensor) -> bool:
+    if call.kwargs.get("out") is out:
+        return False
+    name = getattr(call.func, "__name__", "")
+    in_place = name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))
+    return (
+        not in_place and name not in ("__setitem__", "__set__") and not call.kwargs.get("inplace")
+    )
+
+
+def _blocked(call: Call, tensors: Iterable[Tensor]) -> Mixed | None:
+    """Return the state of all results if the operands cannot be told apart in the first place."""
+    if is_stale(tensors):
+        return call.mixed("reads what was written into it through another view")
+    states = call.states
+    for state in states:
+        if isinstance(state, Mixed) and not _is_order(call, states):
             return state
-    if call.batch is None:
+    if len(states) > 1 and call.batch is None and not _is_order(call, states):
         return call.mixed("combines samples of several batches")
-    foreign = _foreign(call)
-    return call.mixed(foreign) if foreign else None
-
-
-def _foreign(call: Call) -> str | None:
-    """What is wrong with an operand without a state that has a gradient."""
-    if not torch.is_grad_enabled():
-        return None
-    for tensor in tensors_in((call.args, call.kwargs)):
-        if (
-            type(tensor) is not TrackedTensor
-            and type(tensor) not in PRIVATE
-            and tensor.grad_fn is not None
-        ):
-            return (
-                "uses a tensor with a gradient that is no output of the private module; if the module keeps it "
-                "as an attribute, return it from forward()"
-            )
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if (
+                type(tensor) is not TrackedTensor
+                and tensor.grad_fn is not None
+                and type(tensor) not in PRIVATE
+            ):
+                return call.mixed(
+                    "uses a tensor with a gradient that is no output of the private module; if the "
+                    "module keeps it as an attribute, return it from forward()"
+                )
     return None
 
 
-_OPERATORS = {
-    **{
-        f"__{side}{op}__": op
-        for op in ("add", "sub", "mul", "matmul", "pow", "mod", "and", "or", "xor")
-        for side in ("", "r", "i")
-    },
-    **{
-        f"__{side}{op}__": "div" for op in ("truediv", "div", "floordiv") for side in ("", "r", "i")
-    },
-    **{
-        f"__{op}__": op
-        for op in ("neg", "invert", "abs", "eq", "ne", "lt", "le", "gt", "ge", "pos")
-    },
-}
-_REVERSED = {f"__r{op}__" for op in ("sub", "pow", "truediv", "div", "floordiv", "mod", "matmul")}
-
-
-def name_of(func: Function) -> tuple[str, bool]:
-    """The operation's name without marks, and whether it writes into its first argument."""
-    name = getattr(func, "__name__", "")
-    if name in ("__get__", "__set__"):
-        return (
-            f"{getattr(getattr(func, '__self__', None), '__name__', '')}.{name.strip('_')}",
-            False,
-        )
-    if name in _OPERATORS:
-        return _OPERATORS[name], name.startswith("__i") and name != "__invert__"
-    if name.startswith("__"):
-        return name, name == "__setitem__"
-    if name.endswith("_") and name != "requires_grad_":
-        return name[:-1], True
-    return name, False
-
-
-def reversed_operands(call: Call) -> bool:
-    """Whether an operator was called with its operands the other way round."""
-    return getattr(call.func, "__name__", "") in _REVERSED
-
-
-def user_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor dpkern's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_OURS) and "<" not in path[:1]:
-            return f"{path}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    return "an unknown line"
-
-
-_OURS = (torch.__path__[0], __file__.rsplit("/", 3)[0])
-
-
-def joined(call: Call, ids: Sequence[Ids]) -> Ids | None:
-    """Row by row the one record that all operands speak of; None if they speak of several."""
-    first = ids[0]
-    for other in ids[1:]:
-        if first is other:
-            continue
-        if len(first) != len(other):
-            return None
-        if not bool(((first == other) | (first == NO_RECORD) | (other == NO_RECORD)).all()):
-            return None
-        first = np.where(first == NO_RECORD, other, first)
-    return first
-
-
-def combined(call: Call, out: Tensor, *, from_right: bool) -> State:
-    """Operands whose rows meet row by row, aligned from the right (broadcasting) or from the left."""
-    states = call.states
-    if any(isinstance(s, RecordSum) for s in states):
-        return call.mixed("is not linear in a sum over samples")
-    batch = states[0].batch
-    assert batch is not None
-    single = {s.record for s in states if isinstance(s, OneRecord)}
-    rows = [(t, s) for t, s in zip(call.tracked, states, strict=True) if isinstance(s, PerRecord)]
-    if not rows:
-        return (
-            OneRecord(batch, single.pop())
-            if len(single) == 1
-            else call.mixed("combines two samples")
-        )
-    if single and any(
-        bool((s.ids != next(iter(single))).any()) or len(single) > 1 for _, s in rows
-    ):
-        return call.mixed("combines two samples")
-    places = {s.dim - t.dim() if from_right else s.dim for t, s in rows}
-    if len(places) > 1:
-        return call.mixed("lets the samples of one operand meet another dimension of the other")
-    place = places.pop() + (out.dim() if from_right else 0)
-    ids = joined(call, [s.ids for _, s in rows])
-    if ids is None:
-        return call.mixed("combines rows of different samples")
-    if not 0 <= place < out.dim() or out.shape[place] != len(ids):
-        return call.mixed("changes the number of rows")
-    return PerRecord(batch, ids, place)
+def _is_order(call: Call, states: Sequence[State]) -> bool:
+    """Whether rows are put into an order in which each stands exactly once."""
+    if call.name not in REORDERING or len(states) != 2 or not isinstance(states[0], PerRecord):
+        return False
+    order, rows = call.tracked[1], len(states[0].ids)
+    if states[0].dim != 0 or call.tracked[0] is not call.args[0] or len(call.args) < 2:
+        return False
+    index = call.args[-1]
+    if index is not order or (call.name == "index_select" and call.args[1] != 0):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        if order.dtype is not torch.int64 or order.dim() != 1 or len(order) != rows:
+            return False
+        return bool((order.sort().values == torch.arange(rows, device=order.device)).all())

@@ -1,289 +1,150 @@
-"""Operations that move, repeat or join rows: views, permutations, concatenation."""
+"""Follow rows through views, permutations of dimensions and repetition."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from .rowwise import dims_of
-from .rules import Call, action, joined, rule
-from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
-from .tensor import retrack, track
+from .meeting import place_of
+from .rules import Call, action, finish_as, rule
+from .states import Ids, OneRecord, PerRecord, RecordSum, State
+from .tensor import state_of
 
 
-def _state(call: Call) -> Any:
-    return call.tracked[0]._state  # type: ignore[attr-defined]
-
-
-@rule(
-    "view",
-    "reshape",
-    "flatten",
-    "unflatten",
-    "squeeze",
-    "unsqueeze",
-    "ravel",
-    "view_as",
-    "reshape_as",
-    "atleast_2d",
-)
+@rule(*"view reshape flatten unflatten squeeze ravel view_as reshape_as atleast_1d".split())
 def reshaped(call: Call, out: Tensor) -> State | None:
-    """Rows that are merged with other dimensions, or split again, keep their records."""
-    state = _state(call)
+    """Keep the records of rows that are merged with other dimensions, or split again."""
+    x, state = call.args[0], state_of(call.args[0])
     if not isinstance(state, PerRecord):
-        return state  # type: ignore[no-any-return]
-    found = reshape_ids(state.ids, state.dim, tuple(call.tracked[0].shape), tuple(out.shape))
+        return state
+    before, after = tuple(x.shape), tuple(out.shape)
+    if before == after or (math.prod(before) != math.prod(after) and state.dim < x.dim() - 1):
+        return state  # view(dtype) changes the last dimension
+    if math.prod(before) != math.prod(after):
+        return call.mixed("reads several samples as one number, or one as several")
+    found = reshape_ids(state.ids, state.dim, before, after)
     if found is None:
         return call.mixed("joins rows of different samples into one")
-    return PerRecord(state.batch, *found)
+    if found[1] is None:
+        return OneRecord(state.batch, int(state.ids[0]))
+    return PerRecord(state.batch, found[0], found[1])
 
 
 def reshape_ids(
     ids: Ids, dim: int, before: Sequence[int], after: Sequence[int]
-) -> tuple[Ids, int] | None:
-    """Records and dimension of the rows after a view; None if a row then has several records."""
-    lead, rows = math.prod(before[:dim]), before[dim]
-    # Each dimension of the result spans a block of the flattened input.
-    seen = 1
+) -> tuple[Ids, int | None] | None:
+    """Return records and dimension of the rows after a view, None if a row has several records.
+
+    The dimension is None for a single number of one record.
+    """
+    lead, rows, inner = math.prod(before[:dim]), before[dim], math.prod(before[dim + 1 :])
+    if lead * rows * inner == 0:
+        place = list(after).index(0)
+        return ids[:0], place
+    seen = 1  # product of the dimensions in front of ``place``
     for place, size in enumerate(after):
         rest = math.prod(after[place + 1 :])
         if size != 1 or seen * size == lead * rows:
-            inner = math.prod(before[dim + 1 :])
-            if seen == lead and size == rows and rest == inner:
-                return ids, place
-            if seen == lead and rows and size % rows == 0 and rest * (size // rows) == inner:
-                return np.repeat(ids, size // rows), place  # rows merged with what follows them
-            if seen == 1 and size == lead * rows and rest == inner:
-                return np.tile(ids, lead), place  # rows merged with what stands before them
-            if (
-                seen == 1
-                and lead * rows
-                and size % (lead * rows) == 0
-                and rest * size == lead * rows * inner
-            ):
+            if seen == lead and size % rows == 0 and rest * (size // rows) == inner:
+                return _repeated(ids, size // rows), place  # merged with what follows
+            if seen == 1 and size % (lead * rows) == 0:
                 return np.repeat(np.tile(ids, lead), size // (lead * rows)), place
-            if seen == lead and size and rows % size == 0 and size < rows and size > 1:
+            if seen == lead and rows % size == 0 and 1 < size < rows:
                 table = ids.reshape(size, rows // size)
                 if bool((table == table[:, :1]).all()):
                     return table[:, 0], place
-                if (
-                    (table == table[:1]).all()
-                    and place + 1 < len(after)
-                    and after[place + 1] == rows // size
-                ):
+                following = after[place + 1] if place + 1 < len(after) else 0
+                if bool((table == table[:1]).all()) and following == rows // size:
                     return table[0], place + 1
         seen *= size
-    if rows == 1:
-        return ids, _spare(after)
+    if bool((ids == ids[0]).all()):
+        return (np.full(after[0], ids[0]), 0) if len(after) else (ids, None)
     return None
 
 
-def _spare(after: Sequence[int]) -> int:
-    """A dimension of size 1 that can stand for the only row."""
-    return next((i for i, size in enumerate(after) if size == 1), 0)
+def _repeated(ids: Ids, times: int) -> Ids:
+    return ids if times == 1 else np.repeat(ids, times)
 
 
 @rule(
-    "permute",
-    "transpose",
-    "swapaxes",
-    "swapdims",
-    "movedim",
-    "moveaxis",
-    "t",
-    "T.get",
-    "mT.get",
-    "adjoint",
-    "numpy_T",
+    *"""permute transpose swapaxes swapdims movedim moveaxis t T.get mT.get H.get mH.get adjoint
+    unsqueeze""".split()
 )
 def permuted(call: Call, out: Tensor) -> State | None:
-    """The rows' dimension moves with the others: found by permuting the numbers of the dimensions."""
-    state = _state(call)
+    """Move the rows' dimension with the others."""
+    x, state = call.args[0], state_of(call.args[0])
+    if isinstance(state, OneRecord) and call.name == "unsqueeze" and out.dim() == 1:
+        return PerRecord(state.batch, np.array([state.record]))
     if not isinstance(state, PerRecord):
-        return state  # type: ignore[no-any-return]
-    x = call.tracked[0]
-    numbered = torch.empty(tuple(range(2, x.dim() + 2)), device="meta")
-    args = [numbered if a is x else a for a in call.args]
-    kwargs = {k: numbered if v is x else v for k, v in call.kwargs.items()}
-    moved = call.func(*args, **kwargs)
-    return PerRecord(state.batch, state.ids, list(moved.shape).index(state.dim + 2))
-
-
-@rule("expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave")
-def repeated(call: Call, out: Tensor) -> State | None:
-    """Rows may be repeated: each copy belongs to the same record."""
-    state, x = _state(call), call.tracked[0]
-    if isinstance(state, OneRecord):
         return state
+    place = place_of(call, x, state.dim)
+    if place is None or place < 0:
+        return call.mixed("moves the samples where they cannot be followed")
+    return PerRecord(state.batch, state.ids, place)
+
+
+@rule("atleast_2d", "atleast_3d")
+def at_least(call: Call, out: Tensor) -> State | None:
+    """Add dimensions of size 1."""
+    state = state_of(call.args[0])
+    if not isinstance(state, PerRecord) or out.dim() == call.args[0].dim():
+        return state
+    place = place_of(call, call.args[0], state.dim)
+    return call.mixed("is given a list") if place is None else PerRecord(
+        state.batch, state.ids, place
+    )  # fmt: skip
+
+
+@rule("expand", "expand_as", "broadcast_to", "repeat", "tile")
+def repeated(call: Call, out: Tensor) -> State | None:
+    """Repeat rows: each copy belongs to the same record."""
+    x, state = call.args[0], state_of(call.args[0])
+    if state is None or isinstance(state, OneRecord):
+        return state  # a constant with the shape of samples stays one
     if not isinstance(state, PerRecord):
         return call.mixed("repeats a sum over samples")
     place = state.dim + out.dim() - x.dim()
-    if call.name == "repeat_interleave":
-        repeats, dim = call.argument(1, "repeats"), call.argument(2, "dim")
-        if dim is None:
-            return call.mixed("flattens the samples")
-        if int(dim) % x.dim() == state.dim:
-            times = repeats.tolist() if isinstance(repeats, Tensor) else repeats
-            return PerRecord(state.batch, np.repeat(state.ids, times), state.dim)
-        return PerRecord(state.batch, state.ids, state.dim)
     size, rows = out.shape[place], len(state.ids)
+    if size == rows:
+        return PerRecord(state.batch, state.ids, place)
     if rows and size % rows == 0:
         return PerRecord(state.batch, np.tile(state.ids, size // rows), place)
-    return (
-        call.mixed("changes the number of rows")
-        if rows != size
-        else PerRecord(state.batch, state.ids, place)
-    )
+    return call.mixed("changes the number of rows")
 
 
-_MOVES = {
-    # name: place and default of the dimension
-    **dict.fromkeys(("flip",), (1, None)),
-    **dict.fromkeys(("fliplr",), (9, 1)),
-    **dict.fromkeys(("flipud",), (9, 0)),
-    **dict.fromkeys(("roll",), (2, None)),
-    **dict.fromkeys(("index_select", "narrow"), (1, None)),
-    **dict.fromkeys(("chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split"), (2, 0)),
-}
-
-
-@action(*_MOVES)
-def moved(call: Call) -> Any:
-    """Operations that pick or reorder positions along a dimension, applied to the records as well."""
-    state, x = _state(call), call.tracked[0]
-    if not isinstance(state, PerRecord) or len(call.tracked) > 1 or x is not call.args[0]:
-        return _with(call, call.mixed("picks samples by other samples"))
-    place, default = _MOVES[call.name]
-    dim = call.argument(place, "dim", "dims", default=default)
-    if call.name == "flip" and len(call.args) > 2:
-        dim = call.args[1:]
-    dims = dims_of(dim, x.dim())
-    if dims is None:
-        return _with(call, call.mixed("moves entries between samples"))
-    if state.dim not in dims:
-        return _each(call, call.plain(), lambda out: PerRecord(state.batch, state.ids, state.dim))
-    if len(dims) > 1 and call.name == "roll":
-        return _with(call, call.mixed("moves entries between samples"))
-    shape = [1] * x.dim()
-    shape[state.dim] = len(state.ids)
-    rows = torch.from_numpy(state.ids.copy()).reshape(shape)
-    args = [rows if a is x else a.cpu() if isinstance(a, Tensor) else a for a in call.args]
-    ids = call.func(
-        *args, **{k: v.cpu() if isinstance(v, Tensor) else v for k, v in call.kwargs.items()}
-    )
-    result = call.plain()
-    parts = ids if isinstance(ids, (tuple, list)) else (ids,)
-    states = iter([PerRecord(state.batch, part.reshape(-1).numpy(), state.dim) for part in parts])
-    return _each(call, result, lambda out: next(states))
-
-
-def _with(call: Call, state: State) -> Any:
-    return _each(call, call.plain(), lambda out: state)
-
-
-def _each(call: Call, result: Any, state: Callable[[Tensor], State]) -> Any:
-    """The result with a state for each of its tensors."""
-    if isinstance(result, Tensor):
-        return (
-            track(result, state(result))
-            if result is call.args[0]
-            else retrack(result, state(result))
-        )
-    if isinstance(result, (tuple, list)):
-        return type(result)([_each(call, item, state) for item in result])
-    return result
-
-
-@action("unbind", "__iter__", "__reversed__")
-def unbound(call: Call) -> Any:
-    """One tensor for each position along a dimension."""
-    state, x = _state(call), call.tracked[0]
-    dim = int(call.argument(1, "dim", default=0)) % max(x.dim(), 1)
-    with torch._C.DisableTorchFunctionSubclass():
-        parts = x.unbind(dim)
+@rule("repeat_interleave")
+def interleaved(call: Call, out: Tensor) -> State | None:
+    """Repeat rows next to each other."""
+    x, state = call.args[0], state_of(call.args[0])
+    repeats, dim = call.argument(1, "repeats"), call.argument(2, "dim")
+    if not call.tracks_only(x):
+        return call.mixed("repeats samples as often as their values say")
+    if isinstance(state, RecordSum):
+        return call.mixed("repeats a sum over samples")
     if not isinstance(state, PerRecord):
-        made: list[Any] = [_each(call, p, lambda out: state) for p in parts]
-    elif state.dim == dim:
-        alone = [OneRecord(state.batch, int(i)) if i != NO_RECORD else None for i in state.ids]
-        made = [
-            p if s is None else _each(call, p, lambda out, s=s: s)
-            for p, s in zip(parts, alone, strict=True)
-        ]
-    else:
-        less = state.dim - (dim < state.dim)
-        made = [_each(call, p, lambda out: PerRecord(state.batch, state.ids, less)) for p in parts]
-    if call.name == "__iter__":
-        return iter(made)
-    return made[::-1] if call.name == "__reversed__" else tuple(made)
+        return state
+    ids: Ids = state.ids
+    if dim is None:
+        found = reshape_ids(ids, state.dim, tuple(x.shape), (x.numel(),))
+        if found is None:
+            return call.mixed("flattens the samples")
+        ids = found[0]
+    elif int(dim) % x.dim() != state.dim:
+        return state
+    times = repeats.tolist() if isinstance(repeats, Tensor) else repeats
+    place = 0 if dim is None else state.dim
+    return PerRecord(state.batch, np.repeat(ids, times), place)
 
 
-@rule("cat", "concat", "concatenate", "hstack", "vstack")
-def concatenated(call: Call, out: Tensor) -> State | None:
-    """Rows of several tensors one after the other; rows of constants belong to no record."""
-    tensors = list(call.argument(0, "tensors"))
-    dim = {"hstack": 1, "vstack": 0}.get(call.name, call.argument(1, "dim", default=0))
-    dim = int(dim) % out.dim()
-    states = [getattr(t, "_state", None) for t in tensors]
-    known = [s for s in states if s is not None]
-    batch = known[0].batch
-    rows = [s for s in known if isinstance(s, PerRecord)]
-    if all(isinstance(s, OneRecord) for s in known) and len({s.record for s in known}) == 1:
-        return known[0]
-    if any(isinstance(s, RecordSum) for s in known):
-        return call.mixed("joins sums over samples")
-    if any(isinstance(s, PerRecord) and s.dim != dim for s in known):
-        ids = joined(call, [s.ids for s in rows]) if len(rows) == len(known) else None
-        if ids is None or len({s.dim for s in rows}) > 1:
-            return call.mixed("puts rows of different samples side by side")
-        return PerRecord(batch, ids, rows[0].dim)
-    parts = []
-    for tensor, state in zip(tensors, states, strict=True):
-        size = tensor.shape[dim]
-        if isinstance(state, PerRecord):
-            parts.append(state.ids)
-        else:
-            parts.append(np.full(size, NO_RECORD if state is None else state.record))
-    return PerRecord(batch, np.concatenate(parts), dim)
-
-
-@rule("stack")
-def stacked(call: Call, out: Tensor) -> State | None:
-    """Single samples become rows; rows of the same samples stay rows."""
-    tensors = list(call.argument(0, "tensors"))
-    dim = int(call.argument(1, "dim", default=0)) % out.dim()
-    states = [getattr(t, "_state", None) for t in tensors]
-    known = [s for s in states if s is not None]
-    batch = known[0].batch
-    if all(isinstance(s, OneRecord) for s in known):
-        ids = np.array([NO_RECORD if s is None else s.record for s in states])
-        return PerRecord(batch, ids, dim)
-    if all(isinstance(s, RecordSum) for s in known):
-        reductions = {(s.reduction, s.rescaled) for s in known}
-        shares = frozenset[int]().union(*(s.shares for s in known))
-        if len(reductions) == 1:
-            return RecordSum(batch, known[0].reduction, known[0].rescaled, shares)
-        return call.mixed("puts sums and means over samples side by side")
-    rows = [s for s in known if isinstance(s, PerRecord)]
-    ids_of_rows = joined(call, [s.ids for s in rows]) if len(rows) == len(known) else None
-    if ids_of_rows is None or len({s.dim for s in rows}) > 1:
-        return call.mixed("puts rows of different samples side by side")
-    return PerRecord(batch, ids_of_rows, rows[0].dim + (dim <= rows[0].dim))
-
-
-@rule("unfold")
-def unfolded(call: Call, out: Tensor) -> State | None:
-    """Windows within each sample: ``Tensor.unfold`` along another dimension, or ``F.unfold``."""
-    state, x = _state(call), call.tracked[0]
-    method = call.func is Tensor.unfold
-    if not isinstance(state, PerRecord) or state.dim != 0:
-        return state if isinstance(state, OneRecord) else call.mixed("cuts windows across samples")
-    if method and int(call.argument(1, "dimension")) % x.dim() == 0:
-        return call.mixed("cuts windows across samples")
-    if not method and x.dim() != 4:
-        return call.mixed("does not have the samples in its first dimension")
-    return PerRecord(state.batch, state.ids, 0)
+@action("broadcast_tensors", "meshgrid")
+def broadcast(call: Call) -> Any:
+    """Expand every tensor by itself; grids of several samples mix."""
+    if call.name == "meshgrid":
+        return finish_as(call, call.plain(), call.mixed("pairs all samples with each other"))
+    given = call.args[0] if isinstance(call.args[0], (tuple, list)) else call.args
+    shape = np.broadcast_shapes(*(tuple(t.shape) for t in given))
+    return tuple(t.expand(shape) for t in given)

@@ -1,8 +1,13 @@
 """Tensors that carry the records of their rows through the user's code.
 
-A ``TrackedTensor`` is an ordinary tensor with a state (``states``). Torch hands every operation on it to
-``__torch_function__``, which runs the ordinary operation and asks ``rules`` for the state of what comes out.
-The module never sees a tracked tensor: ``boundary`` takes the state off at its entrance.
+A ``TrackedTensor`` is an ordinary tensor with a state (``states``). Torch hands every operation on
+it to ``__torch_function__``, which runs the ordinary operation and asks ``rules`` for the state of
+what comes out. The module never sees a tracked tensor: ``boundary`` takes the state off at its
+entrance.
+
+What leaves torch loses its state: ``.item()``, ``.tolist()``, ``.numpy()``, ``torch.tensor(x)`` and
+kernels of extensions. Numbers that come back this way count as constants. Tensors that come back
+this way are refused as inputs of the module, and count as constants in arithmetic.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ class TrackedTensor(Tensor):
     """A tensor with a state; copies stay tracked, pickles are ordinary tensors."""
 
     _state: State
+    _since: int
+    """Number of the write (``aliases``) that the state takes into account."""
 
     @classmethod
     @_disable_dynamo  # torch.compile breaks its graph here
@@ -35,7 +42,7 @@ class TrackedTensor(Tensor):
     ) -> Any:
         from .rules import run  # the rules stand on this module
 
-        return run(func, args, dict(kwargs or {}))
+        return run(func, args, {} if kwargs is None else dict(kwargs))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
@@ -44,27 +51,32 @@ class TrackedTensor(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return untracked(self).__reduce_ex__(protocol)
+        return untracked(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __format__(self, form: str) -> str:
+        return format(untracked(self).detach(), form)
 
 
 def track(tensor: Tensor, state: State) -> TrackedTensor:
-    """A tracked alias of the tensor: same storage, same place in the autograd graph."""
+    """Return a tracked alias of the tensor: same storage, same place in the autograd graph."""
     with torch._C.DisableTorchFunctionSubclass():
         alias = tensor.as_subclass(TrackedTensor)
     alias._state = state
+    alias._since = writes()
     return alias
 
 
 def retrack(tensor: Tensor, state: State) -> Tensor:
-    """The same Python object, tracked from now on: for fresh results and for targets of writes."""
+    """Return the same object, tracked from now on: fresh results and targets of writes."""
     if type(tensor) is Tensor:
         tensor.__class__ = TrackedTensor
     tensor._state = state  # type: ignore[attr-defined]
+    tensor._since = _WRITES[0]  # type: ignore[attr-defined]
     return tensor
 
 
 def untracked(tensor: Tensor) -> Tensor:
-    """An ordinary alias of a tracked tensor; any other tensor itself."""
+    """Return an ordinary alias of a tracked tensor, and any other tensor itself."""
     if type(tensor) is not TrackedTensor:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
@@ -72,5 +84,19 @@ def untracked(tensor: Tensor) -> Tensor:
 
 
 def state_of(value: Any) -> State | None:
-    """The state of a tracked tensor; None for anything else."""
+    """Return the state of a tracked tensor, None for anything else."""
     return value._state if type(value) is TrackedTensor else None
+
+
+_WRITES = [0]
+
+
+def writes() -> int:
+    """Return how many writes have changed whose values a storage holds."""
+    return _WRITES[0]
+
+
+def count_write() -> int:
+    """Return the number of a new write that changes whose values a storage holds."""
+    _WRITES[0] += 1
+    return _WRITES[0]

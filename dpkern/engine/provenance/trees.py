@@ -1,4 +1,4 @@
-"""Batches and outputs as trees of tensors: tuples, lists, mappings, dataclasses and plain objects."""
+"""Walk batches and outputs as trees: tuples, lists, mappings, dataclasses and plain objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def mapped(tree: Any, change: Change, packed: Change | None = None) -> Any:
-    """The same tree with every tensor changed; what holds no tensor comes back itself.
+    """Return the same tree with every tensor changed; what holds no tensor comes back itself.
 
     Args:
         tree: of any depth.
@@ -65,7 +65,7 @@ def _is_container(value: Any) -> bool:
 
 
 def tensors_of(tree: Any) -> Iterator[tuple[Tensor, bool]]:
-    """The tensors of a tree, and whether each is the data of a ``PackedSequence``."""
+    """Give the tensors of a tree, and whether each is the data of a ``PackedSequence``."""
     if isinstance(tree, Tensor):
         yield tree, False
     elif isinstance(tree, PackedSequence):

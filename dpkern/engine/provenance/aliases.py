@@ -1,0 +1,62 @@
+"""Follow writes through views.
+
+A state belongs to a Python object, but ``x[0].copy_(x[1])`` writes into the storage of ``x`` through
+another object. Storages in which a write has changed whose values they hold are listed here. Any
+other tensor that shares one and got its state before the write counts as mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .states import PerRecord, State
+from .tensor import TrackedTensor, count_write, untracked
+
+_WRITTEN: dict[int, tuple[Any, int]] = {}
+"""Storages, by address, with the number of the last write that changed their records."""
+
+
+def note_write(target: Tensor, before: State | None, after: State) -> None:
+    """Remember the target's storage, unless its entries stay those of the same records."""
+    if before is after or keeps_records(before, after):
+        return
+    for key in [k for k, (storage, _) in _WRITTEN.items() if _expired(storage)]:
+        del _WRITTEN[key]
+    storage = untracked(target).untyped_storage()
+    _WRITTEN[storage._cdata] = (_weak(storage), count_write())
+
+
+def keeps_records(before: State | None, after: State) -> bool:
+    """Whether both states name the same record for every entry."""
+    if not isinstance(before, PerRecord) or not isinstance(after, PerRecord):
+        return False
+    return before.dim == after.dim and before.matches(after)
+
+
+def is_stale(tensors: Iterable[Tensor]) -> bool:
+    """Whether a tensor shares storage with a target of a later write."""
+    return bool(_WRITTEN) and any(_is_stale(tensor) for tensor in tensors)
+
+
+def _weak(storage: Any) -> Any:
+    return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+
+
+def _expired(storage: Any) -> bool:
+    return bool(storage.expired())
+
+
+def _is_stale(tensor: Tensor) -> bool:
+    plain = untracked(tensor)
+    if plain.layout is not torch.strided or plain.device.type == "meta":
+        return False
+    found = _WRITTEN.get(plain.untyped_storage()._cdata)
+    if found is None or _expired(found[0]):
+        return False
+    since = tensor._since if type(tensor) is TrackedTensor else -1
+    return since < found[1]

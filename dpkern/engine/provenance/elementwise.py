@@ -1,0 +1,133 @@
+"""Keep rows through operations that work entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .meeting import combined
+from .rules import Call, action, rule
+from .states import OneRecord, PerRecord, RecordSum, State
+from .tensor import retrack, state_of
+
+ELEMENTWISE = """
+    mul multiply div divide true_divide floor_divide pow float_power mod remainder fmod rsub
+    and or xor bitwise_and bitwise_or bitwise_xor bitwise_not invert lshift rshift
+    logical_and logical_or logical_xor logical_not
+    eq ne lt le gt ge greater less greater_equal less_equal not_equal isclose
+    maximum minimum fmax fmin clamp clip clamp_min clamp_max heaviside hypot
+    abs absolute neg negative pos positive sign sgn square sqrt rsqrt reciprocal
+    exp expm1 exp2 log log1p log2 log10 logit logaddexp logaddexp2 xlogy special_xlogy
+    special_xlog1py special_expit special_expm1 special_exp2 special_log1p special_erf special_logit
+    special_entr special_ndtr special_log_ndtr special_ndtri special_i0 special_i0e i0
+    sin cos tan asin acos atan atan2 arctan2 sinh cosh tanh asinh acosh atanh sinc deg2rad rad2deg
+    erf erfc erfinv lgamma digamma
+    sigmoid softplus relu relu6 leaky_relu elu selu celu gelu silu mish hardtanh hardswish
+    hardsigmoid hardshrink softshrink tanhshrink softsign logsigmoid threshold rrelu
+    floor ceil round trunc fix frac nan_to_num isnan isinf isfinite isneginf isposinf isreal signbit
+    copysign lerp addcmul addcdiv masked_fill where
+    polar angle conj conj_physical resolve_conj resolve_neg real imag complex
+    dropout alpha_dropout bernoulli poisson normal uniform zero fill random exponential cauchy
+    log_normal geometric tril triu
+""".split()
+
+
+@rule(*ELEMENTWISE)
+def elementwise(call: Call, out: Tensor) -> State | None:
+    """Keep rows entry by entry, with broadcasting."""
+    if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
+        return call.mixed("lists positions in all samples")
+    sums = [s for s in call.states if isinstance(s, RecordSum)]
+    if not sums:
+        return combined(call, out)
+    if call.name in ("neg", "negative", "pos", "positive"):
+        return sums[0]
+    if len(call.states) > 1 or call.kwargs.get("rounding_mode") is not None:
+        return call.mixed("is not linear in a sum over samples")
+    if call.name in ("div", "divide", "true_divide"):
+        if call.has_reversed_operands or state_of(call.args[0]) is None:
+            return call.mixed("divides by a sum over samples")
+    elif call.name not in ("mul", "multiply"):
+        return call.mixed("is not linear in a sum over samples")
+    return rescaled(sums[0])
+
+
+def rescaled(state: RecordSum) -> RecordSum:
+    """Return the state of a sum over records times a constant."""
+    return RecordSum(state.batch, state.reduction, True, state.shares)
+
+
+@rule("add", "sub", "subtract")
+def add(call: Call, out: Tensor) -> State | None:
+    """Keep sums sums of single records' terms; rows need the same records."""
+    states = call.states
+    records = {s.record for s in states if isinstance(s, OneRecord)}
+    terms = [s for s in states if isinstance(s, RecordSum)]
+    if not terms and len(records) < 2:
+        return combined(call, out)
+    if any(isinstance(s, PerRecord) for s in states):
+        return call.mixed("adds a sum over samples to every sample")
+    alone = [RecordSum(s.batch, "sum") for s in states if isinstance(s, OneRecord)]
+    return added(call, terms + alone)
+
+
+def added(call: Call, terms: Sequence[RecordSum]) -> State:
+    """Return the state of the sum of sums over records."""
+    fixed = {term.reduction for term in terms if not term.rescaled}
+    if len(fixed) > 1:
+        return call.mixed("adds a mean over the samples to a sum over them")
+    reduction = fixed.pop() if fixed else terms[0].reduction
+    shares = frozenset[int]().union(*(term.shares for term in terms))
+    return RecordSum(terms[0].batch, reduction, any(t.rescaled for t in terms), shares)
+
+
+@rule("bucketize", "searchsorted")
+def bucketize(call: Call, out: Tensor) -> State | None:
+    """Keep rows of values that are compared with constant boundaries."""
+    values = call.argument(0 if call.name == "bucketize" else 1, "input", "self")
+    one_row = call.name == "bucketize" or call.argument(0, "sorted_sequence").dim() == 1
+    if not call.tracks_only(values) or not one_row:
+        return call.mixed("compares samples with boundaries made of samples")
+    return combined(call, out)
+
+
+_SAME = """
+    to cpu cuda float double half bfloat16 int long bool short byte char type type_as clone detach
+    contiguous pin_memory requires_grad_ data.get real.get imag.get view_as_real view_as_complex
+    zeros_like ones_like full_like empty_like rand_like randn_like randint_like retain_grad
+    cfloat cdouble
+""".split()
+
+
+@rule(*_SAME)
+def same(call: Call, out: Tensor) -> State | None:
+    """Keep rows that are moved, cast or copied, and give constants made like them the same."""
+    state = state_of(call.args[0])
+    if state is None:
+        return None  # a constant, cast like a sample
+    if call.name.startswith("view_as") or out.shape == call.args[0].shape:
+        return state
+    return call.mixed("changes the number of rows")
+
+
+@rule("copy")
+def copied(call: Call, out: Tensor) -> State | None:
+    """Give the target of ``copy_`` the records of what is written into it."""
+    written = call.argument(1, "src", "other")
+    new = state_of(written)
+    if new is None:
+        return state_of(call.args[0])
+    if written.shape == out.shape or isinstance(new, OneRecord):
+        return new
+    return combined(call, out) if len(call.tracked) == 1 else call.mixed("writes rows into several")
+
+
+@action("data.set")
+def assigned(call: Call) -> None:
+    """Give a tensor whose ``data`` is assigned the records of the new values."""
+    target, value = call.args
+    call.plain()
+    new = state_of(value) or state_of(target)
+    if new is not None:
+        retrack(target, new)

@@ -1,0 +1,115 @@
+"""Combine operands whose rows meet: broadcasting, and dimensions that an operation keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .rules import Call
+from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
+from .tensor import Function
+
+REDUCED = -1
+"""Stands for a dimension that an operation reduces over."""
+
+
+def joined(ids: Sequence[Ids]) -> Ids | None:
+    """Return, row by row, the one record that all speak of; None if they speak of several."""
+    first = ids[0]
+    for other in ids[1:]:
+        if first is other:
+            continue
+        if len(first) != len(other):
+            return None
+        if np.array_equal(first, other):
+            continue
+        if not bool(((first == other) | (first == NO_RECORD) | (other == NO_RECORD)).all()):
+            return None
+        first = np.where(first == NO_RECORD, other, first)
+    return first
+
+
+def combined(call: Call, out: Tensor, *, from_right: bool = True) -> State:
+    """Return the state where operands meet entry by entry.
+
+    Args:
+        call: the operation.
+        out: its result, or a tensor of its shape.
+        from_right: whether dimensions are aligned as broadcasting does, or from the left.
+    """
+    tracked = call.tracked
+    state: Any = call.states[0]
+    if len(tracked) == 1 and type(state) is PerRecord:
+        ndim = tracked[0].dim()
+        if out.dim() == ndim and out.shape[state.dim] == len(state.ids):
+            return state
+    states = call.states
+    if any(isinstance(s, RecordSum) for s in states):
+        return call.mixed("is not linear in a sum over samples")
+    single = {s.record for s in states if isinstance(s, OneRecord)}
+    rows = [(t, s) for t, s in zip(tracked, states, strict=True) if isinstance(s, PerRecord)]
+    if len(single) > 1 or any(bool((s.ids != r).any()) for _, s in rows for r in single):
+        return call.mixed("combines two samples")
+    if not rows:
+        return states[0]
+    places = {s.dim - t.dim() if from_right else s.dim for t, s in rows}
+    if len(places) > 1:
+        return call.mixed("lets the samples of one operand meet another dimension of the other")
+    place = places.pop() + (out.dim() if from_right else 0)
+    ids = joined([s.ids for _, s in rows])
+    if ids is None:
+        return call.mixed("combines rows of different samples")
+    if not 0 <= place < out.dim() or out.shape[place] != len(ids):
+        if 0 <= place < out.dim() and len(ids) == 1:
+            return PerRecord(state.batch, np.repeat(ids, out.shape[place]), place)
+        return call.mixed("changes the number of rows")
+    if ids is state.ids and place == state.dim:
+        return state  # type: ignore[no-any-return]
+    return PerRecord(state.batch, ids, place)
+
+
+def place_of(call: Call, x: Tensor, dim: int) -> int | None:
+    """Return where a dimension of ``x`` goes: tried on a tensor without data.
+
+    ``REDUCED`` if the operation reduces over it, None if it cannot be told.
+    """
+    position = next((i for i, a in enumerate(call.args) if a is x), None)
+    name = next((k for k, a in call.kwargs.items() if a is x), None)
+    args = tuple(
+        None if a is x else tuple(a) if isinstance(a, (list, torch.Size)) else a for a in call.args
+    )
+    kwargs = tuple((k, tuple(v) if isinstance(v, list) else v)
+                   for k, v in call.kwargs.items() if v is not x and k != "out")  # fmt: skip
+    try:
+        return _place_of(call.func, x.dim(), dim, x.dtype, position, name, args, kwargs)
+    except TypeError:  # tensors or other unhashable arguments
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _place_of(
+    func: Function,
+    ndim: int,
+    dim: int,
+    dtype: torch.dtype,
+    position: int | None,
+    name: str | None,
+    args: tuple[Any, ...],
+    kwargs: tuple[tuple[str, Any], ...],
+) -> int | None:
+    if any(isinstance(a, Tensor) for a in (*args, *(v for _, v in kwargs))):
+        return None
+    numbered = torch.empty(tuple(range(2, ndim + 2)), device="meta", dtype=dtype)
+    given = [numbered if i == position else a for i, a in enumerate(args)]
+    named = dict(kwargs) if name is None else {**dict(kwargs), name: numbered}
+    try:
+        result = func(*given, **named)
+    except (RuntimeError, NotImplementedError, ValueError, IndexError):
+        return None
+    out = result[0] if isinstance(result, (tuple, list)) else result
+    return list(out.shape).index(dim + 2) if dim + 2 in out.shape else REDUCED

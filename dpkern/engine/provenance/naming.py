@@ -1,0 +1,65 @@
+"""Name operations alike, however they were called.
+
+``a + b``, ``b.__radd__(a)``, ``a.add(b)``, ``a.add_(b)`` and ``torch.add(a, b)`` are all ``add``.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+
+import torch
+
+from .tensor import Function
+
+_SIDES = ("", "r", "i")
+_OPERATORS = {
+    **{
+        f"__{side}{op}__": op
+        for op in ("add", "sub", "mul", "matmul", "pow", "mod", "and", "or", "xor")
+        for side in _SIDES
+    },
+    **{f"__{side}{op}__": "div" for op in ("truediv", "div", "floordiv") for side in _SIDES},
+    **{f"__{op}__": op for op in "neg invert abs eq ne lt le gt ge pos lshift rshift".split()},
+}
+_REVERSED = {f"__r{op}__" for op in "sub pow truediv div floordiv mod matmul".split()}
+_OUR_FILES = (torch.__path__[0], __file__.rsplit("/", 3)[0])
+
+
+def name_of(func: Function) -> str:
+    """Return the operation's name without the marks of operators and of writing in place."""
+    try:
+        return _name_of(func)
+    except TypeError:  # not hashable
+        return getattr(func, "__name__", "")
+
+
+@lru_cache(maxsize=4096)
+def _name_of(func: Function) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        return f"{attribute}.{name.strip('_')}"
+    if name in _OPERATORS:
+        return _OPERATORS[name]
+    if name.endswith("_") and not name.startswith("__") and name != "requires_grad_":
+        return name[:-1]
+    return name
+
+
+def has_reversed_operands(func: Function) -> bool:
+    """Whether an operator was called with its operands the other way round."""
+    return getattr(func, "__name__", "") in _REVERSED
+
+
+def user_line() -> str:
+    """Return file and line of the innermost frame that is neither torch's nor dpkern's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_OUR_FILES) and not path.startswith("<"):
+            return f"{path}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "an unknown line"
