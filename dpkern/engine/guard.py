@@ -12,6 +12,7 @@ from torch import nn
 from ..errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe, Outcome
 from .hooks import Hook
+from .inner_difference import check_inner_losses
 from .occasions import Occasions
 from .reachable import Snapshot
 from .replaced_rows import tensors_of
@@ -43,6 +44,8 @@ class ForwardGuard:
         self._structure = self._occasions.refreshed
         self.state = StateGuard(self.module, self._trained, self._whole)
         self.state.on_finding = lambda error: self._late(str(error))
+        self._inner_losses = True
+        """Whether the module may compute losses itself; known after the first probe."""
         self._found: UnsupportedModule | None = None
         """What the probe before this pass found."""
         self._watched: Snapshot | None = None
@@ -132,6 +135,8 @@ class ForwardGuard:
                 got="a finding on another process",
                 remedy="See its error.",
             )
+        if error is None and anywhere is None and self._inner_losses:
+            error = self._check_inner_losses(module, args, kwargs, batch)
         if error is not None:
             if why == "secret":
                 self._late(str(error))
@@ -141,6 +146,18 @@ class ForwardGuard:
             self._occasions.probed(True)
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
+
+    def _check_inner_losses(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+    ) -> UnsupportedModule | None:
+        self.running = True
+        try:
+            self._inner_losses = check_inner_losses(module, (args, kwargs), batch)
+        except UnsupportedModule as error:
+            return error
+        finally:
+            self.running = False
+        return None
 
     def _probe(
         self,

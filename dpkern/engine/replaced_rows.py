@@ -131,6 +131,15 @@ def by_copies(step: int, flat: bool = True) -> Change:
     return change
 
 
+def by_one(place: int) -> Change:
+    """Replace all by one sample, so that counts and averages over the batch change."""
+
+    def change(x: Tensor, rows: Tensor) -> Tensor:
+        return x[place].expand_as(x[rows])
+
+    return change
+
+
 def by_large_values(step: int, sign: int = 1, integers: bool = True) -> Change:
     """Replace all by one sample, its entries large where they are no whole numbers.
 
