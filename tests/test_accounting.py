@@ -238,6 +238,24 @@ def test_randomized_responses_are_composed_as_often_as_given(count: int) -> None
     assert delta(found * 0.9 - 0.1) > 1e-9
 
 
+def test_what_each_accountant_takes_is_given_to_it() -> None:
+    """Poisson samples under replacement are PLD's, more than 256 responses Renyi's."""
+    response = {"event": "RandomizedResponseDpEvent", "noise_parameter": 0.9, "num_buckets": 2}
+    ledger = Ledger()
+    ledger.record(Event(response, "replace_one"), sample_rate=1.0, count=300)
+    parts = [ledger.epsilon(1e-5)]
+    ledger.record(Release(2.0, neighbouring="replace_one"), sample_rate=0.01, count=200)
+    parts.append(
+        accounting.epsilon(
+            Release(2.0, neighbouring="replace_one"), sample_rate=0.01, steps=200, delta=1e-5
+        )
+    )
+    found = ledger.certify(1e-5)
+    assert set(found.bounds) == {"RDP without amplification", "PLD + RDP"}
+    assert found.accountant == "PLD + RDP"
+    assert max(parts) < found.epsilon < math.inf
+
+
 def test_gaussians_of_one_step_are_amplified_as_one() -> None:
     two = events.composed([events.gaussian(2.0), events.gaussian(2.0)])
     found = certify(Event(two))

@@ -407,6 +407,25 @@ def test_privacy_of_shuffled_batches_is_not_amplified(capsys: pytest.CaptureFixt
     assert float(shown["epsilon certified"]) > 2 * float(shown["epsilon claimed"])
 
 
+def test_privacy_of_batches_of_fixed_size_is_amplified(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (
+        "privacy --noise-multiplier 4 --sample-rate 0.01 --steps 1000 "
+        "--sampling fixed --dataset-size 60000"
+    )
+    code, found = run_json(capsys, *arguments.split())
+    assert code == 0
+    assert (found["relation"], found["accountant"]) == ("replace_one", "PLD")
+    assert 0.718 < found["epsilon_certified"] < 0.721 < found["bounds"]["RDP"]
+
+
+def test_privacy_says_where_the_noise_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "privacy --noise-multiplier 0.07 --sample-rate 1 --steps 1"
+    code, found = run_json(capsys, *arguments.split())
+    assert code == 0
+    assert found["epsilon_certified"] == "inf"
+    assert any("the noise ends 12 standard deviations out" in note for note in found["notes"])
+
+
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run_json(capsys, "info")
     assert code == 0

@@ -351,7 +351,7 @@ def test_the_fingerprint_knows_every_option() -> None:
 def test_large_epsilons_whose_cut_tails_decide_are_certified_for_nothing() -> None:
     assert SPOF(epsilon=30.0).epsilon_certified() == 30.0
     assert 0 < SPOF(epsilon=30.0).certified_delta() < MOST_TAIL
-    for made, visits in ((SPOF(epsilon=50.0), 1), (OutputSGD(epsilon=32.0), 10)):
+    for made, visits in ((SPOF(epsilon=50.0), 1), (OutputSGD(epsilon=32.0), 100_000)):
         certificate = made.certificate(visits=visits, seeded=False)
         assert certificate.epsilon == math.inf
         assert certificate.delta == 0

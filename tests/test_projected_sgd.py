@@ -140,8 +140,8 @@ def test_what_projections_refuse() -> None:
         Box(2.0, 1.0)
 
 
-@pytest.mark.parametrize(("n", "epsilon", "certified"), [(1000, 1.0, 0.1133), (1000, 4.0, 0.5030),
-                                                         (100, 1.0, 0.1236)])  # fmt: skip
+@pytest.mark.parametrize(("n", "epsilon", "certified"), [(1000, 1.0, 0.0473), (1000, 4.0, 0.2211),
+                                                         (100, 1.0, 0.0508)])  # fmt: skip
 def test_the_notes_noise_is_far_more_than_needed(n: int, epsilon: float, certified: float) -> None:
     mechanism = ProjectedSGD.from_budget(n, 1.0, epsilon, 1e-5, mode="published")
     assert mechanism.sigma == pytest.approx(pnsgd.pnsgd_sigma(n, 1.0, epsilon, 1e-5))
@@ -150,7 +150,7 @@ def test_the_notes_noise_is_far_more_than_needed(n: int, epsilon: float, certifi
         dataset_size=n,
     )  # fmt: skip
     assert found.relation == "replace_one"
-    assert found.epsilon == pytest.approx(certified, rel=1e-3)
+    assert found.epsilon == pytest.approx(certified, rel=2e-3)
     claim = {"steps": n * n, "sample_rate": 1 / n, "delta": 1e-5, "dataset_size": n}
     assert mechanism.claim(**claim) == pytest.approx(epsilon)
     assert [note.id for note in mechanism.notes] == ["N1", "N2"]

@@ -172,6 +172,21 @@ def test_the_distribution_is_above_its_profile(
     assert np.all(found <= exact + interval)
 
 
+def test_long_compositions_are_made_of_shorter_ones() -> None:
+    """The same curve as at once, from a result that is not padded with millions of points."""
+    once = subsets.distribution(GAUSSIAN_EVENT, 0.1, 1e-3, 1e-5)
+    steps = 60_000
+    parts, whole = subsets.self_composed(once, steps), once.self_compose(steps)
+    for epsilon in (0.02, 0.06, 0.1):
+        expected = whole.get_delta_for_epsilon(epsilon)
+        assert parts.get_delta_for_epsilon(epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+    found = fixed(127.0, 1e-4, 10**8)
+    assert found.accountant == "PLD"
+    # The central limit of many small losses, from below: mu = 2 q sqrt(T) / sigma.
+    limit = epsilon_of(lambda eps: gaussian_delta(eps, 2e-4 * 1e4 / 127), 1e-5)
+    assert limit * 0.999 < found.epsilon < limit * 1.01
+
+
 @pytest.mark.parametrize(("kind", "scale"), CASES)
 def test_profiles_are_those_of_a_pair(kind: str, scale: float) -> None:
     """Convex in e^epsilon, falling, at least 1 - e^epsilon; the whole dataset is not amplified."""

@@ -272,7 +272,7 @@ def _notes() -> list[Row]:
                 f"Private projected SGD, n {n}, n^2 steps, sigma / (n L) {sigma / n:.5g}",
                 target,
                 found,
-                "N1: the notes' bounds are loose; sensitivity 2 n L, Renyi accounting",
+                "N1: the notes' bounds are loose; sensitivity 2 n L, uniform subsets of one",
             )
         )
     return rows
