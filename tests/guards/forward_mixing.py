@@ -174,7 +174,7 @@ def context_in_a_dictionary(w: World) -> None:
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, {"context": x}), y))
 
 
-@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS)
+@TABLE.refused(UnsupportedModule, "every sample has its own part")
 def gate_that_starts_at_zero(w: World) -> None:
     """Nothing mixes until the gate has learnt: after the first step it is open."""
     model = Between(lambda m, h: h + m.gate * h.mean(0), gate=nn.Parameter(torch.zeros(())))

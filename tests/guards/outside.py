@@ -90,7 +90,7 @@ def table_of_labels(w: World) -> None:
     _beside(w, mlp(HIDDEN), parts, lambda m, x, y: F.mse_loss(m(x), table(y)))
 
 
-@TABLE.refused(PrivacyError, texts.BESIDE_SAMPLES)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def parameter_given_as_an_input(w: World) -> None:
     scale = nn.Parameter(torch.ones(HIDDEN))
     model = Between(lambda m, h, s: h * s)
