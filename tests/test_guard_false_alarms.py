@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
-from tests.construct_kit import Construct, Model
+from tests.construct_kit import Construct
 from tests.constructs import CONSTRUCTS
 
 CORRECT = [construct for construct in CONSTRUCTS if construct.expected == "correct"]
@@ -55,6 +55,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module], nn.Module], bool]] = {
     "bfloat16": (same, True),
 }
 """How the model is wrapped, and whether it runs in mixed precision."""
+
 
 def accepted(construct: Construct, wrap: Callable[[nn.Module], nn.Module], mixed: bool) -> int:
     """Train for a few steps; the number of steps that were released."""

@@ -121,7 +121,7 @@ def updated_by_hand(w: World) -> None:
     w.released["scale"] = scale
 
 
-@TABLE.refused(UnsupportedModule, "grad, which is not known to keep the samples apart", after=1)
+@TABLE.refused(UnsupportedModule, "got grad", after=1)
 def gradient_asked_for_by_name(w: World) -> None:
     """``torch.autograd.grad`` leaves nothing in ``.grad``."""
     model, optimizer, loader = w.private(mlp())

@@ -18,7 +18,6 @@ from tests.guards.models import mlp
 TABLE = Table("whose samples")
 
 
-
 def _steps(w: World, batches: object, model: object, optimizer: object) -> None:
     for x, y in batches:  # type: ignore[attr-defined]
         optimizer.zero_grad()  # type: ignore[attr-defined]
@@ -140,7 +139,7 @@ def replay_of_the_batch_before(w: World) -> None:
         _steps(w, [(x, y)], model, optimizer)
 
 
-@TABLE.refused(UnsupportedModule, "cat, which combines samples of several batches", after=1)
+@TABLE.refused(UnsupportedModule, "got cat", after=1)
 def memory_of_all_batches(w: World) -> None:
     model, optimizer, loader = w.private(mlp())
     seen: list[tuple[Tensor, Tensor]] = []
