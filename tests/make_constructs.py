@@ -78,8 +78,10 @@ def _outcome(construct: Construct) -> str:
 def _loop_outcome(loop: kit.Loop) -> str:
     if not isinstance(loop.expected, kit.Refused):
         return loop.expected
-    says = loop.expected.says
-    return f"`{loop.expected.error.__name__}`: {texts.WORDS.get(says, says)}"
+    says = texts.WORDS.get(loop.expected.says, loop.expected.says)
+    if says.startswith("got "):
+        says = f"`{says.removeprefix('got ')}` combines samples"
+    return f"`{loop.expected.error.__name__}`: {says}"
 
 
 if __name__ == "__main__":

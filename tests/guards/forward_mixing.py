@@ -161,7 +161,7 @@ def label_of_the_neighbour_as_second_input(w: World) -> None:
 @TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def context_by_keyword(w: World) -> None:
     def middle(m: nn.Module, h: Tensor, *, context: Tensor) -> Tensor:
-        return h * context[:, :HIDDEN].mean(0)
+        return h * context[:, :1].mean(0)
 
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, context=x), y))
 
@@ -169,12 +169,12 @@ def context_by_keyword(w: World) -> None:
 @TABLE.refused(UnsupportedModule, texts.OTHER_OUTPUTS)
 def context_in_a_dictionary(w: World) -> None:
     def middle(m: nn.Module, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-        return h * more["context"][:, :HIDDEN].abs().amax(0)
+        return h * more["context"][:, :1].abs().amax(0)
 
     fit(w, Between(middle), lambda model, x, y: F.cross_entropy(model(x, {"context": x}), y))
 
 
-@TABLE.refused(UnsupportedModule, texts.OTHER_GRADIENTS)
+@TABLE.refused(UnsupportedModule, "every sample has its own part")
 def gate_that_starts_at_zero(w: World) -> None:
     """Nothing mixes until the gate has learnt: after the first step it is open."""
     model = Between(lambda m, h: h + m.gate * h.mean(0), gate=nn.Parameter(torch.zeros(())))
@@ -278,7 +278,7 @@ def probe_sized_inputs(w: World) -> None:
     fit(w, Conditioned())
 
 
-@TABLE.refused(UnsupportedModule, "log, which is not linear in a sum over samples", kind=ROWS)
+@TABLE.refused(UnsupportedModule, "got log", kind=ROWS)
 def logits_adjusted_by_the_batch(w: World) -> None:
     """Class frequencies of the batch, subtracted outside the model."""
 

@@ -4,7 +4,8 @@ A loop runs without noise and with learning rate 0, so that every step starts fr
 parameters. It runs with the target record in the batches and without it, for several hostile
 values of that record; the other records and all random states are the same. The largest change of
 a step's clipped sum, in units of the clipping bound C, is its *movement*. A second record, which no
-batch holds, must move nothing, and a step without the target must not remember it.
+batch holds, must move nothing, unless the certificate says that all records are in all steps. A
+step without the target must not remember it.
 """
 
 from __future__ import annotations
@@ -131,6 +132,11 @@ class World:
         ]
         self.sums.append(torch.cat(each))
 
+    @property
+    def certified_for_all(self) -> bool:
+        """Whether the certificate takes every record to be in every step."""
+        return all(rate == 1.0 for _, rate, _ in self.engine.accountant.history)
+
     def save(self) -> None:
         """Take what leaves the run without noise, as users save it; learning rates are 0."""
         found = {k: v for k, v in self.module.state_dict().items() if isinstance(v, Tensor)}
@@ -233,8 +239,8 @@ def _compare(verdict: Verdict, one: World, other: World, unit: float, *, holding
     for step, (a, b) in enumerate(zip(one.sums, other.sums, strict=False)):
         moved = float((a - b).norm()) / one.bound
         moved = moved if math.isfinite(moved) else math.inf
-        if holding and one.holds(step):
-            verdict.moved = max(verdict.moved, moved / unit)
+        if one.certified_for_all or (holding and one.holds(step)):
+            verdict.moved = max(verdict.moved, moved / (unit if holding else 2))
         else:
             verdict.strayed = max(verdict.strayed, moved)
     verdict.error = verdict.error or other.error

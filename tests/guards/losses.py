@@ -23,9 +23,7 @@ def of_outputs(loss: Loss) -> Callable[..., Tensor]:
     return lambda model, x, y: loss(model(x), y)
 
 
-@TABLE.refused(
-    UnsupportedModule, "matmul, which multiplies rows of one sample with those of another"
-)
+@TABLE.refused(UnsupportedModule, "got matmul")
 def contrastive_over_the_batch(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         z = F.normalize(z)
@@ -34,9 +32,7 @@ def contrastive_over_the_batch(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(
-    UnsupportedModule, "matmul, which multiplies rows of one sample with those of another"
-)
+@TABLE.refused(UnsupportedModule, "got matmul")
 def two_views_against_each_other(w: World) -> None:
     """InfoNCE: all other samples of the batch are negatives."""
 
@@ -47,7 +43,7 @@ def two_views_against_each_other(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(UnsupportedModule, "cdist, which is not known to keep the samples apart")
+@TABLE.refused(UnsupportedModule, "got cdist")
 def hardest_triplets(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         apart = torch.cdist(z, z)
@@ -58,12 +54,12 @@ def hardest_triplets(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "triplet_margin_loss, which combines rows of different samples")
+@TABLE.refused(UnsupportedModule, "got triplet_margin_loss")
 def rolled_triplets(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.triplet_margin_loss(z, z.roll(1, 0), z.roll(2, 0))))
 
 
-@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
+@TABLE.refused(UnsupportedModule, "got sub")
 def barlow_twins(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         z = (z - z.mean(0)) / (z.std(0) + 1e-3)
@@ -72,14 +68,12 @@ def barlow_twins(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "std, which takes the std over samples")
+@TABLE.refused(UnsupportedModule, "got std")
 def variance_over_the_batch(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y) + (1 - z.std(0)).relu().mean()))
 
 
-@TABLE.refused(
-    UnsupportedModule, "sub, which adds a sum over samples to every sample", kind=SCALARS
-)
+@TABLE.refused(UnsupportedModule, "got sub", kind=SCALARS)
 def correlation(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         z, y = z - z.mean(), y - y.mean()
@@ -88,19 +82,17 @@ def correlation(w: World) -> None:
     fit(w, mlp(1), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "sqrt, which is not linear in a sum over samples", kind=SCALARS)
+@TABLE.refused(UnsupportedModule, "got sqrt", kind=SCALARS)
 def root_mean_square(w: World) -> None:
     fit(w, mlp(1), of_outputs(lambda z, y: F.mse_loss(z, y).sqrt()))
 
 
-@TABLE.refused(
-    UnsupportedModule, "sub, which adds a sum over samples to every sample", kind=SCALARS
-)
+@TABLE.refused(UnsupportedModule, "got sub", kind=SCALARS)
 def explained_variance(w: World) -> None:
     fit(w, mlp(1), of_outputs(lambda z, y: (z - y).square().sum() / (y - y.mean()).square().sum()))
 
 
-@TABLE.refused(UnsupportedModule, "sub, which combines rows of different samples", kind=SCALARS)
+@TABLE.refused(UnsupportedModule, "got sub", kind=SCALARS)
 def ranking_of_neighbours(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         sign = (y - y.roll(1, 0)).sign()
@@ -109,28 +101,28 @@ def ranking_of_neighbours(w: World) -> None:
     fit(w, mlp(1), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "log, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got log")
 def logarithm_of_the_mean(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y).log()))
 
 
-@TABLE.refused(UnsupportedModule, "pow, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got pow")
 def squared_mean(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y) ** 2))
 
 
-@TABLE.refused(UnsupportedModule, "abs, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got abs")
 def flooding(w: World) -> None:
     """The mean loss is kept above a level by turning its sign."""
     fit(w, mlp(), of_outputs(lambda z, y: (F.cross_entropy(z, y) - 1.15).abs() + 1.15))
 
 
-@TABLE.refused(UnsupportedModule, "clamp, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got clamp")
 def mean_clamped(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y).clamp(max=1.15)))
 
 
-@TABLE.refused(UnsupportedModule, "topk, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got topk")
 def hardest_half(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(z, y, reduction="none")
@@ -139,22 +131,22 @@ def hardest_half(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "max, which takes the max over samples")
+@TABLE.refused(UnsupportedModule, "got max")
 def worst_sample(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y, reduction="none").max()))
 
 
-@TABLE.refused(UnsupportedModule, "median, which takes the median over samples")
+@TABLE.refused(UnsupportedModule, "got median")
 def median_sample(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y, reduction="none").median()))
 
 
-@TABLE.refused(UnsupportedModule, "logsumexp, which takes the logsumexp over samples")
+@TABLE.refused(UnsupportedModule, "got logsumexp")
 def soft_maximum_over_samples(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: F.cross_entropy(z, y, reduction="none").logsumexp(0)))
 
 
-@TABLE.refused(UnsupportedModule, "quantile, which takes the quantile over samples")
+@TABLE.refused(UnsupportedModule, "got quantile")
 def outliers_above_the_batch_quantile_ignored(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(z, y, reduction="none")
@@ -163,7 +155,7 @@ def outliers_above_the_batch_quantile_ignored(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "softmax, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got softmax")
 def weights_from_all_losses(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(z, y, reduction="none")
@@ -172,7 +164,7 @@ def weights_from_all_losses(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "div, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got div")
 def divided_by_its_own_detached_sum(w: World) -> None:
     """Two losses on one scale."""
 
@@ -183,7 +175,7 @@ def divided_by_its_own_detached_sum(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "div, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got div")
 def dice_over_the_batch(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         p, hot = z.softmax(1), F.one_hot(y, CLASSES)
@@ -192,7 +184,7 @@ def dice_over_the_batch(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "log, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got log")
 def entropy_of_the_mean_prediction(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         mean = z.softmax(1).mean(0)
@@ -201,7 +193,7 @@ def entropy_of_the_mean_prediction(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "clamp, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got clamp")
 def centres_of_the_classes(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         hot = F.one_hot(y, CLASSES).float()
@@ -211,12 +203,12 @@ def centres_of_the_classes(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "log_softmax, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got log_softmax")
 def softmax_over_the_batch(w: World) -> None:
     fit(w, mlp(), of_outputs(lambda z, y: -z.log_softmax(0).gather(1, y[:, None]).mean()))
 
 
-@TABLE.refused(UnsupportedModule, "square, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got square")
 def halves_with_equal_features(w: World) -> None:
     """Maximum mean discrepancy between two halves of the batch."""
 
@@ -227,7 +219,7 @@ def halves_with_equal_features(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "unique, which is not known to keep the samples apart")
+@TABLE.refused(UnsupportedModule, "got unique")
 def mean_of_the_class_means(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         each = F.cross_entropy(z, y, reduction="none")
@@ -236,7 +228,7 @@ def mean_of_the_class_means(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "bincount, which is not known to keep the samples apart")
+@TABLE.refused(UnsupportedModule, "got bincount")
 def rare_classes_of_the_batch_weigh_more(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         counts = torch.bincount(y, minlength=CLASSES)
@@ -245,7 +237,7 @@ def rare_classes_of_the_batch_weigh_more(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "div, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got div")
 def weights_normalised_over_the_batch(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         weights = x[:, 0].exp()
@@ -255,7 +247,7 @@ def weights_normalised_over_the_batch(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(UnsupportedModule, "eq, which combines rows of different samples")
+@TABLE.refused(UnsupportedModule, "got eq")
 def pairs_of_neighbours(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         half = len(z) // 2
@@ -265,7 +257,7 @@ def pairs_of_neighbours(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "gt, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got gt")
 def loss_chosen_by_the_batch(w: World) -> None:
     def loss(z: Tensor, y: Tensor) -> Tensor:
         value = F.cross_entropy(z, y)
@@ -274,7 +266,7 @@ def loss_chosen_by_the_batch(w: World) -> None:
     fit(w, mlp(), of_outputs(loss))
 
 
-@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
+@TABLE.refused(UnsupportedModule, "got sub")
 def teacher_that_sees_the_batch(w: World) -> None:
     """Outputs of a frozen network, sharpened by the batch mean, as targets."""
     teacher = mlp().requires_grad_(False)

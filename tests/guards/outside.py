@@ -90,7 +90,7 @@ def table_of_labels(w: World) -> None:
     _beside(w, mlp(HIDDEN), parts, lambda m, x, y: F.mse_loss(m(x), table(y)))
 
 
-@TABLE.refused(PrivacyError, texts.BESIDE_SAMPLES)
+@TABLE.refused(PrivacyError, texts.TRAINED)
 def parameter_given_as_an_input(w: World) -> None:
     scale = nn.Parameter(torch.ones(HIDDEN))
     model = Between(lambda m, h, s: h * s)
@@ -121,7 +121,7 @@ def updated_by_hand(w: World) -> None:
     w.released["scale"] = scale
 
 
-@TABLE.refused(UnsupportedModule, "grad, which is not known to keep the samples apart", after=1)
+@TABLE.refused(UnsupportedModule, "got grad", after=1)
 def gradient_asked_for_by_name(w: World) -> None:
     """``torch.autograd.grad`` leaves nothing in ``.grad``."""
     model, optimizer, loader = w.private(mlp())

@@ -25,17 +25,17 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda model, x, y: F.cross_entropy(model(change(x)), y)
 
 
-@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
+@TABLE.refused(UnsupportedModule, "got sub")
 def standardised_over_the_batch(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3)))
 
 
-@TABLE.refused(UnsupportedModule, "max, which takes the max over samples")
+@TABLE.refused(UnsupportedModule, "got max")
 def divided_by_the_largest_of_the_batch(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x / x.abs().max()))
 
 
-@TABLE.refused(UnsupportedModule, "sub, which adds a sum over samples to every sample")
+@TABLE.refused(UnsupportedModule, "got sub")
 def centred_in_place(w: World) -> None:
     def centre(x: Tensor) -> Tensor:
         x -= x.mean(0)
@@ -56,7 +56,7 @@ def first_row_overwritten(w: World) -> None:
     fit(w, mlp(), _changed(overwrite))
 
 
-@TABLE.refused(UnsupportedModule, "add, which combines rows of different samples")
+@TABLE.refused(UnsupportedModule, "got add")
 def mixup(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         other = torch.randperm(len(x))
@@ -66,12 +66,12 @@ def mixup(w: World) -> None:
     fit(w, mlp(), loss)
 
 
-@TABLE.refused(UnsupportedModule, "lerp, which combines rows of different samples")
+@TABLE.refused(UnsupportedModule, "got lerp")
 def mixup_by_lerp(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: torch.lerp(x, x.flip(0), 0.3)))
 
 
-@TABLE.refused(UnsupportedModule, "__setitem__, which writes rows of other samples", kind=IMAGES)
+@TABLE.refused(UnsupportedModule, "got __setitem__", kind=IMAGES)
 def cutmix(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         other = torch.arange(len(x) - 1, -1, -1)
@@ -83,9 +83,7 @@ def cutmix(w: World) -> None:
     fit(w, conv(), loss)
 
 
-@TABLE.refused(
-    UnsupportedModule, "view_as, which joins rows of different samples into one", kind=IMAGES
-)
+@TABLE.refused(UnsupportedModule, "got view_as", kind=IMAGES)
 def patches_shuffled_over_all_images(w: World) -> None:
     def shuffle(x: Tensor) -> Tensor:
         flat = x.flatten(0, 1)
@@ -95,7 +93,7 @@ def patches_shuffled_over_all_images(w: World) -> None:
     fit(w, conv(), _changed(shuffle))
 
 
-@TABLE.refused(UnsupportedModule, "std, which takes the std over samples")
+@TABLE.refused(UnsupportedModule, "got std")
 def noise_as_large_as_the_batch_is_wide(w: World) -> None:
     def noisy(x: Tensor) -> Tensor:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
@@ -104,14 +102,12 @@ def noise_as_large_as_the_batch_is_wide(w: World) -> None:
     fit(w, mlp(), _changed(noisy))
 
 
-@TABLE.refused(UnsupportedModule, "sort, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got sort")
 def sorted_column_by_column(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.sort(0).values))
 
 
-@TABLE.refused(
-    UnsupportedModule, "matmul, which multiplies rows of one sample with those of another"
-)
+@TABLE.refused(UnsupportedModule, "got matmul")
 def similarities_as_features(w: World) -> None:
     def similar(x: Tensor) -> Tensor:
         return F.normalize(x) @ F.normalize(x[-1:]).T * x
@@ -119,9 +115,7 @@ def similarities_as_features(w: World) -> None:
     fit(w, mlp(), _changed(similar))
 
 
-@TABLE.refused(
-    UnsupportedModule, "einsum, which multiplies rows of one sample with those of another"
-)
+@TABLE.refused(UnsupportedModule, "got einsum")
 def similarities_by_einsum(w: World) -> None:
     def similar(x: Tensor) -> Tensor:
         return torch.einsum("bi,ci,cj->bj", x, x, x) / len(x)
@@ -129,12 +123,12 @@ def similarities_by_einsum(w: World) -> None:
     fit(w, mlp(), _changed(similar))
 
 
-@TABLE.refused(UnsupportedModule, "cumsum, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got cumsum")
 def running_sum_of_rows(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.cumsum(0)))
 
 
-@TABLE.refused(UnsupportedModule, "diff, which works along the dimension of the samples")
+@TABLE.refused(UnsupportedModule, "got diff")
 def difference_to_the_row_before(w: World) -> None:
     def difference(x: Tensor) -> Tensor:
         return torch.diff(x, dim=0, prepend=x[:1])
@@ -142,7 +136,7 @@ def difference_to_the_row_before(w: World) -> None:
     fit(w, mlp(), _changed(difference))
 
 
-@TABLE.refused(UnsupportedModule, "where, which is not linear in a sum over samples")
+@TABLE.refused(UnsupportedModule, "got where")
 def missing_values_filled_with_the_batch_mean(w: World) -> None:
     def fill(x: Tensor) -> Tensor:
         return torch.where(x.abs() < 0.3, x.mean(0, keepdim=True), x)
@@ -150,14 +144,12 @@ def missing_values_filled_with_the_batch_mean(w: World) -> None:
     fit(w, mlp(), _changed(fill))
 
 
-@TABLE.refused(UnsupportedModule, "quantile, which takes the quantile over samples")
+@TABLE.refused(UnsupportedModule, "got quantile")
 def clipped_at_the_batch_quantile(w: World) -> None:
     fit(w, mlp(), _changed(lambda x: x.clamp(max=x.quantile(0.7, dim=0))))
 
 
-@TABLE.refused(
-    UnsupportedModule, "cat, which puts rows of different samples side by side", kind=TOKENS
-)
+@TABLE.refused(UnsupportedModule, "got cat", kind=TOKENS)
 def two_texts_in_one_row(w: World) -> None:
     """Packed for speed: the text and the next one share a row."""
 
@@ -167,7 +159,7 @@ def two_texts_in_one_row(w: World) -> None:
     fit(w, Reader(), loss)
 
 
-@TABLE.refused(UnsupportedModule, "stack, which puts rows of different samples side by side")
+@TABLE.refused(UnsupportedModule, "got stack")
 def features_swapped_between_records(w: World) -> None:
     def swap(x: Tensor) -> Tensor:
         columns = [x[:, j][torch.arange(len(x)).roll(j)] for j in range(x.shape[1])]
@@ -176,12 +168,12 @@ def features_swapped_between_records(w: World) -> None:
     fit(w, mlp(), _changed(swap))
 
 
-@TABLE.refused(UnsupportedModule, "cross_entropy, which combines rows of different samples")
+@TABLE.refused(UnsupportedModule, "got cross_entropy")
 def labels_of_another_record(w: World) -> None:
     fit(w, mlp(), lambda model, x, y: F.cross_entropy(model(x), y.roll(1, 0)))
 
 
-@TABLE.refused(UnsupportedModule, "add, which adds a sum over samples to every sample")
+@TABLE.refused(UnsupportedModule, "got add")
 def targets_smoothed_by_the_batch(w: World) -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         hot = F.one_hot(y, 3).float()
