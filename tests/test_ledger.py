@@ -231,3 +231,21 @@ def test_failed_load_leaves_the_history() -> None:
     with pytest.raises(InvalidInput):
         ledger.load_state_dict(broken_state(count=0))
     assert ledger.state_dict() == before
+
+
+def test_a_tainted_history_certifies_nothing_and_stays_so() -> None:
+    ledger = Ledger()
+    ledger.record(dpsgd(1.0), sample_rate=0.01)
+    assert "taints" not in ledger.state_dict()
+    ledger.taint("samples mixed")
+    ledger.taint("samples mixed")
+    assert ledger.epsilon(1e-5) == math.inf == ledger.epsilon_if_seed_secret(1e-5)
+    certificate = ledger.certify(1e-5)
+    assert certificate.certified_for == "nothing"
+    assert certificate.notes[0] == "samples mixed"
+    again = Ledger()
+    again.load_state_dict(json.loads(json.dumps(ledger.state_dict())))
+    assert again.taints == ("samples mixed",)
+    assert again.epsilon(1e-5) == math.inf
+    with pytest.raises(InvalidInput, match="taints"):
+        again.load_state_dict({**ledger.state_dict(), "taints": "no"})
