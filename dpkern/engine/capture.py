@@ -312,7 +312,7 @@ class Capture:
                 remedy="Call optimizer.step() first. Passes that touch no private data belong in "
                 "engine.public(); samples without the engine's loader in engine.new_samples().",
             )
-        if self.boundary is not None and not self.boundary.losses_followed:
+        if self.boundary is not None and not self.boundary.losses.running:
             raise PrivacyError(
                 "backward",
                 expected="loss.backward() of a loss made from the module's outputs by torch operations",

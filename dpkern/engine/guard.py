@@ -43,7 +43,7 @@ class ForwardGuard:
         self._occasions = Occasions(self.module)
         self._structure = self._occasions.refreshed
         self.state = StateGuard(self.module, self._trained, self._whole)
-        self.state.on_finding = lambda error: self._late(str(error))
+        self.state.on_finding = lambda error: self.report_late(str(error))
         self._inner_losses = True
         """Whether the module may compute losses itself; known after the first probe."""
         self._found: UnsupportedModule | None = None
@@ -139,7 +139,7 @@ class ForwardGuard:
             error = self._check_inner_losses(module, args, kwargs, batch)
         if error is not None:
             if why == "secret":
-                self._late(str(error))
+                self.report_late(str(error))
             # The pass itself may say more of it, such as the parameter and the operation.
             self._found = error
         elif outcome.told:
@@ -225,6 +225,6 @@ class ForwardGuard:
             "accept any order of the samples.",
         ) from failure
 
-    def _late(self, reason: str) -> None:
+    def report_late(self, reason: str) -> None:
         if self.on_late_finding is not None:
             self.on_late_finding(reason)

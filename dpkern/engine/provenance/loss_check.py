@@ -1,0 +1,66 @@
+"""Check losses before they are sent backward: sums over records, divided as declared, of ours alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .leaves import Leaves
+from .naming import user_line
+from .refusals import mixed_loss, other_reduction, varying_share
+from .states import Mixed, RecordSum, State
+
+if TYPE_CHECKING:
+    from ..capture import Capture
+
+
+class LossCheck:
+    """Checks every loss of one private module.
+
+    Args:
+        capture: of the module.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.running = False
+        """Whether the running backward pass started from a loss that was checked."""
+        self.outputs: set[Any] = set()
+        """Graph nodes at which the module's part of a loss begins."""
+        self._leaves = Leaves(capture)
+        self._shares: dict[tuple[str, int, int], int] = {}
+        """By how much each loss divides, by its line of the user's code."""
+        self._passes = 0
+
+    def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
+        """Refuse losses whose gradient is no sum of single records' terms.
+
+        Raises:
+            UnsupportedModule: a loss in which records meet, or with a divisor that follows the batch.
+            InvalidInput: another reduction than ``loss_reduction`` says.
+            PrivacyError: a trained tensor that is not the engine's.
+        """
+        for number, state in enumerate(states):
+            if isinstance(state, Mixed):
+                raise mixed_loss(state)
+            if isinstance(state, RecordSum):
+                self._check_reduction(state, number)
+        self._passes += 1
+        for loss in losses:
+            self._leaves.check(loss, self.outputs, whole=self._passes < 3)
+
+    def _check_reduction(self, state: RecordSum, number: int) -> None:
+        if state.batch.in_pass < 2:
+            return
+        declared = self.capture.loss_reduction
+        if not state.rescaled and state.reduction != declared:
+            raise other_reduction(declared, state.reduction)
+        line = user_line() if state.shares else ""
+        for position, share in enumerate(sorted(state.shares)):
+            before = self._shares.setdefault((line, number, position), share)
+            if before != share:
+                error = varying_share(share, before)
+                self.capture.guard.report_late(str(error))
+                raise error

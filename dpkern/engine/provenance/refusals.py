@@ -1,0 +1,168 @@
+"""Word the refusals of inputs and losses."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...errors import InvalidInput, PrivacyError, UnsupportedModule
+from .states import Mixed, OneRecord, RecordSum, State
+from .wrappers import remedy_of_wrapper
+
+HOW_TO_ADOPT = (
+    "Iterate over the loader of make_private and pass its tensors on. For tensors made otherwise, "
+    "engine.adopt(tensor) vouches that row i depends on record i of the current batch alone."
+)
+
+
+def mixed_input(name: str, state: Mixed) -> UnsupportedModule:
+    """Rows in which records have met."""
+    return UnsupportedModule(
+        name,
+        expected="rows that come from one record each",
+        got=f"{state.operation}, which {state.how} ({state.where})",
+        remedy="Change each sample by itself, with constants or its own random numbers. If the "
+        "operation does so, pass engine.adopt(tensor).",
+    )
+
+
+def wrong_rows(name: str, tensor: Tensor, state: State) -> UnsupportedModule:
+    """A tensor whose first dimension does not hold the samples."""
+    what = {
+        OneRecord: "a single sample without a dimension for the batch",
+        RecordSum: "a sum over samples",
+    }.get(type(state), "the samples in another dimension")
+    if "num_items_in_batch" in name:
+        remedy = (
+            "Set trainer.model_accepts_loss_kwargs = False: a number of targets in the batch scales "
+            "each sample by the others."
+        )
+    elif isinstance(state, RecordSum):
+        remedy = "Leave it out: what is taken over the batch scales each sample by the others."
+    else:
+        remedy = "Keep the batch first, for example x[i : i + 1] instead of x[i]."
+    return UnsupportedModule(
+        name,
+        expected="the samples in the first dimension",
+        got=f"{what}, shape {list(tensor.shape)}",
+        remedy=remedy,
+    )
+
+
+def two_batches(name: str) -> PrivacyError:
+    """Samples of different batches in one pass."""
+    return PrivacyError(
+        name,
+        expected="samples of one batch",
+        got="samples of two batches together",
+        remedy="Do not keep samples for later batches: a record would be in two steps.",
+    )
+
+
+def unequal_rows(what: str) -> PrivacyError:
+    """Inputs that do not hold the same records alike."""
+    return PrivacyError(
+        "inputs of the module",
+        expected="equally many rows of each record of one batch, in one order",
+        got=what,
+        remedy="Pass rows that the loader yielded, cut or repeated for all records alike; made-up "
+        "rows belong in a pass of their own under engine.public().",
+    )
+
+
+def not_yielded(count: int) -> PrivacyError:
+    """Inputs among which nothing comes from the private loader."""
+    return PrivacyError(
+        "inputs of the module",
+        expected="samples that the private loader yielded",
+        got="other tensors" if count else "no tensors",
+        remedy=f"{HOW_TO_ADOPT}{remedy_of_wrapper()} Passes that use no private data belong in "
+        "engine.public(); engine.new_samples() takes samples from elsewhere, accounted as if every "
+        "record were in every step.",
+    )
+
+
+def unmarked(name: str, tensor: Tensor) -> PrivacyError:
+    """A tensor of unknown origin beside samples."""
+    return PrivacyError(
+        name,
+        expected="rows that the private loader yielded",
+        got=f"a tensor of shape {list(tensor.shape)} made otherwise, beside samples",
+        remedy="If it is random or constant, or if row i depends on record i alone, pass "
+        f"engine.adopt(tensor). {HOW_TO_ADOPT}",
+    )
+
+
+def private_in_public() -> PrivacyError:
+    """Samples in a pass that was declared to have none."""
+    return PrivacyError(
+        "engine.public()",
+        expected="inputs without private data",
+        got="samples of the private loader",
+        remedy="Run passes over the loader's samples outside engine.public().",
+    )
+
+
+def overlapping_pieces() -> PrivacyError:
+    """A record in two pieces of a batch."""
+    return PrivacyError(
+        "inputs of the module",
+        expected="pieces of a batch without common records, or the same records again",
+        got="some records of an earlier pass together with others",
+        remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows each time.",
+    )
+
+
+def left_out() -> PrivacyError:
+    """A batch without a step."""
+    return PrivacyError(
+        "data_loader",
+        expected="optimizer.step() for every batch whose samples entered the module",
+        got="a batch left out after its forward pass",
+        remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
+        "every batch, and run passes that train nothing under torch.no_grad(). Samples that are not "
+        "finite are dropped by the clipping.",
+    )
+
+
+def mixed_loss(state: Mixed) -> UnsupportedModule:
+    """A loss in which records have met."""
+    return UnsupportedModule(
+        "loss",
+        expected="a sum or a mean over samples, each with a term of its own",
+        got=f"{state.operation}, which {state.how} ({state.where})",
+        remedy="Compute one number for each sample and take its mean. dpkern.losses has masked "
+        "means; engine.adopt(terms) vouches for one number for each sample that was computed "
+        "otherwise.",
+    )
+
+
+def other_reduction(declared: str, found: str) -> InvalidInput:
+    """A sum where a mean was declared, or the reverse."""
+    return InvalidInput(
+        "loss_reduction",
+        expected=f"a {declared} over the samples of a batch, as make_private was told",
+        got=f"a loss that is a {found} over them",
+        remedy=f"Pass loss_reduction={found!r} to make_private, or let the loss be a {declared}.",
+    )
+
+
+def varying_share(share: int, before: int) -> UnsupportedModule:
+    """A mean whose divisor follows the batch."""
+    return UnsupportedModule(
+        "loss",
+        expected="a mean that divides each sample's terms by the same number in every batch",
+        got=f"one over {share} entries of each sample, after {before} in an earlier batch",
+        remedy="Pad all batches to one length, or divide each sample by its own number of entries: "
+        "dpkern.losses.per_sample_mean(terms, mask).mean().",
+    )
+
+
+def parameter_term(operation: str) -> UnsupportedModule:
+    """A penalty on the parameters inside a loss of samples."""
+    return UnsupportedModule(
+        "loss",
+        expected="a loss of the module's outputs alone",
+        got=f"{operation} with a term of the parameters",
+        remedy="Terms that belong to no sample go into weight_decay, or backward under "
+        "engine.public().",
+    )
