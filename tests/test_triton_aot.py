@@ -60,6 +60,16 @@ def test_no_product_adds_to_a_total_or_is_made_in_tf32(reports: list[dict[str, A
     assert [report["call"] for report in reports if report["merged"] or report["tf32"]] == []
 
 
+def test_widened_products_stay_in_float32_on_other_devices(version: str) -> None:
+    """Triton 3.6 made them in tf32 for compute capability 10.0, although it was told not to."""
+    calls = r"^(linear_sum-short|conv_sum-last)-bfloat16$"
+    result = compiled(version, "100", "--only", calls)
+    assert result["failed"] == []
+    kernels = [report["kernel"] for report in result["reports"]]
+    assert kernels.count("positions_kernel") == 2
+    assert [report["call"] for report in result["reports"] if report["tf32"]] == []
+
+
 def test_forms_are_those_of_a_launch(reports: list[dict[str, Any]]) -> None:
     """Triton is told about every size: one group of channels, features that are multiples of 16."""
     forms = {r["call"]: r for r in reports if r["kernel"] == "direct_kernel"}

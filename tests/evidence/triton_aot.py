@@ -16,6 +16,12 @@ def run() -> dict[str, Any]:
     results = [] if absent else [compiled(version, *CAPABILITIES) for version in VERSIONS]
     reports = [report for result in results for report in result["reports"]]
     wrong = [*absent, *faults(reports)]
+    wrong += [
+        f"{report['kernel']} in {report['call']} on sm_{report['capability']}: adds to a total or "
+        "multiplies in tf32"
+        for report in reports
+        if report["merged"] or report["tf32"]
+    ]
     for result in results:
         wrong += [*result["failed"], *(f"no call launches {name}" for name in result["missing"])]
     return {

@@ -22,6 +22,9 @@ from .precision import SIXTEEN
 _PROGRAMS = 512  # that keep any device busy; a range of samples for each beyond the tiles
 _LEAST = 16  # chunks of positions worth a program
 _SHORT = 32  # positions; fewer leave a chunk of 16-bit products half empty
+_WIDENED = 32
+"""Rows of a tile, at most, where 16-bit operands are multiplied in float32. For compute capability
+10.0 Triton 3.6 takes tf32 for larger ones, although it is told not to."""
 BLOCK = 1024
 
 
@@ -155,6 +158,8 @@ def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -
     kernel = samples_kernel if whole_samples else positions_kernel
     dtype = operands.a.dtype if whole_samples else operands.sums
     tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
+    if dtype is not operands.a.dtype and tile.rows > _WIDENED:
+        tile = tile._replace(rows=_WIDENED, warps=4)
     m, n = tiles(operands, tile)
     splits, each = shares(operands, tile)
     parts = out if splits == 1 else out.new_empty(splits, out.numel())
