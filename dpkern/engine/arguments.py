@@ -42,10 +42,10 @@ class Options:
         views: rows of each record in a batch that holds several views of every record, one set of
             views after the other, as ``torch.cat([first, second])`` or a ``collate_fn`` joins them.
             Rows that are joined in the loop are followed without it.
-        masked_padding: ``collate_fn`` pads to the longest record of a batch, and model and loss ignore
-            padding; the certificate names it as its condition.
-        keep_budget: memory for per-sample gradients that are kept instead of made twice; a share
-            of the activations (float) or bytes (int).
+        masked_padding: ``collate_fn`` pads to the longest record of a batch, and model and loss
+            ignore padding; the certificate names it as its condition.
+        keep_budget: memory for per-sample gradients that are kept instead of made twice; a share of
+            the activations (float) or bytes (int).
         unsafe_seed: reproducible noise and batches; nothing is certified then.
         rounds: ChaCha rounds, 20, 12 or 8.
         backend: who runs the kernels; None leaves it to dpkern.

@@ -100,7 +100,8 @@ class Capture:
         self.on_use: Callable[[Use, Tensor], None] | None = None
         """Who is told of every use and its input."""
         self.boundary: ModuleBoundary | None = None
-        """Follows records from the loader to the module and on to the loss; None outside an engine."""
+        """Follows records from the loader to the module and on to the loss; None outside an
+        engine."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self._ticket = 0
@@ -315,10 +316,12 @@ class Capture:
         if self.boundary is not None and not self.boundary.losses.running:
             raise PrivacyError(
                 "backward",
-                expected="loss.backward() of a loss made from the module's outputs by torch operations",
+                expected="loss.backward() of a loss made from the module's outputs by torch "
+                "operations",
                 got="a backward pass of another tensor, whose samples cannot be told apart",
-                remedy="Return from forward() all that the loss needs, and call backward() on the loss "
-                "itself. Terms computed otherwise, one for each sample, pass through engine.adopt(terms).",
+                remedy="Return from forward() all that the loss needs, and call backward() on the "
+                "loss itself. Terms computed otherwise, one for each sample, pass through "
+                "engine.adopt(terms).",
             )
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()

@@ -1,8 +1,9 @@
 """Does a loss that the module computes itself keep the samples apart?
 
-A scalar has no rows to compare. Its gradient has: at the outputs of the module's parts, the gradient of a
-sum of the samples' own terms is, in each row, that sample's own. The module runs twice, the second time with
-half of the samples replaced by one of them, and the rows of all other samples must have the same gradients.
+A scalar has no rows to compare. Its gradient has: at the outputs of the module's parts, the
+gradient of a sum of the samples' own terms is, in each row, that sample's own. The module runs
+twice, the second time with half of the samples replaced by one of them, and the rows of all other
+samples must have the same gradients.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _compare(name: str, one: Tensor, two: Tensor, batch: int, chosen: Sequence[i
             f"the loss that {name or 'the module'} leads to",
             expected="a sum of terms of single samples",
             got="a gradient of one sample that changed when others were replaced",
-            remedy="Compute the loss of each sample from its own outputs; return logits and take the mean in "
-            "the loop.",
+            remedy="Compute the loss of each sample from its own outputs; return logits and take "
+            "the mean in the loop.",
         )
 
 

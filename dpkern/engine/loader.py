@@ -75,7 +75,8 @@ class PrivateLoader(DataLoader[Any]):
         self.batches, steps = _batches(original, sampling, local, key)
         self.on_hand_out: HandOut | None = None
         self.boundary: ModuleBoundary | None = None
-        """Of the module that the samples are for; None leaves batches as ``collate_fn`` made them."""
+        """Of the module that the samples are for; None leaves batches as ``collate_fn`` made
+        them."""
         self.padding: PaddingCheck | None = None
         """Watches the shapes of batches; None outside an engine."""
         self.placeholders = True

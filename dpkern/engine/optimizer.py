@@ -136,7 +136,8 @@ class Adapter:
         self.final, self._waiting = True, None
 
     def expect(self, batch: YieldedBatch) -> None:
-        """The loader yields a batch; its samples become the current ones when they enter the module.
+        """The loader yields a batch; its samples become the current ones when they enter the
+        module.
 
         Raises:
             PrivacyError: gradients of an earlier batch still wait for their step.
@@ -158,7 +159,8 @@ class Adapter:
                 "inputs of the module",
                 expected="samples of the loader's current batch",
                 got="samples of an earlier one",
-                remedy="Use each batch for one step only, in the order in which the loader yields them.",
+                remedy="Use each batch for one step only, in the order in which the loader yields "
+                "them.",
             )
         self._begin(batch.size, batch.first, batch.final)
         while self._pending.popleft() is not batch:
@@ -300,8 +302,8 @@ class Adapter:
                 "GradScaler",
                 expected="whole batches of the loader when the loss is scaled",
                 got="pieces of a batch, clipped before the scale is known",
-                remedy="Pass max_physical_batch_size to make_private instead of cutting batches, or use "
-                "bfloat16, which needs no scale.",
+                remedy="Pass max_physical_batch_size to make_private instead of cutting batches, "
+                "or use bfloat16, which needs no scale.",
             )
         if self.capture.early is not None and scale != self.capture.loss_scale:
             raise PrivacyError(

@@ -1,8 +1,9 @@
 """Batches whose shapes depend on their longest record.
 
-Padding to the longest record of a batch shows every sample the length of another one. That is harmless
-where the model masks padding and the loss leaves it out, which cannot be seen from outside: the
-certificate then names it as its condition. Without a mask among the inputs it is refused.
+Padding to the longest record of a batch shows every sample the length of another one. That is
+harmless where the model masks padding and the loss leaves it out, which cannot be seen from
+outside: the certificate then names it as its condition. Without a mask among the inputs it is
+refused.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .empty import records_of
 from .provenance.trees import tensors_of
 
 MASKED = (
-    "the model masks the padding of its inputs and the loss leaves it out, so that no sample depends "
-    "on the longest record of its batch"
+    "the model masks the padding of its inputs and the loss leaves it out, so that no sample "
+    "depends on the longest record of its batch"
 )
 _RECORDS = 16
 
@@ -75,8 +76,8 @@ class PaddingCheck:
             "collate_fn",
             expected="batches of one shape, or padding that is known to be masked",
             got="shapes that depend on the records of the batch, without a mask beside them",
-            remedy="Pad to a fixed length. If model and loss ignore padding, or shapes vary for reasons "
-            "other than the records, pass masked_padding=True to make_private.",
+            remedy="Pad to a fixed length. If model and loss ignore padding, or shapes vary for "
+            "reasons other than the records, pass masked_padding=True to make_private.",
         )
         if late:
             self.taint(str(error))

@@ -68,8 +68,8 @@ def differentiable_once(backward: Function) -> Function:
                 expected="one backward pass",
                 got="one whose result is to be differentiated again, as gradient penalties and "
                 "meta-learning do",
-                remedy="A per-sample gradient of a gradient is not offered: leave such terms out, or "
-                "compute them on a copy of the module from public data.",
+                remedy="A per-sample gradient of a gradient is not offered: leave such terms out, "
+                "or compute them on a copy of the module from public data.",
             )
         with torch.no_grad():
             return backward(ctx, *gradients)

@@ -73,9 +73,10 @@ class Parts:
             raise PrivacyError(
                 "data_loader",
                 expected="the private loader itself",
-                got="another loader made from its batch sampler, as accelerator.prepare() makes one",
-                remedy="Its batches would not say which samples they are: leave the private loader out "
-                "of prepare() and iterate over it; move its tensors with .to(device).",
+                got="another loader made from its batch sampler, as accelerator.prepare() makes "
+                "one",
+                remedy="Its batches would not say which samples they are: leave the private "
+                "loader out of prepare() and iterate over it; move its tensors with .to(device).",
             )
         self.queue = deque()
         return self._draw(self.queue)

@@ -334,9 +334,9 @@ class PrivacyEngine:
     def adopt(self, batch: Any, *, records: Sequence[int] | None = None) -> Any:
         """Vouch that row i of tensors made elsewhere depends on record i of the batch alone.
 
-        For what cannot be followed: NumPy round trips, compiled transforms, custom operations, random
-        numbers beside the samples (the time steps of a diffusion model), one loss term for each
-        sample. Without a loader the tensors are a batch of their own.
+        For what cannot be followed: NumPy round trips, compiled transforms, custom operations,
+        random numbers beside the samples (the time steps of a diffusion model), one loss term for
+        each sample. Without a loader the tensors are a batch of their own.
 
         Args:
             batch: a tensor or a tree of them, with as many rows as the current batch has records.
@@ -350,7 +350,7 @@ class PrivacyEngine:
             InvalidInput: another number of rows.
             PrivacyError: no current batch.
         """
-        _, _, adapter, loader = self._made()
+        _, _, adapter, _ = self._made()
         current = adapter.current_batch() if adapter.boundary.has_loader else None
         if current is None and not adapter.boundary.has_loader:
             rows = [t.shape[0] for t, _ in tensors_of(batch) if t.dim()]

@@ -1,4 +1,5 @@
-"""Stand between the loop and the private module: inputs on the way in, outputs and losses on the way out.
+"""Stand between the loop and the private module: inputs on the way in, outputs and losses on the
+way out.
 
 A batch that is cut into smaller ones is clipped piece by piece: each record is in one piece.
 """

@@ -1,7 +1,8 @@
 """Find out which records the inputs of a forward pass hold.
 
-All inputs must hold the same records of one batch, equally many rows of each. Rows are sorted by record,
-so that those of one record are neighbours and row b of the first dimension is record b of the pass.
+All inputs must hold the same records of one batch, equally many rows of each. Rows are sorted by
+record, so that those of one record are neighbours and row b of the first dimension is record b of
+the pass.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Leaves:
     """Looks for trained tensors that are not the capture's.
 
-    A leaf that the module makes in its forward pass, such as an input for which checkpointing wants a
-    gradient, is an ordinary tensor that the next pass makes anew; one that comes back is trained.
+    A leaf that the module makes in its forward pass, such as an input for which checkpointing wants
+    a gradient, is an ordinary tensor that the next pass makes anew; one that comes back is trained.
     """
 
     def __init__(self, capture: Capture) -> None:
@@ -46,8 +46,8 @@ class Leaves:
                 "loss",
                 expected="no trained tensor besides the parameters of the private module",
                 got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-                remedy="It would be trained without clipping and noise. Put it into the module before "
-                "make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+                remedy="It would be trained without clipping and noise. Put it into the module "
+                "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
             )
 
     def _is_foreign(self, leaf: Tensor) -> bool:
@@ -69,7 +69,8 @@ class Leaves:
 
 
 def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
-    """The leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
+    """The leaves of the graph that gradients would be accumulated in, up to the nodes in
+    ``stop``."""
     leaves: list[Tensor] = []
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}

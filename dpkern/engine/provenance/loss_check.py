@@ -1,4 +1,5 @@
-"""Check losses before they are sent backward: sums over records, divided as declared, of ours alone."""
+"""Check losses before they are sent backward: sums over records, divided as declared, of ours
+alone."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class LossCheck:
         """Refuse losses whose gradient is no sum of single records' terms.
 
         Raises:
-            UnsupportedModule: a loss in which records meet, or with a divisor that follows the batch.
+            UnsupportedModule: a loss in which records meet, or with a divisor that follows the
+                batch.
             InvalidInput: another reduction than ``loss_reduction`` says.
             PrivacyError: a trained tensor that is not the engine's.
         """

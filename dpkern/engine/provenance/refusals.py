@@ -33,8 +33,8 @@ def wrong_rows(name: str, tensor: Tensor, state: State) -> UnsupportedModule:
     }.get(type(state), "the samples in another dimension")
     if "num_items_in_batch" in name:
         remedy = (
-            "Set trainer.model_accepts_loss_kwargs = False: a number of targets in the batch scales "
-            "each sample by the others."
+            "Set trainer.model_accepts_loss_kwargs = False: a number of targets in the batch "
+            "scales each sample by the others."
         )
     elif isinstance(state, RecordSum):
         remedy = "Leave it out: what is taken over the batch scales each sample by the others."
@@ -119,8 +119,8 @@ def left_out() -> PrivacyError:
         expected="optimizer.step() for every batch whose samples entered the module",
         got="a batch left out after its forward pass",
         remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
-        "every batch, and run passes that train nothing under torch.no_grad(). Samples that are not "
-        "finite are dropped by the clipping.",
+        "every batch, and run passes that train nothing under torch.no_grad(). Samples that are "
+        "not finite are dropped by the clipping.",
     )
 
 
