@@ -8,6 +8,7 @@ from tests.guards import (
     losses,
     outside,
     right_batches,
+    right_inputs,
     right_loops,
     right_losses,
     rows,
@@ -29,6 +30,7 @@ TABLES = [
     empty.TABLE,
     untyped.TABLE,
     right_batches.TABLE,
+    right_inputs.TABLE,
     right_losses.TABLE,
     right_loops.TABLE,
 ]

@@ -132,14 +132,24 @@ def hidden_that_requires_a_gradient_inside(w: World) -> None:
     fit(w, model, optimizer=trained)
 
 
+def _climbed(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Inputs shifted such that each sample climbs its own loss."""
+    shifted = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(F.cross_entropy(model(shifted), y), shifted)
+    return x + 0.1 * slope.sign()
+
+
+@TABLE.refused(UnsupportedModule, "got grad")
+def adversarial_training(w: World) -> None:
+    fit(w, mlp(), lambda m, x, y: F.cross_entropy(m(_climbed(m, x, y)), y))
+
+
 @TABLE.right()
-def fast_gradient_sign(w: World) -> None:
-    """Adversarial training: each sample climbs its own loss."""
+def adversarial_training_that_adopts(w: World) -> None:
+    """The remedy: the loop vouches for the shifted rows."""
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        shifted = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(F.cross_entropy(model(shifted), y), shifted)
-        return F.cross_entropy(model(x + 0.1 * slope.sign()), y)
+        return F.cross_entropy(model(w.engine.adopt(_climbed(model, x, y))), y)
 
     fit(w, mlp(), loss)
 
