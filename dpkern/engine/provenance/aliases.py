@@ -1,7 +1,7 @@
 """Follow writes through views.
 
-A state belongs to a Python object, but ``x[0].copy_(x[1])`` writes into the storage of ``x`` through
-another object. Storages in which a write has changed whose values they hold are listed here. Any
+A state belongs to a Python object, but ``x[0].copy_(x[1])`` writes into the storage of ``x``
+through another object. Storages in which a write has changed whose values they hold are listed here. Any
 other tensor that shares one and got its state before the write counts as mixed.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .states import PerRecord, State
+from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, count_write, untracked
 
 _WRITTEN: dict[int, tuple[Any, int]] = {}
@@ -41,6 +41,12 @@ def keeps_records(before: State | None, after: State) -> bool:
 def is_stale(tensors: Iterable[Tensor]) -> bool:
     """Whether a tensor shares storage with a target of a later write."""
     return bool(_WRITTEN) and any(_is_stale(tensor) for tensor in tensors)
+
+
+def written_elsewhere(state: State | None) -> Mixed:
+    """Return the state of a stale tensor."""
+    batch = None if state is None else state.batch
+    return Mixed("a write", "in the loop", "went through another view of its storage", batch)
 
 
 def _weak(storage: Any) -> Any:

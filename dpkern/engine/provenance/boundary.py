@@ -1,8 +1,9 @@
-"""Where tracked tensors enter the private module, where its outputs leave it, and where losses come back.
+"""Check what enters the private module, mark what leaves it, and check the losses that come back.
 
-The rows of everything that enters must come from one batch of the loader, each from one record. Rows are put
-into the order of the records, so that those of one record are neighbours; outputs go back in the
-caller's order. A batch that is cut into smaller ones is clipped piece by piece: each record is in one piece.
+The rows of everything that enters must come from one batch of the loader, each from one record.
+Rows are put into the order of the records, so that those of one record are neighbours; outputs go
+back in the caller's order. A batch that is cut into smaller ones is clipped piece by piece: each
+record is in one piece.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 
 from ...errors import InvalidInput, PrivacyError, UnsupportedModule
 from ..parameter import PRIVATE
+from .aliases import is_stale, written_elsewhere
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .leaves import Leaves
-from .rules import RULES, Call, finish, user_line
+from .naming import user_line
+from .refusals import HOW_TO_ADOPT, mixed_input, mixed_loss, two_batches, wrong_rows
+from .rules import RULES, Call, finish
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .tensor import TrackedTensor, state_of, track, untracked
 from .trees import mapped, tensors_of
@@ -28,11 +32,6 @@ from .wrappers import remedy_of_wrapper
 
 if TYPE_CHECKING:
     from ..capture import Capture
-
-_HOW_TO_ADOPT = (
-    "Iterate over the loader of make_private and pass its tensors on. For tensors made otherwise, "
-    "engine.adopt(tensor) vouches that row i depends on record i of the current batch alone."
-)
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,8 @@ class ModuleBoundary:
                 "data_loader",
                 expected="optimizer.step() for every batch whose samples entered the module",
                 got="a batch left out after its forward pass",
-                remedy="Whether a step is taken must not depend on the samples: call optimizer.step() "
+                remedy="Whether a step is taken must not depend on the samples: call "
+                "optimizer.step() "
                 "for every batch. Samples that are not finite are dropped by the clipping.",
             )
 
@@ -191,7 +191,8 @@ class ModuleBoundary:
                     "batch",
                     expected=f"tensors of {len(ids)} rows, as the current batch has records",
                     got=f"shape {list(tensor.shape)}",
-                    remedy="Pass records=, the position in the batch of each row's record, where a record "
+                    remedy="Pass records=, the position in the batch of each row's record, "
+                    "where a record "
                     "has several rows.",
                 )
             return track(untracked(tensor), PerRecord(batch, ids))
@@ -209,10 +210,11 @@ class ModuleBoundary:
             "inputs of the module",
             expected="samples that the private loader yielded",
             got="other tensors" if found else "no tensors",
-            remedy=_HOW_TO_ADOPT
+            remedy=HOW_TO_ADOPT
             + remedy_of_wrapper()
             + " Passes that use no private data belong in "
-            "engine.public(); engine.new_samples() takes samples from elsewhere, accounted as if every "
+            "engine.public(); engine.new_samples() takes samples from elsewhere, accounted "
+            "as if every "
             "record were in every step.",
         )
 
@@ -222,22 +224,24 @@ class ModuleBoundary:
         for each in found:
             tensor, packed = each.tensor, each.packed
             state = state_of(tensor)
+            if is_stale([tensor]):
+                state = written_elsewhere(state)
             if state is None:
                 continue
             if isinstance(state, Mixed):
                 if strict:
-                    raise _mixed_input(each, state)
+                    raise mixed_input(each.name, state)
                 return None
             if isinstance(state, OneRecord) and tensor.dim() and tensor.shape[0] == 1:
                 state = PerRecord(state.batch, np.array([state.record]))
             if not isinstance(state, PerRecord) or state.dim != 0:
                 if strict:
-                    raise _wrong_rows(each, state)
+                    raise wrong_rows(each.name, tensor, state)
                 return None
             if bool((state.ids == NO_RECORD).all()) and len(state.ids):
                 continue
             if batch is not None and state.batch is not batch:
-                raise _two_batches(each)
+                raise two_batches(each.name)
             batch = state.batch
             rows.append((state.ids, packed))
         if batch is None:
@@ -279,7 +283,8 @@ class ModuleBoundary:
                     "inputs of the module",
                     expected="equally many rows of each record of one batch, in one order",
                     got=problem,
-                    remedy="Pass rows that the loader yielded, cut or repeated for all records alike; "
+                    remedy="Pass rows that the loader yielded, cut or repeated for all "
+                    "records alike; "
                     "made-up rows belong into a pass of their own under engine.public().",
                 )
             return None
@@ -303,7 +308,7 @@ class ModuleBoundary:
                 expected="rows that the private loader yielded",
                 got=f"a tensor of shape {list(tensor.shape)} made otherwise, beside samples",
                 remedy="If it is random or constant, or if row i depends on record i alone, pass "
-                "engine.adopt(tensor). " + _HOW_TO_ADOPT,
+                "engine.adopt(tensor). " + HOW_TO_ADOPT,
             )
 
     def _begin(self, entered: _Entered) -> None:
@@ -328,7 +333,8 @@ class ModuleBoundary:
             if not earlier.isdisjoint(entered.records.tolist()):
                 raise PrivacyError(
                     "inputs of the module",
-                    expected="pieces of a batch that have no record in common, or the same records again",
+                    expected="pieces of a batch that have no record in common, or the same "
+                    "records again",
                     got="some records of an earlier pass together with others",
                     remedy="Cut the batch into disjoint pieces (x.split(n)), or pass the same rows "
                     "each time.",
@@ -432,7 +438,8 @@ class ModuleBoundary:
                 names[0] if names else "a parameter",
                 expected="tensors of the model that the loop leaves alone",
                 got=f"samples written into it by {operation}",
-                remedy="What it absorbs would be released without noise: keep statistics of private data "
+                remedy="What it absorbs would be released without noise: keep statistics of "
+                "private data "
                 "outside the model, or update it from public data.",
             )
 
@@ -444,7 +451,7 @@ class ModuleBoundary:
         Raises:
             UnsupportedModule: a loss in which records meet.
             InvalidInput: another reduction than ``loss_reduction`` says.
-            PrivacyError: a trained tensor that is not the engine's, or a loss that was not followed.
+            PrivacyError: a trained tensor that is not the engine's, or a loss that lost its state.
         """
         capture = self.capture
         if capture.in_public or not capture.attached:
@@ -453,7 +460,7 @@ class ModuleBoundary:
             return None
         for number, state in enumerate(states):
             if isinstance(state, Mixed):
-                raise _mixed_loss(state)
+                raise mixed_loss(state)
             if isinstance(state, RecordSum):
                 self._check_reduction(state, number)
         self._passes += 1
@@ -472,7 +479,8 @@ class ModuleBoundary:
                 "loss_reduction",
                 expected=f"a {declared} over the samples of a batch, as make_private was told",
                 got=f"a loss that is a {state.reduction} over them",
-                remedy=f"Pass loss_reduction={state.reduction!r} to make_private, or let the loss be "
+                remedy=f"Pass loss_reduction={state.reduction!r} to make_private, or let "
+                "the loss be "
                 f"a {declared}.",
             )
         if state.batch.in_pass < 2:
@@ -483,9 +491,12 @@ class ModuleBoundary:
             if before != share:
                 error = UnsupportedModule(
                     "loss",
-                    expected="a mean that divides each sample's terms by the same number in every batch",
-                    got=f"one over {share} entries of each sample, after {before} in an earlier batch",
-                    remedy="Pad all batches to one length, or divide each sample by its own number of "
+                    expected="a mean that divides each sample's terms by the same number in "
+                    "every batch",
+                    got=f"one over {share} entries of each sample, after {before} in an "
+                    "earlier batch",
+                    remedy="Pad all batches to one length, or divide each sample by its own "
+                    "number of "
                     "entries: dpkern.losses.per_sample_mean(terms, mask).mean().",
                 )
                 if capture.guard.on_late_finding is not None:
@@ -506,45 +517,3 @@ def _has_records(tensor: Tensor) -> bool:
 
 def _no_rows(batch: YieldedBatch) -> Mixed:
     return Mixed("forward", "the module", "returns it without a row for each sample", batch)
-
-
-def _mixed_input(each: _Input, state: Mixed) -> UnsupportedModule:
-    return UnsupportedModule(
-        each.name,
-        expected="rows that come from one record each",
-        got=f"{state.operation}, which {state.how} ({state.where})",
-        remedy="Change each sample by itself, with constants or its own random numbers. If the operation "
-        "does so, pass engine.adopt(tensor).",
-    )
-
-
-def _wrong_rows(each: _Input, state: State) -> UnsupportedModule:
-    what = {
-        OneRecord: "a single sample without a dimension for the batch",
-        RecordSum: "a sum over samples",
-    }.get(type(state), "the samples in another dimension")
-    return UnsupportedModule(
-        each.name,
-        expected="the samples in the first dimension",
-        got=f"{what}, shape {list(each.tensor.shape)}",
-        remedy="Keep the batch first, for example x[i : i + 1] instead of x[i].",
-    )
-
-
-def _two_batches(each: _Input) -> PrivacyError:
-    return PrivacyError(
-        each.name,
-        expected="samples of one batch",
-        got="samples of two batches together",
-        remedy="Do not keep samples for later batches: a record would be in two steps.",
-    )
-
-
-def _mixed_loss(state: Mixed) -> UnsupportedModule:
-    return UnsupportedModule(
-        "loss",
-        expected="a sum or a mean over samples, each with a term of its own",
-        got=f"{state.operation}, which {state.how} ({state.where})",
-        remedy="Compute one number for each sample and take its mean. dpkern.losses has masked and weighted "
-        "means; engine.adopt(terms) vouches for one number for each sample that was computed otherwise.",
-    )

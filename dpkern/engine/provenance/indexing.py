@@ -157,7 +157,7 @@ def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
     """Return which rows an index picks, None if a position of the result has several."""
     if any(isinstance(p, bool) for p in parts):
         return None
-    index: list[Any] = []
+    index: Any = []
     shape: list[int] = []
     source = 0
     for part in parts:
@@ -166,7 +166,7 @@ def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
             continue
         if _is_advanced(part):
             values = _values(part)
-            positions = np.nonzero(values) if _is_mask(part) else (values,)
+            positions: tuple[Any, ...] = np.nonzero(values) if _is_mask(part) else (values,)
         else:
             positions = (part,)
         for position in positions:
@@ -286,9 +286,9 @@ def _written(call: Call, x: Tensor, index: Any, value: Any) -> State:
         return call.mixed("writes rows of other samples")
     whole = all(p is None or p == slice(None) for p in parts if p is not _part_at(parts, dim))
     before = ids[places]
-    if len(written) != len(places) or len(np.unique(places)) != len(places):
-        if not np.array_equal(before, written):
-            return call.mixed("writes several samples into one")
+    several = len(written) != len(places) or len(np.unique(places)) != len(places)
+    if several and not np.array_equal(before, written):
+        return call.mixed("writes several samples into one")
     if not whole and bool(((before != written) & (before != NO_RECORD)).any()):
         return call.mixed("writes rows of other samples")
     result = ids.copy()

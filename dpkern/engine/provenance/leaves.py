@@ -46,7 +46,8 @@ class Leaves:
                 "loss",
                 expected="no trained tensor besides the parameters of the private module",
                 got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-                remedy="It would be trained without clipping and noise. Put it into the module before "
+                remedy="It would be trained without clipping and noise. Put it into the "
+                "module before "
                 "make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
             )
 
@@ -69,7 +70,8 @@ class Leaves:
 
 
 def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
-    """The leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
+    """The leaves of the graph that gradients would be accumulated in, up to the nodes in "
+    "``stop``."""
     leaves: list[Tensor] = []
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}

@@ -7,7 +7,8 @@ import sys
 _REMEDIES = {
     "transformers": "In a Trainer, override get_train_dataloader() to return the private loader.",
     "lightning": "With Lightning, pass the private loader to fit(model, train_dataloaders=loader).",
-    "accelerate": "With Accelerate, leave the loader out of accelerator.prepare(): prepare model and "
+    "accelerate": "With Accelerate, leave the loader out of accelerator.prepare(): prepare "
+    "model and "
     "optimizer only, iterate over the private loader and move its tensors with .to(device).",
 }
 _SAME = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
