@@ -1,8 +1,8 @@
 """Follow writes through views.
 
 A state belongs to a Python object, but ``x[0].copy_(x[1])`` writes into the storage of ``x``
-through another object. Storages in which a write has changed whose values they hold are listed here. Any
-other tensor that shares one and got its state before the write counts as mixed.
+through another object. Storages in which a write has changed whose values they hold are listed
+here. Any other tensor that shares one and got its state before the write counts as mixed.
 """
 
 from __future__ import annotations
