@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .states import PerRecord, State
+from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, count_write, untracked
 
 _WRITTEN: dict[int, tuple[Any, int]] = {}
@@ -41,6 +41,12 @@ def keeps_records(before: State | None, after: State) -> bool:
 def is_stale(tensors: Iterable[Tensor]) -> bool:
     """Whether a tensor shares storage with a target of a later write."""
     return bool(_WRITTEN) and any(_is_stale(tensor) for tensor in tensors)
+
+
+def written_elsewhere(state: State | None) -> Mixed:
+    """Return the state of a stale tensor."""
+    batch = None if state is None else state.batch
+    return Mixed("a write", "in the loop", "went through another view of its storage", batch)
 
 
 def _weak(storage: Any) -> Any:

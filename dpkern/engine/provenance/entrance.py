@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .aliases import is_stale, written_elsewhere
 from .refusals import mixed_input, two_batches, unequal_rows, wrong_rows
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, YieldedBatch
 from .tensor import state_of, untracked
@@ -72,6 +73,8 @@ def rows_of(inputs: Sequence[Input]) -> Rows | None:
     found: list[tuple[Ids, bool]] = []
     for each in inputs:
         state = state_of(each.tensor)
+        if is_stale([each.tensor]):
+            state = written_elsewhere(state)
         if state is None:
             continue
         if isinstance(state, Mixed):

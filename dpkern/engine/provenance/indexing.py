@@ -50,6 +50,8 @@ def _picked(call: Call, x: Tensor, index: Any, out: Tensor) -> State | None:
     if found is None or (found[1] is not None and out.shape[found[1]] != len(found[0])):
         return call.mixed("picks samples in a way that cannot be followed")
     ids, place = state.ids[found[0]], found[1]
+    if any(state_of(p) is not None and _is_mask(p) for p in parts):
+        state.batch.has_chosen_rows = True
     if not _picked_by_own(call, x, state, parts, ids, place):
         return call.mixed("picks samples by the values of other samples")
     if place is None:
@@ -129,7 +131,10 @@ def expanded(index: Any, ndim: int) -> list[Any]:
 
 
 def _is_advanced(part: Any) -> bool:
-    return isinstance(part, (Tensor, list, tuple, np.ndarray))
+    """Whether an entry is an index of several values; single numbers are taken like ints."""
+    if isinstance(part, Tensor):
+        return part.dim() > 0 or part.dtype is torch.bool
+    return isinstance(part, (list, tuple, np.ndarray)) and np.ndim(part) > 0
 
 
 def _is_mask(part: Any) -> bool:
@@ -146,17 +151,21 @@ def _values(part: Any) -> np.ndarray[Any, Any]:
 
 def _place_of_advanced(parts: list[Any]) -> int:
     """Return the first dimension that advanced indices give: theirs, or 0 if they are apart."""
-    # Beside a tensor or a list, an int is an advanced index as well.
-    places = [i for i, p in enumerate(parts) if _is_advanced(p) or isinstance(p, int)]
-    if places and places != list(range(places[0], places[-1] + 1)):
+    places = [i for i, p in enumerate(parts) if _is_advanced(p)]
+    between = parts[places[0] : places[-1] + 1] if places else []
+    # Torch takes numbers first, so that only slices and new dimensions set indices apart.
+    if any(p is None or isinstance(p, slice) for p in between):
         return 0
     return sum(1 for p in parts[: places[0]] if p is None or isinstance(p, slice)) if places else 0
 
 
 def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
     """Return which rows an index picks, None if a position of the result has several."""
-    if any(isinstance(p, bool) for p in parts):
+    if any(isinstance(p, bool) or (_is_advanced(p) and _is_mask(p) and not np.ndim(_values(p)))
+           for p in parts):  # fmt: skip
         return None
+    if any(isinstance(p, (list, tuple)) and np.ndim(p) > 1 for p in parts):
+        return None  # torch takes some nested lists apart and others not
     index: Any = []
     shape: list[int] = []
     source = 0
@@ -168,28 +177,28 @@ def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
             values = _values(part)
             positions: tuple[Any, ...] = np.nonzero(values) if _is_mask(part) else (values,)
         else:
-            positions = (part,)
+            positions = (int(part) if np.ndim(part) == 0 and not isinstance(part, slice) else part,)
         for position in positions:
             own = source == dim
             shape.append(rows if own else 1)
             if own:
                 index.append(position)
-            elif isinstance(position, np.ndarray):
+            elif isinstance(position, np.ndarray) and position.ndim:
                 index.append(np.zeros_like(position, dtype=np.int64))
             else:
                 index.append(slice(None) if isinstance(position, slice) else 0)
             source += 1
-    numbers = np.arange(rows).reshape(shape)
-    numbers = numbers[tuple(index)]
+    given = tuple(torch.from_numpy(i) if isinstance(i, np.ndarray) else i for i in index)
+    numbers = torch.arange(rows).reshape(shape)[given].numpy()
     own_part = _part_at(parts, dim)
     advanced = any(_is_advanced(p) for p in parts)
-    if isinstance(own_part, int) and not advanced:
-        return np.asarray(numbers).reshape(-1)[:1], None
+    if not isinstance(own_part, slice) and not _is_advanced(own_part) and not advanced:
+        return numbers.reshape(-1)[:1], None
     if isinstance(own_part, slice):
         place = _place_of_slice(parts, dim)
     else:
         place = None
-    return _constant_rows(np.asarray(numbers), place)
+    return _constant_rows(numbers, place)
 
 
 def _part_at(parts: list[Any], dim: int) -> Any:
@@ -235,9 +244,10 @@ def _constant_rows(numbers: Ids, place: int | None) -> _Rows | None:
     for candidate in range(numbers.ndim) if place is None else (place,):
         if candidate >= numbers.ndim:
             return None
+        if numbers.size == 0:
+            count = numbers.shape[candidate]
+            return np.zeros(count, dtype=np.int64), candidate
         table = np.moveaxis(numbers, candidate, 0).reshape(numbers.shape[candidate], -1)
-        if table.size == 0:
-            return np.zeros(len(table), dtype=np.int64)[: len(table)], candidate
         if bool((table == table[:, :1]).all()):
             return table[:, 0], candidate
     return None

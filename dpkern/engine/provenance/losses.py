@@ -77,6 +77,8 @@ def _by_entry(call: Call) -> tuple[State, int]:
     """Return the rows that all operands share, and how many entries a row has."""
     shape = np.broadcast_shapes(*(tuple(t.shape) for t in call.args[:2]))
     rows = combined(call, torch.empty(shape, device="meta"))
+    if call.name == "gaussian_nll_loss" and call.argument(2, "var").dim() < len(shape):
+        rows = rows if call.tracks_only(*call.args[:2]) else call.mixed("unsqueezes var")
     if not isinstance(rows, PerRecord):
         return rows, 1
     return rows, max(int(np.prod(shape)) // max(len(rows.ids), 1), 1)

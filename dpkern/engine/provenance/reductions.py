@@ -61,10 +61,15 @@ def linear(call: Call) -> Any:
 
 
 def divisor_of(ids: Ids, batch: YieldedBatch) -> tuple[float, int]:
-    """Return what turns a mean over rows into one over records of the pass, and rows of each."""
+    """Return what turns a mean over rows into one over records of the pass, and rows of each.
+
+    Where values have chosen rows, each record counts as one row: how many rows another record has
+    must not scale its term.
+    """
     records = max(batch.in_pass, 1)
     if ids is batch.all:
         return len(ids) / records if len(ids) else 1.0, 1
     counts = np.unique(ids[ids != NO_RECORD], return_counts=True)[1]
-    each = int(counts[0]) if len(counts) and bool((counts == counts[0]).all()) else 1
+    equal = len(counts) > 0 and bool((counts == counts[0]).all()) and not batch.has_chosen_rows
+    each = int(counts[0]) if equal else 1
     return (len(ids) / (records * each) if len(ids) else 1.0), each

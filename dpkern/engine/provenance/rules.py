@@ -137,7 +137,10 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return boundary.enter_operation(call)
     blocked = None if name == "backward" else _blocked(call, tensors)
     if blocked is not None:
-        return finish_as(call, call.plain(), blocked)
+        result = call.plain()
+        if name in ("__setitem__", "data.set"):
+            with_state(call, args[0], blocked)
+        return finish_as(call, result, blocked)
     act = ACTIONS.get(name)
     if act is not None:
         return act(call)

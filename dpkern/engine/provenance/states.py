@@ -64,6 +64,8 @@ class YieldedBatch:
         """The position of every record in the batch."""
         self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
+        self.has_chosen_rows = False
+        """Whether values have chosen rows, so that their number depends on private data."""
 
 
 @dataclass(frozen=True, eq=False)
