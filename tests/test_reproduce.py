@@ -48,7 +48,7 @@ def claims() -> Result:
         ("GReDP, real noise", math.inf),
         ("in 100000 dimensions", 190),
         ("sigma / (n L) 122.19", 0.0473),
-        ("sigma / (n L) 30.549", 0.50),
+        ("sigma / (n L) 30.549", 0.221),
         ("Randomized response", 1.0),
         ("coefficients released once", 1.41421),
         ("gradients of encoder", math.inf),

@@ -184,7 +184,7 @@ def test_long_compositions_are_made_of_shorter_ones() -> None:
     assert found.accountant == "PLD"
     # The central limit of many small losses, from below: mu = 2 q sqrt(T) / sigma.
     limit = epsilon_of(lambda eps: gaussian_delta(eps, 2e-4 * 1e4 / 127), 1e-5)
-    assert limit * 0.999 < found.epsilon < limit * 1.01
+    assert limit * 0.999 < found.epsilon < limit * 1.02
 
 
 @pytest.mark.parametrize(("kind", "scale"), CASES)
