@@ -67,6 +67,21 @@ def test_unsampled_gaussian_is_exact(sigma: float, steps: int, sampling: str, ra
     assert exact <= found <= exact * 1.001
 
 
+@pytest.mark.parametrize("sigma", [2.0**-4, 0.2, 1.1])
+@pytest.mark.parametrize("steps", [10**4, 10**6])
+@pytest.mark.parametrize(("sampling", "rate"), [("poisson", 1.0), ("fixed", 1.0), ("fixed", 0.9)])
+def test_losses_too_large_for_a_grid(sigma: float, steps: int, sampling: str, rate: float) -> None:
+    """Infinite or the closed form, never an overflow; sampling does not make it worse."""
+    run: dict[str, Any] = {"steps": steps, "delta": 1e-5, "dataset_size": 500}
+    found = accounting.epsilon(Release(sigma), sample_rate=rate, sampling=sampling, **run)
+    mu = (2 if sampling == "fixed" else 1) * math.sqrt(steps) / sigma
+    if found < math.inf:
+        assert found <= (mu * mu / 2 + 4.3 * mu) * 1.001
+        assert rate < 1 or found >= mu * mu / 2 + 4.2 * mu
+    else:
+        assert sigma < 0.4
+
+
 QUICK = [point for point in accounting_grid.grid() if point.steps <= 1000][::31]
 
 

@@ -53,6 +53,9 @@ _REFINEMENT = 3.0
 _MAX_REFINEMENTS = 3
 _CONVERGED = 0.005
 _MAX_POINTS = 2.0**19
+_COARSEST = 0.5
+_TOO_COARSE = 100.0
+"""Upstream takes the exponential of an interval: beyond this a grid of losses says nothing."""
 _RESPONSES = 256
 
 Curve = Callable[[float], float]
@@ -205,7 +208,9 @@ def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
     span = 2 * max(_largest_loss(leaf, radius) for leaf in form)
     span += min(4 * scale, 34 * math.sqrt(2 * scale))
     finest = span / _MAX_POINTS
-    interval = max(min(scale / (_FIRST_GRID * math.sqrt(max(convolved, 1))), 0.5), finest)
+    if finest > (_TOO_COARSE if convolved else _COARSEST):
+        return _unsampled_curve(form, radius)
+    interval = max(min(scale / (_FIRST_GRID * math.sqrt(max(convolved, 1))), _COARSEST), finest)
 
     def on_grid(interval: float) -> Curve:
         accountant = subsets.accountant(_neighbouring(used), interval)
@@ -237,6 +242,16 @@ def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
         if before - now <= _CONVERGED * now + 1e-4:
             break
     return curve
+
+
+def _unsampled_curve(form: Sequence[Leaf], radius: float) -> Curve:
+    """The closed form for Gaussian releases of all records, which bounds sampled ones too."""
+    if any(leaf.kind != GAUSSIAN_EVENT for leaf in form):
+        return lambda _: math.inf
+    mu = radius * math.sqrt(math.fsum(leaf.count / leaf.multiplier**2 for leaf in form))
+    exact = dp_accounting().get_epsilon_gaussian
+    # One part in 10^9 up: the root that is found is rounded.
+    return lambda delta: float(exact(1 / mu, delta)) * (1 + 1e-9)
 
 
 def _pure_epsilon(leaf: Leaf) -> float:
