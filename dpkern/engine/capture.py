@@ -306,6 +306,14 @@ class Capture:
         """Refuse what belongs to other samples than the current ones."""
         expected = self._ticket if self.handed_out else self._admitted
         if expected is not None and use.ticket != expected:
+            if self.boundary is not None and self.boundary.in_pieces:
+                raise PrivacyError(
+                    f"backward through {use.names}",
+                    expected="one backward pass for each piece of the batch, before the next one",
+                    got="a backward pass of an earlier piece",
+                    remedy="Call backward() on each piece's loss before the next piece enters the "
+                    "module, or pass max_physical_batch_size to make_private.",
+                )
             raise PrivacyError(
                 f"backward through {use.names}",
                 expected="gradients of the current samples",

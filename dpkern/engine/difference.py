@@ -44,6 +44,10 @@ GATE = 0.1
 """Standard deviation of what stands in for parameters that are zero throughout, while probing."""
 
 
+_KEPT = (Tensor, int, float, complex)
+"""What an attribute may remember of samples."""
+
+
 @dataclass
 class Outcome:
     """What a probe found.
@@ -157,21 +161,21 @@ class DifferenceProbe:
         changed = self._before.changes(left)
         self._put_back(left)
         absorbed: set[str] = set()
-        other: Snapshot | None = None
+        others: list[Snapshot] = []
         for turn, chosen in enumerate(self._choices(number, full)):
             sign = (-1) ** turn if full or number % 2 == 0 else 0
             inputs, result = self._replaced(chosen, number, outcome, sign)
             after = self._snapshot()
             if inputs is not None:
                 differ = left.changes(after)
-                other = after if differ else other
+                others += [after] if differ else []
                 absorbed |= differ
             self._put_back(after)
             if rows and not outcome.mixed:
                 kept = [b for b in range(self.batch) if b not in chosen]
                 self._judge(outcome, plain, inputs, result, kept)
         outcome.counted = changed - absorbed
-        outcome.absorbed = self._lasting(left, other, absorbed)
+        outcome.absorbed = self._lasting(left, others, absorbed)
 
     def _judge(
         self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
@@ -246,32 +250,39 @@ class DifferenceProbe:
                 remedy="Update it outside of the forward pass, under engine.public().",
             )
 
-    def _lasting(self, left: Snapshot, other: Snapshot | None, differ: set[str]) -> list[str]:
+    def _lasting(self, left: Snapshot, others: Sequence[Snapshot], differ: set[str]) -> list[str]:
         """State that follows the data and reaches state_dict() or later outputs.
 
         Attributes that the next pass overwrites unread do neither.
         """
-        kinds = left.kinds | (other.kinds if other is not None else {})
+        kinds = dict(left.kinds)
+        for other in others:
+            kinds |= other.kinds
         saved = [path for path in differ if kinds.get(path, "attribute") != "attribute"]
         live = self.together(bool(differ) and not saved)
         if not live or saved:
             return saved
         # The same samples, after others: the passes must come out the same.
-        ends = []
-        for start in (left, other if other is not None else left):
-            start.restore()
-            result = self._pass(fresh(self.arguments))
-            ends.append((result, self._snapshot()))
-            self._put_back()
-        (one, first), (two, second) = ends
-        if differing([one], [two], self.batch, range(self.batch)) or not _alike(one, two):
-            return sorted(differ)
-        later = first.changes(second)
-        return sorted(
-            path
-            for path in later
-            if isinstance(first.values.get(path, second.values.get(path)), Tensor)
-        )
+        one, first = self._again(left)
+        found: set[str] = set()
+        for start in others or [left]:
+            two, second = self._again(start)
+            if differing([one], [two], self.batch, range(self.batch)) or not _alike(one, two):
+                return sorted(differ)
+            found |= {
+                path
+                for path in first.changes(second)
+                if isinstance(first.values.get(path, second.values.get(path)), _KEPT)
+            }
+        return sorted(found)
+
+    def _again(self, start: Snapshot) -> tuple[Any, Snapshot]:
+        """A pass on the batch from the state that another one left."""
+        start.restore()
+        result = self._pass(fresh(self.arguments))
+        end = self._snapshot()
+        self._put_back()
+        return result, end
 
     def _place(self, inputs: Any, kept: Sequence[int], *, between: bool) -> str:
         """The first module whose own inputs agree in these rows while its outputs do not.

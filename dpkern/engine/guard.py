@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe, Outcome
+from .fewer_rows import check_fewer_rows
 from .hooks import Hook
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
@@ -135,6 +136,8 @@ class ForwardGuard:
                 got="a finding on another process",
                 remedy="See its error.",
             )
+        if error is None and anywhere is None and why == "new":
+            error = self._check_fewer_rows(module, args, kwargs, batch)
         if error is None and anywhere is None and self._inner_losses:
             error = self._check_inner_losses(module, args, kwargs, batch)
         if error is not None:
@@ -147,12 +150,23 @@ class ForwardGuard:
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
 
+    def _check_fewer_rows(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+    ) -> UnsupportedModule | None:
+        self.running = True
+        try:
+            return check_fewer_rows(module, module, (args, kwargs), batch)
+        finally:
+            self.running = False
+
     def _check_inner_losses(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
     ) -> UnsupportedModule | None:
         self.running = True
         try:
-            self._inner_losses = check_inner_losses(module, (args, kwargs), batch)
+            self._inner_losses = check_inner_losses(
+                module, without_failing_kernels(module), (args, kwargs), batch
+            )
         except UnsupportedModule as error:
             return error
         finally:
@@ -171,7 +185,13 @@ class ForwardGuard:
     ) -> Outcome:
         zeros = [slot.parameter for slot in self.capture.slots] if full and rows else []
         probe = DifferenceProbe(
-            self.module, call, args, kwargs, batch, zeros=zeros, together=self.capture.anywhere
+            self.module,
+            without_failing_kernels(call),
+            args,
+            kwargs,
+            batch,
+            zeros=zeros,
+            together=self.capture.anywhere,
         )
         self.running = True
         try:
@@ -228,3 +248,22 @@ class ForwardGuard:
     def report_late(self, reason: str) -> None:
         if self.on_late_finding is not None:
             self.on_late_finding(reason)
+
+
+def without_failing_kernels(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, without oneDNN where that has no kernel.
+
+    The capture takes recurrent layers apart; a probe runs torch's own, which some processors lack
+    for 16-bit operands.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(*args, **kwargs)
+        except RuntimeError as error:
+            if "primitive" not in str(error):
+                raise
+            with torch.backends.mkldnn.flags(enabled=False):
+                return call(*args, **kwargs)
+
+    return run

@@ -9,7 +9,7 @@ samples must have the same gradients.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,14 @@ _TOLERANCE = 1e-3
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def check_inner_losses(module: nn.Module, arguments: Arguments, batch: int) -> bool:
+def check_inner_losses(
+    module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
+) -> bool:
     """Compare gradients of the module's scalar outputs, with and without other samples replaced.
 
     Args:
         module: of ordinary parameters, in a probe.
+        call: runs it.
         arguments: a batch, samples first.
         batch: number of samples, at least 2.
 
@@ -50,11 +53,11 @@ def check_inner_losses(module: nn.Module, arguments: Arguments, batch: int) -> b
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            one = _gradients(module, arguments, batch)
+            one = _gradients(module, call, arguments, batch)
             for changed, different in replacements if one else ():
                 before.restore()
                 draws.restore()
-                two = _gradients(module, changed, batch) if different else one
+                two = _gradients(module, call, changed, batch) if different else one
                 for place, first in one.items():
                     second = two.get(place)
                     if second is not None and second.shape == first.shape:
@@ -82,7 +85,7 @@ def _compare(name: str, one: Tensor, two: Tensor, batch: int, chosen: Sequence[i
 
 
 def _gradients(
-    module: nn.Module, arguments: Arguments, batch: int
+    module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
 ) -> dict[tuple[str, int], Tensor]:
     """The gradient of the sum of all scalar outputs, at each output of the module's parts."""
     parts: dict[tuple[str, int], Tensor] = {}
@@ -102,7 +105,7 @@ def _gradients(
             watch(name, part)
     try:
         with torch.enable_grad():
-            output = module(*fresh(arguments)[0], **fresh(arguments)[1])
+            output = call(*fresh(arguments)[0], **fresh(arguments)[1])
             losses = [t for t in tensors_of(output) if t.dim() == 0 and t.requires_grad]
             if not losses or not parts:
                 return {}

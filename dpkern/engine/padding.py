@@ -2,14 +2,14 @@
 
 Padding to the longest record of a batch shows every sample the length of another one. That is
 harmless where the model masks padding and the loss leaves it out, which cannot be seen from
-outside: the certificate then names it as its condition. Without a mask among the inputs it is
-refused.
+outside: whoever says so (``masked_padding=True``) gets a certificate that names it as its
+condition. Otherwise it is refused.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import PrivacyError
@@ -51,7 +51,7 @@ class PaddingCheck:
         chosen = sorted({i * (count - 1) // max(_RECORDS - 1, 1) for i in range(_RECORDS)})
         alone = [collate([copy.deepcopy(r)]) for r in records_of(dataset, chosen)]
         if len({tuple(_shapes(tree)) for tree in alone}) > 1:
-            self._found(alone[0])
+            self._found()
 
     def look(self, tree: Any) -> None:
         """Compare the shapes of a batch with those of the first one.
@@ -65,17 +65,17 @@ class PaddingCheck:
         if self._shapes is None:
             self._shapes = shapes
         elif shapes != self._shapes:
-            self._found(tree, late=True)
+            self._found(late=True)
 
-    def _found(self, tree: Any, *, late: bool = False) -> None:
-        if self.allowed or _has_mask(tree):
+    def _found(self, *, late: bool = False) -> None:
+        if self.allowed:
             self._known = True
             self.assume(MASKED)
             return
         error = PrivacyError(
             "collate_fn",
-            expected="batches of one shape, or padding that is known to be masked",
-            got="shapes that depend on the records of the batch, without a mask beside them",
+            expected="batches of one shape, or padding that is said to be masked",
+            got="shapes that depend on the records of the batch",
             remedy="Pad to a fixed length. If model and loss ignore padding, or shapes vary for "
             "reasons other than the records, pass masked_padding=True to make_private.",
         )
@@ -86,8 +86,3 @@ class PaddingCheck:
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
     return [tuple(t.shape[1:]) for t, packed in tensors_of(tree) if t.dim() and not packed]
-
-
-def _has_mask(tree: Any) -> bool:
-    """Whether the batch is a mapping with a mask among its entries."""
-    return isinstance(tree, Mapping) and any("mask" in str(key).lower() for key in tree)

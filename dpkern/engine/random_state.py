@@ -18,17 +18,27 @@ class RandomState:
     """
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._devices = set(devices)
         self._restore: list[tuple[Callable[[Any], Any], Any]] = [
             (torch.set_rng_state, torch.get_rng_state()),
             (random.setstate, random.getstate()),
         ]
-        for device in set(devices):
+        for device in self._devices:
             module: Any = getattr(torch, device.type, None)
             if device.type not in ("cpu", "meta") and hasattr(module, "get_rng_state"):
                 self._restore.append((_setter(module, device), module.get_rng_state(device)))
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             self._restore.append((numpy.random.set_state, numpy.random.get_state()))
+
+    def changed(self) -> bool:
+        """Whether something was drawn from torch's generators since."""
+        now = RandomState(self._devices)
+        pairs = zip(self._restore, now._restore, strict=True)
+        return any(
+            isinstance(one, torch.Tensor) and not torch.equal(one, other)
+            for (_, one), (_, other) in pairs
+        )
 
     def restore(self) -> None:
         """Put every generator back."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import random
 import types
 from collections import deque
@@ -228,7 +229,8 @@ class Snapshot:
         for name, parameter in module._parameters.items():
             if parameter is not None and not self._hidden:
                 self.kinds[dot + name] = "parameter"
-                self._gradients.append((parameter, parameter.grad))
+                if parameter.is_leaf:
+                    self._gradients.append((parameter, parameter.grad))
                 yield dot + name, parameter
         for name, buffer in module._buffers.items():
             if buffer is not None:
@@ -238,6 +240,9 @@ class Snapshot:
         for name, value in list(held.items()):
             if name not in _OWN and (name not in _STANDARD or value):
                 yield dot + name, value
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            self.kinds[f"{dot}_extra_state"] = "buffer"
+            self.values[f"{dot}_extra_state"] = _bytes_of(module.get_extra_state())
         yield from self._in_class(path, type(module))
 
     def _in_class(self, path: str, kind: type) -> Iterator[tuple[str, Any]]:
@@ -360,3 +365,10 @@ def _refill(container: Any, saved: Any) -> None:
     else:
         container.clear()
         container.extend(saved)
+
+
+def _bytes_of(value: Any) -> bytes:
+    """The value as it would be saved, to compare."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()

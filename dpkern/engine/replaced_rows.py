@@ -126,9 +126,23 @@ def by_copies(step: int, flat: bool = True) -> Change:
     def change(x: Tensor, rows: Tensor) -> Tensor:
         if not flat and not x.is_floating_point() and x[0].numel() <= 1:
             return x[rows]
-        return x[(rows - step) % len(x)]
+        return _other_numbers(x, rows, x[(rows - step) % len(x)])
 
     return change
+
+
+def _other_numbers(x: Tensor, rows: Tensor, copies: Tensor) -> Tensor:
+    """The copies, with another sample's number where one whole number per sample was copied alike.
+
+    Classes repeat in a batch, and a copy of the same class shows nothing.
+    """
+    if x.is_floating_point() or x.is_complex() or x[0].numel() != 1:
+        return copies
+    known: Tensor = torch.unique(x)
+    if len(known) < 2:
+        return copies
+    after = known[(torch.searchsorted(known, x.flatten()[rows].contiguous()) + 1) % len(known)]
+    return torch.where(copies == x[rows], after.reshape(copies.shape), copies)
 
 
 def by_one(place: int) -> Change:
@@ -150,7 +164,7 @@ def by_large_values(step: int, sign: int = 1, integers: bool = True) -> Change:
 
     def change(x: Tensor, rows: Tensor) -> Tensor:
         other = x[step % len(x)].expand_as(x[rows])
-        taken = other if integers else x[rows]
+        taken = _other_numbers(x, rows, other) if integers else x[rows]
         if not x.is_floating_point():
             return taken
         if x.device.type == "cpu":

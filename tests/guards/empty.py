@@ -98,7 +98,7 @@ def interpolated_and_pooled(w: World) -> None:
 @TABLE.right(kind=TEXTS)
 def padded_texts(w: World) -> None:
     model, optimizer, loader = w.private(
-        Language(), loader=w.loader(collate_fn=padded), draws=EMPTY
+        Language(), loader=w.loader(collate_fn=padded), masked_padding=True, draws=EMPTY
     )
     for batch in loader:
         optimizer.zero_grad()

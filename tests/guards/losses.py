@@ -290,7 +290,9 @@ def cross_entropy_with_class_weights(w: World) -> None:
 @TABLE.right(kind=TEXTS)
 def mean_over_the_tokens_of_the_batch(w: World) -> None:
     """Long records weigh more: the divisor depends on everybody's length."""
-    model, optimizer, loader = w.private(Language(), loader=w.loader(collate_fn=padded))
+    model, optimizer, loader = w.private(
+        Language(), loader=w.loader(collate_fn=padded), masked_padding=True
+    )
     for batch in loader:
         optimizer.zero_grad()
         ids = batch["input_ids"]
@@ -302,7 +304,9 @@ def mean_over_the_tokens_of_the_batch(w: World) -> None:
 
 @TABLE.right(kind=TEXTS)
 def mean_over_the_tokens_of_each_record(w: World) -> None:
-    model, optimizer, loader = w.private(Language(), loader=w.loader(collate_fn=padded))
+    model, optimizer, loader = w.private(
+        Language(), loader=w.loader(collate_fn=padded), masked_padding=True
+    )
     for batch in loader:
         optimizer.zero_grad()
         ids = batch["input_ids"]

@@ -52,15 +52,6 @@ def micro_batches_by_slices(w: World) -> None:
 
 
 @TABLE.right()
-def losses_of_micro_batches_added(w: World) -> None:
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        parts = zip(x.split(2), y.split(2), strict=True)
-        return sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in parts) / len(x)
-
-    fit(w, mlp(), loss)
-
-
-@TABLE.right()
 def one_sample_at_a_time(w: World) -> None:
     model, optimizer, loader = w.private(mlp(), loss_reduction="sum")
     for x, y in loader:

@@ -250,7 +250,9 @@ def as_encoding(records: Any) -> Encoding:
 
 @TABLE.right(kind=TEXTS)
 def batches_in_an_encoding(w: World) -> None:
-    model, optimizer, loader = w.private(Language(), loader=w.loader(collate_fn=as_encoding))
+    model, optimizer, loader = w.private(
+        Language(), loader=w.loader(collate_fn=as_encoding), masked_padding=True
+    )
     for batch in loader:
         batch = batch.to("cpu")
         optimizer.zero_grad()
@@ -267,7 +269,9 @@ def padded_texts_pooled_under_a_mask(w: World) -> None:
         mask = (ids != 0).unsqueeze(-1)
         return ((h * mask).sum(1) / mask.sum(1).clamp(min=1)).unsqueeze(1)
 
-    model, optimizer, loader = w.private(Reader(middle), loader=w.loader(collate_fn=padded))
+    model, optimizer, loader = w.private(
+        Reader(middle), loader=w.loader(collate_fn=padded), masked_padding=True
+    )
     for batch in loader:
         optimizer.zero_grad()
         ids = batch["input_ids"]

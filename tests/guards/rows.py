@@ -271,7 +271,7 @@ def class_balanced_by_a_subset_of_a_subset(w: World) -> None:
     fit(w, mlp(), loader=w.loader(Subset(inner, places)), draws=draws)
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=TEXTS)
+@TABLE.refused(PrivacyError, texts.PADDED, kind=TEXTS)
 def padding_of_the_longest_text_in_the_loss(w: World) -> None:
     """One long record, and all others have more padding to predict."""
     model, optimizer, loader = w.private(Language(), loader=w.loader(collate_fn=padded))
@@ -282,7 +282,7 @@ def padding_of_the_longest_text_in_the_loss(w: World) -> None:
         optimizer.step()
 
 
-@TABLE.refused(PrivacyError, MIXED, kind=TEXTS)
+@TABLE.refused(PrivacyError, texts.PADDED, kind=TEXTS)
 def padding_of_the_longest_text_in_the_average(w: World) -> None:
     """Word vectors are averaged over the padded length."""
     model, optimizer, loader = w.private(Reader(), loader=w.loader(collate_fn=padded))
@@ -309,3 +309,14 @@ def loader_that_yields_single_rows(w: World) -> None:
     """Without a batch size each batch is one record, without a row dimension."""
     loader = DataLoader(w.data, batch_size=None, shuffle=True)
     fit(w, mlp(), cross_entropy, loader=loader)
+
+
+@TABLE.refused(PrivacyError, texts.PIECES)
+def losses_of_micro_batches_added(w: World) -> None:
+    """One backward pass for all pieces, which are clipped piece by piece."""
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        parts = zip(x.split(2), y.split(2), strict=True)
+        return sum(F.cross_entropy(model(a), b, reduction="sum") for a, b in parts) / len(x)
+
+    fit(w, mlp(), loss)

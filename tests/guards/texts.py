@@ -19,6 +19,8 @@ TRAINED = "no trained tensor besides the parameters"
 OUTSIDE_GRADIENT = "no ordinary gradient on any parameter"
 OTHER_OUTPUTS = "other outputs after other samples of the batch were replaced"
 OTHER_GRADIENTS = "gradients in the rows of other samples"
+PIECES = "a backward pass of an earlier piece"
+PADDED = "shapes that depend on the records of the batch"
 TRACE = "leave no trace of the samples in the module"
 CONTENTS = "contents that only engine.public(), load_state_dict() or a count changes"
 WRITTEN = "samples written into it"
@@ -41,6 +43,8 @@ WORDS = {
     UNEVEN: "more rows of some records than of others",
     BESIDE_SAMPLES: "a tensor of another origin beside samples",
     COLLATED_ROWS: "a `collate_fn` that makes another number of rows",
+    PIECES: "pieces of a batch with one backward pass for all",
+    PADDED: "shapes that follow the longest record",
     COLLATED_VALUES: "a `collate_fn` that mixes records",
     LISTED_AGAIN: "a record listed several times",
     OWN_PLAN: "a sampler with a plan of its own",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import DPKernError, InvalidInput, PrivacyError
-from ..parameter import PRIVATE
+from ..parameter import PRIVATE, plainly
 from . import refusals
 from .entrance import Input, Rows, has_no_records, inputs_of, picked, rows_of, stripped
 from .handing import tracked_batch
@@ -68,6 +68,11 @@ class ModuleBoundary:
     def entered_records(self) -> int | None:
         """Number of records in the running pass, if they are followed."""
         return None if self._rows is None else len(self._rows.records)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the current batch was cut, and earlier pieces of it have entered."""
+        return bool(self._closed)
 
     @property
     def in_placeholder(self) -> bool:
@@ -253,7 +258,10 @@ class ModuleBoundary:
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
         module = self.capture.module
-        names = [n for n, t in (*module.named_buffers(), *module.named_parameters()) if t is target]
+        place = target.untyped_storage().data_ptr()
+        with plainly():
+            own = (*module.named_buffers(), *module.named_parameters())
+            names = [n for n, t in own if t.untyped_storage().data_ptr() == place != 0]
         if names or isinstance(target, nn.Parameter):
             raise PrivacyError(
                 names[0] if names else "a parameter",

@@ -1,0 +1,99 @@
+"""Does a sample's output depend on how many other samples there are?
+
+Replacing samples leaves their number as it is, and a module that reads the size of its batch as it
+was. So the module also runs on four samples of the batch and on two of these: the two must come out
+the same, up to the rounding of kernels that are blocked by size. Modules that draw random numbers
+draw others for another size, and are not compared.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModule
+from .random_state import RandomState
+from .reachable import Snapshot
+from .replaced_rows import fresh, mapped, tensors_of
+
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""Relative to the largest output; 16-bit outputs are compared to a tenth."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def check_fewer_rows(
+    module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
+) -> UnsupportedModule | None:
+    """Compare the module's outputs on four and on two samples of the batch.
+
+    Args:
+        module: whose state is put back.
+        call: runs it.
+        arguments: a batch, samples first.
+        batch: number of samples.
+
+    Returns:
+        What was found; None if outputs agree, or where there is nothing to compare.
+    """
+    more, fewer = min(4, batch), min(4, batch) // 2
+    if fewer == 0:
+        return None
+    devices = {t.device for t in tensors_of(arguments)} | {p.device for p in module.parameters()}
+    draws, before = RandomState(devices), Snapshot(module, parameters=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            large = _outputs(call, taken_rows(arguments, batch, more))
+            if large is None or draws.changed():
+                return None
+            before.restore()
+            small = _outputs(call, taken_rows(arguments, batch, fewer))
+    finally:
+        before.restore()
+        draws.restore()
+    if small is None or len(large) != len(small):
+        return None
+    for one, two in zip(large, small, strict=True):
+        if not _agree(one, two, more, fewer):
+            return UnsupportedModule(
+                type(module).__name__,
+                expected="outputs of one sample that depend on that sample alone",
+                got="other outputs in a batch of another size",
+                remedy="Do not scale by the number of samples in the forward pass.",
+            )
+    return None
+
+
+def taken_rows(tree: Any, batch: int, count: int) -> Any:
+    """The tree with the first samples' rows only."""
+
+    def take(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or not tensor.shape[0] or tensor.shape[0] % batch:
+            return tensor
+        return tensor[: tensor.shape[0] // batch * count]
+
+    return mapped(fresh(tree), take)
+
+
+def _outputs(call: Callable[..., Any], arguments: Arguments) -> list[Tensor] | None:
+    """Floating outputs of a pass; None if the module does not run on so few samples."""
+    try:
+        output = call(*arguments[0], **arguments[1])
+    except Exception:  # noqa: BLE001 - the real pass has another size
+        return None
+    return [t.detach() for t in tensors_of(output) if t.dim() and t.is_floating_point()]
+
+
+def _agree(one: Tensor, two: Tensor, more: int, fewer: int) -> bool:
+    rows = one.shape[0] * fewer // more
+    if one.shape[0] % more or two.shape[0] != rows or one.shape[1:] != two.shape[1:]:
+        return True
+    a, b = one[:rows].double().nan_to_num(), two.double().nan_to_num()
+    scale = float(a.abs().max()) if a.numel() else 0.0
+    off = float((a - b).abs().max()) if a.numel() else 0.0
+    return off <= _TOLERANCE.get(one.dtype, 0.1) * scale
