@@ -89,7 +89,9 @@ class Call:
         return self.args[place] if place < len(self.args) else default
 
     def tracks_only(self, *allowed: Any) -> bool:
-        """Whether no other operands than these have a state."""
+        """Whether no other operands than these have a state, each in its one place."""
+        if len(self.tracked) > sum(type(a) is TrackedTensor for a in allowed):
+            return False
         return all(any(t is a for a in allowed) for t in self.tracked)
 
     def mixed(self, how: str) -> Mixed:
