@@ -12,15 +12,15 @@ import math
 from collections.abc import Callable
 
 from ...errors import UnsupportedModule
-from .naming import user_line
+from .naming import CallSite, call_site
 from .states import RecordSum
 
-_Key = tuple[str, int, int]
-"""Line of the user's code, number of the loss in the call, number of the term."""
+_Key = tuple[CallSite, int, int]
+"""Call in the user's code, number of the loss in the call, number of the term."""
 
 
 class Divisors:
-    """What earlier losses divided by, each by its line of the user's code."""
+    """What earlier losses divided by, each by the call it came from."""
 
     def __init__(self) -> None:
         self._shares: dict[_Key, int] = {}
@@ -29,7 +29,7 @@ class Divisors:
     def check(
         self, state: RecordSum, number: int, declared: str, report: Callable[[str], None] | None
     ) -> None:
-        """Compare a loss with earlier ones of the same line.
+        """Compare a loss with earlier ones of the same call.
 
         Args:
             state: the loss.
@@ -40,9 +40,9 @@ class Divisors:
         Raises:
             UnsupportedModule: another divisor than before.
         """
-        line = user_line()
-        error = self._other_share(state, line, number) or self._other_scale(
-            state, line, number, declared
+        site = call_site()
+        error = self._other_share(state, site, number) or self._other_scale(
+            state, site, number, declared
         )
         if error is None:
             return
@@ -50,9 +50,11 @@ class Divisors:
             report(str(error))
         raise error
 
-    def _other_share(self, state: RecordSum, line: str, number: int) -> UnsupportedModule | None:
+    def _other_share(
+        self, state: RecordSum, site: CallSite, number: int
+    ) -> UnsupportedModule | None:
         for position, share in enumerate(sorted(state.shares)):
-            before = self._shares.setdefault((line, number, position), share)
+            before = self._shares.setdefault((site, number, position), share)
             if before != share:
                 return UnsupportedModule(
                     "loss",
@@ -66,7 +68,7 @@ class Divisors:
         return None
 
     def _other_scale(
-        self, state: RecordSum, line: str, number: int, declared: str
+        self, state: RecordSum, site: CallSite, number: int, declared: str
     ) -> UnsupportedModule | None:
         batch = state.batch
         counts = (batch.in_pass, batch.size)
@@ -74,7 +76,7 @@ class Divisors:
             # What is left of the scale once the clipping has undone the declared mean.
             if reduction != declared:
                 scale *= batch.in_pass if declared == "mean" else 1 / batch.in_pass
-            key = line, number, position
+            key = site, number, position
             before, records = self._scales.setdefault(key, (scale, counts))
             if not _follows_size(before, records, scale, counts):
                 continue
