@@ -404,7 +404,7 @@ LOSSES = {
     "own distance": ("F.triplet_margin_with_distance_loss(z, z, z, distance_function=apart)",
                      "mixed"),
     "weights of classes in the batch": (
-        "F.cross_entropy(z, y, weight=F.one_hot(y, 5).float().mean(0))", "mixed"),
+        "F.cross_entropy(z, y, weight=F.one_hot(y, 5).double().mean(0))", "mixed"),
 }  # fmt: skip
 
 

@@ -32,6 +32,9 @@ ACTIONS: dict[str, Action] = {}
 REORDERING = frozenset({"__getitem__", "index_select"})
 """Operations that take an order of the rows that other records had a part in."""
 
+_TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
+"""Actions that call operations on tracked tensors themselves."""
+
 _NO_RECORDS = frozenset(
     """shape.get dtype.get device.get ndim.get layout.get is_cuda.get is_cpu.get requires_grad.get
     grad_fn.get is_leaf.get itemsize.get nbytes.get is_sparse.get is_quantized.get is_meta.get
@@ -147,16 +150,19 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
         return boundary.enter_operation(call)
-    blocked = None if name == "backward" else _blocked(call, foreign)
-    if blocked is not None:
-        result = call.plain()
-        if name in ("__setitem__", "data.set"):
-            with_state(call, args[0], blocked)
-        return finish_as(call, result, blocked)
     act = ACTIONS.get(name)
-    if act is not None:
+    if act is not None and name in _TRACKED_ACTIONS:
         return act(call)
-    return finish(call, call.plain(), RULES.get(name, _unknown))
+    with torch._C.DisableTorchFunctionSubclass():
+        blocked = _blocked(call, foreign)
+        if blocked is not None:
+            result = func(*args, **kwargs)
+            if name in ("__setitem__", "data.set"):
+                with_state(call, args[0], blocked)
+            return finish_as(call, result, blocked)
+        if act is not None:
+            return act(call)
+        return finish(call, func(*args, **kwargs), RULES.get(name, _unknown))
 
 
 def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
