@@ -427,7 +427,7 @@ EXPRESSIONS = [
     F.grid_sample(x, torch.zeros(len(x), 2, 2, 2, dtype=x.dtype), align_corners=False)
     F.pixel_shuffle(x, 1)
     F.unfold(x, 1)
-    F.fold(x, 1, 1)
+    F.fold(x[..., :1], 1, 1)
     x.unfold(0, 2, 1)
     x.unfold(-1, 2, 1)
     x.unfold(1, 2, 1)
@@ -462,7 +462,7 @@ EXPRESSIONS = [
     F.embedding_bag(n, c)
     F.embedding_bag(k, c, torch.tensor([0, 1]))
     F.bilinear(x, y, torch.ones(2, 3, 3, dtype=x.dtype))
-    torch.stft(x, 2, return_complex=True, window=torch.ones(2, dtype=x.dtype)).abs()
+    torch.stft(x, 2, 1, return_complex=True, window=torch.ones(2, dtype=x.dtype)).abs()
     torch.bincount(k)
     torch.histc(x)
     torch.unique(n)
@@ -533,7 +533,7 @@ EXPRESSIONS = [
     F.cross_entropy(x, k, weight=v.abs(), label_smoothing=0.1)
     F.cross_entropy(x, k, ignore_index=1)
     F.cross_entropy(x, k, ignore_index=1, reduction="sum")
-    F.cross_entropy(x, n, ignore_index=1)
+    F.cross_entropy(x, n[:, 0], ignore_index=1)
     F.cross_entropy(x, y.softmax(1))
     F.cross_entropy(x, torch.tensor(1))
     F.cross_entropy(x.flatten(0, 1), n.flatten(0, 1)[:, 0], ignore_index=1)
@@ -561,12 +561,10 @@ EXPRESSIONS = [
     F.soft_margin_loss(x, y.sign())
     F.hinge_embedding_loss(x, y.sign())
     F.margin_ranking_loss(x, y, c.sign())
-    F.margin_ranking_loss(x[:, :1], w, v.sign())
     F.margin_ranking_loss(w, x[:, 0], v.sign())
     F.cosine_embedding_loss(x, y, w.sign())
     F.triplet_margin_loss(x, y, c)
     F.triplet_margin_loss(x, y, y.roll(1, 0))
-    F.triplet_margin_loss(x, y[0], y)
     F.triplet_margin_with_distance_loss(x, y, c)
     F.triplet_margin_with_distance_loss(x, y, c, distance_function=gap)
     F.multi_margin_loss(x, k)
@@ -601,6 +599,7 @@ EXPRESSIONS = [
     torch.distributions.Categorical(logits=x).log_prob(k)
     torch.distributions.Categorical(logits=x).entropy().mean()
     torch.distributions.Bernoulli(logits=x).log_prob((y > 0).double()).sum(-1)
+    torch.distributions.kl_divergence(normal(x, 1.0), normal(y, 1.0))
     """.strip().splitlines()
 ]  # fmt: skip
 
@@ -620,7 +619,14 @@ def gap(a: Tensor, b: Tensor) -> Tensor:
 
 def compiled(text: str) -> Callable[..., Any]:
     """Return the expression as a function of its operands."""
-    scope = {"torch": torch, "F": F, "setitem": setitem, "written": written, "gap": gap}
+    scope = {
+        "torch": torch,
+        "F": F,
+        "setitem": setitem,
+        "written": written,
+        "gap": gap,
+        "normal": torch.distributions.Normal,
+    }
     function: Callable[..., Any] = eval(f"lambda {', '.join(NAMES)}: {text}", scope)
     return function
 

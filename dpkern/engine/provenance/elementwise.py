@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from .meeting import combined
 from .rules import Call, action, rule
-from .states import OneRecord, PerRecord, RecordSum, State
+from .states import OneRecord, PerRecord, RecordSum, Reduction, State
 from .tensor import retrack, state_of
 
 ELEMENTWISE = """
@@ -50,12 +51,26 @@ def elementwise(call: Call, out: Tensor) -> State | None:
             return call.mixed("divides by a sum over samples")
     elif call.name not in ("mul", "multiply"):
         return call.mixed("is not linear in a sum over samples")
-    return rescaled(sums[0])
+    other = call.argument(1, "other")
+    factor = _number(call.argument(0, "input") if state_of(other) is not None else other)
+    if factor and call.name in ("div", "divide", "true_divide"):
+        factor = 1 / factor
+    return rescaled(sums[0], factor)
 
 
-def rescaled(state: RecordSum) -> RecordSum:
-    """Return the state of a sum over records times a constant."""
-    return RecordSum(state.batch, state.reduction, True, state.shares)
+def _number(value: Any) -> float | None:
+    """Return a constant factor as a number, None if that would wait for a device."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu":
+        return None if value.is_complex() else float(value)
+    return None
+
+
+def rescaled(state: RecordSum, factor: float | None = None) -> RecordSum:
+    """Return the state of a sum over records times a constant, None if its value is not known."""
+    terms = () if factor is None else ((r, s * factor) for r, s in state.terms)
+    return RecordSum(state.batch, state.reduction, True, state.shares, frozenset(terms))
 
 
 @rule("add", "sub", "subtract")
@@ -79,7 +94,8 @@ def added(call: Call, terms: Sequence[RecordSum]) -> State:
         return call.mixed("adds a mean over the samples to a sum over them")
     reduction = fixed.pop() if fixed else terms[0].reduction
     shares = frozenset[int]().union(*(term.shares for term in terms))
-    return RecordSum(terms[0].batch, reduction, any(t.rescaled for t in terms), shares)
+    scales = frozenset[tuple[Reduction, float]]().union(*(term.terms for term in terms))
+    return RecordSum(terms[0].batch, reduction, any(t.rescaled for t in terms), shares, scales)
 
 
 @rule("bucketize", "searchsorted")

@@ -41,6 +41,15 @@ def _picked(call: Call, x: Tensor, index: Any, out: Tensor) -> State | None:
             return call.mixed("picks by the values of other samples")
         alone = out.dim() == x.dim() + 1 and _is_new_row(index)
         return PerRecord(state.batch, np.array([state.record])) if alone else state
+    if isinstance(state, PerRecord) and state.dim == 0 and len(call.tracked) == 1:
+        if isinstance(index, slice):
+            return PerRecord(state.batch, state.ids[index])
+        if type(index) is int:
+            return _one(state, int(state.ids[index]))
+        if isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim() == 1:
+            return PerRecord(state.batch, state.ids[index.cpu().numpy()])
+        if isinstance(index, tuple) and all(isinstance(i, slice) for i in index):
+            return PerRecord(state.batch, state.ids[index[0]] if index else state.ids)
     parts = expanded(index, x.dim())
     if state is None:
         return _looked_up(call, parts, out)
@@ -54,9 +63,11 @@ def _picked(call: Call, x: Tensor, index: Any, out: Tensor) -> State | None:
         state.batch.has_chosen_rows = True
     if not _picked_by_own(call, x, state, parts, ids, place):
         return call.mixed("picks samples by the values of other samples")
-    if place is None:
-        return None if ids[0] == NO_RECORD else OneRecord(state.batch, int(ids[0]))
-    return PerRecord(state.batch, ids, place)
+    return _one(state, int(ids[0])) if place is None else PerRecord(state.batch, ids, place)
+
+
+def _one(state: PerRecord, record: int) -> OneRecord | None:
+    return None if record == NO_RECORD else OneRecord(state.batch, record)
 
 
 def _is_new_row(index: Any) -> bool:

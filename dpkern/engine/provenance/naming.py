@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
+from types import CodeType, FrameType
 
 import torch
 
@@ -50,6 +51,24 @@ def _name_of(func: Function) -> str:
 def has_reversed_operands(func: Function) -> bool:
     """Whether an operator was called with its operands the other way round."""
     return getattr(func, "__name__", "") in _REVERSED
+
+
+CallSite = tuple[tuple[CodeType, int], ...]
+
+
+def call_site(depth: int = 4) -> CallSite:
+    """Return the instructions of the user's code that the running call comes from.
+
+    Loops that call the same library for several losses differ in their own frames.
+    """
+    found: list[tuple[CodeType, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < depth:
+        path = frame.f_code.co_filename
+        if not path.startswith(_OUR_FILES) and not path.startswith("<"):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
 
 
 def user_line() -> str:

@@ -7,7 +7,7 @@ many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ ACTIONS: dict[str, Action] = {}
 
 REORDERING = frozenset({"__getitem__", "index_select"})
 """Operations that take an order of the rows that other records had a part in."""
+
+_TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
+"""Actions that call operations on tracked tensors themselves."""
 
 _NO_RECORDS = frozenset(
     """shape.get dtype.get device.get ndim.get layout.get is_cuda.get is_cpu.get requires_grad.get
@@ -56,6 +59,7 @@ class Call:
         func: what torch was asked to run.
         args, kwargs: as given, with tracked tensors among them.
         tracked: the operands with a state.
+        operands: all tensors among the arguments.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Call:
     args: Sequence[Any]
     kwargs: dict[str, Any]
     tracked: list[Tensor] = field(default_factory=list)
+    operands: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.states: list[State] = [t._state for t in self.tracked]  # type: ignore[attr-defined]
@@ -89,7 +94,9 @@ class Call:
         return self.args[place] if place < len(self.args) else default
 
     def tracks_only(self, *allowed: Any) -> bool:
-        """Whether no other operands than these have a state."""
+        """Whether no other operands than these have a state, each in its one place."""
+        if len(self.tracked) > sum(type(a) is TrackedTensor for a in allowed):
+            return False
         return all(any(t is a for a in allowed) for t in self.tracked)
 
     def mixed(self, how: str) -> Mixed:
@@ -126,25 +133,36 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
     tensors = _operands(args, kwargs)
-    if name in _NO_RECORDS and not any(type(t) in PRIVATE for t in tensors):
+    tracked, private, foreign = [], None, False
+    for tensor in tensors:
+        kind = type(tensor)
+        if kind is TrackedTensor:
+            tracked.append(tensor)
+        elif kind in PRIVATE:
+            private = tensor
+        elif tensor.grad_fn is not None:
+            foreign = True
+    if name in _NO_RECORDS and private is None:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    call = Call(name, func, args, kwargs, [t for t in tensors if type(t) is TrackedTensor])
-    private = next((t for t in tensors if type(t) in PRIVATE), None)
+    call = Call(name, func, args, kwargs, tracked, tensors)
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
         return boundary.enter_operation(call)
-    blocked = None if name == "backward" else _blocked(call, tensors)
-    if blocked is not None:
-        result = call.plain()
-        if name in ("__setitem__", "data.set"):
-            with_state(call, args[0], blocked)
-        return finish_as(call, result, blocked)
     act = ACTIONS.get(name)
-    if act is not None:
+    if act is not None and name in _TRACKED_ACTIONS:
         return act(call)
-    return finish(call, call.plain(), RULES.get(name, _unknown))
+    with torch._C.DisableTorchFunctionSubclass():
+        blocked = _blocked(call, foreign)
+        if blocked is not None:
+            result = func(*args, **kwargs)
+            if name in ("__setitem__", "data.set"):
+                with_state(call, args[0], blocked)
+            return finish_as(call, result, blocked)
+        if act is not None:
+            return act(call)
+        return finish(call, func(*args, **kwargs), RULES.get(name, _unknown))
 
 
 def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -186,7 +204,7 @@ def with_state(call: Call, out: Tensor, state: State | None) -> Tensor:
     if state is None or type(out) in PRIVATE:
         return out
     before = state_of(out)
-    if not any(out is t for t in _operands(call.args, call.kwargs)):
+    if not any(out is t for t in call.operands):
         return retrack(out, state)
     if _returns_operand(call, out):
         # x.contiguous() and the like gave x itself: it may stand elsewhere with another state.
@@ -207,32 +225,26 @@ def _returns_operand(call: Call, out: Tensor) -> bool:
     )
 
 
-def _blocked(call: Call, tensors: Iterable[Tensor]) -> Mixed | None:
+def _blocked(call: Call, foreign: bool) -> Mixed | None:
     """Return the state of all results if the operands cannot be told apart in the first place."""
-    if is_stale(tensors):
+    if is_stale(call.operands):
         return call.mixed("reads what was written into it through another view")
     states = call.states
     for state in states:
-        if isinstance(state, Mixed) and not _is_order(call, states):
-            return state
-    if len(states) > 1 and call.batch is None and not _is_order(call, states):
-        return call.mixed("combines samples of several batches")
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if (
-                type(tensor) is not TrackedTensor
-                and tensor.grad_fn is not None
-                and type(tensor) not in PRIVATE
-            ):
-                return call.mixed(
-                    "uses a tensor with a gradient that is no output of the private module; if the "
-                    "module keeps it as an attribute, return it from forward()"
-                )
+        if (isinstance(state, Mixed) or state.batch is not states[0].batch) and not _is_order(call):
+            several = call.mixed("combines samples of several batches")
+            return state if isinstance(state, Mixed) else several
+    if foreign and torch.is_grad_enabled():
+        return call.mixed(
+            "uses a tensor with a gradient that is no output of the private module; if the "
+            "module keeps it as an attribute, return it from forward()"
+        )
     return None
 
 
-def _is_order(call: Call, states: Sequence[State]) -> bool:
+def _is_order(call: Call) -> bool:
     """Whether rows are put into an order in which each stands exactly once."""
+    states = call.states
     if call.name not in REORDERING or len(states) != 2 or not isinstance(states[0], PerRecord):
         return False
     order, rows = call.tracked[1], len(states[0].ids)

@@ -104,12 +104,20 @@ class RecordSum:
             reduction or made one.
         shares: by how many entries per record the means divide; they have to be the same in every
             batch, as they scale what a record contributes.
+        scales: the terms, where constants have multiplied them (see ``terms``). Factors that are
+            not known as numbers leave theirs out.
     """
 
     batch: YieldedBatch
     reduction: Reduction
     rescaled: bool = False
     shares: frozenset[int] = frozenset()
+    scales: frozenset[tuple[Reduction, float]] | None = None
+
+    @property
+    def terms(self) -> frozenset[tuple[Reduction, float]]:
+        """The reduction of each term and the constant that multiplies it."""
+        return frozenset({(self.reduction, 1.0)}) if self.scales is None else self.scales
 
 
 @dataclass(frozen=True, eq=False)
