@@ -203,9 +203,9 @@ def _summary(turns: list[dict[bool, list[float]]]) -> dict[str, Any]:
 
 def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
     """CPU milliseconds of each part, timed inside; of an ordinary step unless its name says more."""
-    run = begin(task, guarded=True)
-    occasions = run.engine.capture.guard._occasions
     with parts_timed() as spent:
+        run = begin(task, guarded=True)
+        occasions = run.engine.capture.guard._occasions
         run.step()
         found = {"first probe": spent["probe"]}
         each: list[dict[str, float]] = []
