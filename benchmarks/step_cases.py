@@ -30,7 +30,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class OneBatch(Dataset[int]):
-    """Rows that only have numbers: whichever are drawn, ``collate`` gives the same batch."""
+    """Rows that only have numbers: whichever are drawn, ``collate`` gives the same samples."""
 
     def __init__(self, task: Task) -> None:
         self.batch = task.data()
@@ -43,10 +43,11 @@ class OneBatch(Dataset[int]):
         return row
 
     def collate(self, rows: list[int]) -> Batch:
-        """The batch, whatever the rows."""
-        if len(rows) != len(self.batch[0]):
-            raise RuntimeError(f"a batch of {len(rows)} rows instead of {len(self.batch[0])}")
-        return self.batch
+        """The batch, whatever the rows; its first samples for fewer rows, as engines try them."""
+        x, y = self.batch
+        if len(rows) > len(x):
+            raise RuntimeError(f"a batch of {len(rows)} rows instead of {len(x)}")
+        return (x, y) if len(rows) == len(x) else (x[: len(rows)], y[: len(rows)])
 
 
 @dataclass

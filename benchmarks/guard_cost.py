@@ -1,0 +1,237 @@
+"""Time private training with and without the guards around it, step by step in turns in one process.
+
+Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ..., "rounds": ...}'``
+
+A run without guards is what dpkern trained before there were any: batches begin by hand, the module's
+hooks do not look at outputs and state, and nobody follows records. Both runs take one step after the
+other, so that drift of the machine cancels. Secret probes come once in 500 passes: their expected share
+is added, one probe is timed by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+import dpkern
+from dpkern.engine import loader
+from dpkern.engine.guard import ForwardGuard
+from dpkern.engine.occasions import MEAN_GAP
+from dpkern.engine.padding import PaddingCheck
+from dpkern.engine.provenance import YieldedBatch, boundary, rules
+
+from .step_cases import CLIP, LR, MOMENTUM, NOISE, _loader, quiet
+from .step_models import TASKS, Task
+
+CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.thread_time, "wall": time.perf_counter}
+
+@dataclass
+class Run:
+    """Training of one model in the plain loop.
+
+    Attributes:
+        engine: the engine that made it private.
+        step: takes one step.
+    """
+
+    engine: dpkern.PrivacyEngine
+    step: Callable[[], None]
+    taken: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CLOCKS})
+    """Seconds of each step, by clock."""
+
+    def timed_step(self) -> None:
+        """Take a step and note how long it took."""
+        before = {name: clock() for name, clock in CLOCKS.items()}
+        self.step()
+        for name, clock in CLOCKS.items():
+            self.taken[name].append(clock() - before[name])
+
+
+def begin(task: Task, *, guarded: bool) -> Run:
+    """A run that has taken no step yet."""
+    model = task.model()
+    engine = dpkern.PrivacyEngine()
+    module, optimizer, private = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM),
+        data_loader=_loader(task),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIP,
+        sampling="fixed",
+    )
+    # No secret probe by chance: their expected share is added.
+    engine.capture.guard._occasions._gap = 1 << 60
+    if not guarded:
+        _drop_guards(engine, private)
+    criterion = nn.CrossEntropyLoss()
+
+    def forever() -> Iterator[Any]:
+        while True:
+            yield from private
+
+    batches = forever()
+
+    def step() -> None:
+        x, y = next(batches)
+        task.loss(criterion, module(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Run(engine, step)
+
+
+def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
+    capture, adapter = engine.capture, engine.adapter
+    capture.guard.detach()
+    capture.guard.after = lambda args, kwargs: None  # type: ignore[method-assign]
+    capture.boundary = batches.boundary = batches.padding = None
+    adapter.boundary.has_loader = False
+    batches._checked = True  # neither collation nor padding is tried
+
+    def hand_out(batch: YieldedBatch) -> None:
+        adapter.hand_out(batch.size, first=batch.first, final=batch.final)
+
+    batches.on_hand_out = hand_out
+
+
+PARTS = (
+    ("probe", ForwardGuard, "_check"),
+    ("scans", ForwardGuard, "_before"),
+    ("scans", ForwardGuard, "after"),
+    ("rows", boundary.ModuleBoundary, "enter"),
+    ("rows", boundary.ModuleBoundary, "leave"),
+    ("rows", boundary.LossCheck, "check"),
+    ("rows", rules, "run"),
+    ("rows", loader, "tracked_batch"),
+    ("rows", PaddingCheck, "look"),
+    ("", rules.Call, "plain"),
+    ("", boundary.ModuleBoundary, "backward"),
+)
+"""What runs in which part of the guards; the empty part is what the user asked for."""
+
+
+@contextmanager
+def parts_timed() -> Iterator[dict[str, float]]:
+    """CPU seconds inside the guards while the block runs, by part."""
+    spent = {part: 0.0 for part, _, _ in PARTS}
+    running: list[str] = []
+    since = [0.0]
+
+    def switch() -> None:
+        now = time.thread_time()
+        if running:
+            spent[running[-1]] += now - since[0]
+        since[0] = now
+
+    def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            switch()
+            running.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                switch()
+                running.pop()
+
+        return run
+
+    with ExitStack() as stack:
+        for part, owner, name in PARTS:
+            replacement = timed(part, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, replacement))
+        yield spent
+
+
+def median(values: Sequence[float]) -> float:
+    """The median, 0 of nothing."""
+    return statistics.median(values) if values else 0.0
+
+
+def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
+    """One task: what guards add to a run of ``steps`` steps, as parts of the run without them.
+
+    The first round warms up and is not counted.
+    """
+    turns: list[dict[bool, dict[str, list[float]]]] = []
+    for number in range(rounds + 1):
+        runs = {guarded: begin(task, guarded=guarded) for guarded in (True, False)}
+        gc.collect()
+        for step in range(steps if number else 3):
+            first = bool((step + number) % 2)
+            runs[first].timed_step()
+            runs[not first].timed_step()
+        turns.append({guarded: run.taken for guarded, run in runs.items()})
+    row: dict[str, Any] = {"task": task.name, "steps": steps, "rounds": rounds}
+    for clock in CLOCKS:
+        row[clock] = _summary([{g: t[g][clock] for g in t} for t in turns[1:]])
+    row["parts ms"] = _parts(task)
+    for clock in CLOCKS:
+        found = row[clock]
+        expected = steps / MEAN_GAP * row["parts ms"]["secret probe"] / found["run ms"]
+        found["secret"] = expected
+        found["all"] = found["first"] + expected + found["passes"]
+    return row
+
+
+def _summary(turns: list[dict[bool, list[float]]]) -> dict[str, Any]:
+    """Parts of a run without guards that its first step and its other steps gain by them."""
+    plain = median([sum(t[False]) for t in turns])
+    count = len(turns[0][False]) - 1
+    first = median([t[True][0] - t[False][0] for t in turns])
+    later = [(a, b) for t in turns for a, b in zip(t[True][1:], t[False][1:], strict=True)]
+    passes = count * median([a - b for a, b in later])
+    return {
+        "run ms": 1e3 * plain,
+        "step ms": 1e3 * median([b for _, b in later]),
+        "ratio of runs": median([sum(t[True]) / sum(t[False]) for t in turns]),
+        "ratio of steps": median([a / b for a, b in later]),
+        "first": first / plain,
+        "passes": passes / plain,
+    }
+
+
+def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
+    """CPU milliseconds of each part, timed inside; of an ordinary step unless its name says more."""
+    with parts_timed() as spent:
+        run = begin(task, guarded=True)
+        occasions = run.engine.capture.guard._occasions
+        run.step()
+        found = {"first probe": spent["probe"]}
+        each: list[dict[str, float]] = []
+        for _ in range(steps):
+            before = dict(spent)
+            run.step()
+            each.append({part: spent[part] - before[part] for part in ("rows", "scans")})
+        for part in ("rows", "scans"):
+            found[part] = median([taken[part] for taken in each])
+        secret = []
+        for _ in range(probes):
+            before = dict(spent)
+            occasions._gap = 1
+            run.step()
+            occasions._gap = 1 << 60
+            secret.append(spent["probe"] - before["probe"])
+    found["secret probe"] = median(secret)
+    return {part: 1e3 * seconds for part, seconds in found.items()}
+
+
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    """Measure what the request asks for, on one thread."""
+    torch.set_num_threads(1)
+    return measure(TASKS[request["task"]], request["steps"], request["rounds"])
+
+
+if __name__ == "__main__":
+    with quiet():
+        print(json.dumps(main(json.loads(sys.argv[1]))))
