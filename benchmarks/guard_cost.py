@@ -36,6 +36,7 @@ from .step_models import TASKS, Task
 
 CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.thread_time, "wall": time.perf_counter}
 
+
 @dataclass
 class Run:
     """Training of one model in the plain loop.
@@ -96,7 +97,7 @@ def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
     capture.guard.detach()
     capture.guard.after = lambda args, kwargs: None  # type: ignore[method-assign]
     capture.boundary = batches.boundary = batches.padding = None
-    adapter.boundary.has_loader = False
+    adapter.batches.boundary.has_loader = False
     batches._checked = True  # neither collation nor padding is tried
 
     def hand_out(batch: YieldedBatch) -> None:

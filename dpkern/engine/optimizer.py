@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,22 +21,19 @@ from .._step_checks import SCHEDULED
 from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import Mechanism, Plan
 from ..step import DPStep
+from .batch_order import BatchOrder
 from .capture import Capture
 from .clipping import close_into, prepare
 from .distributed import Processes, numbers_of
 from .fused import groups_of
 from .local import like
 from .parameter import PrivateParameter, plainly
-from .provenance import ModuleBoundary, YieldedBatch
 from .sharded import ShardedModule
 
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NEVER = 2**31 - 1
 _ABSENT = object()
 _MINE = "_dpkern"
-
-DROPPED = "batches that engine.drop() forgot were not chosen by looking at their samples"
-"""The condition of certificates after a batch was dropped."""
 
 
 class Adapter:
@@ -72,18 +68,8 @@ class Adapter:
         self.private = step
         self.processes = processes
         self.sharded = sharded
-        self.final = True
-        """Whether the samples at hand are the last ones of their logical batch."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
-        self.boundary = ModuleBoundary(
-            capture, activate=self.activate, close_piece=self.close_piece
-        )
-        self._pending: deque[YieldedBatch] = deque()
-        """Batches that the loader has yielded and that have not entered the module."""
-        self._pieces = False
-        """Whether pieces of the current samples were clipped before their step."""
-        self._waiting: bool | None = None
-        """Whether handed-out samples wait for their step; None: nobody hands out."""
+        self.batches = BatchOrder(capture, step, self._close)
         self._shown: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._own_step: Callable[..., Any] = optimizer.step
@@ -117,7 +103,7 @@ class Adapter:
         self._before = {name: optimizer.__dict__.get(name, _ABSENT) for name in names}
         optimizer.__dict__.update(new)
         self.show()
-        self.capture.boundary = self.boundary
+        self.capture.boundary = self.batches.boundary
         prepare(self.capture, self._plan)
         _keep_scalers_away()
 
@@ -129,110 +115,18 @@ class Adapter:
             else:
                 self.optimizer.__dict__[name] = value
         self._before = {}
-        self._pending.clear()
         self.capture.boundary = None
         self.capture.start_early = None
         self.private.drop()
-        self.final, self._waiting = True, None
-
-    def expect(self, batch: YieldedBatch) -> None:
-        """The loader yields a batch; its samples become the current ones when they enter the
-        module.
-
-        Raises:
-            PrivacyError: gradients of an earlier batch still wait for their step.
-        """
-        if self.capture.captured or (batch.first and self.private.unfinished and not self._pending):
-            raise _pending_gradients()
-        self._pending.append(batch)
-
-    def activate(self, batch: YieldedBatch) -> None:
-        """Samples of this batch enter the module.
-
-        Raises:
-            PrivacyError: they are of an earlier batch, or samples before these still wait.
-        """
-        if not self.boundary.has_loader:
-            return  # the capture begins new samples with every pass
-        if batch not in self._pending:
-            raise PrivacyError(
-                "inputs of the module",
-                expected="samples of the loader's current batch",
-                got="samples of an earlier one",
-                remedy="Use each batch for one step only, in the order in which the loader yields "
-                "them.",
-            )
-        self._begin(batch.size, batch.first, batch.final)
-        while self._pending.popleft() is not batch:
-            pass
-
-    def current_batch(self) -> YieldedBatch | None:
-        """The batch that the loop is at: in the module already, or the oldest one yielded."""
-        if self._waiting and self.boundary.current is not None:
-            return self.boundary.current
-        return self._pending[0] if self._pending else self.boundary.current
-
-    def close_piece(self) -> None:
-        """Clip what arrived of a piece of the batch, before another piece enters."""
-        if self.capture.captured:
-            with plainly(), torch.no_grad():
-                self._close()
-            self._pieces = True
+        self.batches.reset()
 
     def hand_out(self, batch: int, *, first: bool = True, final: bool = True) -> None:
-        """New samples that the caller vouches for: row b of the next inputs is sample b.
-
-        Args:
-            batch: number of samples.
-            first, final: whether they open and close their logical batch.
-
-        Raises:
-            PrivacyError: samples handed out before these still wait for their step.
-        """
-        self._begin(batch, first, final)
-        self.boundary.current = None
-
-    def _begin(self, batch: int, first: bool, final: bool) -> None:
-        if self.capture.captured or (first and self.private.unfinished):
-            raise _pending_gradients()
-        if self._waiting:
-            self.boundary.check_finished()
-        self.capture.hand_out(batch)
-        self.final, self._waiting, self._pieces = final, True, False
-
-    def new_samples(
-        self,
-        *,
-        sampling: str = "poisson",
-        sample_rate: float | None = None,
-        dataset_size: int | None = None,
-    ) -> None:
-        """Samples come without a loader that hands them out: each forward pass brings new ones.
-
-        Without a rate every record is taken to be in every step.
-        """
-        if self.capture.captured or self.private.unfinished:
-            raise PrivacyError(
-                "new_samples",
-                expected="a finished step",
-                got="gradients that no optimizer.step() has seen",
-                remedy="Call optimizer.step() or engine.drop() first.",
-            )
-        self.private.draw_as(sampling, sample_rate or 1.0, dataset_size)
-        self.capture.new_samples()
-        self.boundary.has_loader, self.boundary.current = False, None
-        self._pending.clear()
-        self.boundary.unfinished_pass = False
-        self.final, self._waiting = True, None
+        """New samples that the caller vouches for (``BatchOrder.begin_by_hand``)."""
+        self.batches.begin_by_hand(batch, first=first, final=final)
 
     def drop(self) -> None:
         """Forget the unfinished logical batch; nothing of it is released."""
-        if self.boundary.unfinished_pass or self.private.unfinished:
-            self.private.ledger.assume(DROPPED)
-        self.capture.discard()
-        self.private.drop()
-        self.final = True
-        self.boundary.unfinished_pass = False
+        self.batches.drop()
 
     def zero_grad(self) -> None:
         """Forget the current samples' gradients and public ones; earlier parts stay summed."""
@@ -257,25 +151,14 @@ class Adapter:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._waiting and self._pending:
-            # The loop took a batch and made no pass over it, as loops do with empty ones.
-            self.activate(self._pending[0])
-        if self._waiting is False:
-            raise PrivacyError(
-                "optimizer.step",
-                expected="one call for each batch of the loader",
-                got="a second call for the same samples",
-                remedy="A batch may be used for one step only: take the next one, or "
-                "call optimizer.zero_grad() to forget the repeated gradients.",
-            )
+        self.batches.check_step()
         with plainly(), torch.no_grad():
             self._check_parameters()
             self._close()
-            if self.final:
+            if self.batches.final:
                 self._release()
         self.capture.loss_scale = 1.0
-        self.boundary.unfinished_pass = False
-        self._waiting = None if self._waiting is None else False
+        self.batches.step_taken()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
 
@@ -297,7 +180,7 @@ class Adapter:
         Raises:
             PrivacyError: clip groups were finished in the backward pass without knowing it.
         """
-        if self._pieces and scale != self.capture.loss_scale:
+        if self.batches.in_pieces and scale != self.capture.loss_scale:
             raise PrivacyError(
                 "GradScaler",
                 expected="whole batches of the loader when the loss is scaled",
@@ -409,16 +292,6 @@ class Adapter:
         mechanism = self.private.mechanism
         self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
         self.optimizer.__dict__.update(self._shown)
-
-
-def _pending_gradients() -> PrivacyError:
-    return PrivacyError(
-        "data_loader",
-        expected="optimizer.step() after every batch and every part of a split one",
-        got="a new batch while gradients of an earlier one wait",
-        remedy="To accumulate over several batches make the loader's batches larger and "
-        "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
-    )
 
 
 def adapter_of(optimizer: object) -> Adapter | None:

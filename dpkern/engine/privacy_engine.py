@@ -292,11 +292,11 @@ class PrivacyEngine:
             check_optimizer(adapter.optimizer, capture)
         capture.attach()
         adapter.attach()
-        adapter.boundary.has_loader = loader is not None
-        adapter.boundary.views = self._views
+        adapter.batches.boundary.has_loader = loader is not None
+        adapter.batches.boundary.views = self._views
         if loader is not None:
-            loader.on_hand_out = adapter.expect
-            loader.boundary = adapter.boundary
+            loader.on_hand_out = adapter.batches.expect
+            loader.boundary = adapter.batches.boundary
             loader.views = self._views
             loader.placeholders = adapter.sharded is None
 
@@ -326,7 +326,7 @@ class PrivacyEngine:
             PrivacyError: samples that wait for their step.
             InvalidInput: numbers out of range.
         """
-        self.adapter.new_samples(
+        self.adapter.batches.new_samples(
             sampling=sampling, sample_rate=sample_rate, dataset_size=dataset_size
         )
         self.step.ledger.assume(OWN_BATCHES)
@@ -351,11 +351,11 @@ class PrivacyEngine:
             PrivacyError: no current batch.
         """
         _, _, adapter, _ = self._made()
-        current = adapter.current_batch() if adapter.boundary.has_loader else None
-        if current is None and not adapter.boundary.has_loader:
+        current = adapter.batches.current_batch() if adapter.batches.boundary.has_loader else None
+        if current is None and not adapter.batches.boundary.has_loader:
             rows = [t.shape[0] for t, _ in tensors_of(batch) if t.dim()]
             count = max(rows, default=0) if records is None else max(records, default=-1) + 1
-            current = YieldedBatch(count, boundary=adapter.boundary)
+            current = YieldedBatch(count, boundary=adapter.batches.boundary)
         if current is None:
             raise PrivacyError(
                 "adopt",
@@ -369,7 +369,7 @@ class PrivacyEngine:
         check.that(
             known, "records", f"positions below {len(current.all)}", records, "Count from 0."
         )
-        return adapter.boundary.adopt(batch, current, ids)
+        return adapter.batches.boundary.adopt(batch, current, ids)
 
     def drop(self) -> None:
         """Forget the samples of an unfinished batch; nothing of them is released."""

@@ -1,0 +1,185 @@
+"""The order of batches: yielded by the loader, entered into the module, closed by a step.
+
+A batch counts when its samples enter the module, so that loaders may look ahead. Each batch that
+entered needs its step, and a step needs a batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from ..errors import PrivacyError
+from ..step import DPStep
+from .capture import Capture
+from .parameter import plainly
+from .provenance import ModuleBoundary, YieldedBatch
+
+DROPPED = "batches that engine.drop() forgot were not chosen by looking at their samples"
+"""The condition of certificates after a batch was dropped."""
+
+
+class BatchOrder:
+    """Follows the batches of one run.
+
+    Args:
+        capture: what holds the gradients of the current samples.
+        step: what their clipped sums are added to.
+        close: clips and adds what the capture holds.
+    """
+
+    def __init__(self, capture: Capture, step: DPStep, close: Callable[[], None]) -> None:
+        self.capture = capture
+        self.step = step
+        self.boundary = ModuleBoundary(
+            capture, activate=self.activate, close_piece=self.close_piece
+        )
+        self.final = True
+        """Whether the samples at hand are the last ones of their logical batch."""
+        self.in_pieces = False
+        """Whether pieces of the current samples were clipped before their step."""
+        self._close = close
+        self._pending: deque[YieldedBatch] = deque()
+        """Batches that the loader has yielded and that have not entered the module."""
+        self._waiting: bool | None = None
+        """Whether samples await their step; None where no loader says which they are."""
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._pending.clear()
+        self.boundary.unfinished_pass = False
+        self.final, self._waiting = True, None
+
+    def check_step(self) -> None:
+        """Whether a step may be taken now.
+
+        Raises:
+            PrivacyError: the current samples have had theirs.
+        """
+        if not self._waiting and self._pending:
+            # The loop took a batch and made no pass over it, as loops do with empty ones.
+            self.activate(self._pending[0])
+        if self._waiting is False:
+            raise PrivacyError(
+                "optimizer.step",
+                expected="one call for each batch of the loader",
+                got="a second call for the same samples",
+                remedy="A batch may be used for one step only: take the next one, or "
+                "call optimizer.zero_grad() to forget the repeated gradients.",
+            )
+
+    def step_taken(self) -> None:
+        """The current samples have had their step."""
+        self.boundary.unfinished_pass = False
+        self._waiting = None if self._waiting is None else False
+
+    def expect(self, batch: YieldedBatch) -> None:
+        """The loader yields a batch; its samples become the current ones when they enter the
+        module.
+
+        Raises:
+            PrivacyError: gradients of an earlier batch still wait for their step.
+        """
+        if self.capture.captured or (batch.first and self.step.unfinished and not self._pending):
+            raise _pending_gradients()
+        self._pending.append(batch)
+
+    def activate(self, batch: YieldedBatch) -> None:
+        """Samples of this batch enter the module.
+
+        Raises:
+            PrivacyError: they are of an earlier batch, or samples before these still wait.
+        """
+        if not self.boundary.has_loader:
+            return  # the capture begins new samples with every pass
+        if batch not in self._pending:
+            raise PrivacyError(
+                "inputs of the module",
+                expected="samples of the loader's current batch",
+                got="samples of an earlier one",
+                remedy="Use each batch for one step only, in the order in which the loader yields "
+                "them.",
+            )
+        self._begin(batch.size, batch.first, batch.final)
+        while self._pending.popleft() is not batch:
+            pass
+
+    def current_batch(self) -> YieldedBatch | None:
+        """The batch that the loop is at: in the module already, or the oldest one yielded."""
+        if self._waiting and self.boundary.current is not None:
+            return self.boundary.current
+        return self._pending[0] if self._pending else self.boundary.current
+
+    def close_piece(self) -> None:
+        """Clip what arrived of a piece of the batch, before another piece enters."""
+        if self.capture.captured:
+            with plainly(), torch.no_grad():
+                self._close()
+            self.in_pieces = True
+
+    def begin_by_hand(self, batch: int, *, first: bool = True, final: bool = True) -> None:
+        """New samples that the caller vouches for: row b of the next inputs is sample b.
+
+        Args:
+            batch: number of samples.
+            first, final: whether they open and close their logical batch.
+
+        Raises:
+            PrivacyError: samples handed out before these still wait for their step.
+        """
+        self._begin(batch, first, final)
+        self.boundary.current = None
+
+    def _begin(self, batch: int, first: bool, final: bool) -> None:
+        if self.capture.captured or (first and self.step.unfinished):
+            raise _pending_gradients()
+        if self._waiting:
+            self.boundary.check_finished()
+        self.capture.hand_out(batch)
+        self.final, self._waiting, self.in_pieces = final, True, False
+
+    def new_samples(
+        self,
+        *,
+        sampling: str = "poisson",
+        sample_rate: float | None = None,
+        dataset_size: int | None = None,
+    ) -> None:
+        """Samples come without a loader that hands them out: each forward pass brings new ones.
+
+        Without a rate every record is taken to be in every step.
+        """
+        if self.capture.captured or self.step.unfinished:
+            raise PrivacyError(
+                "new_samples",
+                expected="a finished step",
+                got="gradients that no optimizer.step() has seen",
+                remedy="Call optimizer.step() or engine.drop() first.",
+            )
+        self.step.draw_as(sampling, sample_rate or 1.0, dataset_size)
+        self.capture.new_samples()
+        self.boundary.has_loader, self.boundary.current = False, None
+        self._pending.clear()
+        self.boundary.unfinished_pass = False
+        self.final, self._waiting = True, None
+
+    def drop(self) -> None:
+        """Forget the unfinished logical batch; nothing of it is released."""
+        if self.boundary.unfinished_pass or self.step.unfinished:
+            self.step.ledger.assume(DROPPED)
+        self.capture.discard()
+        self.step.drop()
+        self.final = True
+        self.boundary.unfinished_pass = False
+
+
+def _pending_gradients() -> PrivacyError:
+    return PrivacyError(
+        "data_loader",
+        expected="optimizer.step() after every batch and every part of a split one",
+        got="a new batch while gradients of an earlier one wait",
+        remedy="To accumulate over several batches make the loader's batches larger and "
+        "pass max_physical_batch_size; engine.drop() forgets an unfinished batch.",
+    )
