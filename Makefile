@@ -29,13 +29,15 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test emulated oldest-triton bench evidence lint types sanitize screenshot clean
+.PHONY: help demo test emulated oldest-triton wrappers bench evidence lint types sanitize \
+	screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
 	@echo "make test      the tests"
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
+	@echo "make wrappers  loops of Accelerate, Lightning and Transformers, which it installs"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
 	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
@@ -49,6 +51,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev emulated oldest-triton
 	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
+
+wrappers: $(VENV)/.wrappers
+	$(PY) -c "import accelerate, lightning, transformers"
+	$(PY) -m pytest tests/test_guard_wrappers.py
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)
@@ -77,7 +83,7 @@ screenshot: $(VENV)/.dev
 
 clean:
 	rm -rf build dist *.egg-info dpkern/_C*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f $(VENV)/.demo $(VENV)/.dev
+	rm -f $(VENV)/.demo $(VENV)/.dev $(VENV)/.wrappers
 	find dpkern tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # environment
@@ -107,6 +113,10 @@ $(VENV)/.demo: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 $(VENV)/.dev: $(BUILD_INPUTS) | $(BIN)/pip $(CMAKE)
 	$(call install,demo$(comma)dev,$(DPKERN_WERROR))
 	@touch $(VENV)/.demo $@
+
+$(VENV)/.wrappers: $(VENV)/.dev pyproject.toml constraints.txt
+	$(INSTALL) --no-build-isolation --editable '.[wrappers]'
+	@touch $@
 
 comma := ,
 
