@@ -135,7 +135,7 @@ _FIXED = (
     (
         "rand_on_empty",
         False,
-        "False: an empty draw is a batch of size 0",
+        "False: an empty draw is one row that counts for nothing",
         "Leave it out; the model sees tensors without rows and the step adds its noise.",
     ),
 )
