@@ -136,7 +136,7 @@ _FIXED = (
         "rand_on_empty",
         False,
         "False: an empty draw is one row that counts for nothing",
-        "Leave it out; the model sees tensors without rows and the step adds its noise.",
+        "Leave it out: the step adds its noise and nothing else.",
     ),
 )
 
