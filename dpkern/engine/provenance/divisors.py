@@ -9,10 +9,11 @@ scale the terms of all others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from ...errors import UnsupportedModule
 from .naming import CallSite, call_site
+from .refusals import varying_scale, varying_share
 from .states import RecordSum
 
 _Key = tuple[CallSite, int, int]
@@ -24,76 +25,36 @@ class Divisors:
 
     def __init__(self) -> None:
         self._shares: dict[_Key, int] = {}
-        self._scales: dict[_Key, tuple[float, tuple[int, ...]]] = {}
+        self._scales: dict[_Key, tuple[float, tuple[int, int]]] = {}
 
-    def check(
-        self, state: RecordSum, number: int, declared: str, report: Callable[[str], None] | None
-    ) -> None:
-        """Compare a loss with earlier ones of the same call.
+    def check(self, state: RecordSum, number: int, declared: str) -> UnsupportedModule | None:
+        """Compare a loss with earlier ones of the same call; return what is wrong.
 
         Args:
             state: the loss.
             number: its place among the losses of one backward pass.
             declared: ``loss_reduction``.
-            report: told what is wrong, since earlier steps cannot be taken back.
-
-        Raises:
-            UnsupportedModule: another divisor than before.
         """
         site = call_site()
-        error = self._other_share(state, site, number) or self._other_scale(
-            state, site, number, declared
-        )
-        if error is None:
-            return
-        if report is not None:
-            report(str(error))
-        raise error
-
-    def _other_share(
-        self, state: RecordSum, site: CallSite, number: int
-    ) -> UnsupportedModule | None:
         for position, share in enumerate(sorted(state.shares)):
-            before = self._shares.setdefault((site, number, position), share)
-            if before != share:
-                return UnsupportedModule(
-                    "loss",
-                    expected="a mean that divides each sample's terms by the same number in every "
-                    "batch",
-                    got=f"one over {share} entries of each sample, after {before} in an earlier "
-                    "batch",
-                    remedy="Pad all batches to one length, or divide each sample by its own number "
-                    "of entries: dpkern.losses.per_sample_mean(terms, mask).mean().",
-                )
-        return None
-
-    def _other_scale(
-        self, state: RecordSum, site: CallSite, number: int, declared: str
-    ) -> UnsupportedModule | None:
+            known = self._shares.setdefault((site, number, position), share)
+            if known != share:
+                return varying_share(share, known)
         batch = state.batch
-        counts = (batch.in_pass, batch.size)
+        counts = batch.in_pass, batch.size
         for position, (reduction, scale) in enumerate(sorted(state.terms)):
             # What is left of the scale once the clipping has undone the declared mean.
             if reduction != declared:
                 scale *= batch.in_pass if declared == "mean" else 1 / batch.in_pass
             key = site, number, position
             before, records = self._scales.setdefault(key, (scale, counts))
-            if not _follows_size(before, records, scale, counts):
-                continue
-            other = "sum" if declared == "mean" else "mean"
-            return UnsupportedModule(
-                "loss",
-                expected=f"a {declared} over the samples times a constant",
-                got=f"a factor of {scale:.4g} for {counts[0]} samples, after {before:.4g} for "
-                f"{records[0]}",
-                remedy=f"Let the loss be a {declared} over the samples of each batch, or pass "
-                f"loss_reduction={other!r} to make_private.",
-            )
+            if _follows_size(before, records, scale, counts):
+                return varying_scale(declared, before, records, scale, counts)
         return None
 
 
 def _follows_size(
-    before: float, records: tuple[int, ...], scale: float, counts: tuple[int, ...]
+    before: float, records: Sequence[int], scale: float, counts: Sequence[int]
 ) -> bool:
     """Whether a scale changed as a number of records did, or as its inverse."""
     if math.isclose(before, scale, rel_tol=1e-6) or not before or not math.isfinite(scale):

@@ -1,5 +1,4 @@
-"""Check losses before they are sent backward: sums over records, divided as declared, of ours
-alone."""
+"""Check losses before they go backward: sums over records, divided as declared."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from .divisors import Divisors
 from .leaves import Leaves
-from .naming import user_line
-from .refusals import mixed_loss, other_reduction, varying_share
+from .refusals import mixed_loss, other_reduction
 from .states import Mixed, RecordSum, State
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ class LossCheck:
         self.outputs: set[Any] = set()
         """Graph nodes at which the module's part of a loss begins."""
         self._leaves = Leaves(capture)
-        self._shares: dict[tuple[str, int, int], int] = {}
-        """By how much each loss divides, by its line of the user's code."""
+        self._divisors = Divisors()
         self._passes = 0
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
@@ -54,15 +52,12 @@ class LossCheck:
             self._leaves.check(loss, self.outputs, whole=self._passes < 3)
 
     def _check_reduction(self, state: RecordSum, number: int) -> None:
-        if state.batch.in_pass < 2:
+        batch, declared = state.batch, self.capture.loss_reduction
+        if max(batch.in_pass, batch.size) < 2:
             return
-        declared = self.capture.loss_reduction
-        if not state.rescaled and state.reduction != declared:
+        if not state.rescaled and state.reduction != declared and batch.in_pass > 1:
             raise other_reduction(declared, state.reduction)
-        line = user_line() if state.shares else ""
-        for position, share in enumerate(sorted(state.shares)):
-            before = self._shares.setdefault((line, number, position), share)
-            if before != share:
-                error = varying_share(share, before)
-                self.capture.guard.report_late(str(error))
-                raise error
+        error = self._divisors.check(state, number, declared)
+        if error is not None:
+            self.capture.guard.report_late(str(error))
+            raise error

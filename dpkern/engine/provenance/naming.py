@@ -20,7 +20,8 @@ _OPERATORS = {
         for op in ("add", "sub", "mul", "matmul", "pow", "mod", "and", "or", "xor")
         for side in _SIDES
     },
-    **{f"__{side}{op}__": "div" for op in ("truediv", "div", "floordiv") for side in _SIDES},
+    **{f"__{side}{op}__": "div" for op in ("truediv", "div") for side in _SIDES},
+    **{f"__{side}floordiv__": "floor_divide" for side in _SIDES},
     **{f"__{op}__": op for op in "neg invert abs eq ne lt le gt ge pos lshift rshift".split()},
 }
 _REVERSED = {f"__r{op}__" for op in "sub pow truediv div floordiv mod matmul".split()}

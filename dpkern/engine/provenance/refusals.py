@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ...errors import InvalidInput, PrivacyError, UnsupportedModule
@@ -154,6 +156,22 @@ def varying_share(share: int, before: int) -> UnsupportedModule:
         got=f"one over {share} entries of each sample, after {before} in an earlier batch",
         remedy="Pad all batches to one length, or divide each sample by its own number of entries: "
         "dpkern.losses.per_sample_mean(terms, mask).mean().",
+    )
+
+
+def varying_scale(
+    declared: str, before: float, records: Sequence[int], scale: float, counts: Sequence[int]
+) -> UnsupportedModule:
+    """A loss times a number that follows the number of records."""
+    other = "sum" if declared == "mean" else "mean"
+    place = 0 if counts[0] != records[0] else 1
+    return UnsupportedModule(
+        "loss",
+        expected=f"a {declared} over the samples times a constant",
+        got=f"a factor of {scale:.4g} in a batch of {counts[place]}, after {before:.4g} in one of "
+        f"{records[place]}",
+        remedy=f"Let the loss be a {declared} over the samples of each batch, or pass "
+        f"loss_reduction={other!r} to make_private.",
     )
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..parameter import PRIVATE, source_of, tensors_in
 from .aliases import is_stale, note_write
 from .naming import has_reversed_operands, name_of, user_line
-from .states import Mixed, PerRecord, State, YieldedBatch
+from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
+from .statistic import Statistic
 from .tensor import Function, TrackedTensor, retrack, state_of, track
 
 Rule = Callable[["Call", Tensor], State | None]
@@ -41,7 +42,7 @@ _NO_RECORDS = frozenset(
     is_mkldnn.get is_nested.get is_mps.get is_xpu.get names.get output_nr.get _version.get
     dim size numel nelement ndimension stride storage_offset element_size untyped_storage data_ptr
     is_contiguous is_floating_point is_complex is_signed is_shared is_pinned get_device __len__
-    item tolist numpy __array__ __repr__ __hash__ __bool__ __float__ __int__ __index__ __complex__
+    tolist numpy __array__ __repr__ __hash__ __bool__ __float__ __int__ __index__ __complex__
     __contains__ equal allclose is_nonzero is_same_size is_set_to has_names register_hook
     register_post_accumulate_grad_hook requires_grad.set __dlpack__ __dlpack_device__
     new_zeros new_ones new_empty new_full new_tensor as_subclass is_inference _is_view
@@ -101,7 +102,8 @@ class Call:
 
     def mixed(self, how: str) -> Mixed:
         """Return the state of a result in which records have met."""
-        return Mixed(self.name, user_line(), how, self.batch)
+        batch = self.states[0].batch if self.states else None
+        return Mixed(self.name, user_line(), how, batch)
 
     def plain(self) -> Any:
         """Run the ordinary operation."""
@@ -142,6 +144,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             private = tensor
         elif tensor.grad_fn is not None:
             foreign = True
+    if name == "item":
+        return _number(func, args, kwargs, tracked)
     if name in _NO_RECORDS and private is None:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -154,7 +158,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if act is not None and name in _TRACKED_ACTIONS:
         return act(call)
     with torch._C.DisableTorchFunctionSubclass():
-        blocked = _blocked(call, foreign)
+        blocked = _blocked(call, foreign) or _statistic_of(args, kwargs)
         if blocked is not None:
             result = func(*args, **kwargs)
             if name in ("__setitem__", "data.set"):
@@ -239,6 +243,28 @@ def _blocked(call: Call, foreign: bool) -> Mixed | None:
             "uses a tensor with a gradient that is no output of the private module; if the "
             "module keeps it as an attribute, return it from forward()"
         )
+    return None
+
+
+def _number(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any], tracked: Sequence[Tensor]
+) -> Any:
+    """Return ``x.item()``, marked if it was computed over several records."""
+    with torch._C.DisableTorchFunctionSubclass():
+        value = func(*args, **kwargs)
+    state = state_of(tracked[0]) if tracked else None
+    if type(value) is not float or not isinstance(state, (Mixed, RecordSum)):
+        return value
+    if isinstance(state, RecordSum):
+        state = Mixed("item", user_line(), "is a number computed over samples", state.batch)
+    return Statistic.marked(value, state)
+
+
+def _statistic_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Mixed | None:
+    """Return the state of a number among the operands that was computed over samples."""
+    for value in (*args, *kwargs.values()):
+        if type(value) is Statistic:
+            return value.state
     return None
 
 

@@ -5,8 +5,9 @@ it to ``__torch_function__``, which runs the ordinary operation and asks ``rules
 what comes out. The module never sees a tracked tensor: ``boundary`` takes the state off at its
 entrance.
 
-What leaves torch loses its state: ``.item()``, ``.tolist()``, ``.numpy()``, ``torch.tensor(x)`` and
-kernels of extensions. Numbers that come back this way count as constants. Tensors that come back
+What leaves torch loses its state: ``float(x)``, ``.tolist()``, ``.numpy()``, ``torch.tensor(x)``,
+``torch.vmap`` and kernels of extensions (``.item()`` marks what it returns, see ``statistic``).
+Numbers that come back this way count as constants. Tensors that come back
 this way are refused as inputs of the module, and count as constants in arithmetic.
 """
 
