@@ -171,7 +171,8 @@ def varying_scale(
         got=f"a factor of {scale:.4g} in a batch of {counts[place]}, after {before:.4g} in one of "
         f"{records[place]}",
         remedy=f"Let the loss be a {declared} over the samples of each batch, or pass "
-        f"loss_reduction={other!r} to make_private.",
+        f"loss_reduction={other!r} to make_private. In a batch cut into smaller ones, call "
+        f"backward() on the {declared} over each of them, without weights.",
     )
 
 
