@@ -248,8 +248,8 @@ class DifferenceProbe:
     ) -> tuple[Snapshot, set[str]]:
         """Replace the first half: whoever comes first may take the others' place.
 
-        Part of a large batch does, if the module runs on it; what depends on the size of the batch is
-        what the first turn is for.
+        Part of a large batch does, if the module runs on it; what depends on the size of the batch
+        is what the first turn is for.
         """
         size = max(self.batch // PART, SMALLEST_PART)
         if size * 4 <= self.batch:

@@ -159,7 +159,6 @@ class Adapter:
                 self._release()
         self.capture.loss_scale = 1.0
         self.batches.step_taken()
-        self.boundary.losses.forget()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss
 

@@ -139,9 +139,7 @@ class Snapshot:
                 if key in trusted
             )
 
-    def restore(
-        self, since: Snapshot | None = None, *, trusted: Collection[int] = ()
-    ) -> list[str]:
+    def restore(self, since: Snapshot | None = None, *, trusted: Collection[int] = ()) -> list[str]:
         """Put everything back; paths of tensors that were too large for a copy.
 
         Args:
@@ -204,7 +202,7 @@ class Snapshot:
         known = self._earlier.get(id(tensor))
         same = known is not None and known.tensor is tensor and known.same_place()
         trusted = id(tensor) in self._trusted
-        if known is not None and same and (trusted and known.unwritten() or not known.changed()):
+        if known is not None and same and ((trusted and known.unwritten()) or not known.changed()):
             self._held[id(tensor)] = known
             return
         copied, hashed = None, None

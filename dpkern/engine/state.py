@@ -184,9 +184,9 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
-        tables = [table for part in self._parts if (table := part._buffers)]
+        tables: list[Any] = [table for part in self._parts if (table := part._buffers)]
         if self._whole():
-            tables += [table for part in self._parts if (table := part._parameters)]
+            tables += [held for part in self._parts if (held := part._parameters)]
         tensors = [t for table in tables for t in table.values() if t is not None]
         with plainly():
             try:

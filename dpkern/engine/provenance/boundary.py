@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ...errors import DPKernError, InvalidInput, PrivacyError
 from ..parameter import PRIVATE, plainly
 from . import refusals
-from .entrance import Input, Rows, has_no_records, inputs_of, picked, rows_in_order, rows_of, stripped
+from .entrance import (
+    Input,
+    Rows,
+    has_no_records,
+    inputs_of,
+    picked,
+    rows_in_order,
+    rows_of,
+    stripped,
+)
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
@@ -262,7 +271,9 @@ class ModuleBoundary:
             back = np.argsort(rows.order, kind="stable")
             return track(picked(tensor, back), PerRecord(batch, rows.ids))
         if count == len(rows.ids) and rows.order is None:
-            return track(tensor, batch.each if rows.ids is batch.all else PerRecord(batch, rows.ids))
+            return track(
+                tensor, batch.each if rows.ids is batch.all else PerRecord(batch, rows.ids)
+            )
         if count > 0 and len(records) and count % len(records) == 0:
             return track(tensor, PerRecord(batch, np.repeat(records, count // len(records))))
         return track(tensor, Mixed("forward", "the module", _NO_ROWS, batch))

@@ -136,7 +136,11 @@ def copied(call: Call, out: Tensor) -> State | None:
         return state_of(call.args[0])
     if written.shape == out.shape or isinstance(new, OneRecord):
         return new
-    return combined(call, out.shape) if len(call.tracked) == 1 else call.mixed("writes rows into several")
+    return (
+        combined(call, out.shape)
+        if len(call.tracked) == 1
+        else call.mixed("writes rows into several")
+    )
 
 
 @action("data.set")

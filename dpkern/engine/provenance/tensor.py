@@ -45,7 +45,7 @@ class TrackedTensor(Tensor):
 
         return run(func, args, {} if kwargs is None else dict(kwargs))
 
-    def backward(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
         from .rules import run
 
