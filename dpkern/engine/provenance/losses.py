@@ -116,7 +116,10 @@ def _divisor_depends_on_batch(call: Call) -> bool:
         return False
     if call.argument(2, "weight") is not None:
         return True
-    return bool((target == call.argument(4, "ignore_index", default=-100)).any())
+    ignored = call.argument(4, "ignore_index", default=-100)
+    if ignored < 0:  # every other class is at least 0: one pass over the targets tells
+        return bool(target.numel()) and target.min().item() < 0
+    return bool((target == ignored).any())
 
 
 def _own_normalisation(call: Call, rows: PerRecord | OneRecord, place: int) -> Tensor:
