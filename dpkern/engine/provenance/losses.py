@@ -88,6 +88,13 @@ def _by_entry(call: Call) -> tuple[State, int]:
 def _by_row(call: Call) -> tuple[State, int]:
     """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
+    first = call.states[0]
+    if call.name in _CLASSES and type(first) is PerRecord and not first.dim and x.dim() > 1:
+        # The plain case: outputs and targets of the same records, and nothing else.
+        alone = len(call.args) > 1 and call.tracks_only(x, call.args[1])
+        if alone and call.states[-1] is first and len(x) == len(first.ids):
+            terms = x.numel() // x.shape[1] if x.shape[1] else 0
+            return first, max(terms // max(len(x), 1), 1)
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
     operands = list(call.args[:3]) if vectors > 1 else operands
