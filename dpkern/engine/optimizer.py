@@ -273,6 +273,7 @@ class Adapter:
                 self._release()
         self.capture.loss_scale = 1.0
         self.boundary.unfinished_pass = False
+        self.boundary.losses.forget()
         self._waiting = None if self._waiting is None else False
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         return loss

@@ -71,10 +71,14 @@ class Call:
     @property
     def batch(self) -> YieldedBatch | None:
         """Where the records come from, None unless all operands agree."""
-        states = self.states
-        if not states or any(s.batch is not states[0].batch for s in states[1:]):
-            return None
-        return states[0].batch
+        found = None
+        for state in self.states:
+            if found is not None and state.batch is not found:
+                return None
+            found = state.batch
+            if found is None:
+                return None
+        return found
 
     @property
     def has_reversed_operands(self) -> bool:
@@ -90,7 +94,8 @@ class Call:
 
     def tracks_only(self, *allowed: Any) -> bool:
         """Whether no other operands than these have a state."""
-        return all(any(t is a for a in allowed) for t in self.tracked)
+        known = [*map(id, allowed)]
+        return not [t for t in self.tracked if id(t) not in known]
 
     def mixed(self, how: str) -> Mixed:
         """Return the state of a result in which records have met."""
@@ -125,23 +130,29 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
+    if name in _NO_RECORDS and len(args) == 1 and not kwargs and type(args[0]) is TrackedTensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(args[0])
     tensors = _operands(args, kwargs)
     if name in _NO_RECORDS and not any(type(t) in PRIVATE for t in tensors):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     call = Call(name, func, args, kwargs, [t for t in tensors if type(t) is TrackedTensor])
-    private = next((t for t in tensors if type(t) in PRIVATE), None)
-    if private is not None:
+    for private in tensors:
+        if type(private) not in PRIVATE:
+            continue
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
         return boundary.enter_operation(call)
-    blocked = None if name == "backward" else _blocked(call, tensors)
-    if blocked is not None:
-        return finish_as(call, call.plain(), blocked)
     act = ACTIONS.get(name)
-    if act is not None:
-        return act(call)
-    return finish(call, call.plain(), RULES.get(name, _unknown))
+    # Rules only look: the tensors they ask for sizes and types need no way back to here.
+    with torch._C.DisableTorchFunctionSubclass():
+        blocked = None if name == "backward" else _blocked(call, tensors)
+        if blocked is not None:
+            return finish_as(call, func(*args, **kwargs), blocked)
+        if act is None:
+            return finish(call, func(*args, **kwargs), RULES.get(name, _unknown))
+    return act(call)
 
 
 def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
