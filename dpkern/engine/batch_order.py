@@ -73,6 +73,7 @@ class BatchOrder:
     def step_taken(self) -> None:
         """The current samples have had their step."""
         self.boundary.unfinished_pass = False
+        self.boundary.losses.forget()
         self._waiting = None if self._waiting is None else False
 
     def expect(self, batch: YieldedBatch) -> None:

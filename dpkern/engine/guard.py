@@ -99,14 +99,16 @@ class ForwardGuard:
         if self.running or capture.in_public:
             return
         recording = torch.is_grad_enabled()
-        batch = self._batch(args, kwargs)
         why = self._occasions.due(recording)
         if self._occasions.refreshed != self._structure:
             self._structure = self._occasions.refreshed
             self.state.refresh()
         self.state.before_pass()
+        if why is None and (not recording or capture.anywhere is None):
+            return
+        batch = self._batch(args, kwargs)
         if not recording:
-            if why is not None and batch >= 2 and capture.anywhere is None:
+            if batch >= 2 and capture.anywhere is None:
                 self._watched = Snapshot(self.module)
             return
         wanted = why is not None and batch >= 2

@@ -49,11 +49,8 @@ class Occasions:
         Args:
             recording: whether gradients are recorded; other passes have no secret times.
         """
-        now, returned = self._scan(), False
+        now, returned = self._look(), False
         if not _same(now, self._last):
-            if self._last is None or now[1:3] != self._last[1:3]:
-                self._refresh()
-                now = self._scan()
             before, self._key = self._key, self._combination()
             returned = self._last is not None
             # The pass before may have changed it itself: from now on a look behind tells.
@@ -80,7 +77,7 @@ class Occasions:
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
         if self._behind:
-            self._last = self._scan()
+            self._last = self._look()
 
     def _draw(self) -> int:
         """Passes to the next secret probe: geometric, so that none tells the next."""
@@ -105,19 +102,32 @@ class Occasions:
         own = {id(table) for part in modules for table in _tables(part)}
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
+        # Views show what is in a table now, without a call for each.
+        self._values = [held.values() for held in self._attributes]
+        self._parts = [table.values() for table in self._children]
         self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
         self._hooks: list[Any] = [
             table for part in modules for table in (part._forward_hooks, part._forward_pre_hooks)
         ]
+        # A table that fills changes its size, which reads everything anew.
+        self._hooked = [(i, table) for i, table in enumerate(self._hooks) if table]
         self._parameters = list(self.module.parameters())
+
+    def _look(self) -> Any:
+        """What is there now; another structure than last time is read anew."""
+        now = self._scan()
+        if self._last is None or now[1:3] != self._last[1:3]:
+            self._refresh()
+            now = self._scan()
+        return now
 
     def _scan(self) -> Any:
         with plainly():
             return (
-                [tuple(held.values()) for held in self._attributes],
-                [tuple(table.values()) for table in self._children],
-                list(map(len, self._sizes)),
-                [(i, *table) for i, table in enumerate(self._hooks) if table],
+                [*map(tuple, self._values)],
+                [*map(tuple, self._parts)],
+                [*map(len, self._sizes)],
+                [(i, *table) for i, table in self._hooked],
                 [parameter.requires_grad for parameter in self._parameters],
             )
 

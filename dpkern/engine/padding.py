@@ -12,6 +12,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from ..errors import PrivacyError
 from .empty import records_of
 from .provenance.trees import tensors_of
@@ -85,4 +87,6 @@ class PaddingCheck:
 
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    if type(tree) in (tuple, list) and {*map(type, tree)} == {Tensor}:
+        return [t.shape[1:] for t in tree if t.dim()]
     return [tuple(t.shape[1:]) for t, packed in tensors_of(tree) if t.dim() and not packed]

@@ -9,7 +9,7 @@ one left behind, which is cheap; contents decide where they differ. Contents alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,8 @@ SMALL = 1 << 20
 """Bytes up to which a tensor's content is looked at around every public block."""
 
 _Place = tuple[str, Tensor]
-_Marks = list[tuple[int, int]]
+_Marks = tuple[list[int], list[int]]
+"""Identities and versions of tensors."""
 
 
 class StateGuard:
@@ -51,13 +52,14 @@ class StateGuard:
         self._handles: list[Any] = []
         self._left: _Marks | None = None
         self._modules: list[tuple[str, nn.Module]] = []
-        self._entered: _Marks = []
+        self._entered: _Marks = ([], [])
         self._ids: set[int] = set()
         self.refresh()
 
     def refresh(self) -> None:
         """Read anew which modules there are."""
         self._modules = list(self.module.named_modules())
+        self._parts = [part for _, part in self._modules]
 
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
@@ -161,6 +163,17 @@ class StateGuard:
                 found += [(dot + n, t) for n, t in table.items() if t is not None]
         return found
 
+    def _marked(self) -> list[_Place]:
+        """The tensors of ``_marks`` with their names, in the same order."""
+        tables = ("_buffers", "_parameters") if self._whole() else ("_buffers",)
+        return [
+            (f"{name}.{n}" if name else n, t)
+            for table in tables
+            for name, part in self._modules
+            for n, t in getattr(part, table).items()
+            if t is not None
+        ]
+
     def _tables(self, part: nn.Module) -> Sequence[dict[str, Any]]:
         return (part._parameters, part._buffers) if self._whole() else (part._buffers,)
 
@@ -171,24 +184,30 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
+        tables: list[Mapping[str, Tensor | None]] = [p._buffers for p in self._parts if p._buffers]
+        if self._whole():
+            tables += [p._parameters for p in self._parts if p._parameters]
+        tensors = [t for table in tables for t in table.values() if t is not None]
         with plainly():
-            return [
-                (id(tensor), -1 if tensor.is_inference() else tensor._version)
-                for _, part in self._modules
-                for table in self._tables(part)
-                if table
-                for tensor in table.values()
-                if tensor is not None
-            ]
+            try:
+                versions = [tensor._version for tensor in tensors]
+            except RuntimeError:  # tensors of inference mode have none
+                versions = [-1 if t.is_inference() else t._version for t in tensors]
+        return [*map(id, tensors)], versions
 
     def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
         """The tensors whose mark is another one, trained parameters or all others."""
-        known = set(before)
-        changed = [i for i, mark in enumerate(now) if mark not in known]
-        changed = [i for i in changed if (now[i][0] in self._ids) == trained]
+        ids, versions = now
+        if ids == before[0]:
+            pairs = enumerate(zip(before[1], versions, strict=True))
+            changed = [i for i, (old, new) in pairs if old != new]
+        else:
+            known = set(zip(*before, strict=True))
+            changed = [i for i, m in enumerate(zip(*now, strict=True)) if m not in known]
+        changed = [i for i in changed if (ids[i] in self._ids) == trained]
         if not changed:
             return []
-        places = self._places()
+        places = self._marked()
         return [places[i] for i in changed]
 
     def _unapproved(self, places: Iterable[_Place]) -> list[str]:

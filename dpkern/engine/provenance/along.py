@@ -54,11 +54,11 @@ def along(call: Call, out: Tensor) -> State | None:
         given = 0
     if call.name in ("gather", "take_along_dim") and state_of(x) is None and given is not None:
         # A table of constants, read where each sample's own indices say.
-        return combined(call, out, from_right=call.name != "gather")
+        return combined(call, out.shape, from_right=call.name != "gather")
     dims = dims_of(given, x.dim())
     if any(isinstance(s, PerRecord) and (dims is None or s.dim in dims) for s in call.states):
         return call.mixed("works along the dimension of the samples")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @rule("index_add", "index_fill", "index_copy")
@@ -69,7 +69,7 @@ def indexed(call: Call, out: Tensor) -> State | None:
     rows = [s for s in call.states if isinstance(s, PerRecord)]
     if any(t is index for t in call.tracked) or any(s.dim in (dims or ()) for s in rows):
         return call.mixed("writes where the values of samples say")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @action("sort")
@@ -99,7 +99,7 @@ def pairwise(call: Call, out: Tensor) -> State | None:
     dim = int(call.argument(2, "dim", default=1)) % ndim if cosine else ndim - 1
     keeps = bool(call.argument(4, "keepdim", default=False)) and not cosine
     shape = np.broadcast_shapes(tuple(first.shape), tuple(second.shape))
-    state = combined(call, untracked(first).new_empty(1).expand(shape))
+    state = combined(call, shape)
     if not isinstance(state, PerRecord):
         return state
     if state.dim == dim:

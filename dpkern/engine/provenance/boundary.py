@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ...errors import DPKernError, InvalidInput, PrivacyError
 from ..parameter import PRIVATE, plainly
 from . import refusals
-from .entrance import Input, Rows, has_no_records, inputs_of, picked, rows_of, stripped
+from .entrance import (
+    Input,
+    Rows,
+    has_no_records,
+    inputs_of,
+    picked,
+    rows_in_order,
+    rows_of,
+    stripped,
+)
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
@@ -89,16 +98,26 @@ class ModuleBoundary:
             UnsupportedModule: rows in which records have met.
         """
         self._rows = None
+        capture = self.capture
+        if self.has_loader and torch.is_grad_enabled() and capture.watching:
+            rows = rows_in_order((*args, *kwargs.values()))
+            if rows is not None:  # the plain loop, at the price of a few comparisons
+                self._begin(rows)
+                self._rows = rows
+                return (
+                    tuple([untracked(t) for t in args]),
+                    {name: untracked(t) for name, t in kwargs.items()} if kwargs else kwargs,
+                )
         if self.views > 1 and not self.has_loader:
             args, kwargs = self._with_views(args, kwargs)
         inputs = list(inputs_of(args, kwargs))
         tracked = any(type(each.tensor) is TrackedTensor for each in inputs)
-        if self.capture.in_public:
+        if capture.in_public:
             if any(_has_records(each.tensor) for each in inputs):
                 raise refusals.private_in_public()
             plain: tuple[Any, Any] = stripped((args, kwargs), None) if tracked else (args, kwargs)
             return plain
-        training = torch.is_grad_enabled() and self.capture.attached
+        training = torch.is_grad_enabled() and capture.attached
         rows = self._rows_of(inputs, strict=training) if tracked else None
         if rows is None and training and self.has_loader:
             self._check_by_hand(len(inputs))
@@ -236,6 +255,8 @@ class ModuleBoundary:
             rows = Rows.of_batch(YieldedBatch(self.capture.batch, boundary=self))
             self.current = rows.batch
         self.losses.outputs = set()
+        if type(output) is Tensor:
+            return self._tracked(output, rows)
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
@@ -250,7 +271,9 @@ class ModuleBoundary:
             back = np.argsort(rows.order, kind="stable")
             return track(picked(tensor, back), PerRecord(batch, rows.ids))
         if count == len(rows.ids) and rows.order is None:
-            return track(tensor, PerRecord(batch, rows.ids))
+            return track(
+                tensor, batch.each if rows.ids is batch.all else PerRecord(batch, rows.ids)
+            )
         if count > 0 and len(records) and count % len(records) == 0:
             return track(tensor, PerRecord(batch, np.repeat(records, count // len(records))))
         return track(tensor, Mixed("forward", "the module", _NO_ROWS, batch))

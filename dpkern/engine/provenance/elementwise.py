@@ -41,7 +41,7 @@ def elementwise(call: Call, out: Tensor) -> State | None:
         return call.mixed("lists positions in all samples")
     sums = [s for s in call.states if isinstance(s, RecordSum)]
     if not sums:
-        return combined(call, out)
+        return combined(call, out.shape)
     if call.name in ("neg", "negative", "pos", "positive"):
         return sums[0]
     if len(call.states) > 1 or call.kwargs.get("rounding_mode") is not None:
@@ -80,7 +80,7 @@ def add(call: Call, out: Tensor) -> State | None:
     records = {s.record for s in states if isinstance(s, OneRecord)}
     terms = [s for s in states if isinstance(s, RecordSum)]
     if not terms and len(records) < 2:
-        return combined(call, out)
+        return combined(call, out.shape)
     if any(isinstance(s, PerRecord) for s in states):
         return call.mixed("adds a sum over samples to every sample")
     alone = [RecordSum(s.batch, "sum") for s in states if isinstance(s, OneRecord)]
@@ -105,7 +105,7 @@ def bucketize(call: Call, out: Tensor) -> State | None:
     one_row = call.name == "bucketize" or call.argument(0, "sorted_sequence").dim() == 1
     if not call.tracks_only(values) or not one_row:
         return call.mixed("compares samples with boundaries made of samples")
-    return combined(call, out)
+    return combined(call, out.shape)
 
 
 _SAME = """
@@ -136,7 +136,11 @@ def copied(call: Call, out: Tensor) -> State | None:
         return state_of(call.args[0])
     if written.shape == out.shape or isinstance(new, OneRecord):
         return new
-    return combined(call, out) if len(call.tracked) == 1 else call.mixed("writes rows into several")
+    return (
+        combined(call, out.shape)
+        if len(call.tracked) == 1
+        else call.mixed("writes rows into several")
+    )
 
 
 @action("data.set")

@@ -8,8 +8,7 @@ the pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +17,11 @@ from torch import Tensor
 from .aliases import is_stale, written_elsewhere
 from .refusals import mixed_input, two_batches, unequal_rows, wrong_rows
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, YieldedBatch
-from .tensor import state_of, untracked
+from .tensor import TrackedTensor, state_of, untracked
 from .trees import mapped, tensors_of
 
 
-@dataclass(frozen=True)
-class Input:
+class Input(NamedTuple):
     """A tensor that the module is called with; ``packed``: as data of a ``PackedSequence``."""
 
     name: str
@@ -31,8 +29,7 @@ class Input:
     packed: bool
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one forward pass.
 
     Args:
@@ -60,6 +57,21 @@ def inputs_of(args: Any, kwargs: Any) -> Iterator[Input]:
     for place, value in [*enumerate(args), *kwargs.items()]:
         name = f"input {place!r} of the module"
         yield from (Input(name, tensor, packed) for tensor, packed in tensors_of(value))
+
+
+def rows_in_order(values: Sequence[Any]) -> Rows | None:
+    """The rows, if every argument is a tensor with one row of each record in order; else None."""
+    batch: YieldedBatch | None = None
+    for value in values:
+        if type(value) is not TrackedTensor:
+            return None
+        state = value._state
+        if type(state) is not PerRecord or state is not state.batch.each:
+            return None
+        if batch is not None and state.batch is not batch:
+            return None
+        batch = state.batch
+    return None if batch is None else Rows.of_batch(batch)
 
 
 def rows_of(inputs: Sequence[Input]) -> Rows | None:

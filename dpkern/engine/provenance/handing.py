@@ -29,7 +29,7 @@ def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
     if isinstance(tree, PackedSequence):
         ids = packed_ids(tree, batch)
         return PackedSequence(track(tree.data, PerRecord(batch, ids)), *tree[1:])
-    if isinstance(tree, (tuple, list)) and any(isinstance(item, PackedSequence) for item in tree):
+    if isinstance(tree, (tuple, list)) and PackedSequence in map(type, tree):
         items = [tracked_batch(item, batch, views) for item in tree]
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     return mapped(tree, change)
@@ -38,7 +38,7 @@ def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
 def _state(tensor: Tensor, batch: YieldedBatch, views: int) -> State:
     rows = tensor.shape[0] if tensor.dim() else None
     if rows == len(batch.all):
-        return PerRecord(batch, batch.all)
+        return batch.each
     if views > 1 and rows == views * len(batch.all):
         return PerRecord(batch, np.tile(batch.all, views))
     return Mixed(

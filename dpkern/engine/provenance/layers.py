@@ -53,7 +53,7 @@ def within_rows(call: Call, out: Tensor) -> State | None:
             return call.mixed("does not have the samples in its first dimension")
     if any(isinstance(s, RecordSum) for s in call.states):
         return call.mixed("is not linear in a sum over samples")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @rule("batch_norm", "native_batch_norm")
@@ -63,7 +63,7 @@ def batch_norm(call: Call, out: Tensor) -> State | None:
         return call.mixed("normalises every sample with the statistics of the batch")
     if not call.tracks_only(call.args[0]) or getattr(call.states[0], "dim", 0) != 0:
         return call.mixed("takes its statistics from samples")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @rule("layer_norm", "rms_norm")
@@ -76,7 +76,7 @@ def layer_norm(call: Call, out: Tensor) -> State | None:
     state = call.states[0]
     if isinstance(state, PerRecord) and state.dim >= x.dim() - normalized:
         return call.mixed("normalises over the samples")
-    return combined(call, out)
+    return combined(call, out.shape)
 
 
 @rule("scaled_dot_product_attention", "cdist")
@@ -85,7 +85,7 @@ def attention(call: Call, out: Tensor) -> State | None:
     for tensor, state in zip(call.tracked, call.states, strict=True):
         if isinstance(state, PerRecord) and state.dim >= tensor.dim() - 2:
             return call.mixed("attends from one sample to another")
-    return combined(call, out)
+    return combined(call, out.shape)
 
 
 @rule("multi_head_attention_forward")
@@ -135,7 +135,7 @@ def spectrogram(call: Call, out: Tensor) -> State | None:
     batched = 2 if call.name == "stft" else 3
     if isinstance(state, PerRecord) and (state.dim or x.dim() < batched):
         return call.mixed("does not have the samples in its first dimension")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @rule("multinomial")
@@ -144,7 +144,7 @@ def multinomial(call: Call, out: Tensor) -> State | None:
     x, state = call.args[0], state_of(call.args[0])
     if isinstance(state, PerRecord) and (x.dim() < 2 or state.dim):
         return call.mixed("draws among the samples")
-    return combined(call, out, from_right=False)
+    return combined(call, out.shape, from_right=False)
 
 
 @rule("unfold")

@@ -33,6 +33,10 @@ class LossCheck:
         self._divisors = Divisors()
         self._passes = 0
 
+    def forget(self) -> None:
+        """Let go of the module's graph: what it holds is memory that the next pass can use."""
+        self.outputs = set()
+
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:
         """Refuse losses whose gradient is no sum of single records' terms.
 

@@ -11,6 +11,7 @@ divided by its own number of targets instead:
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,12 @@ _CLASSES = ("cross_entropy", "nll_loss")
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
 def loss(call: Call) -> Any:
     """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
-    place = (_REDUCTION | _REDUCTION_OF_ROWS)[call.name]
+    with torch._C.DisableTorchFunctionSubclass():
+        return _loss(call)
+
+
+def _loss(call: Call) -> Any:
+    place = _REDUCTION.get(call.name) or _REDUCTION_OF_ROWS[call.name]
     reduction = call.argument(place, "reduction", default="mean")
     rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
     if call.kwargs.get("size_average") is not None or call.kwargs.get("reduce") is not None:
@@ -59,7 +65,7 @@ def loss(call: Call) -> Any:
     own = call.name in _CLASSES and reduction == "mean" and _divisor_depends_on_batch(call)
     if own and isinstance(rows, (PerRecord, OneRecord)):
         return _own_normalisation(call, rows, place)
-    result = call.plain()
+    result = call.func(*call.args, **call.kwargs)
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
     if reduction == "sum":
@@ -76,12 +82,12 @@ def loss(call: Call) -> Any:
 def _by_entry(call: Call) -> tuple[State, int]:
     """Return the rows that all operands share, and how many entries a row has."""
     shape = np.broadcast_shapes(*(tuple(t.shape) for t in call.args[:2]))
-    rows = combined(call, torch.empty(shape, device="meta"))
+    rows = combined(call, shape)
     if call.name == "gaussian_nll_loss" and call.argument(2, "var").dim() < len(shape):
         rows = rows if call.tracks_only(*call.args[:2]) else call.mixed("unsqueezes var")
     if not isinstance(rows, PerRecord):
         return rows, 1
-    return rows, max(int(np.prod(shape)) // max(len(rows.ids), 1), 1)
+    return rows, max(math.prod(shape) // max(len(rows.ids), 1), 1)
 
 
 def _by_row(call: Call) -> tuple[State, int]:
@@ -99,12 +105,14 @@ def _by_row(call: Call) -> tuple[State, int]:
         return call.mixed("does not have the samples in its first dimension"), 1
     if vectors > 1 and any(t.dim() != x.dim() for t in operands[:vectors]):
         return call.mixed("broadcasts samples"), 1
-    terms = untracked(x).select(1, 0) if x.dim() > 1 else untracked(x)[:1]
-    state = combined(call, untracked(x) if rows else terms, from_right=False)
+    shape = x.shape
+    terms = (*shape[:1], *shape[2:]) if len(shape) > 1 else (1,)
+    state = combined(call, shape if rows else terms, from_right=False)
     if not isinstance(state, PerRecord):
         return state, 1
-    several = call.name in _CLASSES or vectors == 3
-    return state, max(terms.numel() // max(len(state.ids), 1), 1) if several and x.dim() > 2 else 1
+    if len(shape) < 3 or (call.name not in _CLASSES and vectors != 3):
+        return state, 1
+    return state, max(math.prod(terms) // max(len(state.ids), 1), 1)
 
 
 def _divisor_depends_on_batch(call: Call) -> bool:
@@ -113,8 +121,8 @@ def _divisor_depends_on_batch(call: Call) -> bool:
         return False
     if call.argument(2, "weight") is not None:
         return True
-    with torch._C.DisableTorchFunctionSubclass():
-        return bool((target == call.argument(4, "ignore_index", default=-100)).any())
+    ignored = call.argument(4, "ignore_index", default=-100)
+    return bool((target == ignored).any())
 
 
 def _own_normalisation(call: Call, rows: PerRecord | OneRecord, place: int) -> Tensor:
@@ -166,11 +174,15 @@ def backward(call: Call) -> Any:
     states = [s for s in map(state_of, roots) if s is not None]
     boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
 
+    losses = [untracked(root) for root in roots]
+
     def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.
+        if len(call.args) == 1 and not call.kwargs and call.args[0] is roots[0]:
+            return call.func(losses[0])
         args, kwargs = mapped((call.args, call.kwargs), untracked)
         return call.func(*args, **kwargs)
 
     if boundary is None:
         return run()
-    return boundary.backward([untracked(root) for root in roots], states, run)
+    return boundary.backward(losses, states, run)

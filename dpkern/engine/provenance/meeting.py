@@ -34,21 +34,20 @@ def joined(ids: Sequence[Ids]) -> Ids | None:
     return first
 
 
-def combined(call: Call, out: Tensor, *, from_right: bool = True) -> State:
+def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> State:
     """Return the state where operands meet entry by entry.
 
     Args:
         call: the operation.
-        out: its result, or a tensor of its shape.
+        shape: of its result.
         from_right: whether dimensions are aligned as broadcasting does, or from the left.
     """
-    tracked = call.tracked
-    state: Any = call.states[0]
-    if len(tracked) == 1 and type(state) is PerRecord:
-        ndim = tracked[0].dim()
-        if out.dim() == ndim and out.shape[state.dim] == len(state.ids):
-            return state
-    states = call.states
+    tracked, states, ndim = call.tracked, call.states, len(shape)
+    state: Any = states[0]
+    if type(state) is PerRecord and state.dim < ndim and shape[state.dim] == len(state.ids):
+        same = (s is state or _same_rows(s, state) for s in states)
+        if all(same) and (not from_right or all(t.dim() == ndim for t in tracked)):
+            return state  # the plain case, at the price of a few comparisons
     if any(isinstance(s, RecordSum) for s in states):
         return call.mixed("is not linear in a sum over samples")
     single = {s.record for s in states if isinstance(s, OneRecord)}
@@ -60,17 +59,21 @@ def combined(call: Call, out: Tensor, *, from_right: bool = True) -> State:
     places = {s.dim - t.dim() if from_right else s.dim for t, s in rows}
     if len(places) > 1:
         return call.mixed("lets the samples of one operand meet another dimension of the other")
-    place = places.pop() + (out.dim() if from_right else 0)
+    place = places.pop() + (ndim if from_right else 0)
     ids = joined([s.ids for _, s in rows])
     if ids is None:
         return call.mixed("combines rows of different samples")
-    if not 0 <= place < out.dim() or out.shape[place] != len(ids):
-        if 0 <= place < out.dim() and len(ids) == 1:
-            return PerRecord(state.batch, np.repeat(ids, out.shape[place]), place)
+    if not 0 <= place < ndim or shape[place] != len(ids):
+        if 0 <= place < ndim and len(ids) == 1:
+            return PerRecord(state.batch, np.repeat(ids, shape[place]), place)
         return call.mixed("changes the number of rows")
     if ids is state.ids and place == state.dim:
         return state  # type: ignore[no-any-return]
     return PerRecord(state.batch, ids, place)
+
+
+def _same_rows(one: State, other: PerRecord) -> bool:
+    return type(one) is PerRecord and one.ids is other.ids and one.dim == other.dim
 
 
 def place_of(call: Call, x: Tensor, dim: int) -> int | None:

@@ -25,6 +25,9 @@ _OPERATORS = {
     **{f"__{op}__": op for op in "neg invert abs eq ne lt le gt ge pos lshift rshift".split()},
 }
 _REVERSED = {f"__r{op}__" for op in "sub pow truediv div floordiv mod matmul".split()}
+_KNOWN: set[str] = set()
+"""Files of torch and dpkern that were met."""
+
 _OUR_FILES = (torch.__path__[0], __file__.rsplit("/", 3)[0])
 
 
@@ -77,8 +80,10 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_OUR_FILES) and not path.startswith("<"):
-            return f"{path}:{frame.f_lineno}"
+        if path not in _KNOWN:
+            if not path.startswith(_OUR_FILES) and not path.startswith("<"):
+                return f"{path}:{frame.f_lineno}"
+            _KNOWN.add(path)
         if frame.f_back is None:
             break
         frame = frame.f_back

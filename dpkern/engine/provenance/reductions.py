@@ -24,7 +24,7 @@ def other(call: Call, out: Tensor) -> State | None:
     """Keep rows of extremes, norms and spreads, unless they are taken over the rows."""
     second = call.argument(1, "other")
     if call.name in ("max", "min") and isinstance(second, Tensor):
-        return combined(call, out)
+        return combined(call, out.shape)
     state: Any = state_of(call.args[0]) if call.args else call.states[0]
     if isinstance(state, OneRecord) and len(call.tracked) == 1:
         return state

@@ -77,10 +77,14 @@ class Call:
     @property
     def batch(self) -> YieldedBatch | None:
         """Where the records come from, None unless all operands agree."""
-        states = self.states
-        if not states or any(s.batch is not states[0].batch for s in states[1:]):
-            return None
-        return states[0].batch
+        found = None
+        for state in self.states:
+            if found is not None and state.batch is not found:
+                return None
+            found = state.batch
+            if found is None:
+                return None
+        return found
 
     @property
     def has_reversed_operands(self) -> bool:
@@ -134,6 +138,9 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
+    if name in _NO_RECORDS and len(args) == 1 and not kwargs and type(args[0]) is TrackedTensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(args[0])
     tensors = _operands(args, kwargs)
     tracked, private, foreign = [], None, False
     for tensor in tensors:

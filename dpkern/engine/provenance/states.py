@@ -62,6 +62,8 @@ class YieldedBatch:
         self.boundary = boundary
         self.all: Ids = np.arange(1 if placeholder else size)
         """The position of every record in the batch."""
+        self.each = PerRecord(self, self.all)
+        """Rows that are the records in their order."""
         self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
         self.has_chosen_rows = False

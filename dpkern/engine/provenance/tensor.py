@@ -45,6 +45,12 @@ class TrackedTensor(Tensor):
 
         return run(func, args, {} if kwargs is None else dict(kwargs))
 
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Check the loss and go backward (``losses.backward``)."""
+        from .rules import run
+
+        run(Tensor.backward, (self, *args), kwargs)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             memo[id(self)] = track(untracked(self).detach().clone(), self._state)
@@ -60,10 +66,13 @@ class TrackedTensor(Tensor):
 
 def track(tensor: Tensor, state: State) -> TrackedTensor:
     """Return a tracked alias of the tensor: same storage, same place in the autograd graph."""
-    with torch._C.DisableTorchFunctionSubclass():
+    if type(tensor) is Tensor:
         alias = tensor.as_subclass(TrackedTensor)
+    else:
+        with torch._C.DisableTorchFunctionSubclass():
+            alias = tensor.as_subclass(TrackedTensor)
     alias._state = state
-    alias._since = writes()
+    alias._since = _WRITES[0]
     return alias
 
 

@@ -12,6 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 Change = Callable[[Tensor], Tensor]
 
+_VALUES = frozenset((bool, int, float, str))
+
 
 def mapped(tree: Any, change: Change, packed: Change | None = None) -> Any:
     """Return the same tree with every tensor changed; what holds no tensor comes back itself.
@@ -22,16 +24,23 @@ def mapped(tree: Any, change: Change, packed: Change | None = None) -> Any:
         packed: for the data of a ``PackedSequence``, whose rows are positions of many samples; None
             is ``change``.
     """
+    kind = type(tree)
+    if kind is Tensor:
+        return change(tree)
+    if tree is None or kind in _VALUES:
+        return tree
     if isinstance(tree, Tensor):
         return tree if isinstance(tree, nn.Parameter) else change(tree)
     if isinstance(tree, PackedSequence):
         return PackedSequence((packed or change)(tree.data), *tree[1:])
     if isinstance(tree, (tuple, list)):
         items = [mapped(item, change, packed) for item in tree]
-        if all(new is old for new, old in zip(items, tree, strict=True)):
+        if not [new for new, old in zip(items, tree, strict=True) if new is not old]:
             return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, Mapping):
+        if not tree:
+            return tree
         return _with_items(tree, {k: mapped(v, change, packed) for k, v in tree.items()})
     if _is_container(tree):
         changed = {k: mapped(v, change, packed) for k, v in vars(tree).items()}
