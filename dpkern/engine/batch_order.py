@@ -34,7 +34,10 @@ class BatchOrder:
         self.capture = capture
         self.step = step
         self.boundary = ModuleBoundary(
-            capture, activate=self.activate, close_piece=self.close_piece
+            capture,
+            activate=self.activate,
+            close_piece=self.close_piece,
+            assume=step.ledger.assume,
         )
         self.final = True
         """Whether the samples at hand are the last ones of their logical batch."""

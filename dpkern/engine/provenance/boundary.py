@@ -45,6 +45,7 @@ class ModuleBoundary:
         capture: of the module.
         activate: called with the batch whose samples enter now, if it is not the current one.
         close_piece: called before another piece of the current batch enters.
+        assume: called with conditions of the certificate.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class ModuleBoundary:
         *,
         activate: Callable[[YieldedBatch], None],
         close_piece: Callable[[], None],
+        assume: Callable[[str], None],
     ) -> None:
         self.capture = capture
+        self.assume = assume
         self.activate = activate
         self.close_piece = close_piece
         self.losses = LossCheck(capture)
