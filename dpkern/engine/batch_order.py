@@ -64,6 +64,7 @@ class BatchOrder:
         if not self._waiting and self._pending:
             # The loop took a batch and made no pass over it, as loops do with empty ones.
             self.activate(self._pending[0])
+        self.boundary.check_covered()
         if self._waiting is False:
             raise PrivacyError(
                 "optimizer.step",

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .meeting import combined
-from .reductions import divisor_of
+from .meeting import at_places, combined
+from .reductions import LEFT_OUT, divisor_of, leaves_out
 from .rules import Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
@@ -68,6 +68,8 @@ def _loss(call: Call) -> Any:
     result = call.func(*call.args, **call.kwargs)
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
+    if leaves_out(rows):
+        return finish_as(call, result, call.mixed(LEFT_OUT))
     if reduction == "sum":
         return retrack(result, RecordSum(rows.batch, "sum"))
     if reduction == "batchmean" and rows.dim == 0:
@@ -166,6 +168,19 @@ def ctc_loss(call: Call) -> Any:
     return retrack(result * factor, RecordSum(state.batch, "mean", False, frozenset({each})))
 
 
+def _weighted(call: Call, weights: Tensor) -> State:
+    """Return the state of output gradients: each record's own, or a constant."""
+    state = state_of(weights)
+    first = call.states[0]
+    if state is None:
+        if isinstance(first, PerRecord) and weights.dim():
+            at_places(call)
+        return first
+    if isinstance(state, PerRecord) and isinstance(first, PerRecord) and state.matches(first):
+        return state
+    return call.mixed("weights samples by others")
+
+
 @action("backward")
 def backward(call: Call) -> Any:
     """Check that the loss is a sum over records, and go backward."""
@@ -175,6 +190,10 @@ def backward(call: Call) -> Any:
     boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
 
     losses = [untracked(root) for root in roots]
+    gradients = call.argument(1, "gradient", "grad_tensors")
+    given = gradients if isinstance(gradients, (tuple, list)) else [gradients]
+    for weights in filter(None.__ne__, given):
+        states.append(_weighted(call, weights))
 
     def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.

@@ -38,7 +38,7 @@ _TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
 
 _ESCAPES = frozenset(
     "numpy __array__ __dlpack__ untyped_storage storage _typed_storage __bool__ is_nonzero "
-    "register_hook".split()
+    "register_hook as_subclass".split()
 )
 """Actions (``escapes``) for tensors in any state."""
 
@@ -50,7 +50,7 @@ _NO_RECORDS = frozenset(
     is_floating_point is_complex is_signed is_shared is_pinned get_device __len__ tolist
     __repr__ __hash__ __float__ __int__ __index__ __complex__ __contains__ equal allclose
     is_same_size is_set_to has_names register_post_accumulate_grad_hook requires_grad.set
-    __dlpack_device__ new_zeros new_ones new_empty new_full new_tensor as_subclass is_inference
+    __dlpack_device__ new_zeros new_ones new_empty new_full new_tensor is_inference
     _is_view result_type can_cast is_conj is_neg""".split()
 )
 """What gives no tensor, a constant, or a tensor that the private module will not take."""

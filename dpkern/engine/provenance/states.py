@@ -25,6 +25,8 @@ NO_RECORD = -1
 class Boundary(Protocol):
     """What stands between tracked tensors and the private module."""
 
+    has_loader: bool
+
     def assume(self, condition: str) -> None:
         """State a condition of the certificate."""
 
