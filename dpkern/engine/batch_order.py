@@ -34,7 +34,10 @@ class BatchOrder:
         self.capture = capture
         self.step = step
         self.boundary = ModuleBoundary(
-            capture, activate=self.activate, close_piece=self.close_piece
+            capture,
+            activate=self.activate,
+            close_piece=self.close_piece,
+            assume=step.ledger.assume,
         )
         self.final = True
         """Whether the samples at hand are the last ones of their logical batch."""
@@ -61,6 +64,7 @@ class BatchOrder:
         if not self._waiting and self._pending:
             # The loop took a batch and made no pass over it, as loops do with empty ones.
             self.activate(self._pending[0])
+        self.boundary.check_covered()
         if self._waiting is False:
             raise PrivacyError(
                 "optimizer.step",

@@ -205,6 +205,11 @@ class Capture:
         self.batch = records
         self._next_samples()
 
+    def look_again(self) -> None:
+        """Modules or hooks have changed: every use counts as unseen."""
+        self._verified.clear()
+        self._watch_input = True
+
     def skip_pass(self) -> None:
         """The next forward pass is an ordinary one: a gradient of it is found as a leak."""
         self._skipped = True
@@ -410,6 +415,8 @@ class Capture:
         self.probe = probe
         try:
             probe.run(output, self.anchor, self.anywhere)
+            if self.anywhere is None and not idle and not probe.findings:
+                probe.compare(output, self.anchor)
         finally:
             self.probe = None
         if idle:

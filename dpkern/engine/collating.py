@@ -18,29 +18,36 @@ from .empty import records_of
 Collate = Callable[[list[Any]], Any]
 
 
-def check_collate(dataset: Any, collate: Collate) -> None:
-    """Replace one of three records: the rows of the two others must stay what they are.
+def check_collate(dataset: Any, collate: Collate, size: int) -> None:
+    """Replace the last of some records: the rows of all others must stay what they are.
 
     Rows are compared as far as both batches go, since padding may be longer in one. A collation
     that draws random numbers is compared where shapes agree, with the same random state.
 
+    Args:
+        dataset: where the records come from.
+        collate: makes a batch of a list of records.
+        size: records of a usual batch; between 3 and 16 are tried.
+
     Raises:
         InvalidInput: a record changes the rows of others.
     """
-    if collate is default_collate or len(dataset) < 4:
+    count = min(max(size, 3), 16, len(dataset) - 1)
+    if collate is default_collate or count < 3:
         return
-    numbers = [0, len(dataset) // 3, 2 * len(dataset) // 3, len(dataset) - 1]
-    first, second, third, other = records_of(dataset, numbers)
+    *kept, last, other = records_of(
+        dataset, [i * (len(dataset) - 1) // count for i in range(count + 1)]
+    )
     with _random_state_kept():
-        before = _collated(collate, [first, second, third], seed=1)
-        after = _collated(collate, [first, second, other], seed=1)
-        again = _collated(collate, [first, second, third], seed=2)
-    random_too = not _equal_rows(before, again, 3, cut=False)
-    if not _equal_rows(before, after, 2, cut=not random_too):
+        before = _collated(collate, [*kept, last], seed=1)
+        after = _collated(collate, [*kept, other], seed=1)
+        again = _collated(collate, [*kept, last], seed=2)
+    random_too = not _equal_rows(before, again, count, count, cut=False)
+    if not _equal_rows(before, after, count, count - 1, cut=not random_too):
         raise InvalidInput(
             "collate_fn",
             expected="rows that depend on one record each",
-            got="rows of two records that changed when a third was replaced",
+            got="rows of other records that changed when one was replaced",
             remedy="Move what mixes records (mixup, statistics of the batch) out of collate_fn; "
             "padding may depend on the longest record, values may not.",
         )
@@ -64,12 +71,15 @@ def _random_state_kept() -> Iterator[None]:
             random.setstate(python_state)
 
 
-def _equal_rows(one: Any, two: Any, rows: int, *, cut: bool) -> bool:
-    """Whether the first rows of all tensors are equal; ``cut``: where their shapes overlap."""
+def _equal_rows(one: Any, two: Any, count: int, rows: int, *, cut: bool) -> bool:
+    """Whether the first ``rows`` of ``count`` are equal in all tensors.
+
+    With ``cut`` they are compared where their shapes overlap.
+    """
     if isinstance(one, torch.Tensor):
         one, two = one.detach().cpu().numpy(), two.detach().cpu().numpy()
     if isinstance(one, np.ndarray):
-        if one.ndim == 0 or len(one) != 3 or len(two) != 3 or one.ndim != two.ndim:
+        if one.ndim == 0 or len(one) != count or len(two) != count or one.ndim != two.ndim:
             return True
         if one.shape != two.shape and not cut:
             return True
@@ -77,10 +87,10 @@ def _equal_rows(one: Any, two: Any, rows: int, *, cut: bool) -> bool:
         a, b = one[(slice(rows), *overlap)], two[(slice(rows), *overlap)]
         return bool(a.tobytes() == b.tobytes())
     if isinstance(one, Mapping):
-        return all(_equal_rows(one[k], two[k], rows, cut=cut) for k in one if k in two)
+        return all(_equal_rows(one[k], two[k], count, rows, cut=cut) for k in one if k in two)
     if isinstance(one, (tuple, list)) and len(one) == len(two):
-        return all(_equal_rows(a, b, rows, cut=cut) for a, b in zip(one, two, strict=True))
+        return all(_equal_rows(a, b, count, rows, cut=cut) for a, b in zip(one, two, strict=True))
     inner = getattr(one, "__dict__", None)
     if inner and any(isinstance(v, torch.Tensor) for v in inner.values()):
-        return _equal_rows(inner, vars(two), rows, cut=cut)
+        return _equal_rows(inner, vars(two), count, rows, cut=cut)
     return True

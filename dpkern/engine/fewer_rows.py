@@ -50,17 +50,44 @@ def check_fewer_rows(
     if large is None or draws.changed():
         return None
     small = _outputs(call, first_rows(arguments, batch, fewer))
-    if small is None or len(large) != len(small):
-        return None
-    for one, two in zip(large, small, strict=True):
-        if not _agree(one, two, more, fewer):
-            return UnsupportedModule(
-                type(module).__name__,
-                expected="outputs of one sample that depend on that sample alone",
-                got="other outputs in a batch of another size",
-                remedy="Do not scale by the number of samples in the forward pass.",
-            )
+    if not _all_agree(large, small, more, fewer):
+        return _found(module, "in a batch of another size", _NO_SIZES)
+    broken = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
+    kept = [t[: t.shape[0] * fewer // more] for t in broken or ()]
+    if not _all_agree(large, kept, more, fewer):
+        return _found(module, "beside samples that are not finite", _NO_NANS)
     return None
+
+
+_NO_SIZES = "Do not scale by the number of samples in the forward pass."
+_NO_NANS = "Treat each sample by itself; samples that are not finite are dropped by the clipping."
+
+
+def _found(module: nn.Module, where: str, remedy: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        type(module).__name__,
+        expected="outputs of one sample that depend on that sample alone",
+        got=f"other outputs {where}",
+        remedy=remedy,
+    )
+
+
+def _without_numbers(tree: Any, batch: int) -> Any:
+    """The tree with NaN in the second half of every floating tensor's samples."""
+
+    def change(tensor: Tensor) -> Tensor:
+        if tensor.dim() and tensor.shape[0] % batch == 0 and tensor.is_floating_point():
+            tensor[tensor.shape[0] // 2 :] = float("nan")
+        return tensor
+
+    return mapped(tree, change)
+
+
+def _all_agree(large: list[Tensor], small: list[Tensor] | None, more: int, fewer: int) -> bool:
+    if small is None or len(large) != len(small):
+        return True
+    pairs = zip(large, small, strict=True)
+    return all(_agree(one, two, more, fewer) for one, two in pairs)
 
 
 def first_rows(tree: Any, batch: int, count: int) -> Any:

@@ -98,10 +98,11 @@ class ForwardGuard:
         if self.running or capture.in_public:
             return
         recording = torch.is_grad_enabled()
-        why = self._occasions.due(recording)
+        why = self._occasions.due(recording, _flags(args, kwargs))
         if self._occasions.refreshed != self._structure:
             self._structure = self._occasions.refreshed
             self.state.refresh()
+            self.capture.look_again()
         self.state.before_pass()
         if why is None and (not recording or capture.anywhere is None):
             return
@@ -238,6 +239,13 @@ class ForwardGuard:
     def report_late(self, reason: str) -> None:
         if self.on_late_finding is not None:
             self.on_late_finding(reason)
+
+
+def _flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments that are no tensors: what a flag among them switches on is another pass."""
+    named = [(k, v) for k, v in kwargs.items() if v is None or isinstance(v, (bool, str))]
+    placed = [a if a is None or isinstance(a, (bool, str)) else type(a).__name__ for a in args]
+    return (*placed, *named, *kwargs)
 
 
 def without_failing_kernels(call: Callable[..., Any]) -> Callable[..., Any]:

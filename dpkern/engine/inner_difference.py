@@ -101,7 +101,7 @@ def _gradients(
         handles.append(part.register_forward_hook(leave))
 
     for name, part in module.named_modules():
-        if name:
+        if name and not isinstance(part, torch.jit.ScriptModule):  # those take no hooks later
             watch(name, part)
     try:
         with torch.enable_grad():

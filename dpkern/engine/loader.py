@@ -161,11 +161,10 @@ class PrivateLoader(DataLoader[Any]):
         # Masks that were drawn ahead and never handed out are drawn again.
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
-        if not self._checked:
-            check_collate(self.dataset, self.collate_fn)
-            if self.padding is not None:
-                self.padding.try_records(self.dataset, self.collate_fn)
-            self._checked = True
+        check_collate(self.dataset, self.collate_fn, round(self.expected_batch_size))
+        if not self._checked and self.padding is not None:
+            self.padding.try_records(self.dataset, self.collate_fn)
+        self._checked = True
         with parts.iterated_by_its_loader():
             source = super().__iter__()
         queue = parts.queue
@@ -228,6 +227,17 @@ class PrivateLoader(DataLoader[Any]):
         if self._empty is None:
             self._empty = empty_batch(self.dataset, self.collate_fn)
         return self._empty
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("collate_fn", "dataset") and name in self.__dict__:
+            raise PrivacyError(
+                name,
+                expected="what make_private was given",
+                got="another one in the middle of a run",
+                remedy="Make a new engine for other batches; epsilons of runs on the same data add "
+                "up.",
+            )
+        super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise PrivacyError(

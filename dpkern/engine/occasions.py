@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -42,13 +42,16 @@ class Occasions:
         self._behind = False
         """Whether passes change the module themselves."""
         self._key = 0
+        self._given: Hashable = ()
 
-    def due(self, recording: bool) -> str | None:
+    def due(self, recording: bool, given: Hashable = ()) -> str | None:
         """Why this pass is to be probed: ``new``, ``changed`` or ``secret``; None if it is not.
 
         Args:
             recording: whether gradients are recorded; other passes have no secret times.
+            given: flags among the arguments of the pass.
         """
+        self._given = given
         now, returned = self._look(), False
         if not _same(now, self._last):
             before, self._key = self._key, self._combination()
@@ -56,7 +59,7 @@ class Occasions:
             # The pass before may have changed it itself: from now on a look behind tells.
             self._behind = self._behind or self._key == before
         self._last = now
-        if hash((self._key, recording)) not in self._known:
+        if hash((self._key, recording, self._given)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
                 return "new"
             returned = True
@@ -72,7 +75,7 @@ class Occasions:
 
     def probed(self, recording: bool) -> None:
         """The combination of this pass has been probed."""
-        self._known.add(hash((self._key, recording)))
+        self._known.add(hash((self._key, recording, self._given)))
 
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
@@ -107,7 +110,12 @@ class Occasions:
         self._parts = [table.values() for table in self._children]
         self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
         self._hooks: list[Any] = [
-            table for part in modules for table in (part._forward_hooks, part._forward_pre_hooks)
+            table
+            for part in modules
+            for table in (
+                *(part._forward_hooks, part._forward_pre_hooks),
+                *(part._backward_hooks, part._backward_pre_hooks),
+            )
         ]
         # A table that fills changes its size, which reads everything anew.
         self._hooked = [(i, table) for i, table in enumerate(self._hooks) if table]

@@ -38,6 +38,7 @@ from .sharded import ShardedModule, check_plan, is_sharded
 STATE_VERSION = 1
 
 ADOPTED = "rows that passed through engine.adopt() depend on the records that the caller named"
+DETACHED = "what changed the module while the engine was detached came from public data"
 OWN_BATCHES = "the caller draws batches as stated, and each row of a forward pass is another record"
 """Conditions of certificates: what the caller vouches for."""
 
@@ -305,6 +306,8 @@ class PrivacyEngine:
         capture, _, adapter, loader = self._made()
         adapter.detach()
         capture.detach()
+        if self.step.steps:
+            self.step.ledger.assume(DETACHED)
         if loader is not None:
             loader.on_hand_out = loader.boundary = None
 

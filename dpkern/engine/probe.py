@@ -69,6 +69,8 @@ class Probe:
         self.dull: set[Any] = set()
         """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
+        self._heard: list[tuple[Use, Tensor, Tensor]] | None = None
+        """Sums and squares of each sample's rows of what arrives, while two passes are compared."""
         self._told: set[Any] = set()
         self._seen: set[Site] = set()
         self._clouded: set[Site] = set()
@@ -92,6 +94,10 @@ class Probe:
         if self.idle:
             return
         rows = g.reshape(self.batch, -1)
+        if self._heard is not None:
+            wide = rows.double()
+            self._heard.append((use, wide.sum(1), wide.square().sum(1)))
+            return
         # A sample that is not finite has 0 * inf in its own rows.
         unknown = rows.isnan().any(1)
         touched = ((rows != 0) & ~rows.isnan()).any(1)
@@ -137,8 +143,45 @@ class Probe:
             zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
             self._backward(zero if next_loss is None else next_loss + zero, anchor)
 
+    def compare(self, output: Any, anchor: Tensor) -> None:
+        """Send all samples backward twice, half of them with other output gradients.
+
+        A sample alone does not show hooks and backward passes that are not linear, such as a
+        division by the norm of all gradients: what arrives for the other half must be the same.
+        """
+        whole = self._whole([tensor for tensor in _outputs(output) if tensor.requires_grad])
+        if not whole:
+            return
+        changed = torch.arange(self.batch) < self.batch // 2
+        heard = []
+        for scale in (1.0, -3.0):
+            self._heard = []
+            loss = torch.stack([self._weighted(t, changed, scale) for t in whole]).sum()
+            self._backward(loss, anchor)
+            heard.append(self._heard)
+        self._heard = None
+        for (use, *one), (again, *two) in zip(*heard, strict=False):
+            kept = ~changed.to(one[0].device)
+            for a, b in zip(one, two, strict=True):
+                off = (a - b)[kept].nan_to_num().abs().max()
+                if use is again and bool(off > 1e-4 * a[kept].nan_to_num().abs().max()):
+                    names = f"{use.names} in {use.operation}" if use.names else use.operation
+                    self.findings[use.site] = names
+
+    def _weighted(self, tensor: Tensor, changed: Tensor, scale: float) -> Tensor:
+        """A sum of the outputs with random weights; other ones for the changed samples."""
+        each = tensor.shape[0] // self.batch
+        generator = torch.Generator().manual_seed(tensor.shape[0])
+        weights = torch.rand(tensor.shape, generator=generator) + 0.5
+        weights[changed.repeat_interleave(each)] *= scale
+        return (tensor.float() * weights.to(tensor.device)).sum()
+
+    def _whole(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs that have rows."""
+        return [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
+
     def _losses(self, outputs: Sequence[Tensor]) -> Iterator[Tensor]:
-        whole = [t for t in outputs if t.dim() and t.numel() and t.shape[0] % self.batch == 0]
+        whole = self._whole(outputs)
         for attempt in range(min(ATTEMPTS, self.batch)):
             self.sample = self.batch - 1 - attempt
             for number, tensor in enumerate(whole):

@@ -9,7 +9,7 @@ one left behind, which is cheap; contents decide where they differ. Contents alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -184,9 +184,9 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
-        tables: list[Any] = [table for part in self._parts if (table := part._buffers)]
+        tables: list[Mapping[str, Tensor | None]] = [p._buffers for p in self._parts if p._buffers]
         if self._whole():
-            tables += [held for part in self._parts if (held := part._parameters)]
+            tables += [p._parameters for p in self._parts if p._parameters]
         tensors = [t for table in tables for t in table.values() if t is not None]
         with plainly():
             try:

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 # Rules register themselves.
-from . import along, elementwise, indexing, layers, losses, moves, products, reductions, shapes
+from . import (
+    along,
+    elementwise,
+    escapes,
+    indexing,
+    layers,
+    losses,
+    moves,
+    products,
+    reductions,
+    shapes,
+)
 from .boundary import ModuleBoundary
 from .states import YieldedBatch
 from .tensor import TrackedTensor, track, untracked
@@ -14,6 +25,7 @@ __all__ = [
     "YieldedBatch",
     "along",
     "elementwise",
+    "escapes",
     "indexing",
     "layers",
     "losses",

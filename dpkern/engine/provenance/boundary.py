@@ -45,6 +45,7 @@ class ModuleBoundary:
         capture: of the module.
         activate: called with the batch whose samples enter now, if it is not the current one.
         close_piece: called before another piece of the current batch enters.
+        assume: called with conditions of the certificate.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class ModuleBoundary:
         *,
         activate: Callable[[YieldedBatch], None],
         close_piece: Callable[[], None],
+        assume: Callable[[str], None],
     ) -> None:
         self.capture = capture
+        self.assume = assume
         self.activate = activate
         self.close_piece = close_piece
-        self.losses = LossCheck(capture)
+        self.losses = LossCheck(capture, assume)
         self.views = 1
         """Rows of each record in passes without a loader."""
         self.has_loader = False
@@ -194,6 +197,19 @@ class ModuleBoundary:
             capture.begin_piece(len(rows.records))
         self._records = rows.records
         batch.in_pass = len(rows.records)
+
+    def check_covered(self) -> None:
+        """Every record of the current batch must have entered, or none.
+
+        Raises:
+            PrivacyError: the loop left some out by their place, which depends on the others.
+        """
+        batch = self.current
+        if batch is None or not self.unfinished_pass or batch.placeholder:
+            return
+        entered = len(self._closed) + (0 if self._records is None else len(self._records))
+        if entered < batch.size and not batch.has_chosen_rows:
+            raise refusals.partly_entered(entered, batch.size)
 
     def check_finished(self) -> None:
         """The last batch that entered must have had its step.

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...errors import PrivacyError
 from .meeting import combined
 from .rules import Call, rule
 from .states import Mixed, OneRecord, PerRecord, RecordSum, State
@@ -59,7 +60,15 @@ def within_rows(call: Call, out: Tensor) -> State | None:
 @rule("batch_norm", "native_batch_norm")
 def batch_norm(call: Call, out: Tensor) -> State | None:
     """Keep rows with running statistics, where it is a constant map of each sample."""
-    if call.argument(5, "training", default=False) or call.argument(1, "running_mean") is None:
+    training = call.argument(5, "training", default=False)
+    if training and call.argument(1, "running_mean") is not None:
+        raise PrivacyError(
+            "batch_norm",
+            expected="no running statistics of private samples outside the private module",
+            got="a layer that updates them",
+            remedy="Put the other model into eval(), or calibrate it on public data.",
+        )
+    if training or call.argument(1, "running_mean") is None:
         return call.mixed("normalises every sample with the statistics of the batch")
     if not call.tracks_only(call.args[0]) or getattr(call.states[0], "dim", 0) != 0:
         return call.mixed("takes its statistics from samples")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from ...errors import PrivacyError
 from ..parameter import PRIVATE
@@ -14,6 +15,9 @@ from .tensor import TrackedTensor
 
 if TYPE_CHECKING:
     from ..capture import Capture
+
+OWN_FUNCTIONS = "backward passes of autograd functions in the loop keep samples apart"
+"""The condition of certificates where a loss has such a function."""
 
 
 class Leaves:
@@ -28,17 +32,22 @@ class Leaves:
         self._made: list[tuple[weakref.ref[Tensor], int]] = []
         """Leaves that a pass made, with the number of its samples' batch."""
 
-    def check(self, loss: Tensor, outputs: Collection[Any], *, whole: bool) -> None:
+    def check(
+        self, loss: Tensor, outputs: Collection[Any], assume: Callable[[str], None], *, whole: bool
+    ) -> None:
         """Refuse a loss that would train something without clipping and noise.
 
         Args:
             loss: where the backward pass will start.
             outputs: graph nodes at which the module's own part begins.
+            assume: called with a condition of the certificate.
             whole: look into the module as well.
 
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
+        if any(isinstance(node, BackwardCFunction) for node in nodes_of(loss, outputs)):
+            assume(OWN_FUNCTIONS)
         for leaf in leaves_of(loss, () if whole else outputs):
             if not self._is_foreign(leaf):
                 continue
@@ -69,20 +78,21 @@ class Leaves:
 
 
 def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
-    """The leaves of the graph that gradients would be accumulated in, up to the nodes in
-    ``stop``."""
-    leaves: list[Tensor] = []
+    """Leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
+    found = (getattr(node, "variable", None) for node in nodes_of(loss, stop))
+    return [variable for variable in found if variable is not None]
+
+
+def nodes_of(loss: Tensor, stop: Collection[Any]) -> Iterator[Any]:
+    """The nodes of the graph in front of those in ``stop``."""
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}
     while stack:
         node = stack.pop()
         if node is None or node in stop:
             continue
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves.append(variable)
+        yield node
         for following, _ in node.next_functions:
             if following is not None and following not in met:
                 met.add(following)
                 stack.append(following)
-    return leaves

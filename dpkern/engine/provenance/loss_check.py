@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -21,10 +21,12 @@ class LossCheck:
 
     Args:
         capture: of the module.
+        assume: called with conditions of the certificate.
     """
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, assume: Callable[[str], None]) -> None:
         self.capture = capture
+        self.assume = assume
         self.running = False
         """Whether the running backward pass started from a loss that was checked."""
         self.outputs: set[Any] = set()
@@ -53,7 +55,7 @@ class LossCheck:
                 self._check_reduction(state, number)
         self._passes += 1
         for loss in losses:
-            self._leaves.check(loss, self.outputs, whole=self._passes < 3)
+            self._leaves.check(loss, self.outputs, self.assume, whole=self._passes < 3)
 
     def _check_reduction(self, state: RecordSum, number: int) -> None:
         batch, declared = state.batch, self.capture.loss_reduction

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .meeting import combined
-from .reductions import divisor_of
+from .meeting import at_places, combined
+from .reductions import LEFT_OUT, divisor_of, leaves_out
 from .rules import Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
@@ -63,6 +63,8 @@ def loss(call: Call) -> Any:
     result = call.func(*call.args, **call.kwargs)
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
+    if leaves_out(rows):
+        return finish_as(call, result, call.mixed(LEFT_OUT))
     if reduction == "sum":
         return retrack(result, RecordSum(rows.batch, "sum"))
     if reduction == "batchmean" and rows.dim == 0:
@@ -92,9 +94,9 @@ def _by_row(call: Call) -> tuple[State, int]:
     if call.name in _CLASSES and type(first) is PerRecord and not first.dim and x.dim() > 1:
         # The plain case: outputs and targets of the same records, and nothing else.
         alone = len(call.args) > 1 and call.tracks_only(x, call.args[1])
+        alone = alone and len(call.operands) == len(call.tracked)
         if alone and call.states[-1] is first and len(x) == len(first.ids):
-            terms = x.numel() // x.shape[1] if x.shape[1] else 0
-            return first, max(terms // max(len(x), 1), 1)
+            return first, max(math.prod(x.shape[2:]), 1)
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
     operands = list(call.args[:3]) if vectors > 1 else operands
@@ -170,6 +172,19 @@ def ctc_loss(call: Call) -> Any:
     return retrack(result * factor, RecordSum(state.batch, "mean", False, frozenset({each})))
 
 
+def _weighted(call: Call, weights: Tensor) -> State:
+    """Return the state of output gradients: each record's own, or a constant."""
+    state = state_of(weights)
+    first = call.states[0]
+    if state is None:
+        if isinstance(first, PerRecord) and weights.dim():
+            at_places(call)
+        return first
+    if isinstance(state, PerRecord) and isinstance(first, PerRecord) and state.matches(first):
+        return state
+    return call.mixed("weights samples by others")
+
+
 @action("backward")
 def backward(call: Call) -> Any:
     """Check that the loss is a sum over records, and go backward."""
@@ -179,6 +194,10 @@ def backward(call: Call) -> Any:
     boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
 
     losses = [untracked(root) for root in roots]
+    gradients = call.argument(1, "gradient", "grad_tensors")
+    given = gradients if isinstance(gradients, (tuple, list)) else [gradients]
+    for weights in filter(None.__ne__, given):
+        states.append(_weighted(call, weights))
 
     def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.

@@ -34,6 +34,21 @@ def joined(ids: Sequence[Ids]) -> Ids | None:
     return first
 
 
+PLACES = (
+    "tensors that the loop makes beside a batch (random numbers, weights) treat samples alike, "
+    "whatever their place in it"
+)
+"""The condition of certificates where constants of as many rows as the batch met its samples."""
+
+
+def at_places(call: Call) -> None:
+    """State that constants have met samples row by row."""
+    batch = call.batch
+    boundary = None if batch is None else batch.boundary
+    if boundary is not None and boundary.has_loader and torch.is_grad_enabled():
+        boundary.assume(PLACES)
+
+
 def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> State:
     """Return the state where operands meet entry by entry.
 
@@ -44,6 +59,8 @@ def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> St
     """
     tracked, states, ndim = call.tracked, call.states, len(shape)
     state: Any = states[0]
+    if len(call.operands) > len(tracked):
+        _look_at_constants(call, ndim)
     if type(state) is PerRecord and state.dim < ndim and shape[state.dim] == len(state.ids):
         same = (s is state or _same_rows(s, state) for s in states)
         if all(same) and (not from_right or all(t.dim() == ndim for t in tracked)):
@@ -70,6 +87,18 @@ def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> St
     if ids is state.ids and place == state.dim:
         return state  # type: ignore[no-any-return]
     return PerRecord(state.batch, ids, place)
+
+
+def _look_at_constants(call: Call, ndim: int) -> None:
+    """Find constants that differ from row to row."""
+    rows = [(t, s) for t, s in zip(call.tracked, call.states, strict=True) if type(s) is PerRecord]
+    if not rows:
+        return
+    place, count = rows[0][1].dim - rows[0][0].dim(), len(rows[0][1].ids)
+    for tensor in call.operands:
+        wide = type(tensor) is Tensor and count > 1 and tensor.dim() >= -place
+        if wide and tensor.shape[place] == count:
+            at_places(call)
 
 
 def _same_rows(one: State, other: PerRecord) -> bool:

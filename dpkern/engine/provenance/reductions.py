@@ -52,12 +52,27 @@ def linear(call: Call) -> Any:
         return finish_as(call, result, call.mixed("sums in a way that cannot be followed"))
     if place != REDUCED:
         return finish_as(call, result, PerRecord(state.batch, state.ids, place))
+    if leaves_out(state):
+        return finish_as(call, result, call.mixed(LEFT_OUT))
     if call.name == "sum":
         return finish_as(call, result, RecordSum(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
     factor, each = divisor_of(state.ids, state.batch)
     result = result if factor == 1 else result * factor
     return finish_as(call, result, RecordSum(state.batch, "mean", False, frozenset({each * rest})))
+
+
+LEFT_OUT = "leaves out samples by their place in the batch"
+
+
+def leaves_out(state: PerRecord) -> bool:
+    """Whether records of the pass are missing that no mask of their own values has left out.
+
+    Which record stands at a place depends on the others.
+    """
+    if state.ids is state.batch.all or state.batch.has_chosen_rows:
+        return False
+    return len(np.unique(state.ids[state.ids != NO_RECORD])) < state.batch.in_pass
 
 
 def divisor_of(ids: Ids, batch: YieldedBatch) -> tuple[float, int]:

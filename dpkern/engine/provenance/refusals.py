@@ -114,6 +114,17 @@ def overlapping_pieces() -> PrivacyError:
     )
 
 
+def partly_entered(entered: int, size: int) -> PrivacyError:
+    """Records that the loop left out by their place in the batch."""
+    return PrivacyError(
+        "optimizer.step",
+        expected="all records of the batch in the module",
+        got=f"{entered} of {size}",
+        remedy="Which record stands at a place depends on the others: pass all rows, or leave out "
+        "those that a mask of their own values says, x[mask].",
+    )
+
+
 def left_out() -> PrivacyError:
     """A batch without a step."""
     return PrivacyError(

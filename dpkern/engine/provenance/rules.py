@@ -36,17 +36,22 @@ REORDERING = frozenset({"__getitem__", "index_select"})
 _TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
 """Actions that call operations on tracked tensors themselves."""
 
+_ESCAPES = frozenset(
+    "numpy __array__ __dlpack__ untyped_storage storage _typed_storage __bool__ is_nonzero "
+    "register_hook as_subclass".split()
+)
+"""Actions (``escapes``) for tensors in any state."""
+
 _NO_RECORDS = frozenset(
     """shape.get dtype.get device.get ndim.get layout.get is_cuda.get is_cpu.get requires_grad.get
     grad_fn.get is_leaf.get itemsize.get nbytes.get is_sparse.get is_quantized.get is_meta.get
-    is_mkldnn.get is_nested.get is_mps.get is_xpu.get names.get output_nr.get _version.get
-    dim size numel nelement ndimension stride storage_offset element_size untyped_storage data_ptr
-    is_contiguous is_floating_point is_complex is_signed is_shared is_pinned get_device __len__
-    tolist numpy __array__ __repr__ __hash__ __bool__ __float__ __int__ __index__ __complex__
-    __contains__ equal allclose is_nonzero is_same_size is_set_to has_names register_hook
-    register_post_accumulate_grad_hook requires_grad.set __dlpack__ __dlpack_device__
-    new_zeros new_ones new_empty new_full new_tensor as_subclass is_inference _is_view
-    result_type can_cast is_conj is_neg""".split()
+    is_mkldnn.get is_nested.get is_mps.get is_xpu.get names.get output_nr.get _version.get dim
+    size numel nelement ndimension stride storage_offset element_size data_ptr is_contiguous
+    is_floating_point is_complex is_signed is_shared is_pinned get_device __len__ tolist
+    __repr__ __hash__ __float__ __int__ __index__ __complex__ __contains__ equal allclose
+    is_same_size is_set_to has_names register_post_accumulate_grad_hook requires_grad.set
+    __dlpack_device__ new_zeros new_ones new_empty new_full new_tensor is_inference
+    _is_view result_type can_cast is_conj is_neg""".split()
 )
 """What gives no tensor, a constant, or a tensor that the private module will not take."""
 
@@ -80,10 +85,14 @@ class Call:
     @property
     def batch(self) -> YieldedBatch | None:
         """Where the records come from, None unless all operands agree."""
-        states = self.states
-        if not states or any(s.batch is not states[0].batch for s in states[1:]):
-            return None
-        return states[0].batch
+        found = None
+        for state in self.states:
+            if found is not None and state.batch is not found:
+                return None
+            found = state.batch
+            if found is None:
+                return None
+        return found
 
     @property
     def has_reversed_operands(self) -> bool:
@@ -166,6 +175,8 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return act(call)
     with torch._C.DisableTorchFunctionSubclass():
         blocked = _blocked(call, foreign) or _statistic_of(args, kwargs)
+        if blocked is not None and name in _ESCAPES and act is not None:
+            return act(call)
         if blocked is not None:
             result = func(*args, **kwargs)
             if name in ("__setitem__", "data.set"):

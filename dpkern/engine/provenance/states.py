@@ -25,6 +25,11 @@ NO_RECORD = -1
 class Boundary(Protocol):
     """What stands between tracked tensors and the private module."""
 
+    has_loader: bool
+
+    def assume(self, condition: str) -> None:
+        """State a condition of the certificate."""
+
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
 

@@ -39,6 +39,8 @@ def mapped(tree: Any, change: Change, packed: Change | None = None) -> Any:
             return tree
         return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
     if isinstance(tree, Mapping):
+        if not tree:
+            return tree
         return _with_items(tree, {k: mapped(v, change, packed) for k, v in tree.items()})
     if _is_container(tree):
         changed = {k: mapped(v, change, packed) for k, v in vars(tree).items()}

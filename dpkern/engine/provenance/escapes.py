@@ -1,0 +1,107 @@
+"""Ways around the states: memory that is shared with other libraries, hooks, and decisions.
+
+NumPy arrays, DLPack capsules and storages of tracked tensors are copies: what is written into them
+stays there. A hook that changes gradients must keep rows apart, which is tried. A decision that
+follows several samples at once cannot be followed and is a condition of the certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UnsupportedModule
+from .rules import Call, action
+from .states import Mixed, PerRecord, State
+from .tensor import TrackedTensor, state_of
+
+DECIDED = (
+    "decisions that the loop takes on several samples at once (if, while) choose no more than what "
+    "it prints"
+)
+"""The condition of certificates after the truth of a mixed tensor was asked for."""
+
+
+@action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+def copied(call: Call) -> Any:
+    """Give the values away in memory of their own."""
+    args = [a.clone() if type(a) is TrackedTensor else a for a in call.args]
+    return call.func(*args, **call.kwargs)
+
+
+@action("as_subclass")
+def cast(call: Call) -> Any:
+    """Give an ordinary copy away, which may enter other modules and not the private one."""
+    x, kind = call.args
+    return x.clone().as_subclass(kind) if kind is not TrackedTensor else x
+
+
+@action("__bool__", "is_nonzero")
+def decided(call: Call) -> Any:
+    """Answer, and state that the certificate depends on what the loop does with it."""
+    state = state_of(call.args[0])
+    boundary = None if state is None or state.batch is None else state.batch.boundary
+    if isinstance(state, Mixed) and boundary is not None and torch.is_grad_enabled():
+        boundary.assume(DECIDED)
+    return call.plain()
+
+
+@action("register_hook")
+def hooked(call: Call) -> Any:
+    """Register the hook, whose results must depend on each row's own gradient."""
+    x, hook = call.args
+    return call.func(x, RowwiseHook(hook, state_of(x)))
+
+
+class RowwiseHook:
+    """A gradient hook that is tried on other rows whenever it changes a gradient.
+
+    Args:
+        hook: the user's.
+        state: of the tensor whose gradient it sees.
+    """
+
+    def __init__(self, hook: Callable[[Tensor], Tensor | None], state: State | None) -> None:
+        self.hook = hook
+        self.state = state
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """The hook's result.
+
+        Raises:
+            UnsupportedModule: a row of it depends on other rows, or there are none.
+        """
+        result = self.hook(gradient)
+        if result is None:
+            return None
+        state = self.state
+        has_rows = isinstance(state, PerRecord) and state.dim == 0
+        if has_rows and result.shape == gradient.shape:
+            assert isinstance(state, PerRecord)
+            if all(self._keeps(gradient, result, rows) for rows in _halves(state)):
+                return result
+        raise UnsupportedModule(
+            "register_hook",
+            expected="a gradient hook that changes each sample's gradient by itself",
+            got="one whose result for a sample depends on others",
+            remedy="Scale each row by its own norm or a constant; every sample is clipped anyway.",
+        )
+
+    def _keeps(self, gradient: Tensor, result: Tensor, changed: Tensor) -> bool:
+        """Whether other rows come out the same after these were changed."""
+        rows = changed.to(gradient.device)
+        other = gradient.clone()
+        other[rows] = -3 * other[rows]
+        again = self.hook(other)
+        return again is not None and torch.equal(
+            again[~rows].nan_to_num(), result[~rows].nan_to_num()
+        )
+
+
+def _halves(state: PerRecord) -> tuple[Tensor, Tensor]:
+    """Two sets of rows that share no record."""
+    low = torch.from_numpy(state.ids) < (int(state.ids.max(initial=0)) + 1) // 2
+    return low, ~low
