@@ -181,8 +181,6 @@ FOLLOWING_SCALES: dict[str, tuple[Any, str]] = {
     "mean times size": (lambda m, x, y: F.cross_entropy(m(x), y) * len(x), "mean"),
     "mean by size": (lambda m, x, y: F.cross_entropy(m(x), y) / len(x), "mean"),
     "sum by size": (lambda m, x, y: F.cross_entropy(m(x), y, reduction="sum") / len(x), "sum"),
-    "weighted micro-batches": (
-        lambda m, x, y: F.cross_entropy(m(x[:2]), y[:2]) * 2 / len(x), "mean"),
     "one term of two": (
         lambda m, x, y: F.cross_entropy(m(x), y) + F.cross_entropy(m(x), y) / len(x), "mean"),
 }  # fmt: skip

@@ -45,10 +45,15 @@ Together = Callable[[bool], bool]
 """Whether any process says yes, where forward passes need all processes."""
 
 PART = 8
-"""The second way of replacing samples runs on one in so many of a large batch."""
+"""One in so many samples of a large batch is in a pass on part of it."""
 
 SMALLEST_PART = 16
 """Samples in such a part, at least."""
+
+WHOLE = 0.25
+"""How many of the secret probes run on the whole of a large batch."""
+
+_SECRET = random.SystemRandom()
 
 GATE = 0.1
 """Standard deviation of what stands in for parameters that are zero throughout, while probing."""
@@ -185,6 +190,17 @@ class DifferenceProbe:
         return outcome, wrote
 
     def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+        if not full and _SECRET.random() >= WHOLE:
+            with self._on_part(number) as smaller:
+                apart = Outcome()
+                if smaller:
+                    self._compare_all(apart, number, full, rows)
+                if apart.told:
+                    vars(outcome).update(vars(apart))
+                    return
+        self._compare_all(outcome, number, full, rows)
+
+    def _compare_all(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
         base = self._base(outcome)
         if base is None:
             return
@@ -219,6 +235,7 @@ class DifferenceProbe:
             plain = self._pass(fresh(self.arguments), outcome)
         except Exception as error:  # noqa: BLE001 - the real pass raises it again
             outcome.failure = error
+            self._put_back()
             return None
         left = self._snapshot()
         self._put_back(left)
@@ -251,23 +268,27 @@ class DifferenceProbe:
         Part of a large batch does, if the module runs on it; what depends on the size of the batch
         is what the first turn is for.
         """
-        size = max(self.batch // PART, SMALLEST_PART)
-        if size * 4 <= self.batch:
-            whole, apart = (self.arguments, self.batch), Outcome(mixed=outcome.mixed)
+        with self._on_part(number) as smaller:
+            apart = Outcome(mixed=outcome.mixed)
+            own = self._base(apart) if smaller else None
+            if own is not None:
+                found = self._turn(apart, own, range(self.batch // 2), number, -1, rows)
+                if apart.told:
+                    outcome.mixed = apart.mixed
+                    return found
+        return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
+
+    @contextmanager
+    def _on_part(self, number: int) -> Iterator[bool]:
+        """Passes in this block run on part of the batch, if it is large; whether they do."""
+        size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
+        if smaller := self.whole and size * 4 <= self.batch:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
             self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
-            try:
-                own = self._base(apart)
-                if own is None:
-                    self._put_back()
-                else:
-                    found = self._turn(apart, own, range(size // 2), number, -1, rows)
-                    if apart.told:
-                        outcome.mixed = apart.mixed
-                        return found
-            finally:
-                self.arguments, self.batch = whole
-        return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
+        try:
+            yield smaller
+        finally:
+            self.arguments, self.batch = whole
 
     def _judge(
         self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]

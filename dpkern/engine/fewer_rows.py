@@ -77,7 +77,8 @@ def _without_numbers(tree: Any, batch: int) -> Any:
 
     def change(tensor: Tensor) -> Tensor:
         if tensor.dim() and tensor.shape[0] % batch == 0 and tensor.is_floating_point():
-            tensor[tensor.shape[0] // 2 :] = float("nan")
+            tensor = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            tensor.data[tensor.shape[0] // 2 :] = float("nan")
         return tensor
 
     return mapped(tree, change)

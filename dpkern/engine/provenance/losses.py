@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .meeting import at_places, combined
-from .reductions import LEFT_OUT, divisor_of, leaves_out
+from .reductions import divisor_of, leaves_out
 from .rules import Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
@@ -64,7 +64,7 @@ def loss(call: Call) -> Any:
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
     if leaves_out(rows):
-        return finish_as(call, result, call.mixed(LEFT_OUT))
+        at_places(call)
     if reduction == "sum":
         return retrack(result, RecordSum(rows.batch, "sum"))
     if reduction == "batchmean" and rows.dim == 0:
@@ -172,16 +172,15 @@ def ctc_loss(call: Call) -> Any:
     return retrack(result * factor, RecordSum(state.batch, "mean", False, frozenset({each})))
 
 
-def _weighted(call: Call, weights: Tensor) -> State:
-    """Return the state of output gradients: each record's own, or a constant."""
+def _weighted(call: Call, weights: Tensor, first: State) -> State:
+    """Return the state of a loss with these output gradients."""
     state = state_of(weights)
-    first = call.states[0]
     if state is None:
         if isinstance(first, PerRecord) and weights.dim():
             at_places(call)
         return first
     if isinstance(state, PerRecord) and isinstance(first, PerRecord) and state.matches(first):
-        return state
+        return first
     return call.mixed("weights samples by others")
 
 
@@ -196,8 +195,9 @@ def backward(call: Call) -> Any:
     losses = [untracked(root) for root in roots]
     gradients = call.argument(1, "gradient", "grad_tensors")
     given = gradients if isinstance(gradients, (tuple, list)) else [gradients]
-    for weights in filter(None.__ne__, given):
-        states.append(_weighted(call, weights))
+    for weights in given:
+        if weights is not None and states:
+            states[0] = _weighted(call, weights, states[0])
 
     def run() -> Any:
         # Checkpointed segments run again in here, and must see private parameters as such.

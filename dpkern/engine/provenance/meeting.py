@@ -35,14 +35,14 @@ def joined(ids: Sequence[Ids]) -> Ids | None:
 
 
 PLACES = (
-    "tensors that the loop makes beside a batch (random numbers, weights) treat samples alike, "
-    "whatever their place in it"
+    "the loop treats samples alike, whatever their place in the batch (slices, weights, random "
+    "numbers of its own)"
 )
-"""The condition of certificates where constants of as many rows as the batch met its samples."""
+"""The condition of certificates where rows were picked or weighted by their places."""
 
 
 def at_places(call: Call) -> None:
-    """State that constants have met samples row by row."""
+    """State that rows were picked or weighted by their places, which depend on other records."""
     batch = call.batch
     boundary = None if batch is None else batch.boundary
     if boundary is not None and boundary.has_loader and torch.is_grad_enabled():

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from .meeting import REDUCED, combined, place_of
+from .meeting import REDUCED, at_places, combined, place_of
 from .rules import Call, action, finish_as, rule
 from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .tensor import state_of
@@ -53,16 +53,13 @@ def linear(call: Call) -> Any:
     if place != REDUCED:
         return finish_as(call, result, PerRecord(state.batch, state.ids, place))
     if leaves_out(state):
-        return finish_as(call, result, call.mixed(LEFT_OUT))
+        at_places(call)
     if call.name == "sum":
         return finish_as(call, result, RecordSum(state.batch, "sum"))
     rest = x.numel() // max(result.numel(), 1) // max(len(state.ids), 1)
     factor, each = divisor_of(state.ids, state.batch)
     result = result if factor == 1 else result * factor
     return finish_as(call, result, RecordSum(state.batch, "mean", False, frozenset({each * rest})))
-
-
-LEFT_OUT = "leaves out samples by their place in the batch"
 
 
 def leaves_out(state: PerRecord) -> bool:
