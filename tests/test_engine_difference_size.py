@@ -123,7 +123,7 @@ class Writes(nn.Module):
 def test_a_write_past_the_version_of_a_trained_parameter_is_found() -> None:
     module = Writes(0.1)
     before = module.layer.bias.detach().clone()
-    with pytest.raises(UnsupportedModule, match="layer.bias"):
+    with pytest.raises(UnsupportedModule, match=r"layer\.bias"):
         passes(module)
     # The pass itself has run, once, and the probe has left nothing.
     with torch.no_grad():

@@ -13,7 +13,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModule
 from .fewer_rows import check_fewer_rows
 from .local import local
+from .outcome import Outcome
 from .parameter import plainly
 from .random_state import RandomState
 from .reachable import Snapshot
@@ -61,57 +61,6 @@ GATE = 0.1
 
 _KEPT = (Tensor, int, float, complex)
 """What an attribute may remember of samples."""
-
-
-@dataclass
-class Outcome:
-    """What a probe found.
-
-    Attributes:
-        told: whether replaced rows could tell anything: there were two samples that differ.
-        mixed: where samples mix, in words; empty if they do not.
-        absorbed: paths of state that follows the data.
-        counted: paths of state that changes alike whatever the data is.
-        failure: why the module could not be run again, if so.
-    """
-
-    told: bool = False
-    mixed: str = ""
-    absorbed: list[str] = field(default_factory=list)
-    counted: set[str] = field(default_factory=set)
-    failure: Exception | None = None
-    by_number: UnsupportedModule | None = None
-    """The error for outputs that depend on the number of samples."""
-    has_losses: bool = False
-    """Whether the module returns numbers with a gradient and without rows."""
-
-    def error(self) -> UnsupportedModule | None:
-        """One error for what was found."""
-        if self.mixed:
-            return UnsupportedModule(
-                self.mixed,
-                expected="outputs of one sample that depend on that sample alone",
-                got="other outputs after other samples of the batch were replaced",
-                remedy="Keep the batch first (batch_first=True; rows of one sample next to each "
-                "other) and remove what mixes samples, such as statistics, sorting or ranking "
-                "over the batch; dpkern.fix(model) replaces batch normalisation.",
-            )
-        if self.absorbed:
-            return absorbs(self.absorbed)
-        return self.by_number
-
-
-def absorbs(names: Sequence[str]) -> UnsupportedModule:
-    """The error for state of a module that follows the data."""
-    kind = "buffer" if len(names) == 1 else "buffers"
-    return UnsupportedModule(
-        f"{kind} or other state {', '.join(sorted(names)[:5])}",
-        expected="forward passes that leave no trace of the samples in the module",
-        got="contents that depend on the samples",
-        remedy="What the module remembers of the data reaches state_dict() or later outputs "
-        "without noise: keep it outside of the module, or update it from public data under "
-        "engine.public().",
-    )
 
 
 class _Base(NamedTuple):
@@ -156,15 +105,17 @@ class DifferenceProbe:
         self._devices = {t.device for t in tensors_of(self.arguments)}
         self._devices |= {local(p).device for p in module.parameters()}
 
-    def run(self, number: int, *, full: bool, rows: bool = True) -> Outcome:
+    def run(self, number: int, *, full: bool, rows: bool = True, secret: bool = False) -> Outcome:
         """Probe once.
 
         Args:
             number: of the probe; decides which samples are replaced.
             full: replace two halves of the samples, one after the other; else one.
             rows: False looks at the module's state only.
+            secret: part of a large batch will do, most of the time.
         """
         self._draws = RandomState(self._devices)
+        self._cut = secret and _SECRET.random() >= WHOLE
         with _gates_opened(self.trained if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
             # Most modules never write to trained parameters: one look at the end shows that.
@@ -190,7 +141,7 @@ class DifferenceProbe:
         return outcome, wrote
 
     def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
-        if not full and _SECRET.random() >= WHOLE:
+        if self._cut:
             with self._on_part(number) as smaller:
                 apart = Outcome()
                 if smaller:
