@@ -4,6 +4,7 @@ Usage::
 
     python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
+    python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
     python -m benchmarks ring [--parameters N]              noise made ahead by a second thread
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
@@ -25,7 +26,7 @@ import typer
 import dpkern
 from dpkern.backends import cpu
 
-from . import ring_speed, spectral_report, spof_speed, step_report
+from . import guard_report, ring_speed, spectral_report, spof_speed, step_report
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -141,6 +142,23 @@ def step(
     content = {"machine": machine, "speed": speeds, "memory": memories}
     table = step_report.markdown(machine, speeds, memories)
     write(path or RESULTS / "step.json", content, table)
+
+
+@app.command()
+def guards(
+    models: Annotated[list[str] | None, typer.Argument(help="which models; default: four")] = None,
+    steps: Annotated[int, typer.Option(min=2, help="steps of a run")] = 200,
+    rounds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 3,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Private training with all guards beside the same training without them, one thread."""
+    rows = []
+    for task in known(models or list(guard_report.MODELS), TASKS, "model"):
+        rows.append(guard_report.measured(task, steps, rounds))
+        print("\n".join(guard_report.table(rows[-1:])[2:]), flush=True)
+    machine = this_machine() | {"cores": 1}
+    content = {"machine": machine, "rows": rows}
+    write(path or RESULTS / "guards.json", content, guard_report.markdown(machine, rows))
 
 
 @app.command()

@@ -1,11 +1,10 @@
-"""Time private training with and without the guards around it, step by step in turns in one process.
+"""Time private training with and without the guards around it, step by step in turns.
 
 Usage: ``python -m benchmarks.guard_cost '{"task": ..., "steps": ..., "rounds": ...}'``
 
-A run without guards is what dpkern trained before there were any: batches begin by hand, the module's
-hooks do not look at outputs and state, and nobody follows records. Both runs take one step after the
-other, so that drift of the machine cancels. Secret probes come once in 500 passes: their expected share
-is added, one probe is timed by itself.
+A run without guards begins its batches by hand: no hook looks at outputs and state, and records are
+not followed. Both runs take one step after the other in one process, so that drift of the machine
+cancels. Secret probes come once in 500 passes: one is timed by itself, its expected share added.
 """
 
 from __future__ import annotations
@@ -203,7 +202,7 @@ def _summary(turns: list[dict[bool, list[float]]]) -> dict[str, Any]:
 
 
 def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
-    """CPU milliseconds of each part, timed inside; of an ordinary step unless its name says more."""
+    """CPU milliseconds of each part, timed inside: of two probes, else of an ordinary step."""
     with parts_timed() as spent:
         run = begin(task, guarded=True)
         occasions = run.engine.capture.guard._occasions

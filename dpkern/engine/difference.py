@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModule
+from .fewer_rows import check_fewer_rows
 from .local import local
 from .parameter import plainly
 from .random_state import RandomState
@@ -34,11 +35,20 @@ from .replaced_rows import (
     has_rows,
     mapped,
     replaced_rows,
+    taken_rows,
     tensors_of,
 )
 
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
 Together = Callable[[bool], bool]
 """Whether any process says yes, where forward passes need all processes."""
+
+PART = 8
+"""The second way of replacing samples runs on one in so many of a large batch."""
+
+SMALLEST_PART = 16
+"""Samples in such a part, at least."""
 
 GATE = 0.1
 """Standard deviation of what stands in for parameters that are zero throughout, while probing."""
@@ -65,6 +75,10 @@ class Outcome:
     absorbed: list[str] = field(default_factory=list)
     counted: set[str] = field(default_factory=set)
     failure: Exception | None = None
+    by_number: UnsupportedModule | None = None
+    """The error for outputs that depend on the number of samples."""
+    has_losses: bool = False
+    """Whether the module returns numbers with a gradient and without rows."""
 
     def error(self) -> UnsupportedModule | None:
         """One error for what was found."""
@@ -79,7 +93,7 @@ class Outcome:
             )
         if self.absorbed:
             return absorbs(self.absorbed)
-        return None
+        return self.by_number
 
 
 def absorbs(names: Sequence[str]) -> UnsupportedModule:
@@ -95,6 +109,13 @@ def absorbs(names: Sequence[str]) -> UnsupportedModule:
     )
 
 
+class _Base(NamedTuple):
+    """A pass with nothing replaced: its output, and what it left behind."""
+
+    output: Any
+    left: Snapshot
+
+
 class DifferenceProbe:
     """Runs a function of one batch several times from one state, which it leaves behind.
 
@@ -103,8 +124,8 @@ class DifferenceProbe:
         call: runs it, usually the module itself.
         args, kwargs: its arguments, with the samples in the first dimension.
         batch: number of samples.
-        zeros: trained parameters; those that are zero throughout get other values meanwhile, as a
-            gate at zero hides what is behind it.
+        trained: trained parameters. Where ``full``, those that are zero throughout get other values
+            meanwhile, as a gate at zero hides what is behind it.
         together: where every process must take the same passes.
     """
 
@@ -116,14 +137,14 @@ class DifferenceProbe:
         kwargs: dict[str, Any],
         batch: int,
         *,
-        zeros: Sequence[Tensor] = (),
+        trained: Sequence[Tensor] = (),
         together: Together | None = None,
     ) -> None:
         self.module = module
         self.call = call
         self.arguments = (args, kwargs)
         self.batch = batch
-        self.zeros = zeros if together is None else ()
+        self.trained = trained if together is None else ()
         self.together = together or bool
         self.whole = together is None
         """Whether parameters stay the same objects from pass to pass."""
@@ -138,44 +159,115 @@ class DifferenceProbe:
             full: replace two halves of the samples, one after the other; else one.
             rows: False looks at the module's state only.
         """
-        outcome = Outcome()
         self._draws = RandomState(self._devices)
-        with _gates_opened(self.zeros):
+        with _gates_opened(self.trained if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    self._compare(outcome, number, full, rows)
-            finally:
-                self._before.restore()
-                self._draws.restore()
+            # Most modules never write to trained parameters: one look at the end shows that.
+            self._trusted = {id(p) for p in self.trained}
+            outcome, wrote = self._compared(number, full, rows)
+            if wrote:
+                self._trusted = set()
+                outcome, _ = self._compared(number, full, rows)
         return outcome
 
-    def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+    def _compared(self, number: int, full: bool, rows: bool) -> tuple[Outcome, bool]:
+        """The outcome, and whether trusted parameters hold something else."""
+        outcome, wrote = Outcome(), True
         try:
-            plain = self._pass(fresh(self.arguments))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._compare(outcome, number, full, rows)
+        finally:
+            trusted = self._trusted
+            wrote = bool(trusted) and self._before.broke_trust(trusted)
+            self._before.restore(trusted=() if wrote else trusted)
+            self._draws.restore()
+        return outcome, wrote
+
+    def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+        base = self._base(outcome)
+        if base is None:
+            return
+        # At random: rows may mix with those two places away, too.
+        half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
+        sign = 1 if full or number % 2 == 0 else 0
+        ends = [self._turn(outcome, base, half if self.batch > 1 else [], number, sign, rows)]
+        if full and self.whole and self.batch > 1:
+            ends.append(self._second_turn(outcome, base, number, rows))
+        absorbed: set[str] = set()
+        others = []
+        for after, differ in ends:
+            others += [after] if differ else []
+            absorbed |= differ
+        outcome.counted = self._before.changes(base.left) - absorbed
+        outcome.absorbed = self._lasting(base.left, others, absorbed)
+        if full and rows and self.whole and not outcome.mixed and not outcome.absorbed:
+            outcome.by_number = check_fewer_rows(
+                self.module, self._pass_and_back, self.arguments, self.batch, self._draws
+            )
+
+    def _pass_and_back(self, arguments: Arguments) -> Any:
+        """The output of a pass after which the module is as before."""
+        try:
+            return self._pass(arguments)
+        finally:
+            self._put_back()
+
+    def _base(self, outcome: Outcome) -> _Base | None:
+        """The pass that others are compared with; None if it fails."""
+        try:
+            plain = self._pass(fresh(self.arguments), outcome)
         except Exception as error:  # noqa: BLE001 - the real pass raises it again
             outcome.failure = error
-            return
+            return None
         left = self._snapshot()
-        changed = self._before.changes(left)
         self._put_back(left)
-        absorbed: set[str] = set()
-        others: list[Snapshot] = []
-        for turn, chosen in enumerate(self._choices(number, full)):
-            sign = (-1) ** turn if full or number % 2 == 0 else 0
-            inputs, result = self._replaced(chosen, number, outcome, sign)
-            after = self._snapshot()
-            if inputs is not None:
-                differ = left.changes(after)
-                others += [after] if differ else []
-                absorbed |= differ
-            self._put_back(after)
-            if rows and not outcome.mixed:
-                kept = [b for b in range(self.batch) if b not in chosen]
-                self._judge(outcome, plain, inputs, result, kept)
-        outcome.counted = changed - absorbed
-        outcome.absorbed = self._lasting(left, others, absorbed)
+        return _Base(plain, left)
+
+    def _turn(
+        self,
+        outcome: Outcome,
+        base: _Base,
+        chosen: Sequence[int],
+        number: int,
+        sign: int,
+        rows: bool,
+    ) -> tuple[Snapshot, set[str]]:
+        """One pass with these samples replaced: the state after it, and what differs there."""
+        inputs, result = self._replaced(chosen, number, outcome, sign)
+        after = self._snapshot()
+        differ = base.left.changes(after) if inputs is not None else set()
+        self._put_back(after)
+        if rows and not outcome.mixed:
+            kept = [b for b in range(self.batch) if b not in chosen]
+            self._judge(outcome, base.output, inputs, result, kept)
+        return after, differ
+
+    def _second_turn(
+        self, outcome: Outcome, base: _Base, number: int, rows: bool
+    ) -> tuple[Snapshot, set[str]]:
+        """Replace the first half: whoever comes first may take the others' place.
+
+        Part of a large batch does, if the module runs on it; what depends on the size of the batch
+        is what the first turn is for.
+        """
+        size = max(self.batch // PART, SMALLEST_PART)
+        if size * 4 <= self.batch:
+            whole, apart = (self.arguments, self.batch), Outcome(mixed=outcome.mixed)
+            taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
+            self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
+            try:
+                own = self._base(apart)
+                if own is None:
+                    self._put_back()
+                else:
+                    found = self._turn(apart, own, range(size // 2), number, -1, rows)
+                    if apart.told:
+                        outcome.mixed = apart.mixed
+                        return found
+            finally:
+                self.arguments, self.batch = whole
+        return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
 
     def _judge(
         self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
@@ -188,15 +280,6 @@ class DifferenceProbe:
         if self.together(mixed or hidden):
             place = self._place(inputs or self.arguments, kept, between=hidden)
             outcome.mixed = place or (type(self.module).__name__ if mixed else "")
-
-    def _choices(self, number: int, full: bool) -> list[list[int]]:
-        """Samples to replace: half of them, two halves; none where another process asked."""
-        if self.batch < 2:
-            return [[]]
-        # At random: rows may mix with those two places away, too.
-        half = sorted(random.Random(number).sample(range(self.batch), self.batch // 2))
-        front = list(range(self.batch // 2))  # whoever comes first may take the others' place
-        return [half, front] if full and self.whole else [half]
 
     def _replaced(
         self, chosen: Sequence[int], number: int, outcome: Outcome, sign: int
@@ -229,19 +312,27 @@ class DifferenceProbe:
         yield by_large_values(step, integers=False)
 
     def _snapshot(self) -> Snapshot:
-        return Snapshot(self.module, parameters=self.whole, earlier=self._before)
+        return Snapshot(
+            self.module, parameters=self.whole, earlier=self._before, trusted=self._trusted
+        )
 
-    def _pass(self, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    def _pass(
+        self, arguments: tuple[tuple[Any, ...], dict[str, Any]], outcome: Outcome | None = None
+    ) -> Any:
         """The output, without its graph."""
         self._draws.restore()
         torch.clear_autocast_cache()  # it may hold other values, or the graph of another pass
         try:
-            return mapped(self.call(*arguments[0], **arguments[1]), Tensor.detach)
+            output = self.call(*arguments[0], **arguments[1])
+            if outcome is not None:
+                losses = (t for t in tensors_of(output) if not t.dim() and t.requires_grad)
+                outcome.has_losses = next(losses, None) is not None
+            return mapped(output, Tensor.detach)
         finally:
             torch.clear_autocast_cache()
 
     def _put_back(self, now: Snapshot | None = None) -> None:
-        lost = self._before.restore(now)
+        lost = self._before.restore(now, trusted=self._trusted)
         if lost:
             raise UnsupportedModule(
                 ", ".join(lost[:5]),
@@ -350,7 +441,9 @@ def _gates_opened(parameters: Sequence[Tensor]) -> Iterator[None]:
     with plainly(), torch.no_grad():
         for parameter in parameters:
             data = parameter.data
-            if data.layout is torch.strided and not data.is_meta and not data.any():
+            if data.layout is not torch.strided or data.is_meta:
+                continue
+            if not (data.dim() and data[:1].any()) and not data.any():
                 noise = torch.randn(data.shape, generator=generator) * GATE
                 changed.append(data)
                 data.copy_(noise)

@@ -8,7 +8,6 @@ draw others for another size, and are not compared.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModule
 from .random_state import RandomState
-from .reachable import Snapshot
 from .replaced_rows import fresh, mapped, tensors_of
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -27,15 +25,20 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def check_fewer_rows(
-    module: nn.Module, call: Callable[..., Any], arguments: Arguments, batch: int
+    module: nn.Module,
+    call: Callable[[Arguments], Any],
+    arguments: Arguments,
+    batch: int,
+    draws: RandomState,
 ) -> UnsupportedModule | None:
     """Compare the module's outputs on four and on two samples of the batch.
 
     Args:
-        module: whose state is put back.
-        call: runs it.
+        module: for the error.
+        call: runs it from the same state each time, and leaves that behind.
         arguments: a batch, samples first.
         batch: number of samples.
+        draws: the random state that ``call`` begins with.
 
     Returns:
         What was found; None if outputs agree, or where there is nothing to compare.
@@ -43,38 +46,30 @@ def check_fewer_rows(
     more, fewer = min(4, batch), min(4, batch) // 2
     if fewer == 0:
         return None
-    devices = {t.device for t in tensors_of(arguments)} | {p.device for p in module.parameters()}
-    draws, before = RandomState(devices), Snapshot(module, parameters=True)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            large = _outputs(call, taken_rows(arguments, batch, more))
-            if large is None or draws.changed():
-                return None
-            before.restore()
-            small = _outputs(call, taken_rows(arguments, batch, fewer))
-            before.restore()
-            broken = _outputs(call, _without_numbers(taken_rows(arguments, batch, more), more))
-    finally:
-        before.restore()
-        draws.restore()
+    large = _outputs(call, first_rows(arguments, batch, more))
+    if large is None or draws.changed():
+        return None
+    small = _outputs(call, first_rows(arguments, batch, fewer))
     if not _all_agree(large, small, more, fewer):
-        return UnsupportedModule(
-            type(module).__name__,
-            expected="outputs of one sample that depend on that sample alone",
-            got="other outputs in a batch of another size",
-            remedy="Do not scale by the number of samples in the forward pass.",
-        )
+        return _found(module, "in a batch of another size", _NO_SIZES)
+    broken = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
     kept = [t[: t.shape[0] * fewer // more] for t in broken or ()]
     if not _all_agree(large, kept, more, fewer):
-        return UnsupportedModule(
-            type(module).__name__,
-            expected="outputs of one sample that depend on that sample alone",
-            got="other outputs beside samples that are not finite",
-            remedy="Treat each sample by itself; samples that are not finite are dropped by the "
-            "clipping.",
-        )
+        return _found(module, "beside samples that are not finite", _NO_NANS)
     return None
+
+
+_NO_SIZES = "Do not scale by the number of samples in the forward pass."
+_NO_NANS = "Treat each sample by itself; samples that are not finite are dropped by the clipping."
+
+
+def _found(module: nn.Module, where: str, remedy: str) -> UnsupportedModule:
+    return UnsupportedModule(
+        type(module).__name__,
+        expected="outputs of one sample that depend on that sample alone",
+        got=f"other outputs {where}",
+        remedy=remedy,
+    )
 
 
 def _without_numbers(tree: Any, batch: int) -> Any:
@@ -96,7 +91,7 @@ def _all_agree(large: list[Tensor], small: list[Tensor] | None, more: int, fewer
     return all(_agree(one, two, more, fewer) for one, two in pairs)
 
 
-def taken_rows(tree: Any, batch: int, count: int) -> Any:
+def first_rows(tree: Any, batch: int, count: int) -> Any:
     """The tree with the first samples' rows only."""
 
     def take(tensor: Tensor) -> Tensor:
@@ -107,10 +102,10 @@ def taken_rows(tree: Any, batch: int, count: int) -> Any:
     return mapped(fresh(tree), take)
 
 
-def _outputs(call: Callable[..., Any], arguments: Arguments) -> list[Tensor] | None:
+def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> list[Tensor] | None:
     """Floating outputs of a pass; None if the module does not run on so few samples."""
     try:
-        output = call(*arguments[0], **arguments[1])
+        output = call(arguments)
     except Exception:  # noqa: BLE001 - the real pass has another size
         return None
     return [t.detach() for t in tensors_of(output) if t.dim() and t.is_floating_point()]

@@ -11,7 +11,6 @@ from torch import nn
 
 from ..errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe, Outcome
-from .fewer_rows import check_fewer_rows
 from .hooks import Hook
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
@@ -149,9 +148,7 @@ class ForwardGuard:
                 got="a finding on another process",
                 remedy="See its error.",
             )
-        if error is None and anywhere is None and why == "new":
-            error = self._check_fewer_rows(module, args, kwargs, batch)
-        if error is None and anywhere is None and self._inner_losses:
+        if error is None and anywhere is None and self._inner_losses and outcome.has_losses:
             error = self._check_inner_losses(module, args, kwargs, batch)
         if error is not None:
             if why == "secret":
@@ -162,15 +159,6 @@ class ForwardGuard:
             self._occasions.probed(True)
         elif outcome.failure is not None:
             self._refuse_unchecked(outcome.failure)
-
-    def _check_fewer_rows(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
-    ) -> UnsupportedModule | None:
-        self.running = True
-        try:
-            return check_fewer_rows(module, module, (args, kwargs), batch)
-        finally:
-            self.running = False
 
     def _check_inner_losses(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
@@ -196,14 +184,14 @@ class ForwardGuard:
         full: bool,
         rows: bool = True,
     ) -> Outcome:
-        zeros = [slot.parameter for slot in self.capture.slots] if full and rows else []
+        trained = [slot.parameter for slot in self.capture.slots]
         probe = DifferenceProbe(
             self.module,
             without_failing_kernels(call),
             args,
             kwargs,
             batch,
-            zeros=zeros,
+            trained=trained,
             together=self.capture.anywhere,
         )
         self.running = True
@@ -221,7 +209,7 @@ class ForwardGuard:
         Raises:
             UnsupportedModule: samples mix, or it left something in the module.
         """
-        if self.running or self.capture.in_public:
+        if self.running or self._is_paused or self.capture.in_public:
             return
         if self._found is not None:
             self.capture.report(self._found)

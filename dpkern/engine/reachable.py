@@ -12,7 +12,7 @@ import io
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from typing import Any
 
 import torch
@@ -50,10 +50,17 @@ class _Held:
     data: Tensor
     copy: Tensor | None
     hash: int | None
+    version: int = -1
 
     def same_place(self) -> bool:
         """Whether the tensor still shows the memory that it showed."""
         return self.tensor.data_ptr() == self.data.data_ptr()
+
+    def unwritten(self) -> bool:
+        """Whether place and version are what they were; ``.data`` writes change neither."""
+        if self.version == -1 or self.tensor.is_inference():
+            return False
+        return self.same_place() and self.tensor._version == self.version
 
     def changed(self) -> bool:
         """Whether the tensor holds something else now."""
@@ -83,6 +90,8 @@ class Snapshot:
         keep: bytes of tensors that are copied; larger ones are hashed.
         parameters: False leaves parameters out, which ``fully_shard`` swaps as it likes.
         earlier: a snapshot of the same module; what did not change since shares its copies.
+        trusted: tensors, by ``id``, whose contents are not compared with those in ``earlier`` while
+            their versions agree; ``broke_trust`` compares them once at the end.
 
     Attributes:
         values: scalars and tensors by path, as they are held; ``content`` tells what they held.
@@ -96,7 +105,9 @@ class Snapshot:
         keep: int = KEEP_BYTES,
         parameters: bool = True,
         earlier: Snapshot | None = None,
+        trusted: Collection[int] = (),
     ) -> None:
+        self._trusted = trusted
         self._earlier = {} if earlier is None else earlier._held
         self._owned = _OWN if parameters else _OWN - {"_parameters"}
         self._hidden: set[str] = set() if parameters else {"_parameters"}
@@ -119,12 +130,22 @@ class Snapshot:
         with plainly():
             return {path for path in paths if not self._same(path, later)}
 
-    def restore(self, since: Snapshot | None = None) -> list[str]:
+    def broke_trust(self, trusted: Collection[int]) -> bool:
+        """Whether a trusted tensor holds something else now."""
+        with plainly(), torch.no_grad():
+            return any(
+                not held.same_place() or held.changed()
+                for key, held in self._held.items()
+                if key in trusted
+            )
+
+    def restore(self, since: Snapshot | None = None, *, trusted: Collection[int] = ()) -> list[str]:
         """Put everything back; paths of tensors that were too large for a copy.
 
         Args:
             since: a snapshot with this one as ``earlier``, of what is there now; what it shares
                 needs no look.
+            trusted: tensors, by ``id``, that need none while their versions agree.
         """
         same = {} if since is None else since._held
         with plainly(), torch.no_grad():
@@ -138,7 +159,9 @@ class Snapshot:
             lost = {
                 key
                 for key, held in self._held.items()
-                if same.get(key) is not held and not held.restore()
+                if same.get(key) is not held
+                and not (key in trusted and held.unwritten())
+                and not held.restore()
             }
         return [path for path, value in self.values.items() if id(value) in lost]
 
@@ -178,17 +201,19 @@ class Snapshot:
             return
         known = self._earlier.get(id(tensor))
         same = known is not None and known.tensor is tensor and known.same_place()
-        if known is not None and same and not known.changed():
+        trusted = id(tensor) in self._trusted
+        if known is not None and same and ((trusted and known.unwritten()) or not known.changed()):
             self._held[id(tensor)] = known
             return
         copied, hashed = None, None
+        version = -1 if tensor.is_inference() else tensor._version
         if readable(tensor):
             if tensor.nbytes <= self._room:
                 self._room -= tensor.nbytes
                 copied = tensor.detach().clone(memory_format=torch.preserve_format)
             else:
                 hashed = content_hash(tensor)
-        self._held[id(tensor)] = _Held(tensor, tensor.detach(), copied, hashed)
+        self._held[id(tensor)] = _Held(tensor, tensor.detach(), copied, hashed, version)
 
     def _inside(self, path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(thing, nn.Module):

@@ -116,6 +116,21 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
     return mapped(tree, put), different
 
 
+def taken_rows(tree: Any, batch: int, rows: Sequence[int]) -> Any:
+    """Return the tree with these samples' rows alone."""
+
+    def take(tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or tensor.is_nested or not tensor.dim():
+            return tensor
+        if not tensor.shape[0] or tensor.shape[0] % batch:
+            return tensor
+        old = tensor.detach().reshape(batch, -1, *tensor.shape[1:])
+        new = old[torch.as_tensor(list(rows), device=tensor.device)].flatten(0, 1)
+        return new.requires_grad_(tensor.requires_grad)
+
+    return mapped(tree, take)
+
+
 def by_copies(step: int, flat: bool = True) -> Change:
     """Replace a sample by the one ``step`` places before it, in every tensor alike.
 

@@ -52,11 +52,6 @@ _CLASSES = ("cross_entropy", "nll_loss")
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
 def loss(call: Call) -> Any:
     """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return _loss(call)
-
-
-def _loss(call: Call) -> Any:
     place = _REDUCTION.get(call.name) or _REDUCTION_OF_ROWS[call.name]
     reduction = call.argument(place, "reduction", default="mean")
     rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
@@ -95,6 +90,13 @@ def _by_entry(call: Call) -> tuple[State, int]:
 def _by_row(call: Call) -> tuple[State, int]:
     """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
+    first = call.states[0]
+    if call.name in _CLASSES and type(first) is PerRecord and not first.dim and x.dim() > 1:
+        # The plain case: outputs and targets of the same records, and nothing else.
+        alone = len(call.args) > 1 and call.tracks_only(x, call.args[1])
+        alone = alone and len(call.operands) == len(call.tracked)
+        if alone and call.states[-1] is first and len(x) == len(first.ids):
+            return first, max(math.prod(x.shape[2:]), 1)
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
     operands = list(call.args[:3]) if vectors > 1 else operands
@@ -124,6 +126,8 @@ def _divisor_depends_on_batch(call: Call) -> bool:
     if call.argument(2, "weight") is not None:
         return True
     ignored = call.argument(4, "ignore_index", default=-100)
+    if ignored < 0:  # every other class is at least 0: one pass over the targets tells
+        return bool(target.numel()) and target.min().item() < 0
     return bool((target == ignored).any())
 
 

@@ -25,9 +25,6 @@ _OPERATORS = {
     **{f"__{op}__": op for op in "neg invert abs eq ne lt le gt ge pos lshift rshift".split()},
 }
 _REVERSED = {f"__r{op}__" for op in "sub pow truediv div floordiv mod matmul".split()}
-_KNOWN: set[str] = set()
-"""Files of torch and dpkern that were met."""
-
 _OUR_FILES = (torch.__path__[0], __file__.rsplit("/", 3)[0])
 
 
@@ -57,7 +54,17 @@ def has_reversed_operands(func: Function) -> bool:
     return getattr(func, "__name__", "") in _REVERSED
 
 
-CallSite = tuple[tuple[CodeType, int], ...]
+@lru_cache(maxsize=4096)
+def _is_ours(path: str) -> bool:
+    """Whether a file is torch's or dpkern's, or no file."""
+    return path.startswith(_OUR_FILES) or path.startswith("<")
+
+
+CallSite = tuple[tuple[int, int], ...]
+"""Code objects, by ``id``, and places of instructions in them."""
+
+_CODES: dict[int, CodeType] = {}
+"""Code objects of call sites: kept, so that no other one gets the same ``id``."""
 
 
 def call_site(depth: int = 4) -> CallSite:
@@ -65,12 +72,13 @@ def call_site(depth: int = 4) -> CallSite:
 
     Loops that call the same library for several losses differ in their own frames.
     """
-    found: list[tuple[CodeType, int]] = []
+    found: list[tuple[int, int]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < depth:
-        path = frame.f_code.co_filename
-        if not path.startswith(_OUR_FILES) and not path.startswith("<"):
-            found.append((frame.f_code, frame.f_lasti))
+        code = frame.f_code
+        if not _is_ours(code.co_filename):
+            _CODES[id(code)] = code  # hashes of code objects take microseconds each
+            found.append((id(code), frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
 
@@ -80,10 +88,8 @@ def user_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if path not in _KNOWN:
-            if not path.startswith(_OUR_FILES) and not path.startswith("<"):
-                return f"{path}:{frame.f_lineno}"
-            _KNOWN.add(path)
+        if not _is_ours(path):
+            return f"{path}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back

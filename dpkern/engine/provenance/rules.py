@@ -55,6 +55,9 @@ _NO_RECORDS = frozenset(
 )
 """What gives no tensor, a constant, or a tensor that the private module will not take."""
 
+_SIZES = frozenset("shape.get dtype.get device.get ndim.get requires_grad.get dim size".split())
+"""The most frequent of these."""
+
 
 @dataclass
 class Call:
@@ -105,9 +108,10 @@ class Call:
 
     def tracks_only(self, *allowed: Any) -> bool:
         """Whether no other operands than these have a state, each in its one place."""
-        if len(self.tracked) > sum(type(a) is TrackedTensor for a in allowed):
+        known = [id(a) for a in allowed if type(a) is TrackedTensor]
+        if len(self.tracked) > len(known):
             return False
-        return all(any(t is a for a in allowed) for t in self.tracked)
+        return not [t for t in self.tracked if id(t) not in known]
 
     def mixed(self, how: str) -> Mixed:
         """Return the state of a result in which records have met."""
@@ -143,9 +147,9 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
-    if name in _NO_RECORDS and len(args) == 1 and not kwargs and type(args[0]) is TrackedTensor:
+    if name in _SIZES and type(args[0]) is TrackedTensor:
         with torch._C.DisableTorchFunctionSubclass():
-            return func(args[0])
+            return func(*args, **kwargs)
     tensors = _operands(args, kwargs)
     tracked, private, foreign = [], None, False
     for tensor in tensors:

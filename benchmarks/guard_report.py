@@ -1,0 +1,73 @@
+"""Run the benchmark of the guards, a process for each model, and write its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .step_models import TASKS
+from .step_report import worker
+
+MODELS = ("mlp", "lenet", "resnet", "encoder")
+
+Rows = list[dict[str, Any]]
+
+
+def measured(task: str, steps: int, rounds: int) -> dict[str, Any]:
+    """The figures of one model."""
+    found: dict[str, Any] = worker("guard_cost", {"task": task, "steps": steps, "rounds": rounds})
+    return found
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def table(rows: Rows) -> list[str]:
+    """What the guards add, in percent of a run without them."""
+    lines = []
+    for row in rows:
+        cpu, wall = row["cpu"], row["wall"]
+        shares = [_percent(cpu[part]) for part in ("all", "first", "secret", "passes")]
+        others = [_percent(wall["all"]), _percent(cpu["ratio of runs"] - 1)]
+        lines.append([TASKS[row["task"]].title, f"{cpu['step ms']:.3g}", *shares, *others])
+    columns = ["model", "step ms", "all %", "first step %", "secret probes %", "every pass %"]
+    return _table([*columns, "all %, wall clock", "whole runs %"], lines)
+
+
+def parts_table(rows: Rows) -> list[str]:
+    """CPU milliseconds inside each part."""
+    parts = ("first probe", "secret probe", "rows", "scans")
+    lines = [
+        [TASKS[row["task"]].title, *(f"{row['parts ms'][part]:.3g}" for part in parts)]
+        for row in rows
+    ]
+    return _table(["model", *(f"{part} ms" for part in parts)], lines)
+
+
+def markdown(machine: dict[str, Any], rows: Rows) -> str:
+    """What is printed and committed."""
+    first = rows[0]
+    lines = [
+        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one thread "
+        "of a machine that others used at the same time.",
+        "",
+        f"Runs of {first['steps']} steps in the plain loop, with all guards and without them, step "
+        f"by step in turns in one process, {first['rounds']} of each after a shorter one. CPU time "
+        "of the thread unless the column says more. `all` = first step + secret probes + every "
+        "pass; `first step` has the probe and the checks of `collate_fn`; `secret probes` is their "
+        "expected number times the time of one; `every pass` is the median difference of steps "
+        "that were neighbours, times their number. `whole runs`: the ratio of sums, which has all "
+        "of the machine's noise and no secret probe.",
+        "",
+        *table(rows),
+        "",
+        "Inside the guards, CPU ms (rows and scans: of an ordinary step):",
+        "",
+        *parts_table(rows),
+    ]
+    return "\n".join(lines) + "\n"
