@@ -311,7 +311,7 @@ def test_mixing_that_nothing_announces_is_found_at_a_secret_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hidden = {"mix": False}
-    module = model(lambda m, h: h - h.mean(0).detach() * secret(hidden))
+    module = model(lambda m, h: centred(h) if hidden["mix"] else h)
     engine, epoch = trained(module)
     epoch()
     hidden["mix"] = True
@@ -328,8 +328,8 @@ def test_mixing_that_nothing_announces_is_found_at_a_secret_time(
     assert again.get_epsilon(1e-5) == math.inf
 
 
-def secret(hidden: dict[str, bool]) -> float:
-    return float(hidden["mix"])
+def centred(h: Tensor) -> Tensor:
+    return h - h.mean(0).detach()
 
 
 def test_a_finding_before_the_first_release_taints_nothing() -> None:

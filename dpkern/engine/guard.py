@@ -38,6 +38,7 @@ class ForwardGuard:
         self.module = capture.module
         self.running = False
         """Whether a probe runs the module now."""
+        self._is_paused = False
         self.on_late_finding: Callable[[str], None] | None = None
         self.probes = 0
         self._handles: list[Any] = []
@@ -69,6 +70,15 @@ class ForwardGuard:
         self.state.detach()
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is probed in this block: for measurements, whose own hooks would count as new."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    @contextmanager
     def public(self) -> Iterator[None]:
         """Nothing is probed in this block, and what it writes is approved."""
         with self.state.public():
@@ -96,7 +106,7 @@ class ForwardGuard:
         capture = self.capture
         if not self.running:
             self._found = None
-        if self.running or capture.in_public:
+        if self.running or self._is_paused or capture.in_public:
             return
         recording = torch.is_grad_enabled()
         why = self._occasions.due(recording, _flags(args, kwargs))
@@ -203,7 +213,7 @@ class ForwardGuard:
         Raises:
             UnsupportedModule: samples mix, or it left something in the module.
         """
-        if self.running or self.capture.in_public:
+        if self.running or self._is_paused or self.capture.in_public:
             return
         if self._found is not None:
             self.capture.report(self._found)

@@ -149,7 +149,8 @@ class Probe:
         A sample alone does not show hooks and backward passes that are not linear, such as a
         division by the norm of all gradients: what arrives for the other half must be the same.
         """
-        whole = self._whole([tensor for tensor in _outputs(output) if tensor.requires_grad])
+        # Of several outputs the first: others may have something else in their first dimension.
+        whole = self._whole([t for t in _outputs(output) if t.requires_grad])[:1]
         if not whole:
             return
         changed = torch.arange(self.batch) < self.batch // 2

@@ -217,7 +217,15 @@ def _private(subject: Subject, mechanism: Mechanism, engine: PrivacyEngine) -> V
         plan = engine.step.plan
         return Trace(model, dict(zip(engine.capture.names, plan.positions, strict=True)))
 
-    return Variant("private", _stepper(subject, model, optimizer, ENGINE), trace)
+    ordinary = _stepper(subject, model, optimizer, ENGINE)
+
+    def step(samples: int | None = None, trace: Trace | None = None) -> None:
+        if trace is None:
+            return ordinary(samples)
+        with engine.capture.guard.paused():
+            ordinary(samples, trace)
+
+    return Variant("private", step, trace)
 
 
 def _sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -71,9 +71,7 @@ def rows_in_order(values: Sequence[Any]) -> Rows | None:
         if batch is not None and state.batch is not batch:
             return None
         batch = state.batch
-    if batch is None or is_stale(values):
-        return None
-    return Rows.of_batch(batch)
+    return None if batch is None or is_stale(values) else Rows.of_batch(batch)
 
 
 def rows_of(inputs: Sequence[Input]) -> Rows | None:
