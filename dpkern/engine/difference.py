@@ -13,7 +13,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModule
 from .fewer_rows import check_fewer_rows
 from .local import local
+from .outcome import Outcome
 from .parameter import plainly
 from .random_state import RandomState
 from .reachable import Snapshot
@@ -45,10 +45,15 @@ Together = Callable[[bool], bool]
 """Whether any process says yes, where forward passes need all processes."""
 
 PART = 8
-"""The second way of replacing samples runs on one in so many of a large batch."""
+"""One in so many samples of a large batch is in a pass on part of it."""
 
 SMALLEST_PART = 16
 """Samples in such a part, at least."""
+
+WHOLE = 0.25
+"""How many of the secret probes run on the whole of a large batch."""
+
+_SECRET = random.SystemRandom()
 
 GATE = 0.1
 """Standard deviation of what stands in for parameters that are zero throughout, while probing."""
@@ -56,57 +61,6 @@ GATE = 0.1
 
 _KEPT = (Tensor, int, float, complex)
 """What an attribute may remember of samples."""
-
-
-@dataclass
-class Outcome:
-    """What a probe found.
-
-    Attributes:
-        told: whether replaced rows could tell anything: there were two samples that differ.
-        mixed: where samples mix, in words; empty if they do not.
-        absorbed: paths of state that follows the data.
-        counted: paths of state that changes alike whatever the data is.
-        failure: why the module could not be run again, if so.
-    """
-
-    told: bool = False
-    mixed: str = ""
-    absorbed: list[str] = field(default_factory=list)
-    counted: set[str] = field(default_factory=set)
-    failure: Exception | None = None
-    by_number: UnsupportedModule | None = None
-    """The error for outputs that depend on the number of samples."""
-    has_losses: bool = False
-    """Whether the module returns numbers with a gradient and without rows."""
-
-    def error(self) -> UnsupportedModule | None:
-        """One error for what was found."""
-        if self.mixed:
-            return UnsupportedModule(
-                self.mixed,
-                expected="outputs of one sample that depend on that sample alone",
-                got="other outputs after other samples of the batch were replaced",
-                remedy="Keep the batch first (batch_first=True; rows of one sample next to each "
-                "other) and remove what mixes samples, such as statistics, sorting or ranking "
-                "over the batch; dpkern.fix(model) replaces batch normalisation.",
-            )
-        if self.absorbed:
-            return absorbs(self.absorbed)
-        return self.by_number
-
-
-def absorbs(names: Sequence[str]) -> UnsupportedModule:
-    """The error for state of a module that follows the data."""
-    kind = "buffer" if len(names) == 1 else "buffers"
-    return UnsupportedModule(
-        f"{kind} or other state {', '.join(sorted(names)[:5])}",
-        expected="forward passes that leave no trace of the samples in the module",
-        got="contents that depend on the samples",
-        remedy="What the module remembers of the data reaches state_dict() or later outputs "
-        "without noise: keep it outside of the module, or update it from public data under "
-        "engine.public().",
-    )
 
 
 class _Base(NamedTuple):
@@ -151,15 +105,17 @@ class DifferenceProbe:
         self._devices = {t.device for t in tensors_of(self.arguments)}
         self._devices |= {local(p).device for p in module.parameters()}
 
-    def run(self, number: int, *, full: bool, rows: bool = True) -> Outcome:
+    def run(self, number: int, *, full: bool, rows: bool = True, secret: bool = False) -> Outcome:
         """Probe once.
 
         Args:
             number: of the probe; decides which samples are replaced.
             full: replace two halves of the samples, one after the other; else one.
             rows: False looks at the module's state only.
+            secret: part of a large batch will do, most of the time.
         """
         self._draws = RandomState(self._devices)
+        self._cut = secret and _SECRET.random() >= WHOLE
         with _gates_opened(self.trained if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
             # Most modules never write to trained parameters: one look at the end shows that.
@@ -185,6 +141,17 @@ class DifferenceProbe:
         return outcome, wrote
 
     def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+        if self._cut:
+            with self._on_part(number) as smaller:
+                apart = Outcome()
+                if smaller:
+                    self._compare_all(apart, number, full, rows)
+                if apart.told:
+                    vars(outcome).update(vars(apart))
+                    return
+        self._compare_all(outcome, number, full, rows)
+
+    def _compare_all(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
         base = self._base(outcome)
         if base is None:
             return
@@ -219,6 +186,7 @@ class DifferenceProbe:
             plain = self._pass(fresh(self.arguments), outcome)
         except Exception as error:  # noqa: BLE001 - the real pass raises it again
             outcome.failure = error
+            self._put_back()
             return None
         left = self._snapshot()
         self._put_back(left)
@@ -251,23 +219,27 @@ class DifferenceProbe:
         Part of a large batch does, if the module runs on it; what depends on the size of the batch
         is what the first turn is for.
         """
-        size = max(self.batch // PART, SMALLEST_PART)
-        if size * 4 <= self.batch:
-            whole, apart = (self.arguments, self.batch), Outcome(mixed=outcome.mixed)
+        with self._on_part(number) as smaller:
+            apart = Outcome(mixed=outcome.mixed)
+            own = self._base(apart) if smaller else None
+            if own is not None:
+                found = self._turn(apart, own, range(self.batch // 2), number, -1, rows)
+                if apart.told:
+                    outcome.mixed = apart.mixed
+                    return found
+        return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
+
+    @contextmanager
+    def _on_part(self, number: int) -> Iterator[bool]:
+        """Passes in this block run on part of the batch, if it is large; whether they do."""
+        size, whole = max(self.batch // PART, SMALLEST_PART), (self.arguments, self.batch)
+        if smaller := self.whole and size * 4 <= self.batch:
             taken = sorted(random.Random(f"part {number}").sample(range(self.batch), size))
             self.arguments, self.batch = taken_rows(self.arguments, self.batch, taken), size
-            try:
-                own = self._base(apart)
-                if own is None:
-                    self._put_back()
-                else:
-                    found = self._turn(apart, own, range(size // 2), number, -1, rows)
-                    if apart.told:
-                        outcome.mixed = apart.mixed
-                        return found
-            finally:
-                self.arguments, self.batch = whole
-        return self._turn(outcome, base, range(self.batch // 2), number, -1, rows)
+        try:
+            yield smaller
+        finally:
+            self.arguments, self.batch = whole
 
     def _judge(
         self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]

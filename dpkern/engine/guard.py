@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ..errors import PrivacyError, UnsupportedModule
-from .difference import DifferenceProbe, Outcome
+from .difference import DifferenceProbe
 from .hooks import Hook
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
+from .outcome import Outcome
 from .reachable import Snapshot
 from .replaced_rows import tensors_of
 from .state import StateGuard
@@ -138,7 +139,9 @@ class ForwardGuard:
     def _check(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str
     ) -> None:
-        outcome = self._probe(module, args, kwargs, batch, full=why == "new")
+        outcome = self._probe(
+            module, args, kwargs, batch, full=why == "new", secret=why == "secret"
+        )
         error = outcome.error()
         anywhere = self.capture.anywhere
         if anywhere is not None and anywhere(error is not None) and error is None:
@@ -183,6 +186,7 @@ class ForwardGuard:
         *,
         full: bool,
         rows: bool = True,
+        secret: bool = False,
     ) -> Outcome:
         trained = [slot.parameter for slot in self.capture.slots]
         probe = DifferenceProbe(
@@ -196,7 +200,7 @@ class ForwardGuard:
         )
         self.running = True
         try:
-            outcome = probe.run(self.probes, full=full, rows=rows)
+            outcome = probe.run(self.probes, full=full, rows=rows, secret=secret)
         finally:
             self.running = False
             self.probes += 1

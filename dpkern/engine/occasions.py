@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
+from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -16,6 +17,10 @@ MEAN_GAP = 500
 """Training passes from one secret probe to the next, on average."""
 
 _MOST_KNOWN = 64
+_STANDARD = frozenset(vars(nn.Module())) - {"training"}
+_TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_hooks".split())
+"""Those of the standard attributes that decide what a pass does."""
+
 _DISCRETE = (bool, str, type(None))
 
 
@@ -95,7 +100,9 @@ class Occasions:
         for part in modules:
             held = vars(part)
             self._attributes.append(held)
-            for value in list(held.values()):
+            for name, value in list(held.items()):
+                if name in _STANDARD:
+                    continue
                 plain = value if type(value) is dict else getattr(value, "__dict__", None)
                 if not isinstance(plain, dict) or isinstance(value, (nn.Module, Tensor, type)):
                     continue
@@ -105,10 +112,18 @@ class Occasions:
         own = {id(table) for part in modules for table in _tables(part)}
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
+        # A look touches what the module's author put there; torch's tables are told by their sizes.
+        self._getters: list[Any] = []
+        for held in self._attributes:
+            names = [n for n in held if n not in _STANDARD or n in _TABLES]
+            if len(names) > 1:
+                self._getters.append((itemgetter(*names), held))
+            elif names:
+                self._getters.append((dict.values, held))
         # Views show what is in a table now, without a call for each.
-        self._values = [held.values() for held in self._attributes]
         self._parts = [table.values() for table in self._children]
         self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
+        self._sizes += self._attributes
         self._hooks: list[Any] = [
             table
             for part in modules
@@ -123,8 +138,11 @@ class Occasions:
 
     def _look(self) -> Any:
         """What is there now; another structure than last time is read anew."""
-        now = self._scan()
-        if self._last is None or now[1:3] != self._last[1:3]:
+        try:
+            now = self._scan()
+        except KeyError:  # an attribute was deleted
+            now = None
+        if now is None or self._last is None or now[1:3] != self._last[1:3]:
             self._refresh()
             now = self._scan()
         return now
@@ -132,7 +150,7 @@ class Occasions:
     def _scan(self) -> Any:
         with plainly():
             return (
-                [*map(tuple, self._values)],
+                [tuple(get(held)) for get, held in self._getters],
                 [*map(tuple, self._parts)],
                 [*map(len, self._sizes)],
                 [(i, *table) for i, table in self._hooked],

@@ -1,0 +1,59 @@
+"""What a probe of forward passes found, and the errors for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..errors import UnsupportedModule
+
+
+@dataclass
+class Outcome:
+    """What a probe found.
+
+    Attributes:
+        told: whether replaced rows could tell anything: there were two samples that differ.
+        mixed: where samples mix, in words; empty if they do not.
+        absorbed: paths of state that follows the data.
+        counted: paths of state that changes alike whatever the data is.
+        failure: why the module could not be run again, if so.
+    """
+
+    told: bool = False
+    mixed: str = ""
+    absorbed: list[str] = field(default_factory=list)
+    counted: set[str] = field(default_factory=set)
+    failure: Exception | None = None
+    by_number: UnsupportedModule | None = None
+    """The error for outputs that depend on the number of samples."""
+    has_losses: bool = False
+    """Whether the module returns numbers with a gradient and without rows."""
+
+    def error(self) -> UnsupportedModule | None:
+        """One error for what was found."""
+        if self.mixed:
+            return UnsupportedModule(
+                self.mixed,
+                expected="outputs of one sample that depend on that sample alone",
+                got="other outputs after other samples of the batch were replaced",
+                remedy="Keep the batch first (batch_first=True; rows of one sample next to each "
+                "other) and remove what mixes samples, such as statistics, sorting or ranking "
+                "over the batch; dpkern.fix(model) replaces batch normalisation.",
+            )
+        if self.absorbed:
+            return absorbs(self.absorbed)
+        return self.by_number
+
+
+def absorbs(names: Sequence[str]) -> UnsupportedModule:
+    """The error for state of a module that follows the data."""
+    kind = "buffer" if len(names) == 1 else "buffers"
+    return UnsupportedModule(
+        f"{kind} or other state {', '.join(sorted(names)[:5])}",
+        expected="forward passes that leave no trace of the samples in the module",
+        got="contents that depend on the samples",
+        remedy="What the module remembers of the data reaches state_dict() or later outputs "
+        "without noise: keep it outside of the module, or update it from public data under "
+        "engine.public().",
+    )
