@@ -274,6 +274,7 @@ def test_mixing_that_begins_with_a_change(name: str) -> None:
     module = model(later, mix=False, config=Configuration(), options={"mix": False})
     capture = Capture(module)
     capture.attach()
+    capture.guard._occasions._gap = 10**6  # no secret time among these passes
     for _ in range(3):
         capture.new_samples()
         module(rows())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModule
 from .random_state import RandomState
-from .replaced_rows import fresh, mapped, tensors_of
+from .replaced_rows import differing, fresh, mapped, tensors_of
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Relative to the largest output; 16-bit outputs are compared to a tenth."""
@@ -53,8 +53,7 @@ def check_fewer_rows(
     if not _all_agree(large, small, more, fewer):
         return _found(module, "in a batch of another size", _NO_SIZES)
     broken = _outputs(call, _without_numbers(first_rows(arguments, batch, more), more))
-    kept = [t[: t.shape[0] * fewer // more] for t in broken or ()]
-    if not _all_agree(large, kept, more, fewer):
+    if broken is not None and differing(large, broken, more, range(more // 2)):
         return _found(module, "beside samples that are not finite", _NO_NANS)
     return None
 
@@ -84,11 +83,14 @@ def _without_numbers(tree: Any, batch: int) -> Any:
     return mapped(tree, change)
 
 
-def _all_agree(large: list[Tensor], small: list[Tensor] | None, more: int, fewer: int) -> bool:
-    if small is None or len(large) != len(small):
+def _all_agree(large: Any, small: Any, more: int, fewer: int) -> bool:
+    """Whether floating outputs of the samples that both passes have are the same."""
+    if small is None:
         return True
-    pairs = zip(large, small, strict=True)
-    return all(_agree(one, two, more, fewer) for one, two in pairs)
+    one, two = ([t for t in tensors_of(x) if t.is_floating_point()] for x in (large, small))
+    return len(one) != len(two) or all(
+        _agree(a, b, more, fewer) for a, b in zip(one, two, strict=True) if a.dim()
+    )
 
 
 def first_rows(tree: Any, batch: int, count: int) -> Any:
@@ -102,13 +104,12 @@ def first_rows(tree: Any, batch: int, count: int) -> Any:
     return mapped(fresh(tree), take)
 
 
-def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> list[Tensor] | None:
-    """Floating outputs of a pass; None if the module does not run on so few samples."""
+def _outputs(call: Callable[[Arguments], Any], arguments: Arguments) -> Any:
+    """The output of a pass; None if the module does not run on so few samples."""
     try:
-        output = call(arguments)
+        return mapped(call(arguments), Tensor.detach)
     except Exception:  # noqa: BLE001 - the real pass has another size
         return None
-    return [t.detach() for t in tensors_of(output) if t.dim() and t.is_floating_point()]
 
 
 def _agree(one: Tensor, two: Tensor, more: int, fewer: int) -> bool:

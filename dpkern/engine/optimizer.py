@@ -35,6 +35,9 @@ _NEVER = 2**31 - 1
 _ABSENT = object()
 _MINE = "_dpkern"
 
+PUBLIC = "passes under engine.public() used no private data"
+"""The condition of certificates where gradients joined a step without being clipped."""
+
 
 class Adapter:
     """What makes an optimizer private.
@@ -207,6 +210,8 @@ class Adapter:
             plain = [p.detach() for p in self.capture.parameters]
             self.private.params = plain  # anew: the user may have moved the model
         some_public = bool(public)
+        if some_public:
+            self.private.ledger.assume(PUBLIC)
         if self.processes is not None:
             numbers = (self.private.mechanism, scale, numbers_of(self.optimizer))
             settings = (self.private.steps, *numbers)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo  # the public one imports the compiler at once
 
-from ..errors import UnsupportedModule
+from ..errors import PrivacyError, UnsupportedModule
 
 if TYPE_CHECKING:
     from .uses import Source
@@ -37,6 +37,8 @@ RULES: dict[Function, Rule] = {}
 """What to do for an operation with a private argument, by the function that torch dispatches on."""
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 plainly = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
@@ -125,6 +127,15 @@ class PrivateParameter(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
+            return NotImplemented  # samples look at parameters, not the other way round
+        if func == _SET_DATA and hasattr(args[1], "follows_records"):
+            raise PrivacyError(
+                "parameter.data",
+                expected="parameters that the loop leaves alone",
+                got="samples written into one",
+                remedy="Keep statistics of private data outside the model.",
+            )
         return _dispatch(func, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -159,6 +170,8 @@ class PrivateExpression(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
+            return NotImplemented  # samples look at parameters, not the other way round
         return _dispatch(func, args, kwargs)
 
 

@@ -23,7 +23,7 @@ _WRITTEN: dict[int, tuple[Any, int]] = {}
 
 def note_write(target: Tensor, before: State | None, after: State) -> None:
     """Remember the target's storage, unless its entries stay those of the same records."""
-    if before is after or keeps_records(before, after):
+    if before is after or keeps_records(before, after) or target.layout is not torch.strided:
         return
     for key in [k for k, (storage, _) in _WRITTEN.items() if _expired(storage)]:
         del _WRITTEN[key]

@@ -6,6 +6,7 @@ A batch that is cut into smaller ones is clipped piece by piece: each record is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class ModuleBoundary:
         """The batch whose samples entered last; None where the caller begins batches by hand."""
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
+        self._thread = threading.get_ident()
+        """Where samples enter: a thread that only reads the loader ahead knows of no steps."""
         self._rows: Rows | None = None
         """Of the running pass."""
         self._records: Ids | None = None
@@ -182,6 +185,7 @@ class ModuleBoundary:
             self.current = batch
             self._closed, self._records = set(), None
             self.unfinished_pass = self.has_loader
+            self._thread = threading.get_ident()
         if batch.placeholder:
             capture.skip_pass()
             return
@@ -217,7 +221,7 @@ class ModuleBoundary:
         Raises:
             PrivacyError: it was left out after its forward pass.
         """
-        if self.unfinished_pass:
+        if self.unfinished_pass and threading.get_ident() == self._thread:
             raise refusals.left_out()
 
     def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
@@ -243,6 +247,11 @@ class ModuleBoundary:
 
     def enter_operation(self, call: Call) -> Any:
         """A parameter that is used on tracked rows outside the module's own forward pass."""
+        name = getattr(call.func, "__name__", "")
+        if name in ("__setitem__", "__set__") or (name[-1:] == "_" and name[-2:] != "__"):
+            self.check_target(call.args[0], call.name)
+        if self.capture.in_public and any(_has_records(t) for t in call.tracked):
+            raise refusals.private_in_public()
         if any(isinstance(state, RecordSum) for state in call.states):
             raise refusals.parameter_term(call.name)
         placeholder = call.batch is not None and call.batch.placeholder
@@ -314,6 +323,8 @@ class ModuleBoundary:
         self, losses: Sequence[Tensor], states: Sequence[State], run: Callable[[], Any]
     ) -> Any:
         """Check losses (``LossCheck.check``) and run their backward pass."""
+        if self.capture.in_public and states:
+            raise refusals.private_in_public()
         if self.capture.in_public or not self.capture.attached:
             return run()
         if any(state.batch is not None and state.batch.placeholder for state in states):

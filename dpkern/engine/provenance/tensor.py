@@ -28,6 +28,7 @@ Function = Callable[..., Any]
 class TrackedTensor(Tensor):
     """A tensor with a state; copies stay tracked, pickles are ordinary tensors."""
 
+    follows_records = True
     _state: State
     _since: int
     """Number of the write (``aliases``) that the state takes into account."""
