@@ -87,7 +87,8 @@ class BatchOrder:
         Raises:
             PrivacyError: gradients of an earlier batch still wait for their step.
         """
-        if self.capture.captured or (batch.first and self.step.unfinished and not self._pending):
+        unfinished = batch.first and self.step.unfinished and not self._pending
+        if self.boundary.trains_here and (self.capture.captured or unfinished):
             raise _pending_gradients()
         self._pending.append(batch)
 

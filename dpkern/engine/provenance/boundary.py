@@ -221,8 +221,13 @@ class ModuleBoundary:
         Raises:
             PrivacyError: it was left out after its forward pass.
         """
-        if self.unfinished_pass and threading.get_ident() == self._thread:
+        if self.unfinished_pass and self.trains_here:
             raise refusals.left_out()
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether this is the thread in which samples enter the module."""
+        return threading.get_ident() == self._thread
 
     def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
         """Tensors that the caller vouches for, as rows of a batch.

@@ -32,13 +32,6 @@ def copied(call: Call) -> Any:
     return call.func(*args, **call.kwargs)
 
 
-@action("as_subclass")
-def cast(call: Call) -> Any:
-    """Give an ordinary copy away, which may enter other modules and not the private one."""
-    x, kind = call.args
-    return x.clone().as_subclass(kind) if kind is not TrackedTensor else x
-
-
 @action("__bool__", "is_nonzero")
 def decided(call: Call) -> Any:
     """Answer, and state that the certificate depends on what the loop does with it."""

@@ -38,7 +38,7 @@ _TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
 
 _ESCAPES = frozenset(
     "numpy __array__ __dlpack__ untyped_storage storage _typed_storage __bool__ is_nonzero "
-    "register_hook as_subclass".split()
+    "register_hook".split()
 )
 """Actions (``escapes``) for tensors in any state."""
 

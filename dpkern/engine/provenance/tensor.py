@@ -52,6 +52,10 @@ class TrackedTensor(Tensor):
 
         run(Tensor.backward, (self, *args), kwargs)
 
+    def as_subclass(self, cls: type[Any]) -> Any:
+        """A copy of another class, which may enter other modules and not the private one."""
+        return untracked(self).clone().as_subclass(cls)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
             memo[id(self)] = track(untracked(self).detach().clone(), self._state)
@@ -68,10 +72,10 @@ class TrackedTensor(Tensor):
 def track(tensor: Tensor, state: State) -> TrackedTensor:
     """Return a tracked alias of the tensor: same storage, same place in the autograd graph."""
     if type(tensor) is Tensor:
-        alias = tensor.as_subclass(TrackedTensor)
+        alias = Tensor.as_subclass(tensor, TrackedTensor)
     else:
         with torch._C.DisableTorchFunctionSubclass():
-            alias = tensor.as_subclass(TrackedTensor)
+            alias = Tensor.as_subclass(tensor, TrackedTensor)
     alias._state = state
     alias._since = _WRITES[0]
     return alias
@@ -91,7 +95,7 @@ def untracked(tensor: Tensor) -> Tensor:
     if type(tensor) is not TrackedTensor:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(Tensor)
+        return Tensor.as_subclass(tensor, Tensor)
 
 
 def state_of(value: Any) -> State | None:
