@@ -66,7 +66,7 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
         "",
         *table(rows),
         "",
-        "Inside the guards, CPU ms (rows and scans: of an ordinary step, rows with the loss itself):",
+        "Inside the guards, CPU ms (rows and scans: of an ordinary step; rows: with the loss):",
         "",
         *parts_table(rows),
     ]
