@@ -187,7 +187,10 @@ def _trainer(
     from transformers import Trainer, TrainingArguments, logging
 
     logging.set_verbosity_error()
-    model, optimizer, loader = w.private(model, loader=w.loader(collate_fn=collate))
+    pads = collate is padded_labels
+    model, optimizer, loader = w.private(
+        model, loader=w.loader(collate_fn=collate), masked_padding=pads
+    )
 
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
