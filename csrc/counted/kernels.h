@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "core/clip_plan.h"
+#include "cpu/explicit.h"
 #include "core/update_plan.h"
 #include "cpu/clip.h"
-#include "cpu/explicit.h"
+#include "core/clip_plan.h"
 #include "cpu/symbols.h"
 #include "cpu/update.h"
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import _validate as check
+from .. import _validate as validate
 from .._dispatch import Cost
 from ..errors import InvalidInput
-
-FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        check.positive(radius=self.radius)
+        validate.positive(radius=self.radius)
 
     def diameter(self, dimension: int) -> float:
         """Largest distance of two points."""
@@ -56,7 +54,7 @@ class Simplex:
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        check.positive(total=self.total)
+        validate.positive(total=self.total)
 
     def diameter(self, dimension: int) -> float:
         """Largest distance of two points."""
@@ -66,19 +64,7 @@ class Simplex:
 Projection = Ball | Box | Simplex
 
 
-def validate(
-    params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
-) -> str:
-    if not isinstance(params, Sequence) or not params:
-        raise InvalidInput(
-            "params",
-            expected="a non-empty list of tensors",
-            got=type(params).__name__,
-            remedy="Pass list(model.parameters()).",
-        )
-    for i, param in enumerate(params):
-        device = params[0].device if isinstance(params[0], torch.Tensor) else None
-        check.tensor_at(f"params[{i}]", param, dtypes=FLOATS, device=device)
+def check(params: Sequence[torch.Tensor], onto: Projection) -> None:
     if not isinstance(onto, (Ball, Box, Simplex)):
         raise InvalidInput(
             "onto",
@@ -86,7 +72,6 @@ def validate(
             got=type(onto).__name__,
             remedy="Take one from dpkern.ops.update.",
         )
-    return params[0].device.type
 
 
 def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:

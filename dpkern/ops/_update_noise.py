@@ -16,7 +16,8 @@ from . import _clock, _lattice
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule
 from ._scale import check_scale
-from .noise import INTEGERS, check_recording, check_rounding
+from ..base.place import check_recording
+from .noise import INTEGERS, check_rounding
 
 
 @dataclass(frozen=True, kw_only=True)
