@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from dpkern import _dispatch, testing
+from dpkern.audit.generator import in_child
 from dpkern.errors import BackendError
 from dpkern.ops import clip, ghost, noise, update
 from dpkern.rng import Purpose
 from tests.evidence import bits
-from tests.test_rng import in_child
 
 pytestmark = pytest.mark.skipif(
     not _dispatch.availability("numba")[0], reason=_dispatch.availability("numba")[1]
