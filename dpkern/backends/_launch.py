@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
+from ..base.schema import memory_order
 from ..errors import BackendError
 from ..ops import clip, update
 from ..ops._count import Count, known
-from ..ops.ghost import explicit
 from ..rng import Stream
 from . import _device, _launch_coef, _launch_symbols, _library, _numbers, _tables
 from ._launch_update import LAW_CODES, SUM_CODES, Planned, refuse
@@ -385,7 +385,7 @@ class Launch:
             if total is out:
                 increment_version(out)
                 continue
-            order = [i - 1 for i in explicit.memory_order(part)]
+            order = [i - 1 for i in memory_order(part)]
             with torch.no_grad():
                 out.permute(order).add_(total.view([out.shape[i] for i in order]))
 

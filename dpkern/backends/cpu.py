@@ -144,6 +144,11 @@ def _on_cpu(*tensors: torch.Tensor) -> str | None:
     return None
 
 
+def _refuse_first(first: Any, *_: Any, **__: Any) -> str | None:
+    """Why not, for a call whose first argument is a tensor or a list of them."""
+    return _on_cpu(first if isinstance(first, torch.Tensor) else first[0])
+
+
 def _keystream(
     stream: Stream,
     *,
