@@ -1,7 +1,10 @@
-"""Counting what a call really does: our ops by their counted kernels, torch between by a table.
+"""Counting what a call really does, operation by operation, while it runs.
 
-    with the call running:  op(...)      -> counted.tally_of: the core's own code on counted numbers
-                            torch.x(...) -> _aten.counts_of:  primitives per element
+    op(...)       executed        where it has a counted kernel: the core's own code on scalars that
+                                  count (``counted.tally_of``)
+                  as its form     otherwise: the lines of its closed form for this call, each with
+                                  its evidence
+    torch.x(...)  reference walk  by a table of primitives per element (``_aten.counts_of``)
 
 Every count is booked under the phase of a private step whose mark (``dpkern._phase``) is the
 innermost one; what no mark claims is ``elsewhere``. Python's own arithmetic on single numbers (a
@@ -23,10 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import _dispatch
 from .._phase import CONSTANTS, listening
 from ._aten import MODELLED, counts_of, stem
-from .counted import tally_of
+from ._facts import facts_of
+from .counted import KERNELS, tally_of
 from .forms import FORMS
 from .phases import ELSEWHERE, by_phase
-from .primitives import Counts, Item, Itemised
+from .primitives import EXECUTED, WALK, Counts, Item, Itemised
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,14 @@ class Call:
         phase: which one of ``PHASES`` it belongs to.
         kind: ``exact``, ``modelled`` or ``random``, as ``Item.kind``.
         counts: its primitives.
+        evidence: how they are known, as ``Item.evidence``.
     """
 
     name: str
     phase: str
     kind: str
     counts: Counts
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,10 @@ class Execution:
     @property
     def items(self) -> Itemised:
         """The sums by phase and kind."""
-        calls = (Item(name=c.phase, kind=c.kind, counts=c.counts) for c in self.calls)
+        calls = (
+            Item(name=c.phase, kind=c.kind, counts=c.counts, evidence=c.evidence)
+            for c in self.calls
+        )
         return by_phase(Itemised(tuple(calls)))
 
 
@@ -69,13 +78,13 @@ def count(call: Callable[[], Any]) -> Execution:
     """Run a call and count all its operations on tensors.
 
     Args:
-        call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Its ops run
-            as counted kernels on the CPU: slowly. What other threads do, such as a device's
-            backward pass or a ring of noise, is not counted.
+        call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Ops with
+            counted kernels run there, on the CPU: slowly. What other threads do, such as a
+            device's backward pass or a ring of noise, is not counted.
 
     Raises:
-        InvalidInput: an op without a counted kernel, or an operation of torch that the table does
-            not know. Nothing is ever counted as zero silently.
+        InvalidInput: an operation of torch that the table does not know. Nothing is ever counted
+            as zero silently.
     """
     with listening() as running:
         counter = _Counter(running)
@@ -105,30 +114,32 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = kwargs or {}
         out = func(*args, **given)
         if not self._inside:
-            counts = counts_of(func, args, given, out)
-            if counts:
-                kind = "modelled" if stem(func) in MODELLED else "exact"
-                self._book(str(func), kind, counts)
+            kind = "modelled" if stem(func) in MODELLED else "exact"
+            self._book(str(func), kind, counts_of(func, args, given, out), WALK)
         return out
 
     def op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one of our ops by its counted kernel; a library's part in it comes from its form."""
+        """Run one of our ops and book what it takes."""
         if get_ident() != self._thread:
             with _dispatch.intercepted(None):
                 return op(*args, **kwargs)
         with self._within_op():
-            result, tally = tally_of(op, args, kwargs)
-            modelled = tally.modelled or FORMS[op.name](*args, **kwargs).of("modelled")
-        found = {"exact": tally.counts, "modelled": modelled, "random": tally.random}
-        for kind, counts in found.items():
-            if counts:
-                self._book(op.name, kind, counts)
-        return result
+            if op.name in KERNELS:
+                result, tally = tally_of(op, args, kwargs)
+                self._book(op.name, "exact", tally.counts, EXECUTED)
+                self._book(op.name, "random", tally.random, EXECUTED)
+                return result
+            given = {name: value for name, value in kwargs.items() if name != "backend"}
+            op.validate(*args, **given)
+            form = FORMS[op.name](*args, **given, **facts_of(op.name, args, given))
+            for item in form.items:
+                self._book(op.name, item.kind, item.counts, item.evidence)
+            return op(*args, **kwargs)
 
-    def _book(self, name: str, kind: str, counts: Counts) -> None:
+    def _book(self, name: str, kind: str, counts: Counts, evidence: str) -> None:
         phase = self._running()
-        if phase != CONSTANTS:
-            self.calls.append(Call(name, phase or ELSEWHERE, kind, counts))
+        if counts and phase != CONSTANTS:
+            self.calls.append(Call(name, phase or ELSEWHERE, kind, counts, evidence))
 
     @contextmanager
     def _within_op(self) -> Iterator[None]:
