@@ -174,18 +174,18 @@ def _fact(item: Item, machine: Processor) -> dict[str, Any]:
 
 def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> Table:
     rows: list[tuple[str | int | float, ...]] = [
-        (i.name, listed(i.counts), tidy(machine.price(i.counts)), i.kind, i.evidence, i.note)
+        (i.name, listed(i.counts), tidy(machine.price(i.counts)), f"{i.kind}, {i.evidence}", i.note)
         for i in itemised.items
     ]
     counts = itemised.counts
     whole = listed(counts), tidy(machine.price(counts))
-    rows.append(("total", *whole, "", evidence, ""))
+    rows.append(("total", *whole, evidence, ""))
     return Table(
         title="Operations, line by line",
-        columns=("item", "operations", f"cost ({machine.unit})", "kind", "evidence", "note"),
+        columns=("item", "operations", f"cost ({machine.unit})", "kind", "note"),
         rows=rows,
-        note="Kind: printed: as the source counts; exact: to the last operation; modelled: a "
-        "textbook form of a library's routine; random: depends on the noise. Evidence: executed: "
+        note="printed: as the source counts; exact: to the last operation; modelled: a "
+        "textbook form of a library's routine; random: depends on the noise. executed: "
         "equal to what the kernel's own template does on numbers that count; reference walk: equal "
         "to what plain code does, operation by operation; formula: a closed form and no more.",
     )
