@@ -52,8 +52,6 @@ std::vector<cpu::UpdateItem> update_items_of(const Addresses& params, const Addr
 void add_coef(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_counted_coef(pybind11::module_& m);
-void add_counted_ghost(pybind11::module_& m);
-void add_counted_spectral(pybind11::module_& m);
 void add_ops(pybind11::module_& m);  // generated: the ops with a compiled kernel of their own
 void add_ghost_conv(pybind11::module_& m);
 void add_project(pybind11::module_& m);

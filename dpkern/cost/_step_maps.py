@@ -12,14 +12,14 @@ from ..mechanisms.release import Crop, Diagonal, Open, Release
 from . import _glue as glue
 from ._glue import WIDE
 from .phases import BACK, MAP, NOISE
-from .primitives import Counts, Item
+from .primitives import WALK, Counts, Item
 
 Items = list[Item]
 
 
 def exact(line: str, counts: Counts) -> Items:
-    """One exact line, ``phase: line``."""
-    return [Item(name=line, counts=counts)] if counts else []
+    """One exact line of what torch does between ops, ``phase: line``."""
+    return [Item(name=line, counts=counts, evidence=WALK)] if counts else []
 
 
 def modelled(line: str, counts: Counts) -> Items:

@@ -25,6 +25,7 @@ from typing import ClassVar, Self
 
 import torch
 
+from .._phase import PROJECT, phase
 from .._validate import choice, integer, positive
 from ..accounting import events
 from ..accounting.events import EventSpec
@@ -208,7 +209,8 @@ class ProjectedSGD(Mechanism):
     def project(self, params: Sequence[torch.Tensor]) -> None:
         """Pi, in place; post-processing."""
         if self.projection is not None:
-            update.project(params, self.projection)
+            with phase(PROJECT):
+                update.project(params, self.projection)
 
     def _block(self, shape: tuple[int, ...]) -> Block:
         bound = self.max_grad_norm

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from .._phase import MAP, phase
 from .._validate import choice, half_open_unit, integer, positive
 from ..accounting import events
 from ..accounting.events import EventSpec
@@ -99,14 +100,15 @@ class Largest(Diagonal):
         return parameter
 
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        whole = signal.double().flatten()
-        places = largest(whole, self.count)
-        kept = torch.zeros_like(whole)
-        if self.error is not None:
-            rest = whole.index_fill(0, places, 0.0) / self.batch
-            self.error.copy_(rest.view(signal.shape))
-        kept[places] = add_noise(signal.flatten()[places].contiguous()).double()
-        return kept.view(signal.shape)
+        with phase(MAP):
+            whole = signal.double().flatten()
+            places = largest(whole, self.count)
+            kept = torch.zeros_like(whole)
+            if self.error is not None:
+                rest = whole.index_fill(0, places, 0.0) / self.batch
+                self.error.copy_(rest.view(signal.shape))
+            kept[places] = add_noise(signal.flatten()[places].contiguous()).double()
+            return kept.view(signal.shape)
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:

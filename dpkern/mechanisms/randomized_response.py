@@ -24,6 +24,7 @@ from typing import ClassVar, NoReturn, Self
 
 import torch
 
+from .._phase import LEARN, NOISE, phase
 from .._validate import choice, integer, positive
 from ..accounting import events, shown_bound
 from ..accounting.events import EventSpec
@@ -134,14 +135,15 @@ class RandomizedResponse(Mechanism):
         self, values: torch.Tensor, *, stream: Stream, position: int = 0, backend: str | None = None
     ) -> torch.Tensor:
         """The responses, a new tensor; see ``dpkern.ops.symbols.randomize``."""
-        return symbols.randomize(
-            values,
-            stream=stream,
-            keep=self.keep,
-            categories=self.categories,
-            position=position,
-            backend=backend,
-        )
+        with phase(NOISE):
+            return symbols.randomize(
+                values,
+                stream=stream,
+                keep=self.keep,
+                categories=self.categories,
+                position=position,
+                backend=backend,
+            )
 
     def estimate(self, responses: torch.Tensor) -> torch.Tensor:
         """Unbiased frequencies of the categories, float64 ``[k]``: ``(f - q0) / (p0 - q0)``.
@@ -151,16 +153,17 @@ class RandomizedResponse(Mechanism):
         Raises:
             InvalidInput: no responses, or one that is no category.
         """
-        counts = torch.bincount(responses.flatten().long(), minlength=self.categories)
-        if not responses.numel() or len(counts) > self.categories:
-            raise InvalidInput(
-                "responses",
-                expected=f"at least one, from 0 to {self.categories - 1}",
-                got=f"{responses.numel()} of {len(counts)} categories",
-                remedy="Pass what randomize() returned.",
-            )
-        shares = counts.double() / responses.numel()
-        return (shares - self.lie) / (self.truth - self.lie)
+        with phase(LEARN):
+            counts = torch.bincount(responses.flatten().long(), minlength=self.categories)
+            if not responses.numel() or len(counts) > self.categories:
+                raise InvalidInput(
+                    "responses",
+                    expected=f"at least one, from 0 to {self.categories - 1}",
+                    got=f"{responses.numel()} of {len(counts)} categories",
+                    remedy="Pass what randomize() returned.",
+                )
+            shares = counts.double() / responses.numel()
+            return (shares - self.lie) / (self.truth - self.lie)
 
     def variance(self, frequencies: Sequence[float], count: int) -> torch.Tensor:
         """Variance of ``estimate`` per category, float64 ``[k]``, for ``count`` fixed records.

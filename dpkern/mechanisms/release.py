@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .._phase import NOISE, phase
 from .._validate import choice
 from ..errors import InvalidInput
 from .site import Site
@@ -290,8 +291,12 @@ class Open(_Taps):
         return parameter
 
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
-        return signal.double() + self.back(add_noise(zeros))
+        with phase(NOISE):
+            zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
+            noisy = add_noise(zeros)
+        spread = self.back(noisy)
+        with phase(NOISE):
+            return signal.double() + spread
 
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,12 @@
-"""Closed forms: what each op takes, from its arguments alone; the same as its counted execution."""
+"""Closed forms: what each op takes, from its arguments alone.
+
+Each line says how it is known (``primitives.EVIDENCE``): of ops with a counted kernel every line is
+``executed``; of the others some are compared with a walk of the reference, the rest are formulas.
+"""
 
 from __future__ import annotations
 
+from ..counted import KERNELS
 from . import (
     clip,
     coef,
@@ -15,9 +20,9 @@ from . import (
     symbols,
     update,
 )
-from ._form import Form
+from ._form import Form, executed
 
-FORMS: dict[str, Form] = {
+_ALL: dict[str, Form] = {
     **noise.FORMS,
     **update.FORMS,
     **clip.FORMS,
@@ -30,6 +35,8 @@ FORMS: dict[str, Form] = {
     **coef.FORMS,
     **symbols.FORMS,
 }
+
+FORMS = {name: executed(form) if name in KERNELS else form for name, form in _ALL.items()}
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
 
 __all__ = ["FORMS", "Form"]

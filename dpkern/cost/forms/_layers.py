@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from ..primitives import Counts, Item, Itemised
+from ..primitives import FORMULA, WALK, Counts, Item, Itemised
 
 
 def widened(dtype: torch.dtype, entries: int) -> Counts:
@@ -22,10 +24,18 @@ def dots(products: int) -> Counts:
     return Counts(MUL=products, ADD=products)
 
 
-def itemised(load: int, store: int, **parts: Counts) -> Itemised:
-    """What is read and written, and the parts by name (underscores stand for spaces)."""
+def itemised(load: int, store: int, *, walked: Sequence[str] = (), **parts: Counts) -> Itemised:
+    """What is read and written, and the parts by name (underscores stand for spaces).
+
+    ``walked``: the parts that a walk of the op's reference finds too (``tests/test_walks.py``).
+    """
     edge = Item(name="read and written", counts=Counts(LOAD=load, STORE=store))
-    rest = [Item(name=name.replace("_", " "), counts=counts) for name, counts in parts.items()]
+    rest = [
+        Item(
+            name=name.replace("_", " "), counts=counts, evidence=WALK if name in walked else FORMULA
+        )
+        for name, counts in parts.items()
+    ]
     return Itemised((edge, *rest))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...ops import clip
-from ..primitives import Counts, Item, Itemised
+from ..primitives import FORMULA, WALK, Counts, Item, Itemised
 from ._form import Form
 
 WIDENED = {torch.float32: 1, torch.float64: 0, torch.bfloat16: 2}
@@ -59,7 +59,11 @@ def sample_norm(
     powers = sum((power_sum(n, p) for n in columns), Counts())
     items = [
         Item(name="read and written", counts=Counts(LOAD=entries, STORE=batch)),
-        Item(name="norms", counts=widened + batch * (powers + combined(len(tensors), p))),
+        Item(
+            name="norms",
+            counts=widened + batch * (powers + combined(len(tensors), p)),
+            evidence=WALK,
+        ),
     ]
     for name, extra, work in (("centred", center, "SUB"), ("scaled", scale, "DIV")):
         if extra is None:
@@ -68,7 +72,7 @@ def sample_norm(
         numbers = sum(t.numel() for t in given)
         narrow = sum(t.numel() for t in given if t.dtype is torch.float32)
         counts = Counts({work: entries, "LOAD": numbers, "CVT": narrow})
-        items.append(Item(name=name, counts=counts))
+        items.append(Item(name=name, counts=counts, evidence=WALK))
     return Itemised(tuple(items))
 
 
@@ -117,6 +121,7 @@ def clip_sum(
                 counts=widened
                 + batch * (powers + whole + combined(groups, p) + Counts(CMP=1, ADD=1)),
                 note="of each tensor, together, and which are finite",
+                evidence=WALK,
             ),
             Item(name="factors", counts=factors),
             Item(
@@ -125,6 +130,7 @@ def clip_sum(
                 if exact
                 else batch * Counts(CMP=groups)
                 + finite * entries * (Counts(MUL=1, ADD=1) + _narrowed(tensors[0].dtype)),
+                evidence=FORMULA if exact else WALK,
             ),
         )
     )

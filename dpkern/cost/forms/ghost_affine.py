@@ -26,6 +26,7 @@ def _row_norm(g: torch.Tensor, weight: torch.Tensor | None, centred: bool) -> It
     return itemised(
         2 * g.numel() + statistics * lines + weights,
         g.numel() + statistics * batch * columns,
+        walked=("sums", "means", "input_gradient"),
         normalised_and_scaled=2 * g.numel() * (normal + scaled),
         sums=g.numel() * sums,
         means=Counts(DIV=statistics * lines),

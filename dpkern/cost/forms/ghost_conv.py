@@ -43,6 +43,7 @@ def conv_norm(
     return itemised(
         batch * operands,
         batch,
+        walked=("gradients", "squares"),
         widened=wide,
         gradients=batch * dots(entries * positions),
         squares=batch * dots(entries),
@@ -77,6 +78,7 @@ def conv_gradient(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> Itemise
     return itemised(
         operands,
         entries + batch,
+        walked=("gradients", "squares"),
         widened=summed(x.dtype, operands),
         gradients=dots(entries * positions),
         squares=widened(x.dtype, entries) + dots(entries) + Counts(MUL=batch),
@@ -100,6 +102,7 @@ def conv_sum(
     return itemised(
         geometry.batch + operands + entries,
         entries,
+        walked=("scaling", "sums"),
         tests=Counts(CMP=geometry.batch),
         widened=summed(x.dtype, operands),
         scaling=Counts(MUL=used * gradient),

@@ -66,6 +66,7 @@ def embedding_sum(
     return itemised(
         batch + read + found.kept * columns + table,
         table,
+        walked=("sums",),
         tests=Counts(CMP=batch) + _tests(read, padding_idx),
         sums=dots(found.kept * columns),
     )
@@ -88,6 +89,7 @@ def tied_cross(
     return itemised(
         ids.numel() + found.kept * columns + a.numel() + found.rows * rows,
         batch,
+        walked=("inner_products", "norms") if padding_idx is None else (),
         tests=_tests(ids.numel(), padding_idx),
         widened=widened(e.dtype, lines * columns + pairs),
         inner_products=dots(pairs * columns) + dots(pairs),

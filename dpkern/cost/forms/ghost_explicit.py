@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..primitives import Counts, Item, Itemised
+from ..primitives import WALK, Counts, Item, Itemised
 from . import clip
 from ._form import Form
 
@@ -27,7 +27,7 @@ def explicit_norm(grads: Tensors, **_: Any) -> Itemised:
     return Itemised(
         (
             Item(name="read and written", counts=Counts(LOAD=batch * entries, STORE=batch)),
-            Item(name="squares", counts=batch * (powers + widened)),
+            Item(name="squares", counts=batch * (powers + widened), evidence=WALK),
         )
     )
 
@@ -77,7 +77,7 @@ def contract(
         (
             Item(name="read and written", counts=Counts(LOAD=read, STORE=touched)),
             Item(name="tests", counts=Counts(CMP=batch * parts)),
-            Item(name="sums", counts=used * entries * Counts(MUL=1, ADD=1)),
+            Item(name="sums", counts=used * entries * Counts(MUL=1, ADD=1), evidence=WALK),
         )
     )
 

@@ -46,6 +46,7 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
     return itemised(
         entries,
         batch,
+        walked=("gradients", "squares"),
         widened=wide,
         gradients=batch * dots(positions * d * p),
         squares=batch * dots(d * p),
@@ -60,6 +61,7 @@ def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     return itemised(
         a.numel() + g.numel(),
         entries + batch,
+        walked=("gradients", "squares"),
         widened=summed(a.dtype, a.numel() + g.numel()),
         gradients=dots(positions * entries),
         squares=widened(a.dtype, entries) + dots(entries) + Counts(MUL=batch),
@@ -82,6 +84,7 @@ def linear_sum(
     return itemised(
         batch + rows * (d + p) + entries,
         entries,
+        walked=("scaling", "sums"),
         tests=Counts(CMP=batch),
         widened=summed(a.dtype, rows * (d + p)),
         scaling=Counts(MUL=rows * p),
@@ -100,6 +103,7 @@ def matmul(
     return itemised(
         (x.numel() if w.shape[1] else 0) + weights + (w.shape[1] if added else 0),
         made,
+        walked=("products", "bias"),
         products=dots(made * x.shape[1]),
         bias=Counts(ADD=added),
     )

@@ -74,7 +74,10 @@ def conv_norm(
     layer = _layer(x, g, size, arguments)
     grid = Grid.of(layer, band)
     parts = _norm_parts(layer, grid, x.dtype)
-    return itemised(read_entries(layer, grid), len(x), **parts) + _modelled(transforms(layer, grid))
+    read = read_entries(layer, grid)
+    return itemised(read, len(x), walked=_walked(layer), **parts) + _modelled(
+        transforms(layer, grid)
+    )
 
 
 def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any) -> Itemised:
@@ -84,9 +87,15 @@ def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any)
     kept = 2 * len(bins.kept_bins(band)) * len(x) * (x.shape[1] + g.shape[1])
     turned = bins.turned_bins(layer, grid, band) * len(g) * g.shape[1]
     parts = _norm_parts(layer, grid, x.dtype) | {"conjugates": Counts(SUB=turned)}
-    return itemised(read_entries(layer, grid), len(x) + kept, **parts) + _modelled(
+    read = read_entries(layer, grid)
+    return itemised(read, len(x) + kept, walked=_walked(layer), **parts) + _modelled(
         transforms(layer, grid)
     )
+
+
+def _walked(layer: Layer) -> tuple[str, ...]:
+    """The reference transforms an output gradient at a single place like any other."""
+    return () if layer.extent == (1, 1) else ("powers",)
 
 
 def bins_sum(
@@ -106,6 +115,7 @@ def bins_sum(
     return itemised(
         len(factors) + 2 * kept * used * channels + entries,
         entries,
+        walked=("scaling", "products", "crop"),
         tests=Counts(CMP=len(factors)),
         scaling=Counts(MUL=2 * kept * used * g_bins.shape[3]),
         products=dots(4 * pairs * used) + pairs * any_used * Counts(ADD=1, SUB=1),
@@ -123,9 +133,11 @@ def filtered(
     if band.kind == "rectangle":
         products = dots(maps * top * width * (left + height))
         # A map of which no column is taken has no row either.
-        return itemised(read, written, products=products)
+        return itemised(read, written, walked=("products",), products=products)
     gains = Counts(MUL=2 * maps * half_gains(band).numel())
-    return itemised(read, written, gains=gains) + _modelled(of_plane(band.size) * (2 * maps))
+    return itemised(read, written, walked=("gains",), gains=gains) + _modelled(
+        of_plane(band.size) * (2 * maps)
+    )
 
 
 def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemised:
@@ -136,6 +148,7 @@ def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemis
     return itemised(
         grads.numel() + matrix.numel(),
         batch,
+        walked=("coordinates",),
         widened=widened(grads.dtype, grads.numel()),
         coordinates=dots(pairs * rank * (taps + 1)),
         rounding_bound=dots(pairs * taps) + matrix_norm + batch * Counts(SQRT=2, MUL=3, ADD=1),
@@ -160,6 +173,7 @@ def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     return itemised(
         operands,
         batch,
+        walked=("products_over_bins",) if route == "spectrum" else (),
         widened=widened(x.dtype, operands),
         products_over_bins=batch * (block // 2 + 1) * (each + dots(1)),
         rounding_bound=dots(operands) + batch * bound,
@@ -174,6 +188,7 @@ def circulant_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     return itemised(
         x.numel() + g.numel(),
         entries + batch,
+        walked=("products", "squares"),
         products=products * Counts(MUL=4, ADD=3, SUB=1),
         squares=widened(x.dtype, entries) + dots(entries),
     ) + _modelled(circulant.transforms(x, g, batch, inverse=batch))
@@ -201,6 +216,7 @@ def circulant_sum(
     return itemised(
         len(factors) + rows * block * (ins + outs) + out.numel(),
         out.numel(),
+        walked=("scaling", "products", "gains", "sums"),
         tests=tests,
         scaling=Counts(MUL=rows * outs * block),
         products=pairs * rows * Counts(MUL=4, ADD=3, SUB=1),

@@ -9,7 +9,7 @@ import torch
 
 from ...ops import update
 from ...ops.noise import INTEGERS
-from ..primitives import Counts, Item, Itemised
+from ..primitives import WALK, Counts, Item, Itemised
 from . import noise as noise_forms
 from ._form import Form
 
@@ -85,7 +85,8 @@ def _drawn(noise: update.Noise, position: int, count: int, rounded: bool) -> Ite
 
 def advance(*args: Any, **_: Any) -> Itemised:
     """``update.advance``."""
-    return Itemised((Item(name="clock", counts=Counts(ADD=1, MUL=2, LOAD=3, STORE=3)),))
+    clock = Counts(ADD=1, MUL=2, LOAD=3, STORE=3)
+    return Itemised((Item(name="clock", counts=clock, evidence=WALK),))
 
 
 def project(params: Tensors, onto: update.Projection, *, moved: bool = True, **_: Any) -> Itemised:
@@ -98,9 +99,11 @@ def project(params: Tensors, onto: update.Projection, *, moved: bool = True, **_
         return Itemised()
     if isinstance(onto, update.Ball):
         norm = Counts(MUL=n, ADD=n - 1, CVT=narrow, LOAD=n, SQRT=1, CMP=1)
-        inside = Itemised((Item(name="norm", counts=norm),))
+        inside = Itemised((Item(name="norm", counts=norm, evidence=WALK),))
         scaled = Counts(DIV=1, MUL=n, CVT=2 * narrow, STORE=n)
-        return inside + Itemised((Item(name="scaling", counts=scaled),) if moved else ())
+        return inside + Itemised(
+            (Item(name="scaling", counts=scaled, evidence=WALK),) if moved else ()
+        )
     doublings = (n - 1).bit_length()
     return Itemised(
         (
@@ -113,8 +116,13 @@ def project(params: Tensors, onto: update.Projection, *, moved: bool = True, **_
             Item(
                 name="threshold",
                 counts=Counts(ADD=n - 1, SUB=n, DIV=n, CMP=n, CVT=narrow, LOAD=n),
+                evidence=WALK,
             ),
-            Item(name="shift", counts=Counts(SUB=n, CMP=n, MUX=n, CVT=narrow, STORE=n)),
+            Item(
+                name="shift",
+                counts=Counts(SUB=n, CMP=n, MUX=n, CVT=narrow, STORE=n),
+                evidence=WALK,
+            ),
         )
     )
 

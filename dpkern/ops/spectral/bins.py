@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
+from ..._phase import CONSTANTS, phase
 from ...base.signature import Double, Float, Operand, Sum, written
 from .._products import exact
 from .._values import used
@@ -40,7 +41,8 @@ from .conv_norm import check_band, norm_flops, read_entries, transforms
 @lru_cache(maxsize=256)
 def kept_bins(band: Band) -> Tensor:
     """``[K]``: flat indices of the retained bins in the half plane."""
-    return half_gains(band).flatten().nonzero().flatten()
+    with phase(CONSTANTS):
+        return half_gains(band).flatten().nonzero().flatten()
 
 
 @lru_cache(maxsize=256)

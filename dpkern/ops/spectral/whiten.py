@@ -72,7 +72,8 @@ def whitened_norm(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
-    rows = grads.double().reshape(grads.shape[0], -1, matrix.shape[1])
+    pairs = grads.shape[1] * grads.shape[2]
+    rows = grads.double().reshape(len(grads), pairs, matrix.shape[1])
     norms: Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
     error = gamma(matrix.shape[1] + 8) * matrix.norm() * rows.flatten(1).norm(dim=1)
     above: Tensor = norms + error
