@@ -209,9 +209,9 @@ void norms_of(std::int64_t rows, int p, const std::vector<ClipItem>& items,
 void sample_norm(GradType type, std::int64_t rows, int p, const std::vector<ClipItem>& items,
                  const std::vector<Whitening>& whitenings, double* norms) {
   switch (type) {
-    case GradType::kFloat:
+    case GradType::kFloat32:
       return norms_of<float>(rows, p, items, whitenings, norms);
-    case GradType::kDouble:
+    case GradType::kFloat64:
       return norms_of<double>(rows, p, items, whitenings, norms);
     case GradType::kBfloat16:
       return norms_of<Bfloat16>(rows, p, items, whitenings, norms);
@@ -221,9 +221,9 @@ void sample_norm(GradType type, std::int64_t rows, int p, const std::vector<Clip
 std::int64_t clip_sum(const ClipPlan& plan, GradType type, bool fresh,
                       const std::vector<ClipItem>& items, double* norms) {
   switch (type) {
-    case GradType::kFloat:
+    case GradType::kFloat32:
       return run_with_sums<float>(plan, fresh, items, norms);
-    case GradType::kDouble:
+    case GradType::kFloat64:
       return run_with_sums<double>(plan, fresh, items, norms);
     case GradType::kBfloat16:
       return run_with_sums<Bfloat16>(plan, fresh, items, norms);

@@ -4,8 +4,7 @@
 
 #include <vector>
 
-#include "core/clip_plan.h"
-#include "core/update_plan.h"
+#include "core/layouts.h"
 #include "cpu/clip.h"
 #include "cpu/explicit.h"
 #include "cpu/symbols.h"

@@ -80,9 +80,9 @@ std::int64_t sums_are_the_same() {
     const auto items = [&](T* sum) {
       return std::vector<cpu::ClipItem>{{from.data(), sum, columns, 0.25, 4e6, 1000000}};
     };
-    cpu::clip_sum(plan, GradType::kFloat, items(want.data()), norms.data(), 1);
+    cpu::clip_sum(plan, GradType::kFloat32, items(want.data()), norms.data(), 1);
     tally_of([&] {
-      counted::clip_sum(plan, GradType::kFloat, false, items(got.data()), counted_norms.data());
+      counted::clip_sum(plan, GradType::kFloat32, false, items(got.data()), counted_norms.data());
     });
     check_same(got.values(), want.values(), "counted sums of " + std::to_string(columns));
     ++cases;
