@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "cpu/clip.h"
 #include "cpu/update.h"
 

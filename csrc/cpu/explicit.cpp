@@ -8,7 +8,7 @@
 #include "core/clip_factor.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
-#include "ops.h"
+#include "cpu/ops.h"
 
 namespace dpkern::cpu {
 namespace {

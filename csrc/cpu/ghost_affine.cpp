@@ -1,7 +1,7 @@
 // Backward of normalisation layers: input gradient and per-sample gradients of scale and shift in
 // one pass over g and x. A null weight stands for ones.
 
-#include "ops.h"
+#include "cpu/ops.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "ops.h"
+#include "cpu/ops.h"
 
 namespace dpkern::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ops.h"
+#include "cpu/ops.h"
 
 namespace dpkern::cpu {
 

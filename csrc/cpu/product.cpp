@@ -1,7 +1,7 @@
 // Blocks of `kSteps` of the inner dimension: the right side is packed into panels once, shared by
 // all threads; each thread packs its own rows of the left side and multiplies tile by tile.
 
-#include "ops.h"
+#include "cpu/ops.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,1 +1,1 @@
-"""What everything else stands on: how an op is declared, and what follows from it."""
+"""What every other package stands on: declarations, checks, numbers."""
