@@ -93,7 +93,7 @@ def is_templated(op: Any) -> bool:
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
-    """``(C++ type, type at the border, name)`` of a kernel's arguments, in the order of the call."""
+    """``(C++ type, type at the border, name)`` of a kernel's arguments in the call's order."""
     for parameter in signature.passed(op):
         if isinstance(parameter, signature.ChoiceParameter):
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
@@ -111,7 +111,7 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
                 yield pointer, "Address", parameter.name
             if "transposable" in parameter.marks:
                 yield "bool", "bool", f"{parameter.name}_transposed"
-        else:
+        elif isinstance(parameter, signature.ObjectParameter):
             struct = signature.STRUCTS[parameter.annotation]
             yield struct, "pybind11::object", parameter.name
     for result in op.results or ():

@@ -62,7 +62,7 @@ def caller(
             codes = {option: code for code, option in enumerate(parameter.options)}
             namespace[f"_codes_{parameter.name}"] = codes
     text = "\n".join(_source(schema))
-    exec(compile(text, f"<call {schema.signature.name}>", "exec"), namespace)  # noqa: S102
+    exec(compile(text, f"<call {schema.signature.name}>", "exec"), namespace)
     return namespace["run"]  # type: ignore[no-any-return]
 
 
@@ -74,17 +74,15 @@ def _source(schema: Schema) -> Iterator[str]:
     yield f"    ({names}), ({sizes}), kind, device, plan = bound"
     results = signature.results or ()
     for result in results:
-        shape = "".join(
-            f"*_s_{dim[1:]}, " if dim.startswith("*") else f"_s_{dim}, " if dim.isidentifier() else f"{dim}, "
-            for dim in result.dims
-        )
+        shape = "".join(f"{_extent(dim)}, " for dim in result.dims)
         yield f"    {result.name} = _empty(({shape}), dtype={_dtype(result)}, device=device)"
     values = [_value(parameter) for parameter in passed(signature)]
     values += [f"{result.name}.data_ptr()" for result in results]
     lists = {dim for tensor in signature.tensors if tensor.many for dim in tensor.dims}
     for size in signature.sizes:
         local = f"_s_{size.lstrip('*')}"
-        values.append(f"[_s.numel() for _s in {local}]" if size in lists and size[0] == "*" else local)
+        is_list = size in lists and size[0] == "*"
+        values.append(f"[_s.numel() for _s in {local}]" if is_list else local)
     yield f"    _kernels[kind]({', '.join(values)}, _threads())"
     for tensor in signature.tensors:
         if "written" in tensor.marks:
@@ -93,6 +91,12 @@ def _source(schema: Schema) -> Iterator[str]:
         yield f"    return {results[0].name}"
     elif results:
         yield f"    return {', '.join(result.name for result in results)}"
+
+
+def _extent(dim: str) -> str:
+    if dim.startswith("*"):
+        return f"*_s_{dim[1:]}"
+    return f"_s_{dim}" if dim.isidentifier() else dim
 
 
 def _dtype(result: TensorParameter) -> str:
@@ -110,7 +114,8 @@ def _value(parameter: Any) -> str:
             return f"[_t.data_ptr() for _t in {name}]"
         if parameter.layout == "transposable":
             return f"{name}.data_ptr(), not {name}.is_contiguous()"
-        return f"0 if {name} is None else {name}.data_ptr()" if parameter.optional else f"{name}.data_ptr()"
+        address = f"{name}.data_ptr()"
+        return f"0 if {name} is None else {address}" if parameter.optional else address
     return name
 
 

@@ -24,7 +24,6 @@ PER_BLOCK = 8
 """A cipher block serves this many symbols, two words each."""
 
 
-
 def lie_width(keep: int, categories: int) -> int:
     """How many of the 2^64 words tell each lie but the last, which also takes what is left."""
     return ((1 << 64) - keep) // (categories - 1)
