@@ -25,6 +25,7 @@ from ..accounting import Certificate, calibrate, certify, events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING, REAL_SUMS
 from ..errors import InvalidInput
+from ..laws import Distribution
 from ..theory import spof_sensitivity
 from ..theory.spof_sensitivity import OUTPUT_GRADIENTS
 from ._statement import MODES
@@ -72,7 +73,7 @@ class OutputSGD(ObjectivePerturbation):
     max_grad_norm: float = 4.0
     output_gradient: str = "exact"
     full_parameter: bool | None = None
-    distribution: str = "laplace"
+    distribution: Distribution = "laplace"
     delta: float = 1e-5
 
     def __post_init__(self) -> None:
