@@ -99,6 +99,19 @@ def test_build_config_names_what_was_built() -> None:
     assert config["cuda"] is (config["cuda_archs"] != "")
 
 
+def test_every_test_but_the_long_proofs_is_in_one_of_the_two_jobs() -> None:
+    expressions = re.findall(r'\$\(PYTEST\) -m "(.*)"', (ROOT / "Makefile").read_text())
+    assert len(expressions) == 2
+    for slow in (True, False):
+        marks = {"slow": slow, "evidence": False}
+        assert sum(eval(expression, marks) for expression in expressions) == 1
+        marks = {"slow": slow, "evidence": True}
+        assert not any(eval(expression, marks) for expression in expressions)
+    jobs = dict(re.findall(r'^(gate|slow)="(.*)"$', (ROOT / ".ci" / "run").read_text(), re.M))
+    assert "test" in jobs["gate"].split()
+    assert "test-slow" in jobs["slow"].split()
+
+
 def test_setup_imports_only_setuptools_and_the_standard_library() -> None:
     imported = set()
     for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())):
