@@ -34,7 +34,7 @@ def round_down(dtype: torch.dtype) -> Counts:
 
 
 def rounded(name: str, counts: Counts, factors: int, dtype: torch.dtype) -> Item:
-    """A line of floating operations, behind which so many factors are rounded down: by their bits."""
+    """A line of floating operations, and so many factors rounded down, which is done to bits."""
     line = Item(name=name, counts=counts)
     return replace(line, counts=counts + factors * round_down(dtype), flops=line.floating)
 

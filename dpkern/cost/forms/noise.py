@@ -9,6 +9,7 @@ import torch
 
 from ...ops import noise
 from ...ops.noise import TILE, tiles
+from ...ops.update import Draws
 from ..primitives import Counts, Item, Itemised
 from ._form import Form
 from ._layers import moved
@@ -54,7 +55,7 @@ def roundings(position: int, count: int) -> Itemised:
 
 
 def drawn(
-    ahead: noise.Draws | None, position: int, count: int, distribution: str, *, rounded: bool
+    ahead: Draws | None, position: int, count: int, distribution: str, *, rounded: bool
 ) -> Itemised:
     """Draws, and rounding bits of floats, from the streams or made ahead."""
     made = (
@@ -118,7 +119,7 @@ def add_noise(
     position: int = 0,
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
-    draws: noise.Draws | None = None,
+    draws: Draws | None = None,
     **_: Any,
 ) -> Itemised:
     """``noise.add_noise``."""
@@ -136,7 +137,7 @@ def add_noise(
 
 
 def scaled(name: str, count: int, dtype: torch.dtype, scale: torch.Tensor) -> Item:
-    """1 / u rounded down by its bits and the cell, from ``count`` scales for numbers of ``dtype``."""
+    """1 / u, rounded down by its bits, and the cell: of ``count`` scales, for this dtype."""
     each = Counts(DIV=2, LOAD=1, CVT=int(scale.dtype is torch.float32))
     if dtype is torch.float32:
         each += Counts(CVT=3, CMP=1, SUB=1, MUX=1)
