@@ -9,6 +9,7 @@ variable ``DPKERN_BACKEND``, else the device's order. An explicit choice that ca
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -17,10 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Generic, ParamSpec, TypeVar
+from functools import cache, partial
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import torch
 
 from . import interop
+from .base.schema import Bound, Schema
 from .errors import BackendError, InvalidInput
 
 P = ParamSpec("P")
@@ -63,10 +67,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A backend's implementation of an op; ``refuse`` gives a reason or None."""
+    """A backend's implementation of an op.
 
-    run: Callable[..., Any]
-    refuse: Callable[..., str | None]
+    Attributes:
+        run: takes the checked call.
+        refuse: why it cannot run a checked call, or None; None instead of it: it refuses none.
+    """
+
+    run: Callable[[Bound], Any]
+    refuse: Callable[[Bound], str | None] | None = None
 
 
 class _Order:
@@ -77,33 +86,68 @@ class _Order:
         self.left = list(names)
 
 
-def _never(*args: object, **kwargs: object) -> None:
-    return None
-
-
 class Op(Generic[P, R]):
-    """An op: contract, reference, and the kernels that backends registered for it."""
+    """An op: its declaration, reference, and the kernels that backends registered for it.
 
-    def __init__(self, reference: Callable[P, R], validate: Callable[P, str]) -> None:
+    A call takes the reference's arguments and ``backend``: the name of a backend, or None for the
+    first that supports the call.
+    """
+
+    def __init__(self, reference: Callable[P, R], check: Callable[..., Any] | None) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
-        self.validate = validate
-        self.kernels: dict[str, Kernel] = {"reference": Kernel(reference, _never)}
+        self.schema = Schema(inspect.unwrap(reference), check)
+        self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
         self._orders: dict[str, _Order] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, backend: str | None, **kwargs: Any) -> R: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _interceptor is not None and not _passing.on:
-            seen: R = _interceptor(self, args, kwargs)
-            return seen
+            return _interceptor(self, args, kwargs)
         if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
-            result: R = interop.call(self, *args, **kwargs)
-            return result
-        result = self._chosen(args, kwargs)[1].run(*args, **kwargs)
-        return result
+            return interop.call(self, *args, **kwargs)
+        wanted = _wanted_backend(kwargs)
+        bound = self.schema.bind(*args, **kwargs)
+        kernel = self._chosen(wanted, bound)[1]
+        if torch.autograd._profiler_enabled():
+            with torch.profiler.record_function(f"dpkern::{self.name}"):
+                return kernel.run(bound)
+        return kernel.run(bound)
+
+    def kernel(
+        self, function: Callable[..., Any], refuse: Callable[..., str | None] | None = None
+    ) -> Kernel:
+        """A kernel from a function, and reasons for refusal, of the op's own arguments."""
+        parameters = self.schema.call.parameters.values()
+        names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        first = len(parameters) - len(names)
+        planned = "plan" in inspect.signature(function).parameters
+
+        def call(called: Callable[..., Any], bound: Bound) -> Any:
+            if not names:
+                return called(*bound.args)
+            args = bound.args
+            return called(*args[:first], **dict(zip(names, args[first:], strict=True)))
+
+        def run(bound: Bound) -> Any:
+            if planned:
+                return call(partial(function, plan=bound.plan), bound)
+            return call(function, bound)
+
+        return Kernel(run, None if refuse is None else partial(call, refuse))
+
+    def validate(self, *args: Any, **kwargs: Any) -> str:
+        """Check a call without running it: the type of the device that it would run on."""
+        return self.schema.bind(*args, **kwargs).device.type
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """What this call moves and computes; it is not run."""
@@ -111,34 +155,37 @@ class Op(Generic[P, R]):
             importlib.import_module(f"{__package__}.cost.forms")
         return _costs[self.name](*args, **kwargs)
 
-    def backend_of(self, *args: P.args, **kwargs: P.kwargs) -> str:
+    def backend_of(self, *args: Any, **kwargs: Any) -> str:
         """The name of the backend that would run this call; it is not run."""
-        return self._chosen(args, kwargs)[0]
+        wanted = _wanted_backend(kwargs)
+        return self._chosen(wanted, self.schema.bind(*args, **kwargs))[0]
 
-    def _chosen(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, Kernel]:
-        """Who runs a call, by name and kernel; takes ``backend`` out of ``kwargs``."""
-        wanted = kwargs.pop("backend", None) or _wanted.get() or environment_choice()
-        device = self.validate(*args, **kwargs)
+    def _chosen(self, wanted: str | None, bound: Bound) -> tuple[str, Kernel]:
+        """Who runs a checked call, by name and kernel."""
         if wanted is not None:
-            return str(wanted), self._asked_for(str(wanted), *args, **kwargs)
-        for name, kernel in self._candidates(device):
-            reason = kernel.refuse(*args, **kwargs)
+            return wanted, self._asked_for(wanted, bound)
+        for found in self._candidates(bound.device.type):
+            refuse = found[1].refuse
+            reason = None if refuse is None else refuse(bound)
             if reason is None:
-                return name, kernel
-            _log_once(f"{self.name}: backend {name} not used: it {reason}")
+                return found
+            _log_once(f"{self.name}: backend {found[0]} not used: it {reason}")
         raise AssertionError("the reference refuses nothing")
 
-    def _asked_for(self, wanted: str, *args: Any, **kwargs: Any) -> Kernel:
+    def _asked_for(self, wanted: str, bound: Bound) -> Kernel:
         kernel = self._kernel(wanted)
-        reason = kernel if isinstance(kernel, str) else kernel.refuse(*args, **kwargs)
-        if isinstance(kernel, str) or reason is not None:
-            raise BackendError(
-                f"backend {wanted!r} for {self.name}",
-                expected="a backend that can run this call",
-                got=f"it {reason}",
-                remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
-            )
-        return kernel
+        if isinstance(kernel, str):
+            reason: str | None = kernel
+        else:
+            reason = None if kernel.refuse is None else kernel.refuse(bound)
+            if reason is None:
+                return kernel
+        raise BackendError(
+            f"backend {wanted!r} for {self.name}",
+            expected="a backend that can run this call",
+            got=f"it {reason}",
+            remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
+        )
 
     def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
         """The device's kernels in order of preference; a backend is loaded when its turn comes."""
@@ -194,21 +241,36 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
-def op(*, validate: Callable[P, str]) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make a function an op: ``validate`` returns the device's name."""
+def op(*, check: Callable[..., Any] | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make a function an op: its signature is the declaration (``base.signature``).
+
+    Args:
+        check: looks at what the signature cannot say, with every argument in the signature's order.
+            It may return a plan, which kernels receive behind the arguments.
+    """
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, validate)
+        return Op(reference, check)
 
     return decorate
 
 
 def register(
-    name: str, backend: str, run: Callable[..., Any], refuse: Callable[..., str | None] = _never
+    name: str,
+    backend: str,
+    run: Callable[..., Any] | Kernel,
+    refuse: Callable[..., str | None] | None = None,
 ) -> None:
-    """Register a backend's kernel for the op ``name`` (``stem.function``)."""
-    OPS[name].kernels[backend] = Kernel(run, refuse)
-    OPS[name]._orders.clear()
+    """Register a backend's kernel for the op ``name`` (``stem.function``).
+
+    Args:
+        run: a ``Kernel`` of checked calls, or a function of the op's arguments as its reference has
+            them; where the op's check makes a plan, a parameter ``plan`` receives it.
+        refuse: gives a reason against these arguments, or None; None instead of it refuses none.
+    """
+    found = OPS[name]
+    found.kernels[backend] = run if isinstance(run, Kernel) else found.kernel(run, refuse)
+    found._orders.clear()
 
 
 def register_costs(costs: Mapping[str, Callable[..., Cost]]) -> None:
@@ -226,7 +288,7 @@ def availability(backend: str) -> tuple[bool, str]:
     return found
 
 
-Kernels = Sequence[tuple[str, Callable[..., Any], Callable[..., "str | None"]]]
+Kernels = Sequence[tuple[str, Any, Callable[..., "str | None"] | None]]
 """``(op, run, refuse)``: what a backend registers."""
 
 
@@ -249,9 +311,9 @@ def replaced(backend: str, kernels: Kernels) -> Iterator[None]:
         for name, op in OPS.items():
             op.kernels.pop(backend, None)
             op._orders.clear()
-            kernel = before[1][name]
-            if kernel is not None:
-                op.kernels[backend] = kernel
+            old = before[1][name]
+            if old is not None:
+                op.kernels[backend] = old
 
 
 @contextmanager
@@ -305,6 +367,11 @@ def _require_known(backend: str) -> None:
             got=backend,
             remedy="See `dpkern info` for the backends of this installation.",
         )
+
+
+def _wanted_backend(kwargs: dict[str, Any]) -> str | None:
+    """The backend that a call asks for, taken out of its arguments."""
+    return kwargs.pop("backend", None) or _wanted.get() or environment_choice()
 
 
 @cache

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 COLUMNS = 256
 ESCAPE = COLUMNS - 1
@@ -145,4 +146,5 @@ LAPLACE = Law(
     bound=1 << 27,
     table_sha256="125eac625f9e68577af88c3eabd810d4e2cfeeed1e643a92e82c19d087c6d53a",
 )
+Distribution = Literal["gaussian", "laplace"]
 LAWS = {law.name: law for law in (GAUSSIAN, LAPLACE)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,16 +33,9 @@ from tests.user_records import (
     training,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUIET: dict[str, Any] = {"epsilon": math.inf}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def trained(method: Method, data: Records | None = None, **options: Any) -> Tensor:

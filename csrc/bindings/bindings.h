@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "cpu/clip.h"
 #include "cpu/update.h"
 
@@ -15,6 +15,15 @@ namespace dpkern::bindings {
 template <class T>
 T* pointer(std::uintptr_t address) {
   return reinterpret_cast<T*>(address);
+}
+
+// A list of addresses, for kernels that take lists of tensors.
+template <class T>
+std::vector<T*> pointers(const std::vector<std::uintptr_t>& addresses) {
+  std::vector<T*> made;
+  made.reserve(addresses.size());
+  for (const std::uintptr_t address : addresses) made.push_back(pointer<T>(address));
+  return made;
 }
 
 // A stream travels as (32 key bytes, n0, n1, rounds).
@@ -43,7 +52,7 @@ std::vector<cpu::UpdateItem> update_items_of(const Addresses& params, const Addr
 void add_coef(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_counted_coef(pybind11::module_& m);
-void add_ghost_dense(pybind11::module_& m);
+void add_ops(pybind11::module_& m);  // generated: the ops with a compiled kernel of their own
 void add_ghost_conv(pybind11::module_& m);
 void add_project(pybind11::module_& m);
 void add_symbols(pybind11::module_& m);

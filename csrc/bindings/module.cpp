@@ -215,7 +215,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("add_noise_float", &add_noise_float);
   m.def("clip_sum", &clip_sum);
   m.def("update_step", &update_step);
-  bindings::add_ghost_dense(m);
+  bindings::add_ops(m);
   bindings::add_ghost_conv(m);
   bindings::add_project(m);
   bindings::add_coef(m);

@@ -2,7 +2,7 @@
 // ChaCha (RFC 8439 block function; 20, 12 or 8 rounds) over a word type W: uint32_t makes one block
 // per set, a vector of n lanes makes n blocks side by side. Several sets in flight hide latency.
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "core/numeric.h"
 
 namespace dpkern {

@@ -5,8 +5,6 @@
 
 namespace dpkern {
 
-enum class CoefForm : int { kPrinted = 0, kTaylor = 1 };
-
 template <class T>
 DPK_HD T linear_coefficient(T x) {
   return T{0.5} - x;

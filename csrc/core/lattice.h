@@ -3,8 +3,8 @@
 //   X = K 2^14 + U1 + offset,   y = floor((v + X) / 2^14).
 // Six consecutive keystream words w[0..5] of one lane serve its four coordinates b = 0..3.
 
-#include "core/abi.h"
 #include "core/chacha.h"
+#include "core/layouts.h"
 #include "core/numeric.h"
 #include "core/tables.h"
 

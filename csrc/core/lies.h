@@ -1,18 +1,10 @@
 #pragma once
 // Randomized response: which lie a 64-bit word tells.
 
+#include "core/layouts.h"
 #include "core/numeric.h"
 
 namespace dpkern {
-
-// word < keep: the truth. Otherwise lie number min((word - keep) / width, categories - 2), and a
-// symbol moves that many categories further than by one.
-struct Lies {
-  std::uint64_t keep;
-  std::uint64_t width;       // floor((2^64 - keep) / (categories - 1)) words for each lie
-  std::uint64_t reciprocal;  // floor((2^64 - 1) / width)
-  std::uint32_t categories;
-};
 
 #if !defined(__CUDACC__)
 inline Lies lies_of(std::uint32_t categories, std::uint64_t keep) {

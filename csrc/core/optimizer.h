@@ -2,8 +2,8 @@
 // One element of each optimizer rule, shared by every kernel: equal bits everywhere, as long as no
 // compiler fuses a multiplication with an addition.
 
+#include "core/layouts.h"
 #include "core/numeric.h"
-#include "core/update_plan.h"
 
 namespace dpkern {
 

@@ -26,5 +26,6 @@ static __device__ __forceinline__ double nextafter(double x, double y) { return 
 }  // namespace std
 #else
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #endif

@@ -5,7 +5,8 @@
 
 #include <vector>
 
-#include "core/update_plan.h"
+#include "core/layouts.h"
+#include "cpu/clip.h"
 #include "cpu/explicit.h"
 #include "cpu/symbols.h"
 #include "cpu/update.h"

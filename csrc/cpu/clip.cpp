@@ -211,9 +211,9 @@ void clip_sum(const ClipPlan& plan, GradType type, const std::vector<ClipItem>& 
               double* norms, int threads) {
   if (plan.rows == 0 || items.empty()) return;
   switch (type) {
-    case GradType::kFloat:
+    case GradType::kFloat32:
       return run_with_sums<float>(plan, items, norms, threads);
-    case GradType::kDouble:
+    case GradType::kFloat64:
       return run_with_sums<double>(plan, items, norms, threads);
     case GradType::kBfloat16:
       return run_with_sums<Bfloat16>(plan, items, norms, threads);

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/clip_plan.h"
+#include "core/layouts.h"
 
 namespace dpkern::cpu {
 

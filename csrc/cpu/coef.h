@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/abi.h"
 #include "core/coef.h"
+#include "core/layouts.h"
 #include "cpu/noise.h"
 
 namespace dpkern::cpu {

@@ -1,3 +1,5 @@
+// Per-sample gradients that exist anyway: their norms, clip factors and weighted sums.
+
 #include "cpu/explicit.h"
 
 #include <algorithm>
@@ -6,6 +8,7 @@
 #include "core/clip_factor.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
+#include "cpu/ops.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -40,56 +43,54 @@ void contract_columns(const Explicit<F>& part, const F* factors, std::int64_t ba
 
 }  // namespace
 
+// squares[b] = sum over all parameters of || grads[i][b] ||^2.
 template <class F>
-void explicit_norm(const std::vector<Explicit<F>>& parts, std::int64_t batch, double* squares,
-                   int threads) {
+void explicit_norm(const ExplicitNorm<F>& call, int threads) {
   std::int64_t entries = 0;
-  for (const Explicit<F>& part : parts) entries += part.columns;
-  parallel_for(batch, grain_of(entries), threads, [&](std::int64_t begin, std::int64_t end) {
+  for (const std::int64_t columns : call.P) entries += columns;
+  parallel_for(call.B, grain_of(entries), threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       double total = 0;
-      for (const Explicit<F>& part : parts) {
-        total += power_sum(part.rows + b * part.columns, part.columns, 2);
+      for (std::size_t i = 0; i < call.grads.size(); ++i) {
+        total += power_sum(call.grads[i] + b * call.P[i], call.P[i], 2);
       }
-      squares[b] = total;
+      call.squares[b] = total;
     }
   });
 }
 
+// outs[i] += sum_b factors[b] grads[i][b]; a factor of 0 drops its row.
 template <class F>
-void contract(const std::vector<Explicit<F>>& parts, const F* factors, std::int64_t batch,
-              int threads) {
-  for (const Explicit<F>& part : parts) {
-    const std::int64_t grain = std::max<std::int64_t>(64, grain_of(batch));
+void contract(const Contract<F>& call, int threads) {
+  for (std::size_t i = 0; i < call.grads.size(); ++i) {
+    const Explicit<F> part{call.grads[i], call.P[i], call.outs[i]};
+    const std::int64_t grain = std::max<std::int64_t>(64, grain_of(call.B));
     parallel_for(part.columns, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-      contract_columns(part, factors, batch, {begin, end});
+      contract_columns(part, call.factors, call.B, {begin, end});
     });
   }
 }
 
+// norms[b] = scale sqrt(sum_k squares[k][b]) and the factor that clips the captured gradient,
+// `scale` included, never rounded up; 0 where the norm is not finite.
 template <class F>
-void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,
-                  const ClipRule& rule, double* norms, F* factors) {
-  for (std::int64_t b = 0; b < batch; ++b) {
+void clip_factors(const ClipFactors<F>& call, int) {
+  for (std::int64_t b = 0; b < call.B; ++b) {
     double square = 0;
-    for (const double* part : squares) square += part[b];
-    const double norm = std::sqrt(square) * rule.scale;
+    for (const double* part : call.squares) square += part[b];
+    const double norm = std::sqrt(square) * call.scale;
     const double factor =
-        std::isfinite(norm) ? clip_factor(norm, rule.max_norm, rule.automatic) : 0.0;
-    norms[b] = norm;
-    factors[b] = round_down<F>(factor * rule.scale);
+        std::isfinite(norm) ? clip_factor(norm, call.max_grad_norm, call.automatic) : 0.0;
+    call.norms[b] = norm;
+    call.factors[b] = round_down<F>(factor * call.scale);
   }
 }
 
-template void explicit_norm<float>(const std::vector<Explicit<float>>&, std::int64_t, double*, int);
-template void explicit_norm<double>(const std::vector<Explicit<double>>&, std::int64_t, double*,
-                                    int);
-template void contract<float>(const std::vector<Explicit<float>>&, const float*, std::int64_t, int);
-template void contract<double>(const std::vector<Explicit<double>>&, const double*, std::int64_t,
-                               int);
-template void clip_factors<float>(const std::vector<const double*>&, std::int64_t, const ClipRule&,
-                                  double*, float*);
-template void clip_factors<double>(const std::vector<const double*>&, std::int64_t, const ClipRule&,
-                                   double*, double*);
+template void explicit_norm<float>(const ExplicitNorm<float>&, int);
+template void explicit_norm<double>(const ExplicitNorm<double>&, int);
+template void contract<float>(const Contract<float>&, int);
+template void contract<double>(const Contract<double>&, int);
+template void clip_factors<float>(const ClipFactors<float>&, int);
+template void clip_factors<double>(const ClipFactors<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -1,4 +1,7 @@
-#include "cpu/ghost_affine.h"
+// Backward of normalisation layers: input gradient and per-sample gradients of scale and shift in
+// one pass over g and x. A null weight stands for ones.
+
+#include "cpu/ops.h"
 
 #include <algorithm>
 
@@ -9,6 +12,24 @@ namespace dpkern::cpu {
 namespace {
 
 using namespace ghost;
+
+// g, x, dx [batch, rows, columns]; mean, rstd [batch, rows]; dweight, dbias [batch, columns].
+// Root-mean-square normalisation has neither mean nor dbias.
+template <class F>
+struct LayerNorm {
+  const F *g, *x, *mean, *rstd, *weight;
+  F *dx, *dweight, *dbias;
+  std::int64_t batch, rows, columns;
+};
+
+// g, x, dx [batch, groups * channels, places]; mean, rstd [batch, groups]; dweight, dbias
+// [batch, groups * channels].
+template <class F>
+struct GroupNorm {
+  const F *g, *x, *mean, *rstd, *weight;
+  F *dx, *dweight, *dbias;
+  std::int64_t batch, groups, channels, places;
+};
 
 constexpr std::int64_t kGrain = 1 << 14;  // entries worth a thread
 
@@ -168,25 +189,47 @@ std::int64_t grain_of(std::int64_t entries) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, entries));
 }
 
-}  // namespace
-
-template <class F>
-void layer_norm_backward(const LayerNorm<F>& norm, int threads) {
+template <bool kCentred, class F>
+void each_sample(const LayerNorm<F>& norm, int threads) {
   const F* const weight = scales(norm.weight, norm.columns);
   parallel_for(norm.batch, grain_of(norm.rows * norm.columns), threads,
                [&](std::int64_t begin, std::int64_t end) {
                  for (std::int64_t b = begin; b < end; ++b) {
-                   if (norm.dbias != nullptr) {
-                     sample_layer_norm<true>(norm, weight, b);
-                   } else {
-                     sample_layer_norm<false>(norm, weight, b);
-                   }
+                   sample_layer_norm<kCentred>(norm, weight, b);
                  }
                });
 }
 
+}  // namespace
+
 template <class F>
-void group_norm_backward(const GroupNorm<F>& norm, int threads) {
+void layer_norm_backward(const LayerNormBackward<F>& call, int threads) {
+  each_sample<true>(LayerNorm<F>{call.g, call.x, call.mean, call.rstd, call.weight, call.dx,
+                                 call.dweight, call.dbias, call.B, call.T, call.D},
+                    threads);
+}
+
+template <class F>
+void rms_norm_backward(const RmsNormBackward<F>& call, int threads) {
+  each_sample<false>(LayerNorm<F>{call.g, call.x, nullptr, call.rstd, call.weight, call.dx,
+                                  call.dweight, nullptr, call.B, call.T, call.D},
+                     threads);
+}
+
+template <class F>
+void group_norm_backward(const GroupNormBackward<F>& call, int threads) {
+  const GroupNorm<F> norm{call.g,
+                          call.x,
+                          call.mean,
+                          call.rstd,
+                          call.weight,
+                          call.dx,
+                          call.dweight,
+                          call.dbias,
+                          call.B,
+                          call.groups,
+                          call.C / std::max<std::int64_t>(1, call.groups),
+                          call.S};
   const F* const weight = scales(norm.weight, norm.groups * norm.channels);
   parallel_for(norm.batch * norm.groups, grain_of(norm.channels * norm.places), threads,
                [&](std::int64_t begin, std::int64_t end) {
@@ -194,9 +237,11 @@ void group_norm_backward(const GroupNorm<F>& norm, int threads) {
                });
 }
 
-template void layer_norm_backward<float>(const LayerNorm<float>&, int);
-template void layer_norm_backward<double>(const LayerNorm<double>&, int);
-template void group_norm_backward<float>(const GroupNorm<float>&, int);
-template void group_norm_backward<double>(const GroupNorm<double>&, int);
+template void layer_norm_backward<float>(const LayerNormBackward<float>&, int);
+template void layer_norm_backward<double>(const LayerNormBackward<double>&, int);
+template void rms_norm_backward<float>(const RmsNormBackward<float>&, int);
+template void rms_norm_backward<double>(const RmsNormBackward<double>&, int);
+template void group_norm_backward<float>(const GroupNormBackward<float>&, int);
+template void group_norm_backward<double>(const GroupNormBackward<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -73,30 +73,36 @@ double group_square(const F* g, std::int64_t columns,
   return upper * (1 + gamma(static_cast<double>(columns) / 16 + 64));
 }
 
+template <class Call>
+EmbeddingShape shape_of(const Call& call) {
+  return {call.B, call.T, call.D, call.padding_idx.value_or(kNoPadding)};
+}
+
 }  // namespace
 
 template <class F>
-void embedding_norm(const std::int64_t* ids, const F* g, const EmbeddingShape& shape,
-                    double* squares, int threads) {
+void embedding_norm(const EmbeddingNorm<F>& call, int threads) {
+  const EmbeddingShape shape = shape_of(call);
   const std::int64_t entries = std::max<std::int64_t>(1, shape.positions * shape.columns);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / entries);
   parallel_for(shape.batch, grain, threads, [&](std::int64_t begin, std::int64_t end) {
     static thread_local Groups groups;
     for (std::int64_t b = begin; b < end; ++b) {
-      const F* const rows = g + b * shape.positions * shape.columns;
-      groups.sort(ids + b * shape.positions, shape);
+      const F* const rows = call.g + b * shape.positions * shape.columns;
+      groups.sort(call.ids + b * shape.positions, shape);
       double total = 0;
       groups.for_each([&](const auto* positions, std::size_t count) {
         total += group_square(rows, shape.columns, positions, count);
       });
-      squares[b] = total * (1 + gamma(static_cast<double>(shape.positions + 4)));
+      call.squares[b] = total * (1 + gamma(static_cast<double>(shape.positions + 4)));
     }
   });
 }
 
 template <class F>
-void embedding_sum(const std::int64_t* ids, const F* g, const F* factors,
-                   const EmbeddingShape& shape, F* out, int threads) {
+void embedding_sum(const EmbeddingSum<F>& call, int threads) {
+  const EmbeddingShape shape = shape_of(call);
+  const std::int64_t* const ids = call.ids;
   // Each thread owns some columns of the table: no two write the same line, and the order of the
   // additions is that of the positions.
   constexpr std::int64_t kUnit = 32;
@@ -111,12 +117,12 @@ void embedding_sum(const std::int64_t* ids, const F* g, const F* factors,
       versioned([&]() DPK_INLINE {
         const std::int64_t n = count;
         for (std::int64_t b = 0; b < shape.batch; ++b) {
-          const F factor = factors[b];
+          const F factor = call.factors[b];
           if (factor == 0) continue;
           for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
             if (ids[t] == shape.padding) continue;
-            const F* const from = g + t * shape.columns + begin;
-            F* const to = out + ids[t] * shape.columns + begin;
+            const F* const from = call.g + t * shape.columns + begin;
+            F* const to = call.out + ids[t] * shape.columns + begin;
             for (std::int64_t i = 0; i < n; ++i) to[i] += factor * from[i];
           }
         }
@@ -126,11 +132,12 @@ void embedding_sum(const std::int64_t* ids, const F* g, const F* factors,
 }
 
 template <class F>
-void tied_cross(const std::int64_t* ids, const F* e, const F* a, const F* g,
-                const EmbeddingShape& shape, std::int64_t rows, std::int64_t vocabulary,
-                double* products, int threads) {
-  const std::int64_t places = shape.positions, columns = shape.columns;
-  parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+void tied_cross(const TiedCross<F>& call, int threads) {
+  const F *const e = call.e, *const a = call.a, *const g = call.g;
+  const std::int64_t* const ids = call.ids;
+  const std::int64_t places = call.S, columns = call.D, rows = call.T, vocabulary = call.V;
+  const std::int64_t padding = call.padding_idx.value_or(kNoPadding);
+  parallel_for(call.B, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       double sum = 0, absolute = 0;
       versioned_by_width([&](auto width) DPK_INLINE {
@@ -170,7 +177,7 @@ void tied_cross(const std::int64_t* ids, const F* e, const F* a, const F* g,
             Table::table(x, y, stride, inner);
             for (std::int64_t j = 0; j < std::min<std::int64_t>(kDots, places - s); ++j) {
               const std::int64_t id = ids[b * places + s + j];
-              if (id == shape.padding) continue;
+              if (id == padding) continue;
               for (std::int64_t i = 0; i < std::min<std::int64_t>(kDots, rows - t); ++i) {
                 const double weight = static_cast<double>(g[(b * rows + t + i) * vocabulary + id]);
                 row_sum += weight * inner[j * kDots + i];
@@ -182,22 +189,16 @@ void tied_cross(const std::int64_t* ids, const F* e, const F* a, const F* g,
         }
       });
       const double roundings = static_cast<double>(4 * places + rows + columns + 256);
-      products[b] = sum + gamma(roundings) * absolute * 1.01;
+      call.products[b] = sum + gamma(roundings) * absolute * 1.01;
     }
   });
 }
 
-template void embedding_norm<float>(const std::int64_t*, const float*, const EmbeddingShape&,
-                                    double*, int);
-template void embedding_norm<double>(const std::int64_t*, const double*, const EmbeddingShape&,
-                                     double*, int);
-template void embedding_sum<float>(const std::int64_t*, const float*, const float*,
-                                   const EmbeddingShape&, float*, int);
-template void embedding_sum<double>(const std::int64_t*, const double*, const double*,
-                                    const EmbeddingShape&, double*, int);
-template void tied_cross<float>(const std::int64_t*, const float*, const float*, const float*,
-                                const EmbeddingShape&, std::int64_t, std::int64_t, double*, int);
-template void tied_cross<double>(const std::int64_t*, const double*, const double*, const double*,
-                                 const EmbeddingShape&, std::int64_t, std::int64_t, double*, int);
+template void embedding_norm<float>(const EmbeddingNorm<float>&, int);
+template void embedding_norm<double>(const EmbeddingNorm<double>&, int);
+template void embedding_sum<float>(const EmbeddingSum<float>&, int);
+template void embedding_sum<double>(const EmbeddingSum<double>&, int);
+template void tied_cross<float>(const TiedCross<float>&, int);
+template void tied_cross<double>(const TiedCross<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -299,36 +299,41 @@ double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
   return direct<double>(sample).upper;
 }
 
+// What sample b of a call has.
+template <class Call>
+auto sample_of(const Call& call, std::int64_t b) {
+  using F = std::decay_t<decltype(*call.a)>;
+  return Sample<F>{call.a + b * call.T * call.d, call.g + b * call.T * call.p, call.T, call.d,
+                   call.p};
+}
+
 }  // namespace
 
 template <class F>
-void linear_norm(const F* a, const F* g, const LinearShape& shape, NormRoute route, double* squares,
-                 int threads) {
+void linear_norm(const LinearNorm<F>& call, int threads) {
+  const LinearShape shape = shape_of(call);
   const bool gram_cheaper = gram_is_cheaper(shape);
-  const bool by_gram = route == NormRoute::kAuto ? gram_cheaper : route == NormRoute::kGram;
+  const bool by_gram =
+      call.route == LinearRoute::kAuto ? gram_cheaper : call.route == LinearRoute::kGram;
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      const Sample<F> sample{a + b * shape.positions * shape.inputs,
-                             g + b * shape.positions * shape.outputs, shape.positions, shape.inputs,
-                             shape.outputs};
-      squares[b] = shape.positions == 1 ? rank_one(sample).upper
-                                        : square_bound(sample, by_gram, gram_cheaper);
+      const Sample<F> sample = sample_of(call, b);
+      call.squares[b] = shape.positions == 1 ? rank_one(sample).upper
+                                             : square_bound(sample, by_gram, gram_cheaper);
     }
   });
 }
 
 template <class F>
-void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads, double* squares,
-                     int threads) {
+void linear_gradient(const LinearGradient<F>& call, int threads) {
+  const LinearShape shape = shape_of(call);
   const std::int64_t entries = shape.inputs * shape.outputs;
   const double slack = square_slack<F>(shape.inputs, shape.outputs);
   const double flushed = kFlushed<F> * 2 * static_cast<double>(entries);
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
-      const Sample<F> sample{a + b * shape.positions * shape.inputs,
-                             g + b * shape.positions * shape.outputs, shape.positions, shape.inputs,
-                             shape.outputs};
-      F* const grad = grads + b * entries;
+      const Sample<F> sample = sample_of(call, b);
+      F* const grad = call.grads + b * entries;
       double square = 0;
       versioned_by_width([&](auto width) DPK_INLINE {
         constexpr int kBytes = decltype(width)::value;
@@ -352,21 +357,17 @@ void linear_gradient(const F* a, const F* g, const LinearShape& shape, F* grads,
       // Squares of floats can overflow or vanish where the numbers do not: again in double.
       if (std::is_same_v<F, float> && !(flushed <= 1e-6 * square && std::isfinite(square))) {
         versioned([&]() DPK_INLINE { square = square_of(grad, entries); });
-        squares[b] = square * (1 + gamma<double>(static_cast<double>(entries)));
+        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries)));
       } else {
-        squares[b] = square * (1 + slack) + flushed;
+        call.squares[b] = square * (1 + slack) + flushed;
       }
     }
   });
 }
 
-template void linear_norm<float>(const float*, const float*, const LinearShape&, NormRoute, double*,
-                                 int);
-template void linear_norm<double>(const double*, const double*, const LinearShape&, NormRoute,
-                                  double*, int);
-template void linear_gradient<float>(const float*, const float*, const LinearShape&, float*,
-                                     double*, int);
-template void linear_gradient<double>(const double*, const double*, const LinearShape&, double*,
-                                      double*, int);
+template void linear_norm<float>(const LinearNorm<float>&, int);
+template void linear_norm<double>(const LinearNorm<double>&, int);
+template void linear_gradient<float>(const LinearGradient<float>&, int);
+template void linear_gradient<double>(const LinearGradient<double>&, int);
 
 }  // namespace dpkern::cpu

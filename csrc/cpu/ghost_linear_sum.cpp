@@ -90,9 +90,9 @@ DPK_INLINE inline void add_block(const std::vector<Run<F>>& runs, const LinearSh
 }  // namespace
 
 template <class F>
-void linear_sum(const F* a, const F* g, const F* factors, const LinearShape& shape, F* out,
-                int threads) {
-  const auto blocks = blocks_of(a, g, factors, shape);
+void linear_sum(const LinearSum<F>& call, int threads) {
+  const LinearShape shape = shape_of(call);
+  const auto blocks = blocks_of(call.a, call.g, call.factors, shape);
   const std::int64_t entries = shape.inputs * shape.outputs;
   const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
   // Each part of the output belongs to one thread; the longer side is cut, so that the copies of
@@ -108,16 +108,14 @@ void linear_sum(const F* a, const F* g, const F* factors, const LinearShape& sha
       const Range columns = cut_columns ? own : Range{0, shape.inputs};
       for (const auto& runs : blocks) {
         versioned_by_width([&](auto width) DPK_INLINE {
-          add_block<F, decltype(width)::value>(runs, shape, rows, columns, out);
+          add_block<F, decltype(width)::value>(runs, shape, rows, columns, call.out);
         });
       }
     }
   });
 }
 
-template void linear_sum<float>(const float*, const float*, const float*, const LinearShape&,
-                                float*, int);
-template void linear_sum<double>(const double*, const double*, const double*, const LinearShape&,
-                                 double*, int);
+template void linear_sum<float>(const LinearSum<float>&, int);
+template void linear_sum<double>(const LinearSum<double>&, int);
 
 }  // namespace dpkern::cpu

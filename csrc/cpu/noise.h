@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "cpu/tiles.h"
 
 namespace dpkern::cpu {

@@ -1,7 +1,7 @@
 // Blocks of `kSteps` of the inner dimension: the right side is packed into panels once, shared by
 // all threads; each thread packs its own rows of the left side and multiplies tile by tile.
 
-#include "cpu/product.h"
+#include "cpu/ops.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,6 +13,13 @@ namespace dpkern::cpu {
 namespace {
 
 using namespace ghost;
+
+struct ProductShape {
+  std::int64_t rows;
+  std::int64_t inner;  // what is summed over, at least 1
+  std::int64_t columns;
+  bool transposed;  // w is stored [columns, inner] instead of [inner, columns]
+};
 
 constexpr std::int64_t kSteps = 256;         // of the inner dimension at a time
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
@@ -144,8 +151,10 @@ struct Block {
 
 }  // namespace
 
+// out [N, M] = x [N, K] w + bias [M]; a null bias is none. Without inner dimension Python answers.
 template <class F>
-void matmul(const F* x, const F* w, const F* bias, const ProductShape& shape, F* out, int threads) {
+void matmul(const Matmul<F>& call, int threads) {
+  const ProductShape shape{call.N, call.K, call.M, call.w_transposed};
   const std::int64_t work = shape.rows * shape.inner * shape.columns;
   const int team = useful_threads(work, kSmallest, threads);
   const std::int64_t units = (shape.columns + kUnit - 1) / kUnit;
@@ -156,21 +165,19 @@ void matmul(const F* x, const F* w, const F* bias, const ProductShape& shape, F*
       const Range columns{begin * kUnit, std::min(shape.columns, end * kUnit)};
       versioned_by_width([&](auto width) DPK_INLINE {
         const Block<F, decltype(width)::value> block{shape, steps};
-        block.pack_right(w, columns, panels);
+        block.pack_right(call.w, columns, panels);
       });
     });
     parallel_for(shape.rows, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
       versioned_by_width([&](auto width) DPK_INLINE {
         const Block<F, decltype(width)::value> block{shape, steps};
-        block.multiply(x, panels, bias, {begin, end}, out);
+        block.multiply(call.x, panels, call.bias, {begin, end}, call.out);
       });
     });
   }
 }
 
-template void matmul<float>(const float*, const float*, const float*, const ProductShape&, float*,
-                            int);
-template void matmul<double>(const double*, const double*, const double*, const ProductShape&,
-                             double*, int);
+template void matmul<float>(const Matmul<float>&, int);
+template void matmul<double>(const Matmul<double>&, int);
 
 }  // namespace dpkern::cpu

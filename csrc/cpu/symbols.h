@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "core/lies.h"
 
 namespace dpkern::cpu {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "core/numeric.h"
 
 namespace dpkern::cpu {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/update_plan.h"
+#include "core/layouts.h"
 #include "cpu/noise.h"
 
 namespace dpkern::cpu {

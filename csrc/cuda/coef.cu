@@ -2,26 +2,18 @@
 // memory. Noise from the stream is made by tiles as in noise.cu.
 
 #include "core/coef.h"
-#include "core/coef_plan.h"
+#include "core/layouts.h"
 #include "cuda/coef.cuh"
 
 namespace dpkern::cuda {
 
-constexpr int kFlatThreads = 256;
-constexpr int kFlatPiece = 2048;  // elements of a block
-constexpr int kFlatEach = kFlatPiece / kFlatThreads;
+constexpr int kFlatEach = kCoefPiece / kFlatThreads;  // elements of a thread
 
-// Terms that a block holds at a time, a multiple of the lanes. Wherever they begin, they meet at
-// most four tiles of linear and four of quadratic coefficients.
-constexpr int kWindow = 1536;
+// Wherever a window begins, it meets at most four tiles of linear and four of quadratic
+// coefficients.
 constexpr int kKindThreads = kTileThreads / 2;  // that make the tiles of one kind
 constexpr int kLossBlocks = 6;                  // of tiles, on a multiprocessor
 constexpr int kFlatLossBlocks = 8;  // unsaid, the compiler aims higher on sm_80, and spills
-
-// Whole rows of a block, or one that takes several windows.
-__host__ __device__ __forceinline__ std::int64_t rows_of_block(std::int64_t columns) {
-  return columns < kWindow ? kWindow / columns : 1;
-}
 
 // The rows of an element and of those at most kReach behind it, with one long division.
 class RowsFrom {
@@ -36,7 +28,7 @@ class RowsFrom {
   }
 
  private:
-  static constexpr int kReach = kFlatPiece;
+  static constexpr int kReach = kCoefPiece;
   std::int64_t row_, column_, columns_;
 };
 
@@ -103,16 +95,16 @@ __global__ void __launch_bounds__(kFlatThreads)
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const int thread = static_cast<int>(threadIdx.x);
   const std::int64_t n = plan.rows * plan.columns;
-  const std::int64_t begin = blockIdx.x * static_cast<std::int64_t>(kFlatPiece);
+  const std::int64_t begin = blockIdx.x * static_cast<std::int64_t>(kCoefPiece);
   const RowsFrom rows(begin, plan.columns);
-  if (plan.aligned16 != 0 && begin + kFlatPiece <= n) {
+  if (plan.aligned16 != 0 && begin + kCoefPiece <= n) {
     DPK_UNROLL
     for (int k = 0; k < kFlatEach / V; ++k) {
       const int further = V * (k * kFlatThreads + thread);
       perturb_pack<V, T, kDraws>(plan, rows, begin, further, targets, linear, quadratic);
     }
   } else {
-    for (int further = thread; further < kFlatPiece && begin + further < n;
+    for (int further = thread; further < kCoefPiece && begin + further < n;
          further += kFlatThreads) {
       perturb_pack<1, T, kDraws>(plan, rows, begin, further, targets, linear, quadratic);
     }
@@ -255,7 +247,8 @@ template <class T, class Window>
 __device__ __forceinline__ void loss_of_block(const CoefPlan& plan, Window& window,
                                               const LossArrays<T>& of) {
   constexpr int kGroups = kTileThreads / kLossLanes;
-  const std::int64_t each = rows_of_block(plan.columns);
+  // Whole rows, which fit a window, or one that takes several windows.
+  const std::int64_t each = (plan.rows + gridDim.x - 1) / gridDim.x;
   const std::int64_t first = blockIdx.x * each;
   const std::int64_t left = plan.rows - first;
   const int rows = static_cast<int>(left < each ? left : each);
@@ -306,79 +299,3 @@ __global__ void __launch_bounds__(kTileThreads, kFlatLossBlocks)
 }
 
 }  // namespace dpkern::cuda
-
-#if !defined(__CUDACC_RTC__)
-#include "cuda/launch.h"
-#include "cuda/preload.h"
-
-namespace dpkern::cuda {
-namespace {
-
-template <class T>
-Error perturb_of(const CoefPlan& plan, const void* targets, void* linear, void* quadratic,
-                 CudaStream cuda) {
-  const std::int64_t n = plan.rows * plan.columns;
-  const T* x = static_cast<const T*>(targets);
-  T* a1 = static_cast<T*>(linear);
-  T* a2 = static_cast<T*>(quadratic);
-  if (plan.noise == NoiseSource::kStream) {
-    const auto skipped = static_cast<std::int64_t>(plan.linear % kTile);
-    const dim3 grid(blocks_of(skipped + n, kTile * kTilesPerBlock), 2);
-    DPK_LAUNCH(perturb_tile_kernel<T>, grid, kTileThreads, cuda, plan, x, a1, a2);
-  } else if (plan.noise == NoiseSource::kDraws) {
-    DPK_LAUNCH_FLAT((perturb_flat_kernel<T, true>), blocks_of(n, kFlatPiece), kFlatThreads, cuda,
-                    plan, x, a1, a2);
-  } else {
-    DPK_LAUNCH_FLAT((perturb_flat_kernel<T, false>), blocks_of(n, kFlatPiece), kFlatThreads, cuda,
-                    plan, x, a1, a2);
-  }
-  return cudaGetLastError();
-}
-
-template <class T>
-using LossKernel = void (*)(CoefPlan, const T*, const T*, const T*, double*, T*);
-
-template <class T>
-LossKernel<T> kernel_for(NoiseSource noise) {
-  if (noise == NoiseSource::kStream) return quadratic_tile_kernel<T>;
-  return noise == NoiseSource::kDraws ? quadratic_flat_kernel<T, true>
-                                      : quadratic_flat_kernel<T, false>;
-}
-
-template <class T>
-Error quadratic_of(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
-                   double* loss, void* dz, CudaStream cuda) {
-  const LossKernel<T> kernel = kernel_for<T>(plan.noise);
-  DPK_LAUNCH(kernel, blocks_of(plan.rows, rows_of_block(plan.columns)), kTileThreads, cuda, plan,
-             static_cast<const T*>(z), static_cast<const T*>(targets), static_cast<const T*>(shift),
-             loss, static_cast<T*>(dz));
-  return cudaGetLastError();
-}
-
-}  // namespace
-
-Error coef_perturb(const CoefPlan& plan, const void* targets, void* linear, void* quadratic,
-                   CudaStream cuda) {
-  if (plan.rows == 0 || plan.columns == 0) return cudaSuccess;
-  const auto run = plan.wide != 0 ? &perturb_of<double> : &perturb_of<float>;
-  return run(plan, targets, linear, quadratic, cuda);
-}
-
-Error coef_quadratic(const CoefPlan& plan, const void* z, const void* targets, const void* shift,
-                     double* loss, void* dz, CudaStream cuda) {
-  if (plan.rows == 0 || plan.columns == 0) return cudaSuccess;
-  const auto run = plan.wide != 0 ? &quadratic_of<double> : &quadratic_of<float>;
-  return run(plan, z, targets, shift, loss, dz, cuda);
-}
-
-Error preload_coef() {
-  return load_kernels(perturb_tile_kernel<float>, perturb_tile_kernel<double>,
-                      perturb_flat_kernel<float, false>, perturb_flat_kernel<float, true>,
-                      perturb_flat_kernel<double, false>, perturb_flat_kernel<double, true>,
-                      quadratic_tile_kernel<float>, quadratic_tile_kernel<double>,
-                      quadratic_flat_kernel<float, false>, quadratic_flat_kernel<float, true>,
-                      quadratic_flat_kernel<double, false>, quadratic_flat_kernel<double, true>);
-}
-
-}  // namespace dpkern::cuda
-#endif

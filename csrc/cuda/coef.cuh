@@ -2,7 +2,7 @@
 // What the kernels of coefficients share: the noise's steps, and sums in lanes.
 
 #include "core/coef.h"
-#include "core/coef_plan.h"
+#include "core/layouts.h"
 #include "cuda/device.cuh"
 #include "cuda/draws.cuh"
 

@@ -8,30 +8,7 @@ namespace dpkern::cuda {
 // Coefficients that a block holds at a time: wherever they begin, they meet at most eight tiles.
 constexpr int kSpan = (kTilesPerBlock - 1) * kTile;
 constexpr int kGroups = kTileThreads / kLossLanes;
-constexpr int kSumThreads = 256;
 constexpr int kSpanBlocks = 6;  // on a multiprocessor
-
-// What a record makes in float64 on the way: [records, classes * width] and [records, classes].
-struct FeatureSums {
-  double* linear;   // a1 + a2 W
-  double* columns;  // a2^T W, then the derivative by the weights
-  double* terms;    // losses of the classes
-  double* slopes;   // derivatives by their scores
-};
-
-struct FeatureSizes {
-  std::int64_t classes;
-  std::int64_t width;
-};
-
-template <class T>
-struct FeatureArrays {
-  const T* hidden;
-  const T* targets;
-  const T* weights;
-  double* loss;
-  T* dhidden;
-};
 
 // Noise of neighbouring coefficients from the stream.
 struct TileSpan {
@@ -244,10 +221,10 @@ __global__ void __launch_bounds__(kTileThreads, kSpanBlocks)
 
 // The derivative by one weight: over the records of a run, then over the runs.
 template <class T>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kFlatThreads)
     features_sum_kernel(std::int64_t records, std::int64_t numbers, const double* of_records,
                         T* dweights) {
-  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kSumThreads) + threadIdx.x;
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(kFlatThreads) + threadIdx.x;
   if (i >= numbers) return;
   double total = 0;
   for (std::int64_t first = 0; first < records; first += kRecordRun) {
@@ -262,65 +239,3 @@ __global__ void __launch_bounds__(kSumThreads)
 }
 
 }  // namespace dpkern::cuda
-
-#if !defined(__CUDACC_RTC__)
-#include "cuda/launch.h"
-#include "cuda/preload.h"
-
-namespace dpkern::cuda {
-namespace {
-
-template <class T>
-using FeatureKernel = void (*)(CoefPlan, FeatureSizes, FeatureArrays<T>, FeatureSums);
-
-template <class T>
-FeatureKernel<T> feature_kernel_for(NoiseSource noise) {
-  if (noise == NoiseSource::kStream) return features_tile_kernel<T>;
-  return noise == NoiseSource::kDraws ? features_flat_kernel<T, true>
-                                      : features_flat_kernel<T, false>;
-}
-
-template <class T>
-Error expanded_of(const CoefPlan& plan, const FeatureSizes& sizes, const void* hidden,
-                  const void* targets, const void* weights, double* loss, void* dweights,
-                  void* dhidden, void* workspace, CudaStream cuda) {
-  const std::int64_t numbers = sizes.classes * sizes.width;
-  double* const linear = static_cast<double*>(workspace);
-  double* const columns = linear + plan.rows * numbers;
-  double* const terms = columns + plan.rows * numbers;
-  const FeatureSums sums{linear, columns, terms, terms + plan.rows * sizes.classes};
-  const FeatureArrays<T> of{static_cast<const T*>(hidden), static_cast<const T*>(targets),
-                            static_cast<const T*>(weights), loss, static_cast<T*>(dhidden)};
-  const FeatureKernel<T> kernel = feature_kernel_for<T>(plan.noise);
-  DPK_LAUNCH(kernel, blocks_of(plan.rows, 1), kTileThreads, cuda, plan, sizes, of, sums);
-  if (const Error error = cudaGetLastError(); error != cudaSuccess) return error;
-  DPK_LAUNCH_FLAT(features_sum_kernel<T>, blocks_of(numbers, kSumThreads), kSumThreads, cuda,
-                  plan.rows, numbers, columns, static_cast<T*>(dweights));
-  return cudaGetLastError();
-}
-
-}  // namespace
-
-std::int64_t coef_expanded_workspace(std::int64_t records, std::int64_t classes,
-                                     std::int64_t width) {
-  return 16 * records * classes * (width + 1);
-}
-
-Error coef_expanded(const CoefPlan& plan, std::int64_t classes, std::int64_t width,
-                    const void* hidden, const void* targets, const void* weights, double* loss,
-                    void* dweights, void* dhidden, void* workspace, CudaStream cuda) {
-  if (plan.rows == 0 || classes == 0 || width == 0) return cudaSuccess;
-  const auto run = plan.wide != 0 ? &expanded_of<double> : &expanded_of<float>;
-  return run(plan, {classes, width}, hidden, targets, weights, loss, dweights, dhidden, workspace,
-             cuda);
-}
-
-Error preload_coef_features() {
-  return load_kernels(features_tile_kernel<float>, features_tile_kernel<double>,
-                      features_flat_kernel<float, false>, features_flat_kernel<float, true>,
-                      features_flat_kernel<double, false>, features_flat_kernel<double, true>,
-                      features_sum_kernel<float>, features_sum_kernel<double>);
-}
-
-}  // namespace dpkern::cuda
-#endif

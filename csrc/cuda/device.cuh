@@ -1,7 +1,7 @@
 #pragma once
-// What the kernels share: how a kernel is started, and atomics on 64-bit counters.
+// What the kernels share: the declared layouts, atomics on 64-bit counters, and packs.
 
-#include "core/std.h"
+#include "core/layouts.h"
 
 #if !defined(__CUDACC_RTC__)
 #include <cuda_runtime.h>
@@ -13,23 +13,7 @@
 #define DPK_UNROLL
 #endif
 
-// kernel<<<grid, block>>>(arguments...); defined already where kernels run emulated. FLAT: the
-// kernel has no barrier and no exchange between its threads.
-#if !defined(DPK_LAUNCH)
-#define DPK_LAUNCH(kernel, grid, block, stream, ...) \
-  kernel<<<grid, block, 0, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
-#define DPK_LAUNCH_FLAT DPK_LAUNCH
-#endif
-
 namespace dpkern::cuda {
-
-#if !defined(__CUDACC_RTC__)
-// Blocks of `per_block` that hold n. More than a grid may have fail at the launch.
-inline unsigned int blocks_of(std::int64_t n, std::int64_t per_block) {
-  const std::int64_t blocks = (n + per_block - 1) / per_block;
-  return blocks > 0x7fffffff ? 0xffffffffu : static_cast<unsigned int>(blocks);
-}
-#endif
 
 __device__ __forceinline__ void add_atomically(std::int32_t* to, std::int32_t x) {
   atomicAdd(to, x);

@@ -7,9 +7,7 @@
 
 namespace dpkern::cuda {
 
-constexpr int kTileThreads = 128;  // of a block
-constexpr int kTileBlocks = 8;     // on a multiprocessor, at least: 64 registers a thread
-constexpr int kTilesPerBlock = kTileThreads / kLanes;
+constexpr int kTileBlocks = 8;              // on a multiprocessor, at least: 64 registers a thread
 constexpr int kPerThread = kTile / kLanes;  // coordinates
 
 // One thread's place: a tile of the tensor whose first element stands at position `first`. Its

@@ -6,8 +6,6 @@
 
 namespace dpkern::cuda {
 
-constexpr int kCipherThreads = 256;
-
 __global__ void __launch_bounds__(kCipherThreads)
     keystream_kernel(Stream stream, std::uint64_t first_block, std::int64_t blocks,
                      std::uint32_t* out) {
@@ -80,95 +78,3 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 }
 
 }  // namespace dpkern::cuda
-
-#if !defined(__CUDACC_RTC__)
-#include "cuda/launch.h"
-#include "cuda/preload.h"
-
-namespace dpkern::cuda {
-namespace {
-
-// Blocks for the tiles that [first, first + n) touches.
-unsigned int tile_blocks(std::uint64_t first, std::int64_t n) {
-  return blocks_of(static_cast<std::int64_t>(first % kTile) + n, kTile * kTilesPerBlock);
-}
-
-template <class Law>
-Error add_noise_of(const Stream& stream, const Stream& rounding, std::uint64_t first,
-                   std::int64_t n, NoisedType type, double per_unit, double cell, void* x,
-                   std::int64_t* nonfinite, CudaStream cuda) {
-  const unsigned int grid = tile_blocks(first, n);
-  switch (type) {
-    case NoisedType::kInt32:
-      DPK_LAUNCH((add_noise_integer_kernel<std::int32_t, Law>), grid, kTileThreads, cuda, stream,
-                 first, n, static_cast<std::int32_t*>(x));
-      break;
-    case NoisedType::kInt64:
-      DPK_LAUNCH((add_noise_integer_kernel<std::int64_t, Law>), grid, kTileThreads, cuda, stream,
-                 first, n, static_cast<std::int64_t*>(x));
-      break;
-    case NoisedType::kFloat:
-      DPK_LAUNCH((add_noise_float_kernel<float, Law>), grid, kTileThreads, cuda, stream, rounding,
-                 first, n, static_cast<float>(per_unit), static_cast<float>(cell),
-                 static_cast<float*>(x), nonfinite);
-      break;
-    case NoisedType::kDouble:
-      DPK_LAUNCH((add_noise_float_kernel<double, Law>), grid, kTileThreads, cuda, stream, rounding,
-                 first, n, per_unit, cell, static_cast<double*>(x), nonfinite);
-      break;
-  }
-  return cudaGetLastError();
-}
-
-}  // namespace
-
-Error keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blocks,
-                std::uint32_t* out, CudaStream cuda) {
-  if (blocks == 0) return cudaSuccess;
-  DPK_LAUNCH_FLAT(keystream_kernel, blocks_of(blocks, kCipherThreads), kCipherThreads, cuda, stream,
-                  first_block, blocks, out);
-  return cudaGetLastError();
-}
-
-Error lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                    std::int32_t* x, CudaStream cuda) {
-  if (n == 0) return cudaSuccess;
-  const unsigned int grid = tile_blocks(first, n);
-  if (law == Distribution::kGaussian) {
-    DPK_LAUNCH(draws_kernel<Gaussian>, grid, kTileThreads, cuda, stream, first, n, x);
-  } else {
-    DPK_LAUNCH(draws_kernel<Laplace>, grid, kTileThreads, cuda, stream, first, n, x);
-  }
-  return cudaGetLastError();
-}
-
-Error rounding_bits(const Stream& rounding, std::uint64_t first, std::int64_t n,
-                    std::uint16_t* bits, CudaStream cuda) {
-  if (n == 0) return cudaSuccess;
-  DPK_LAUNCH_FLAT(rounding_kernel, tile_blocks(first, n), kTileThreads, cuda, rounding, first, n,
-                  bits);
-  return cudaGetLastError();
-}
-
-Error add_noise(const Stream& stream, const Stream& rounding, Distribution law, std::uint64_t first,
-                std::int64_t n, NoisedType type, double per_unit, double cell, void* x,
-                std::int64_t* nonfinite, CudaStream cuda) {
-  if (n == 0) return cudaSuccess;
-  const auto run =
-      law == Distribution::kGaussian ? &add_noise_of<Gaussian> : &add_noise_of<Laplace>;
-  return run(stream, rounding, first, n, type, per_unit, cell, x, nonfinite, cuda);
-}
-
-Error preload_noise() {
-  return load_kernels(
-      keystream_kernel, draws_kernel<Gaussian>, draws_kernel<Laplace>, rounding_kernel,
-      add_noise_integer_kernel<std::int32_t, Gaussian>,
-      add_noise_integer_kernel<std::int32_t, Laplace>,
-      add_noise_integer_kernel<std::int64_t, Gaussian>,
-      add_noise_integer_kernel<std::int64_t, Laplace>, add_noise_float_kernel<float, Gaussian>,
-      add_noise_float_kernel<float, Laplace>, add_noise_float_kernel<double, Gaussian>,
-      add_noise_float_kernel<double, Laplace>);
-}
-
-}  // namespace dpkern::cuda
-#endif

@@ -2,15 +2,12 @@
 // Sums over rows of per-sample gradients: powers of each row, and the weighted sum of all rows.
 // What a row adds up to never depends on where it lies in memory or on the rows beside it.
 
-#include "core/clip_plan.h"
 #include "cuda/device.cuh"
 
 namespace dpkern::cuda {
 
-constexpr int kRowThreads = 256;
-constexpr int kWarps = kRowThreads / 32;
-constexpr int kColumnsEach = 4;  // of a thread in a weighted sum
-constexpr int kBlockColumns = kRowThreads * kColumnsEach;
+constexpr int kWarps = kRowThreads / kWarp;
+constexpr int kColumnsEach = kBlockColumns / kRowThreads;  // of a thread in a weighted sum
 constexpr int kBlocksPerChunk = static_cast<int>(kChunk) / kBlockColumns;
 
 struct Bfloat16 {
@@ -21,25 +18,6 @@ __device__ __forceinline__ double value_of(double x) { return x; }
 __device__ __forceinline__ float value_of(Bfloat16 x) {
   return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16);
 }
-
-// The type of factors and float sums.
-template <class G>
-struct ValueOf {
-  typedef float Type;
-};
-template <>
-struct ValueOf<double> {
-  typedef double Type;
-};
-
-// A list of tensors, as launch.h gives it to the kernels.
-struct Rows {
-  const RowTask* tasks;
-  std::int64_t count;
-  std::int64_t chunks;
-  std::int64_t columns;
-  std::int64_t rows;
-};
 
 // In every lane, in a fixed order.
 template <class T>
@@ -105,14 +83,6 @@ __global__ void __launch_bounds__(kRowThreads) power_kernel(Rows all, int p, dou
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// The factor of a row in a task: of[row row_stride + task task_stride].
-template <class Value>
-struct Factors {
-  const Value* of;
-  std::int64_t row_stride;
-  std::int64_t task_stride;
-};
-
 // What a term adds to a float sum: itself; to a sum of integers: its integer part.
 template <class S, class Value>
 struct Term {
@@ -152,14 +122,6 @@ __device__ __forceinline__ std::int64_t warp_sums(std::int64_t (&values)[kValues
   for (; bit > 0; bit /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, bit);
   return sum;
 }
-
-// Where the powers of the integers go: power[row row_stride + task task_stride].
-struct Powers {
-  std::int64_t* of;
-  std::int64_t row_stride;
-  std::int64_t task_stride;
-  int p;
-};
 
 // Rows whose loads overlap, and blocks of a multiprocessor, at least: up to 80 registers a thread,
 // or 128 where the powers of the terms are added up as well.
@@ -298,35 +260,5 @@ __global__ void __launch_bounds__(kRowThreads)
     static_cast<Value*>(task.sum)[column] += total;
   }
 }
-
-#if !defined(__CUDACC_RTC__)
-// Splits of the rows, so that a batch of short rows fills a device; from the sizes alone.
-inline std::int64_t splits_of(const Rows& all) {
-  constexpr std::int64_t kBlocks = 1024, kLeastRows = 32;
-  const std::int64_t blocks = all.columns / kBlockColumns + all.count;
-  const std::int64_t wanted = kBlocks / blocks;
-  const std::int64_t most = all.rows / kLeastRows;
-  const std::int64_t splits = wanted < most ? wanted : most;
-  return splits < 1 ? 1 : splits;
-}
-
-// Arrays one after the other in the caller's workspace, each at a multiple of 16 bytes.
-class Workspace {
- public:
-  explicit Workspace(void* begin) : begin_(static_cast<char*>(begin)) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    const std::int64_t at = used_;
-    used_ += (count * static_cast<std::int64_t>(sizeof(T)) + 15) / 16 * 16;
-    return begin_ == nullptr ? nullptr : reinterpret_cast<T*>(begin_ + at);
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  char* begin_;
-  std::int64_t used_ = 0;
-};
-#endif
 
 }  // namespace dpkern::cuda

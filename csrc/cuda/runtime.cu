@@ -1,9 +1,8 @@
-// The device itself: how many there are, what an error means, kernels loaded ahead.
+// The device itself: how many there are, what an error means, and the list of kernels.
 
 #include <cuda_runtime.h>
 
 #include "cuda/launch.h"
-#include "cuda/preload.h"
 
 namespace dpkern::cuda {
 
@@ -17,12 +16,9 @@ Error device_count(int* count) {
 
 const char* error_text(Error error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-Error preload() {
-  for (const auto load : {&preload_noise, &preload_update, &preload_clip, &preload_coef,
-                          &preload_coef_features, &preload_explicit, &preload_symbols}) {
-    if (const Error error = load(); error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
+std::vector<Kernel>& kernels() {
+  static std::vector<Kernel> all;
+  return all;
 }
 
 }  // namespace dpkern::cuda

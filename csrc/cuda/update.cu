@@ -9,7 +9,6 @@
 
 namespace dpkern::cuda {
 
-constexpr int kFlatThreads = 256;
 constexpr int kFlatEach = static_cast<int>(kUpdatePiece) / kFlatThreads;  // elements of a thread
 
 template <class T>
@@ -225,69 +224,3 @@ __global__ void advance_kernel(UpdateClock* clock, double beta1, double beta2) {
 }
 
 }  // namespace dpkern::cuda
-
-#if !defined(__CUDACC_RTC__)
-#include "cuda/launch.h"
-#include "cuda/preload.h"
-
-namespace dpkern::cuda {
-namespace {
-
-using UpdateKernel = void (*)(UpdatePlan, const UpdateTask*, std::int64_t*);
-
-template <class T, class Sum>
-UpdateKernel kernel_for_sum(NoiseSource noise, Distribution law) {
-  if (noise == NoiseSource::kDraws) return update_flat_kernel<T, Sum, true>;
-  return law == Distribution::kGaussian ? update_tile_kernel<T, Sum, Gaussian>
-                                        : update_tile_kernel<T, Sum, Laplace>;
-}
-
-template <class T>
-UpdateKernel kernel_for(NoiseSource noise, SumType sum_type, Distribution law) {
-  if (noise == NoiseSource::kNone) return update_flat_kernel<T, T, false>;
-  switch (sum_type) {
-    case SumType::kInt32:
-      return kernel_for_sum<T, std::int32_t>(noise, law);
-    case SumType::kInt64:
-      return kernel_for_sum<T, std::int64_t>(noise, law);
-    default:
-      return kernel_for_sum<T, T>(noise, law);
-  }
-}
-
-}  // namespace
-
-Error update_step(const UpdatePlan& plan, const UpdateTask* tasks, std::int64_t* nonfinite,
-                  CudaStream cuda) {
-  if (plan.pieces == 0) return cudaSuccess;
-  const auto choose = plan.wide != 0 ? &kernel_for<double> : &kernel_for<float>;
-  const UpdateKernel kernel = choose(plan.noise, plan.sum_type, plan.law);
-  if (plan.noise == NoiseSource::kStream) {
-    DPK_LAUNCH(kernel, blocks_of(plan.pieces, kTilesPerBlock), kTileThreads, cuda, plan, tasks,
-               nonfinite);
-  } else {
-    DPK_LAUNCH(kernel, blocks_of(plan.pieces, 1), kFlatThreads, cuda, plan, tasks, nonfinite);
-  }
-  return cudaGetLastError();
-}
-
-Error advance(UpdateClock* clock, double beta1, double beta2, CudaStream cuda) {
-  DPK_LAUNCH_FLAT(advance_kernel, 1, 1, cuda, clock, beta1, beta2);
-  return cudaGetLastError();
-}
-
-Error preload_update() {
-  Error error = load_kernels(advance_kernel);
-  for (const NoiseSource noise : {NoiseSource::kNone, NoiseSource::kStream, NoiseSource::kDraws}) {
-    for (const SumType sum_type : {SumType::kInt32, SumType::kInt64, SumType::kFloat}) {
-      for (const Distribution law : {Distribution::kGaussian, Distribution::kLaplace}) {
-        if (error == cudaSuccess) error = load_kernels(kernel_for<float>(noise, sum_type, law));
-        if (error == cudaSuccess) error = load_kernels(kernel_for<double>(noise, sum_type, law));
-      }
-    }
-  }
-  return error;
-}
-
-}  // namespace dpkern::cuda
-#endif

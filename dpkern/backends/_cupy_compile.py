@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import BackendError
 from ._cupy_sources import expression, options, sources
+from ._generated import headers
 
 
 class Compiler:
@@ -51,7 +52,10 @@ class Compiler:
         native = capability in known
         target = max((arch for arch in known if arch <= capability), default=capability)
         architecture = f"--gpu-architecture={'sm' if native else 'compute'}_{target}"
-        program = nvrtc.createProgram(code, f"{source}.cu", (), ())
+        made = headers()
+        program = nvrtc.createProgram(
+            code, f"{source}.cu", tuple(made.values()), tuple(made.keys())
+        )
         try:
             nvrtc.addNameExpression(program, expression(name))
             nvrtc.compileProgram(program, (*options(folder), architecture))

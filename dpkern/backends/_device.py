@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 
@@ -43,9 +43,20 @@ def guard(device: torch.device) -> Iterator[int]:
         ) from error
 
 
-def workspace(size: int, device: torch.device) -> torch.Tensor:
-    """Memory of this many bytes for the length of a call, from torch's allocator."""
-    return torch.empty(size, dtype=torch.uint8, device=device)
+class Workspace:
+    """Arrays of these many bytes for the length of a call, in one piece of torch's memory; each
+    begins at a multiple of 16 bytes. ``workspace["name"]`` is an address."""
+
+    def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
+        places, end = {}, 0
+        for name, size in sizes.items():
+            places[name], end = end, end + -(-size // 16) * 16
+        self._memory = torch.empty(end, dtype=torch.uint8, device=device)
+        begin = self._memory.data_ptr()
+        self._addresses = {name: begin + place for name, place in places.items()}
+
+    def __getitem__(self, name: str) -> int:
+        return self._addresses[name]
 
 
 def capturing(device: torch.device) -> bool:

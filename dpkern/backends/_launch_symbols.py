@@ -1,47 +1,52 @@
-"""Randomized response on a set of launchers of the CUDA kernels."""
+"""Randomized response on device kernels."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
+from ..base import layouts
 from ..ops import symbols as op
 from ..rng import Stream
 from . import _device, _tables
-
-_CODES = {dtype: code for code, dtype in enumerate(op.DTYPES)}
+from . import _kernels as table
+from ._start import Device, Rows, refuse_first
 
 
 @lru_cache(maxsize=64)
-def lies(keep: int, categories: int) -> bytes:
-    """``Lies`` of ``csrc/core/lies.h``."""
+def lies(keep: int, categories: int) -> _tables.Table:
+    """``Lies``, which nobody may change."""
     width = op.lie_width(keep, categories)
     fields = {"keep": keep, "width": width, "reciprocal": (2**64 - 1) // width}
-    return _tables.one(_tables.LIES, **fields, categories=categories).tobytes()
+    return _tables.one(layouts.LIES, **fields, categories=categories)
 
 
 def randomize(
-    launchers: Any,
+    on: Device,
     symbols: torch.Tensor,
     *,
     stream: Stream,
     keep: int,
     categories: int = 2,
     position: int = 0,
-) -> tuple[torch.Tensor, int]:
-    """The responses, and the error of the launch."""
+    backend: str | None = None,
+) -> torch.Tensor:
     out = torch.empty_like(symbols)
     with _device.guard(symbols.device) as cuda:
-        error = launchers.randomize_symbols(
-            _tables.stream(stream).tobytes(),
-            position,
-            lies(keep, categories),
-            _CODES[symbols.dtype],
-            symbols.data_ptr(),
-            symbols.numel(),
-            out.data_ptr(),
+        on.start(
+            table.RANDOMIZE,
+            (f"std::{str(symbols.dtype).removeprefix('torch.')}_t",),
             cuda,
+            stream=_tables.stream(stream),
+            first=position,
+            lies=lies(keep, categories),
+            x=symbols,
+            n=symbols.numel(),
+            out=out,
         )
-    return out, error
+    return out
+
+
+KERNELS: Rows = (("symbols.randomize", randomize, refuse_first),)
+"""``(op, run, refuse)``."""

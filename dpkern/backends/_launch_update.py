@@ -1,22 +1,27 @@
-"""An update as its launcher takes it: a plan, and a table of the tensors in device memory."""
+"""The update on device kernels: a plan, and a table of the tensors in device memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd.graph import increment_version
 
-from ..laws import LAWS
+from ..base import layouts
+from ..base.layouts import Distribution, NoiseSource, SumType
 from ..ops import update
-from . import _numbers, _tables
+from ..ops._count import Count, known
+from . import _device, _numbers, _tables
+from . import _kernels as table
+from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
 
-LAW_CODES = {name: code for code, name in enumerate(LAWS)}
-SUM_CODES = {torch.int32: 0, torch.int64: 1}
-FROM_STREAM, MADE_AHEAD = 1, 2
+_SUM_CODES = {torch.int32: SumType.int32, torch.int64: SumType.int64}
+_SUM_NAMES = {SumType.int32: "std::int32_t", SumType.int64: "std::int64_t"}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Planned:
         tasks: the table, which a recorded launch needs for as long as it is replayed.
     """
 
-    plan: bytes
+    plan: _tables.Table
     tasks: torch.Tensor
 
     @classmethod
@@ -45,31 +50,94 @@ class Planned:
         """For these arguments of ``update.step``, at least one parameter."""
         first = params[0]
         buffers = [state.buffers[name] for name in rule.buffer_names()]
-        table, pieces = tasks_of(params, sums, buffers, gradient_scale, noise)
+        tasks, pieces = tasks_of(params, sums, buffers, gradient_scale, noise)
         plan = _tables.one(
-            _tables.UPDATE_PLAN,
+            layouts.UPDATE_PLAN,
             rule=_tables.rule_numbers(rule, state.steps + 1),
-            tasks=len(table),
+            tasks=len(tasks),
             pieces=pieces,
-            sum_type=SUM_CODES.get(sums[0].dtype, 2),
+            sum_type=_SUM_CODES.get(sums[0].dtype, SumType.float),
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = FROM_STREAM, LAW_CODES[noise.distribution]
+            plan["noise"], plan["law"] = NoiseSource.stream, Distribution[noise.distribution]
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
             if noise.draws is not None:
                 bits = noise.draws.rounding
-                plan["noise"], plan["draws"] = MADE_AHEAD, noise.draws.values.data_ptr()
+                plan["noise"], plan["draws"] = NoiseSource.draws, noise.draws.values.data_ptr()
                 plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
-        return cls(plan.tobytes(), _tables.device_table(table, first.device))
+        return cls(plan, _tables.device_table(tasks, first.device))
+
+    def start(self, on: Device, nonfinite: torch.Tensor, cuda: int) -> None:
+        """Start the kernel of this plan."""
+        plan = self.plan
+        value = "double" if plan["wide"] else "float"
+        total = _SUM_NAMES.get(SumType(int(plan["sum_type"])), value)
+        source = NoiseSource(int(plan["noise"]))
+        if source is NoiseSource.stream:
+            law = Distribution(int(plan["law"])).name.capitalize()
+            kernel, instance = table.UPDATE_TILE, (value, total, law)
+        elif source is NoiseSource.draws:
+            kernel, instance = table.UPDATE_FLAT, (value, total, "true")
+        else:
+            kernel, instance = table.UPDATE_FLAT, (value, value, "false")
+        on.start(kernel, instance, cuda, plan=plan, tasks=self.tasks, nonfinite=nonfinite)
 
 
-def refuse(sums: Tensors, noise: update.Noise | None) -> str | None:
-    """Why the kernels cannot take this noise, or None."""
+def step(
+    on: Device,
+    params: list[torch.Tensor],
+    sums: list[torch.Tensor],
+    *,
+    rule: update.Rule,
+    state: update.State,
+    gradient_scale: float = 1.0,
+    noise: update.Noise | None = None,
+    backend: str | None = None,
+) -> Count:
+    if not params:
+        return 0
+    device = params[0].device
+    if noise is not None and noise.clock is None:
+        _device.refuse_noise_in_graphs(device)
+    with _device.guard(device) as cuda:
+        nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
+        planned = Planned.of(
+            params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
+        )
+        planned.start(on, nonfinite, cuda)
+    increment_version(params)
+    state.steps += 1
+    return 0 if sums[0].dtype in _SUM_CODES else known(nonfinite[0])
+
+
+def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: Any) -> Planned:
+    """Whatever ``update.step`` with these arguments loads and copies, without launching it, so
+    that a CUDA graph may record the launch; the result must live as long as the graph."""
+    with _device.guard(params[0].device):
+        on.check(on.starter.preload())
+        return Planned.of(params, *arguments, **named)
+
+
+def advance(
+    on: Device, clock: torch.Tensor, *, rule: update.Rule, backend: str | None = None
+) -> torch.Tensor:
+    beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
+    with _device.guard(clock.device) as cuda:
+        on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)
+    increment_version(clock)
+    return clock
+
+
+def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:
+    return on.refusal(*params) or _refuse_draws(sums, kwargs.get("noise"))
+
+
+def _refuse_draws(sums: Tensors, noise: update.Noise | None) -> str | None:
     draws = None if noise is None else noise.draws
-    if draws is not None and draws.rounding is None and sums and sums[0].dtype not in SUM_CODES:
+    if draws is not None and draws.rounding is None and sums and sums[0].dtype not in _SUM_CODES:
         return "takes draws made ahead for float sums with their rounding bits only"
     return None
 
@@ -84,27 +152,34 @@ def tasks_of(
     """One task for every tensor with entries, and the number of pieces of all of them."""
     used = [i for i, param in enumerate(params) if param.numel()]
     dtype = params[0].dtype
-    table = np.zeros(len(used), _tables.UPDATE_TASK)
-    table["param"] = [params[i].data_ptr() for i in used]
-    table["sum"] = [sums[i].data_ptr() for i in used]
-    table["size"] = size = np.array([params[i].numel() for i in used], np.int64)
+    tasks = np.zeros(len(used), _tables.dtype(layouts.UPDATE_TASK))
+    tasks["param"] = [params[i].data_ptr() for i in used]
+    tasks["sum"] = [sums[i].data_ptr() for i in used]
+    tasks["size"] = size = np.array([params[i].numel() for i in used], np.int64)
     for name, group in zip(("state1", "state2"), buffers, strict=False):
-        table[name] = [group[i].data_ptr() for i in used]
-    touched = table["param"] | table["sum"] | table["state1"] | table["state2"]
-    pieces = -(-size // _tables.PIECE)
+        tasks[name] = [group[i].data_ptr() for i in used]
+    touched = tasks["param"] | tasks["sum"] | tasks["state1"] | tasks["state2"]
+    pieces = -(-size // layouts.UPDATE_PIECE)
     if noise is None:
-        table["step"] = _numbers.rounded(gradient_scale, dtype)
+        tasks["step"] = _numbers.rounded(gradient_scale, dtype)
     else:
-        table["first_position"] = first = np.array([noise.positions[i] for i in used], np.int64)
-        table["per_unit"] = [_numbers.per_unit(noise.scales[i], dtype) for i in used]
-        table["step"] = [_numbers.step(noise.scales[i], gradient_scale, dtype) for i in used]
+        tasks["first_position"] = first = np.array([noise.positions[i] for i in used], np.int64)
+        tasks["per_unit"] = [_numbers.per_unit(noise.scales[i], dtype) for i in used]
+        tasks["step"] = [_numbers.step(noise.scales[i], gradient_scale, dtype) for i in used]
         if noise.draws is None:
-            pieces = -(-(first % _tables.TILE + size) // _tables.TILE)
+            pieces = -(-(first % layouts.TILE + size) // layouts.TILE)
         else:
-            table["draws_at"] = at = first - noise.draws.first
+            tasks["draws_at"] = at = first - noise.draws.first
             for made in (noise.draws.values, noise.draws.rounding):
                 if made is not None:
                     touched |= (made.data_ptr() + made.element_size() * at).astype(touched.dtype)
-    table["aligned16"] = touched % 16 == 0
-    table["first_piece"], total = _tables.starts(pieces)
-    return table, total
+    tasks["aligned16"] = touched % 16 == 0
+    tasks["first_piece"], total = _tables.starts(pieces)
+    return tasks, total
+
+
+KERNELS: Rows = (
+    ("update.step", step, _refuse),
+    ("update.advance", advance, refuse_first),
+)
+"""``(op, run, refuse)``."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from . import _ghost_dense
+from .._dispatch import Kernel
+from ..base.schema import Bound
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
 
 _chosen: bool | None = None
@@ -44,21 +45,14 @@ def use_own(wanted: bool) -> Iterator[None]:
         _chosen = before
 
 
-def _matmul(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
-) -> torch.Tensor:
-    if not own() or not x.shape[1]:
+def matmul(compiled: Kernel) -> Kernel:
+    """The compiled kernel of ``product.matmul``, or torch's library where that is faster."""
+
+    def run(bound: Bound) -> Any:
+        x, w, bias = bound.args
+        if own() and x.shape[1]:
+            return compiled.run(bound)
         with torch.no_grad():
             return x @ w if bias is None else torch.addmm(bias, x, w)
-    out = x.new_empty(x.shape[0], w.shape[1])
-    sizes = *x.shape, w.shape[1]
-    _ghost_dense._call("matmul", x.dtype, x, w, bias, *sizes, not w.is_contiguous(), out)
-    return out
 
-
-KERNELS: tuple[tuple[str, Any, Any], ...] = (("product.matmul", _matmul, _ghost_dense._refuse),)
-"""``(op, run, refuse)``."""
+    return Kernel(run, compiled.refuse)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..ops.ghost import explicit
+from ..base.schema import memory_order
 from ..ops.spectral import bins
 from ..ops.spectral._band import Band
 from ..ops.spectral._sizes import Layer
@@ -130,7 +130,7 @@ def _whitened_norm(
 ) -> torch.Tensor:
     batch, taps = len(grads), matrix.shape[1]
     squares = torch.empty(batch, dtype=torch.float64)
-    order = explicit.memory_order(grads)
+    order = memory_order(grads)
     shape = [grads.shape[i] for i in order]
     first = min(place for place, i in enumerate(order) if i > 2)
     outer, inner = (
@@ -146,7 +146,7 @@ def _axes(grads: torch.Tensor) -> int:
 
 
 def _refuse_whitened(grads: torch.Tensor, *_: Any, **__: Any) -> str | None:
-    order = explicit.memory_order(grads)
+    order = memory_order(grads)
     taps = [place for place, i in enumerate(order) if i > 2]
     if [order[place] for place in taps] != list(range(3, grads.dim())) or taps != list(
         range(taps[0], taps[0] + len(taps))

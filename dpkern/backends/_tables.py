@@ -1,7 +1,7 @@
 """Structs for kernels on devices, and tables of them in device memory.
 
-A list of tensors travels as one table, one launch for all of them. The layouts are those of
-``csrc/core`` (``abi.h`` and the files that end in ``_plan.h``), which the compiled module reports.
+A list of tensors travels as one table, one launch for all of them. ``dpkern.base.layouts`` declares
+the structs.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..base import layouts
+from ..base.layouts import Struct
 from ..errors import BackendError
 from ..ops import update
 from ..rng import Stream
@@ -21,109 +24,24 @@ from . import _device
 
 Table = np.ndarray[Any, np.dtype[Any]]
 
-CHUNK = 4096
-"""Columns of a tensor that one block of a kernel takes."""
-PIECE = 2048
-"""Elements of a parameter that one block updates, unless it makes their noise."""
-TILE = 512
-"""Coordinates of a noise tile."""
 
-_POINTER, _I64, _U64, _I32, _U32, _F64 = "u8", "i8", "u8", "i4", "u4", "f8"
-
-
-def struct(**fields: Any) -> np.dtype[Any]:
-    """A C struct: every field at its own alignment."""
-    return np.dtype(list(fields.items()), align=True)
-
-
-STREAM = struct(key=(_U32, 8), n0=_U32, n1=_U32, rounds=_I32)
-LIES = struct(keep=_U64, width=_U64, reciprocal=_U64, categories=_U32)
-ROW_TASK = struct(rows=_POINTER, sum=_POINTER, columns=_I64, first_chunk=_I64, first_column=_I64)
-CLIP_BOUND = struct(max_norm=_F64, per_unit=_F64, unit_bound=_I64)
-CLIP_PLAN = struct(rows=_I64, p=_I32, style=_I32, arithmetic=_I32)
-CLIP_RULE = struct(max_norm=_F64, scale=_F64, automatic="?")
-RULE_NUMBERS = struct(
-    form=_I32,
-    first_step=_I32,
-    lr=_F64,
-    decay=_F64,
-    momentum=_F64,
-    fresh=_F64,
-    shrink=_F64,
-    fresh1=_F64,
-    keep2=_F64,
-    fresh2=_F64,
-    eps=_F64,
-    root2=_F64,
-    step=_F64,
-)
-UPDATE_TASK = struct(
-    param=_POINTER,
-    sum=_POINTER,
-    state1=_POINTER,
-    state2=_POINTER,
-    size=_I64,
-    first_position=_U64,
-    first_piece=_I64,
-    draws_at=_I64,
-    per_unit=_F64,
-    step=_F64,
-    aligned16=_I64,
-)
-UPDATE_CLOCK = struct(step=_U64, beta1_power=_F64, beta2_power=_F64)
-UPDATE_PLAN = struct(
-    rule=RULE_NUMBERS,
-    stream=STREAM,
-    rounding=STREAM,
-    draws=_POINTER,
-    rounding_bits=_POINTER,
-    clock=_POINTER,
-    tasks=_I64,
-    pieces=_I64,
-    noise=_I32,
-    law=_I32,
-    sum_type=_I32,
-    wide=_I32,
-)
-COEF_PLAN = struct(
-    stream=STREAM,
-    rounding=STREAM,
-    linear=_U64,
-    quadratic=_U64,
-    draws=_POINTER,
-    rounding_bits=_POINTER,
-    linear_at=_I64,
-    quadratic_at=_I64,
-    per_units=_POINTER,
-    cells=_POINTER,
-    per_unit=_F64,
-    cell=_F64,
-    rows=_I64,
-    columns=_I64,
-    noise=_I32,
-    form=_I32,
-    wide=_I32,
-    aligned16=_I32,
-)
-STRUCTS = {
-    "Stream": STREAM,
-    "Lies": LIES,
-    "CoefPlan": COEF_PLAN,
-    "RowTask": ROW_TASK,
-    "ClipBound": CLIP_BOUND,
-    "ClipPlan": CLIP_PLAN,
-    "ClipRule": CLIP_RULE,
-    "RuleNumbers": RULE_NUMBERS,
-    "UpdateTask": UPDATE_TASK,
-    "UpdateClock": UPDATE_CLOCK,
-    "UpdatePlan": UPDATE_PLAN,
-}
-"""Every struct by its name in ``csrc``."""
+@cache
+def dtype(struct: Struct) -> np.dtype[Any]:
+    """The struct's layout for numpy."""
+    formats: list[Any] = [
+        dtype(field)
+        if isinstance(field, Struct)
+        else (field.format if field.count is None else (field.format, field.count))
+        for field in struct.fields.values()
+    ]
+    offsets = [struct.offsets[name] for name in struct.fields]
+    layout = {"names": [*struct.fields], "formats": formats, "offsets": offsets}
+    return np.dtype({**layout, "itemsize": struct.size})  # type: ignore[call-overload, no-any-return]
 
 
-def one(layout: np.dtype[Any], **fields: Any) -> Table:
+def one(struct: Struct, **fields: Any) -> Table:
     """A single struct, as an array of shape ``[]``; fields left away are zero."""
-    value = np.zeros((), layout)
+    value = np.zeros((), dtype(struct))
     for name, field in fields.items():
         value[name] = field
     return value
@@ -132,7 +50,7 @@ def one(layout: np.dtype[Any], **fields: Any) -> Table:
 def stream(value: Stream) -> Table:
     """A keystream."""
     key = np.frombuffer(value.key, "<u4")
-    return one(STREAM, key=key, n0=value.n0, n1=value.n1, rounds=value.rounds)
+    return one(layouts.STREAM, key=key, n0=value.n0, n1=value.n1, rounds=value.rounds)
 
 
 def starts(counts: Table) -> tuple[Table, int]:
@@ -143,19 +61,46 @@ def starts(counts: Table) -> tuple[Table, int]:
 
 def rows(addresses: Sequence[int], sums: Sequence[int], columns: Sequence[int]) -> Table:
     """The tasks of a list of per-sample gradients."""
-    table = np.zeros(len(addresses), ROW_TASK)
+    table = np.zeros(len(addresses), dtype(layouts.ROW_TASK))
     table["rows"], table["sum"], table["columns"] = addresses, sums, columns
-    table["first_chunk"] = starts(-(-table["columns"] // CHUNK))[0]
+    table["first_chunk"] = starts(-(-table["columns"] // layouts.CHUNK))[0]
     table["first_column"] = starts(table["columns"])[0]
     return table
+
+
+def row_list(
+    grads: Sequence[torch.Tensor],
+    columns: Sequence[int],
+    batch: int,
+    sums: Sequence[torch.Tensor] = (),
+) -> tuple[Table, torch.Tensor]:
+    """``Rows`` of these gradients, and the table in device memory that it points to."""
+    addresses = [part.data_ptr() for part in grads]
+    targets = [total.data_ptr() for total in sums] or [0] * len(addresses)
+    tasks = device_table(rows(addresses, targets, columns), grads[0].device)
+    made = one(
+        layouts.ROWS,
+        tasks=tasks.data_ptr(),
+        count=len(addresses),
+        chunks=sum(-(-n // layouts.CHUNK) for n in columns),
+        columns=sum(columns),
+        rows=batch,
+    )
+    return made, tasks
+
+
+def _sgd_form(rule: update.SGD) -> layouts.RuleForm:
+    if not rule.momentum:
+        return layouts.RuleForm.plain
+    return layouts.RuleForm.nesterov if rule.nesterov else layouts.RuleForm.momentum
 
 
 def rule_numbers(rule: update.Rule, t: int) -> Table:
     """The rule at update number t (from 1) as one element needs it."""
     if isinstance(rule, update.SGD):
         return one(
-            RULE_NUMBERS,
-            form=0 if not rule.momentum else 2 if rule.nesterov else 1,
+            layouts.RULE_NUMBERS,
+            form=_sgd_form(rule),
             first_step=t == 1,
             lr=rule.lr,
             decay=rule.weight_decay,
@@ -164,8 +109,8 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
         )
     beta1, beta2 = rule.betas
     return one(
-        RULE_NUMBERS,
-        form=3,
+        layouts.RULE_NUMBERS,
+        form=layouts.RuleForm.adam,
         lr=rule.lr,  # with a clock, the step size is made on the device
         decay=0.0 if rule.decoupled else rule.weight_decay,
         shrink=1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,

@@ -21,7 +21,7 @@ from . import (
     _coef,
     _explicit,
     _ghost_conv,
-    _ghost_dense,
+    _native,
     _product,
     _project,
     _spectral,
@@ -33,6 +33,23 @@ _LAW_CODES = {name: code for code, name in enumerate(LAWS)}
 _GRAD_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _STYLE_CODES = {style: code for code, style in enumerate(clip.STYLES)}
 _SUM_CODES = {torch.int32: 0, torch.int64: 1}
+
+COMPILED = (
+    "ghost.clip_factors",
+    "ghost.contract",
+    "ghost.embedding_norm",
+    "ghost.embedding_sum",
+    "ghost.explicit_norm",
+    "ghost.group_norm_backward",
+    "ghost.layer_norm_backward",
+    "ghost.linear_gradient",
+    "ghost.linear_norm",
+    "ghost.linear_sum",
+    "ghost.rms_norm_backward",
+    "ghost.tied_cross",
+    "product.matmul",
+)
+"""Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
 
 _C: Any = None
 
@@ -55,11 +72,11 @@ def load() -> tuple[bool, str]:
     if isinstance(extension, str):
         return False, extension
     _C = extension
+    for name in COMPILED:
+        compiled = _native.kernel(name, _C, _threads)
+        _dispatch.register(name, "cpu", _AROUND.get(name, lambda kernel: kernel)(compiled))
     for name, run, refuse in (
         *_KERNELS,
-        *_product.KERNELS,
-        *_explicit.KERNELS,
-        *_ghost_dense.KERNELS,
         *_ghost_conv.KERNELS,
         *_project.KERNELS,
         *_coef.KERNELS,
@@ -125,6 +142,11 @@ def _on_cpu(*tensors: torch.Tensor) -> str | None:
         if not tensor.is_cpu:
             return f"runs on the CPU, got a tensor on {tensor.device}"
     return None
+
+
+def _refuse_first(first: Any, *_: Any, **__: Any) -> str | None:
+    """Why not, for a call whose first argument is a tensor or a list of them."""
+    return _on_cpu(first if isinstance(first, torch.Tensor) else first[0])
 
 
 def _keystream(
@@ -327,6 +349,10 @@ def _update_step(
     increment_version(params)
     state.steps += 1
     return bad
+
+
+_AROUND = {"ghost.contract": _explicit.contract, "product.matmul": _product.matmul}
+"""What stands around a compiled kernel."""
 
 
 def _always(*_: Any, **__: Any) -> None:

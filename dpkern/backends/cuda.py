@@ -1,4 +1,4 @@
-"""The compiled CUDA kernels: find a device, or say why not."""
+"""The CUDA kernels built ahead: find a device and start them, or say why not."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from .. import _dispatch
 from ..errors import BackendError
-from . import _device, cpu
-from ._launch import Launch
+from . import _device, _launch, _launch_update, cpu
+from ._kernels import KERNELS, Instance, Kernel
+from ._start import Device
 
 
 def load() -> tuple[bool, str]:
@@ -25,18 +26,51 @@ def load() -> tuple[bool, str]:
     reason = _unavailable(extension)
     if reason is not None:
         return False, reason
-    for name, run, refuse in kernels(extension.cuda).kernels():
+    for name, run, refuse in _launch.kernels(device(extension.cuda)):
         _dispatch.register(name, "cuda", run, refuse)
     return True, ""
 
 
-def kernels(launchers: Any) -> Launch:
-    """The ops on these launchers."""
-    return Launch(launchers, "cuda", "cuda", _device.refusal)
+class Compiled:
+    """Starts the kernels of a compiled module."""
+
+    def __init__(self, module: Any) -> None:
+        self.error_text = module.error_text
+        self.preload = module.preload
+        self._launch = module.launch
+        self._places = {name: place for name, (place, _) in module.kernels().items()}
+
+    def start(
+        self,
+        kernel: Kernel,
+        instance: Instance,
+        grid: tuple[int, int],
+        arguments: list[Any],
+        stream: int,
+    ) -> int:
+        """``Starter.start``."""
+        place = self._places[kernel.symbol(instance)]
+        packed = [argument.tobytes() for argument in arguments]
+        error: int = self._launch(place, *grid, kernel.threads, packed, stream)
+        return error
+
+
+def device(module: Any) -> Device:
+    """The kernels of a compiled module on CUDA devices."""
+    return Device(Compiled(module), "cuda", "cuda", _device.refusal)
+
+
+def declared() -> dict[str, str]:
+    """Every instance of the launch table and its parameters, as a compiled module tells them."""
+    return {
+        kernel.symbol(instance): " ".join(type_.signature for type_ in kernel.types(instance))
+        for kernel in KERNELS
+        for instance in kernel.instances
+    }
 
 
 def prepare_update(*arguments: Any, **named: Any) -> Any:
-    """``Launch.prepare_update`` of the compiled kernels.
+    """``_launch_update.prepare`` of the compiled kernels.
 
     Raises:
         BackendError: they cannot run here.
@@ -50,7 +84,7 @@ def prepare_update(*arguments: Any, **named: Any) -> Any:
             remedy="Use DPStep.finish, which needs no recording.",
         )
     extension: Any = cpu._extension()
-    return kernels(extension.cuda).prepare_update(*arguments, **named)
+    return _launch_update.prepare(device(extension.cuda), *arguments, **named)
 
 
 def _unavailable(extension: Any) -> str | None:
@@ -61,6 +95,8 @@ def _unavailable(extension: Any) -> str | None:
             f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
             "DPKERN_CUDA=on, or pip install triton"
         )
+    if {name: types for name, (_, types) in extension.cuda.kernels().items()} != declared():
+        return "has kernels of another version of dpkern: reinstall it"
     if torch.version.cuda is None:
         return f"needs a CUDA build of torch, found {torch.__version__}"
     count, error = extension.cuda.device_count()
@@ -74,7 +110,12 @@ def emulate() -> _dispatch.Kernels | str:
     module = _emulated()
     if isinstance(module, str):
         return module
-    return Launch(module, "cuda", "cpu", cpu._on_cpu).kernels()
+    return _launch.kernels(emulated_device(module))
+
+
+def emulated_device(module: Any) -> Device:
+    """The kernels of the emulator, on CPU tensors."""
+    return Device(Compiled(module), "cuda", "cpu", cpu._on_cpu)
 
 
 @cache

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from .. import _dispatch
-from . import _device
-from ._cupy_kernels import Launchers
-from ._launch import Launch
+from . import _device, _launch
+from ._cupy_launch import Compiling
+from ._start import Device
 
 
 def load() -> tuple[bool, str]:
@@ -22,9 +22,14 @@ def load() -> tuple[bool, str]:
     reason = _unavailable(cupy)
     if reason is not None:
         return False, reason
-    for name, run, refuse in Launch(Launchers(cupy), "cupy", "cuda", _device.refusal).kernels():
+    for name, run, refuse in _launch.kernels(device(cupy)):
         _dispatch.register(name, "cupy", run, refuse)
     return True, ""
+
+
+def device(cupy: Any) -> Device:
+    """The kernels that this CuPy compiles, on CUDA devices."""
+    return Device(Compiling(cupy), "cupy", "cuda", _device.refusal)
 
 
 def _unavailable(cupy: Any) -> str | None:

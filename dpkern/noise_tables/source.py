@@ -18,6 +18,7 @@ import torch
 
 from .. import _validate as check
 from ..accounting import Accountable
+from ..base.place import check_place
 from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS
 from ..mechanisms.plan import TILE, Plan
@@ -53,7 +54,7 @@ class Layout:
         check.choice(LAWS, law=self.law)
         check.integer(0, 2**62, first=self.first)
         check.integer(0, 2**40, count=self.count)
-        noise.check_place(self.device)
+        check_place(self.device)
         here = torch.empty(0, device=self.device).device  # "cuda" with its number
         object.__setattr__(self, "device", here)
 
@@ -76,7 +77,7 @@ class Layout:
         for position, size in zip(positions, sizes, strict=True):
             check.integer(0, 2**62, position=position)
             check.integer(0, 2**40, size=size)
-        noise.check_place(device)
+        check_place(device)
         first = min(positions, default=0)
         end = max((at + size for at, size in zip(positions, sizes, strict=True)), default=0)
         place = torch.device(device)

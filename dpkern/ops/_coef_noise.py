@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .. import _validate as check
+from ..base.place import check_recording
 from ..errors import InvalidInput
 from ..rng import Stream
 from ._draws import Draws, check_draws
@@ -15,7 +16,6 @@ from ._lattice import TILE
 from ._scale import check_scale, check_scales
 from .noise import (
     FLOATS,
-    check_recording,
     check_rounding,
     check_stream,
 )

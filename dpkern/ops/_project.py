@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _validate as check
+from .. import _validate as validate
 from ..errors import InvalidInput
-
-FLOATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        check.positive(radius=self.radius)
+        validate.positive(radius=self.radius)
 
     def diameter(self, dimension: int) -> float:
         """Largest distance of two points."""
@@ -54,7 +52,7 @@ class Simplex:
     total: float = 1.0
 
     def __post_init__(self) -> None:
-        check.positive(total=self.total)
+        validate.positive(total=self.total)
 
     def diameter(self, dimension: int) -> float:
         """Largest distance of two points."""
@@ -64,19 +62,7 @@ class Simplex:
 Projection = Ball | Box | Simplex
 
 
-def validate(
-    params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
-) -> str:
-    if not isinstance(params, Sequence) or not params:
-        raise InvalidInput(
-            "params",
-            expected="a non-empty list of tensors",
-            got=type(params).__name__,
-            remedy="Pass list(model.parameters()).",
-        )
-    for i, param in enumerate(params):
-        device = params[0].device if isinstance(params[0], torch.Tensor) else None
-        check.tensor_at(f"params[{i}]", param, dtypes=FLOATS, device=device)
+def check(params: Sequence[torch.Tensor], onto: Projection) -> None:
     if not isinstance(onto, (Ball, Box, Simplex)):
         raise InvalidInput(
             "onto",
@@ -84,7 +70,6 @@ def validate(
             got=type(onto).__name__,
             remedy="Take one from dpkern.ops.update.",
         )
-    return params[0].device.type
 
 
 @torch.no_grad()

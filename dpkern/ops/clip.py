@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.schema import DTYPES
+from ..base.signature import Double, Gradient, OneOrMore, strided
 from ..errors import InvalidInput
 from ._clip_request import (
     ClipResult,
@@ -21,9 +25,12 @@ from ._clip_request import (
 )
 from ._lattice import round_down
 
-STYLES = ("flat", "per_layer", "automatic")
-ARITHMETIC = ("float", "exact")
-GRAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+Style = Literal["flat", "per_layer", "automatic"]
+Arithmetic = Literal["float", "exact"]
+Power = Literal[1, 2]
+STYLES = get_args(Style)
+ARITHMETIC = get_args(Arithmetic)
+GRAD_DTYPES = DTYPES["Gradient"]
 SLACK = 1 - 2.0**-21
 """Clipping aims this far below C: rounding cannot lift a sample's own float term above C."""
 GAMMA = 0.01
@@ -35,53 +42,21 @@ MAX_BOUND = 2.0**96
 _MOST_UNITS = 1 << 24
 
 
-def _check_gradients(grads: object) -> tuple[torch.Tensor, ...]:
-    if not isinstance(grads, (torch.Tensor, list, tuple)) or (
-        not isinstance(grads, torch.Tensor) and not grads
-    ):
-        raise InvalidInput(
-            "grads",
-            expected="a tensor [B, ...] or a non-empty list of them",
-            got=type(grads).__name__ if not isinstance(grads, (list, tuple)) else "an empty list",
-            remedy="Pass per-sample gradients, the batch first.",
-        )
-    tensors = tensors_of(grads)
-    first = check.tensor_at("grads[0]", tensors[0], dtypes=GRAD_DTYPES)
-    for i, tensor in enumerate(tensors):
-        name = f"grads[{i}]"
-        check.tensor_at(name, tensor, dtypes=(first.dtype,), device=first.device)
-        if tensor.dim() < 1 or tensor.shape[0] != first.shape[0]:
-            raise InvalidInput(
-                name,
-                expected=f"the batch of {first.shape[0] if first.dim() else 'B'} samples first",
-                got=f"shape {list(tensor.shape)}",
-                remedy="Give every tensor the same first dimension.",
-            )
-    return tensors
-
-
-def _validate_sample_norm(
-    grads: Gradients,
-    *,
-    p: int = 2,
-    scale: Gradients | None = None,
-    center: Gradients | None = None,
-    backend: str | None = None,
-) -> str:
-    tensors = _check_gradients(grads)
-    check.choice((1, 2), p=p)
+def _check_sample_norm(
+    grads: Sequence[Tensor], p: int, scale: Gradients | None, center: Gradients | None
+) -> None:
     for name, extra in (("scale", scale), ("center", center)):
         if extra is None:
             continue
         given = tensors_of(extra)
-        if len(given) != len(tensors):
+        if len(given) != len(grads):
             raise InvalidInput(
                 name,
-                expected=f"{len(tensors)} tensors, one per gradient tensor",
+                expected=f"{len(grads)} tensors, one per gradient tensor",
                 got=str(len(given)),
                 remedy="Give one tensor of the parameter's shape for each.",
             )
-        for i, (g, e) in enumerate(zip(tensors, given, strict=True)):
+        for i, (g, e) in enumerate(zip(grads, given, strict=True)):
             check.tensor_at(f"{name}[{i}]", e, shape=g.shape[1:], device=g.device)
             if name == "scale" and not bool((e > 0).all()):
                 raise InvalidInput(
@@ -90,19 +65,17 @@ def _validate_sample_norm(
                     got="a tensor with other entries",
                     remedy="Scales divide the gradient.",
                 )
-    return tensors[0].device.type
 
 
-@op(validate=_validate_sample_norm)
+@op(check=_check_sample_norm)
 @torch.no_grad()
 def sample_norm(
-    grads: Gradients,
+    grads: OneOrMore[Gradient[Tensor, "B *P", strided]],
     *,
-    p: int = 2,
+    p: Power = 2,
     scale: Gradients | None = None,
     center: Gradients | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+) -> Double[Tensor, "norms: B"]:
     """Norm of each sample's whole gradient: ``n_b = || (g_b - center) / scale ||_p``.
 
     Args:
@@ -110,7 +83,6 @@ def sample_norm(
             float64 or bfloat16.
         p: 1 or 2.
         scale, center: optional, of the parameters' shapes (whitened norms, as in AdaClip).
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``, accumulated in float64. NaN or infinite where the sample is not finite (or
@@ -131,36 +103,30 @@ def sample_norm(
     return combine_norms(torch.stack(norms, dim=1), p)
 
 
-def _rows(grads: torch.Tensor) -> torch.Tensor:
+def _rows(grads: Tensor) -> Tensor:
     """``[B, ...]`` -> ``[B, P]``, also for scalar parameters and empty batches."""
     return grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
 
 
-def _row_norms(rows: torch.Tensor, p: int) -> torch.Tensor:
+def _row_norms(rows: Tensor, p: int) -> Tensor:
     """float64 norms ``[B]`` that do not depend on the other rows, not even on their number.
 
     torch splits a single row over its threads, but never a row among several.
     """
     several = torch.cat((rows, rows)) if len(rows) == 1 else rows
-    norms: torch.Tensor = torch.linalg.vector_norm(several.double(), ord=p, dim=1)
+    norms: Tensor = torch.linalg.vector_norm(several.double(), ord=p, dim=1)
     return norms[: len(rows)]
 
 
-def _validate_clip_sum(
-    grads: Gradients,
+def _check_clip_sum(
+    tensors: Sequence[Tensor],
     max_grad_norm: float | Sequence[float],
-    *,
-    p: int = 2,
-    style: str = "flat",
-    arithmetic: str = "float",
-    unit: float | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> str:
-    tensors = _check_gradients(grads)
-    check.choice((1, 2), p=p)
-    check.choice(STYLES, style=style)
-    check.choice(ARITHMETIC, arithmetic=arithmetic)
+    p: int,
+    style: str,
+    arithmetic: str,
+    unit: float | Sequence[float] | None,
+    out: Sequence[Tensor] | None,
+) -> Request:
     _check_per_tensor(tensors, style == "per_layer", max_grad_norm=max_grad_norm)
     if (unit is None) != (arithmetic == "float"):
         raise InvalidInput(
@@ -187,7 +153,9 @@ def _validate_clip_sum(
         )
     if unit is not None:
         _check_per_tensor(tensors, style == "per_layer", unit=unit)
-        for bound in Request.of(grads, max_grad_norm, p, style, arithmetic, unit).unit_bounds:
+    request = Request.of(tensors, max_grad_norm, p, style, arithmetic, unit)
+    if unit is not None:
+        for bound in request.unit_bounds:
             if not 1 <= bound <= _MOST_UNITS:
                 raise InvalidInput(
                     "unit",
@@ -197,10 +165,10 @@ def _validate_clip_sum(
                 )
     if out is not None:
         _check_out(tensors, arithmetic, out)
-    return tensors[0].device.type
+    return request
 
 
-def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: object) -> None:
+def _check_per_tensor(tensors: Sequence[Tensor], each: bool, **value: object) -> None:
     ((name, got),) = value.items()
     if not each:
         check.positive_at(name, got)
@@ -216,9 +184,7 @@ def _check_per_tensor(tensors: Sequence[torch.Tensor], each: bool, **value: obje
         check.positive_at(f"{name}[{i}]", number)
 
 
-def _check_out(
-    tensors: Sequence[torch.Tensor], arithmetic: str, out: Sequence[torch.Tensor]
-) -> None:
+def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]) -> None:
     if not isinstance(out, (list, tuple)) or len(out) != len(tensors):
         raise InvalidInput(
             "out",
@@ -234,18 +200,17 @@ def _check_out(
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-@op(validate=_validate_clip_sum)
+@op(check=_check_clip_sum)
 @torch.no_grad()
 def clip_sum(
-    grads: Gradients,
+    grads: OneOrMore[Gradient[Tensor, "B *P", strided]],
     max_grad_norm: float | Sequence[float],
     *,
-    p: int = 2,
-    style: str = "flat",
-    arithmetic: str = "float",
+    p: Power = 2,
+    style: Style = "flat",
+    arithmetic: Arithmetic = "float",
     unit: float | Sequence[float] | None = None,
-    out: Sequence[torch.Tensor] | None = None,
-    backend: str | None = None,
+    out: Sequence[Tensor] | None = None,
 ) -> ClipResult:
     """Sum of the clipped per-sample gradients: ``sum_b c_b g_b`` with ``||c_b g_b||_p <= C``.
 
@@ -273,7 +238,6 @@ def clip_sum(
         arithmetic: ``float`` or ``exact``.
         unit: u, exact arithmetic only (per layer a sequence), ``C / u`` at most 2^24.
         out: accumulators to add to, as returned by an earlier call.
-        backend: who runs it.
 
     Returns:
         ``ClipResult``; sums are int32 (int64 if ``B M`` may exceed 2^31 - 1), or float32 (float64
@@ -315,9 +279,7 @@ def clip_sum(
     return request.result(sums, norms)
 
 
-def _exact_terms(
-    rows: list[torch.Tensor], weights: list[torch.Tensor], request: Request
-) -> list[torch.Tensor]:
+def _exact_terms(rows: list[Tensor], weights: list[Tensor], request: Request) -> list[Tensor]:
     """``trunc(weight row)`` as int64; a sample is shrunk until its integers keep every bound."""
     p = request.p
     most = torch.tensor([m**p for m in request.unit_bounds], device=rows[0].device)

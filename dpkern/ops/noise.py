@@ -6,11 +6,14 @@ Laws and layout: ``docs/noise.md``.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.place import check_recording
+from ..base.signature import Count, Device, Int16, Int32, Noised, Position, written
 from ..errors import InvalidInput, PrivacyError
-from ..laws import LAWS, SCALE_CELLS
+from ..laws import SCALE_CELLS, Distribution
 from ..rng import Stream
 from . import _lattice
 from ._draws import Draws, check_draws
@@ -19,8 +22,6 @@ from ._scale import check_scale, check_scales
 
 INTEGERS = (torch.int32, torch.int64)
 FLOATS = (torch.float32, torch.float64)
-_NOISED = INTEGERS + FLOATS
-_LAST_POSITION = 2**62
 
 
 def check_rounding(name: str, rounding: object, stream: Stream) -> None:
@@ -41,23 +42,6 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
         )
 
 
-def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) -> None:
-    """Noise that a CUDA graph may record: every replay takes its step from a clock.
-
-    Raises:
-        PrivacyError: a recording that would add the same noise at every replay.
-    """
-    if device.type != "cuda" or clock is not None:
-        return
-    if torch.cuda.is_current_stream_capturing():
-        raise PrivacyError(
-            "CUDA graph",
-            expected="noise with a clock",
-            got="a step number that every replay would use again",
-            remedy="Record the update with dpkern.graphs.UpdateGraph.",
-        )
-
-
 def check_stream(**value: object) -> None:
     """A keystream.
 
@@ -74,58 +58,18 @@ def check_stream(**value: object) -> None:
         )
 
 
-def check_place(device: object) -> str:
-    """The type of a device that results can be on, and where no recording would repeat them.
-
-    Raises:
-        InvalidInput: no such device.
-        PrivacyError: a CUDA graph is recorded there.
-    """
-    found = _device(device)
-    count = torch.cuda.device_count() if found is not None and found.type == "cuda" else 1
-    if found is None or found.type == "meta" or (found.index or 0) >= count:
-        raise InvalidInput(
-            "device",
-            expected="a device of this machine, such as 'cpu'",
-            got=str(device),
-            remedy="Pass the device of the tensor that the draws are for.",
-        )
-    check_recording(found)
-    return found.type
-
-
-def _device(device: object) -> torch.device | None:
-    if not isinstance(device, str):
-        return device if isinstance(device, torch.device) else None
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        return None
-
-
-def _validate_keystream(
-    stream: Stream,
-    *,
-    first_block: int,
-    blocks: int,
-    device: torch.device | str = "cpu",
-    backend: str | None = None,
-) -> str:
+def _check_keystream(stream: Stream, first_block: int, blocks: int, device: Device) -> None:
     check_stream(stream=stream)
-    check.integer(0, 2**62, first_block=first_block)
-    check.integer(0, 2**40, blocks=blocks)
-    return check_place(device)
 
 
-@op(validate=_validate_keystream)
+@op(check=_check_keystream)
 def keystream(
     stream: Stream,
     *,
-    first_block: int,
-    blocks: int,
-    device: torch.device | str = "cpu",
-    backend: str | None = None,
-) -> torch.Tensor:
+    first_block: Position,
+    blocks: Count,
+    device: Device = "cpu",
+) -> Int32[Tensor, "words: ..."]:
     """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
 
     Args:
@@ -133,7 +77,6 @@ def keystream(
         first_block: 64-bit block counter of the first block.
         blocks: how many blocks; 0 gives an empty tensor.
         device: where the result goes. A backend asked for by name computes where it runs.
-        backend: who runs it (see ``dpkern info``).
 
     Raises:
         InvalidInput: a negative count, something that is no stream, or no device.
@@ -142,44 +85,27 @@ def keystream(
     return _lattice.keystream(stream, first_block, blocks).to(device)
 
 
-def _check_out(
-    out: torch.Tensor | None, count: int, dtype: torch.dtype, device: torch.device | str
-) -> str:
-    place = check_place(device)
-    if out is not None:
-        wanted = torch.empty(0, device=device).device  # "cuda" with its number
-        check.tensor_at("out", out, shape=(count,), dtypes=(dtype,), device=wanted, contiguous=True)
-    return place
-
-
-def _validate_draws(
+def _check_draws(
     stream: Stream,
-    *,
     position: int,
     count: int,
-    distribution: str = "gaussian",
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-    backend: str | None = None,
-) -> str:
+    distribution: str,
+    device: Device,
+    out: Tensor | None,
+) -> None:
     check_stream(stream=stream)
-    check.integer(0, _LAST_POSITION, position=position)
-    check.integer(0, 2**40, count=count)
-    check.choice(LAWS, distribution=distribution)
-    return _check_out(out, count, torch.int32, device)
 
 
-@op(validate=_validate_draws)
+@op(check=_check_draws)
 def lattice_draws(
     stream: Stream,
     *,
-    position: int,
-    count: int,
-    distribution: str = "gaussian",
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+    position: Position,
+    count: Count,
+    distribution: Distribution = "gaussian",
+    device: Device = "cpu",
+    out: Int32[Tensor, "count", written] | None = None,
+) -> Int32[Tensor, "draws: count"]:
     """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
 
     For tests and audits. ``X`` is private only inside ``floor((v + X) / 2^14)``: never release it
@@ -192,7 +118,6 @@ def lattice_draws(
         distribution: ``gaussian`` (K48, sd 2^20 u) or ``laplace`` (L40, scale 2^20 u).
         device: where the result goes. A backend asked for by name computes where it runs.
         out: written and returned instead of a new tensor: int32 ``[count]`` on ``device``.
-        backend: who runs it.
 
     Raises:
         InvalidInput: an unknown law, a negative number, no device, or an ``out`` that does not fit.
@@ -202,31 +127,21 @@ def lattice_draws(
     return made.to(device) if out is None else out.copy_(made)
 
 
-def _validate_rounding_bits(
-    stream: Stream,
-    *,
-    position: int,
-    count: int,
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-    backend: str | None = None,
-) -> str:
+def _check_rounding_bits(
+    stream: Stream, position: int, count: int, device: Device, out: Tensor | None
+) -> None:
     check_stream(stream=stream)
-    check.integer(0, _LAST_POSITION, position=position)
-    check.integer(0, 2**40, count=count)
-    return _check_out(out, count, torch.int16, device)
 
 
-@op(validate=_validate_rounding_bits)
+@op(check=_check_rounding_bits)
 def rounding_bits(
     stream: Stream,
     *,
-    position: int,
-    count: int,
-    device: torch.device | str = "cpu",
-    out: torch.Tensor | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+    position: Position,
+    count: Count,
+    device: Device = "cpu",
+    out: Int16[Tensor, "count", written] | None = None,
+) -> Int16[Tensor, "bits: count"]:
     """The 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
 
     For draws made ahead (``update.Draws``), tests and audits.
@@ -237,7 +152,6 @@ def rounding_bits(
         count: how many; 0 gives an empty tensor.
         device: where the result goes. A backend asked for by name computes where it runs.
         out: written and returned instead of a new tensor: int16 ``[count]`` on ``device``.
-        backend: who runs it.
 
     Raises:
         InvalidInput: something that is no stream, a negative number, no device, or an ``out`` that
@@ -248,26 +162,19 @@ def rounding_bits(
     return made.to(device) if out is None else out.copy_(made)
 
 
-def _validate_add_noise(
-    x: torch.Tensor,
-    *,
+def _check_add_noise(
+    x: Tensor,
     stream: Stream,
-    position: int = 0,
-    distribution: str = "gaussian",
-    scale: float | torch.Tensor | None = None,
-    rounding: Stream | None = None,
-    draws: Draws | None = None,
-    backend: str | None = None,
-) -> str:
-    check.tensor_at("x", x, dtypes=_NOISED, contiguous=True)
+    position: int,
+    distribution: str,
+    scale: float | Tensor | None,
+    rounding: Stream | None,
+    draws: Draws | None,
+) -> None:
     check_recording(x.device)
     # The common case is decided here: this op is called once per tensor and step.
     if type(stream) is not Stream:
         check_stream(stream=stream)
-    if type(position) is not int or not 0 <= position <= _LAST_POSITION:
-        check.integer(0, _LAST_POSITION, position=position)
-    if type(distribution) is not str or distribution not in LAWS:
-        check.choice(LAWS, distribution=distribution)
     if draws is not None:
         check_draws("draws", draws, position, position + x.numel(), x.device)
     if x.dtype in INTEGERS:
@@ -278,31 +185,29 @@ def _validate_add_noise(
                 got=scale,
                 remedy="Leave scale away, or pass a float tensor.",
             )
-        return x.device.type
-    if isinstance(scale, torch.Tensor):
+        return
+    if isinstance(scale, Tensor):
         check.tensor(shape=x.shape, dtypes=FLOATS, device=x.device, scale=scale)
         check_scales("scale", scale)
     else:
         check_scale("scale", scale)
     if draws is not None and draws.rounding is not None:
-        return x.device.type
+        return
     if type(rounding) is not Stream or rounding.n0 == stream.n0:
         check_rounding("rounding", rounding, stream)
-    return x.device.type
 
 
-@op(validate=_validate_add_noise)
+@op(check=_check_add_noise)
 def add_noise(
-    x: torch.Tensor,
+    x: Noised[Tensor, "*S", written],
     *,
     stream: Stream,
-    position: int = 0,
-    distribution: str = "gaussian",
-    scale: float | torch.Tensor | None = None,
+    position: Position = 0,
+    distribution: Distribution = "gaussian",
+    scale: float | Tensor | None = None,
     rounding: Stream | None = None,
     draws: Draws | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Add certified lattice noise to ``x`` in place and return it.
 
     With ``u = scale / 2^20`` and ``g = scale / 64``: ``y = floor((v + X) / 2^14)``.
@@ -319,7 +224,6 @@ def add_noise(
             from 2^-104 to 2^116; None for integers.
         rounding: keystream of the rounding, float ``x`` only.
         draws: what the streams give at these positions, if it was made ahead.
-        backend: who runs it.
 
     Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
     Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.

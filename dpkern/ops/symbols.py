@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import numpy
 import torch
+from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.place import check_recording
+from ..base.schema import DTYPES as DTYPES_BY_GROUP
+from ..base.signature import Position, Symbol
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
-from .noise import check_recording, check_stream
+from .noise import check_stream
 
-DTYPES = (torch.uint8, torch.int32, torch.int64)
+DTYPES = DTYPES_BY_GROUP["Symbol"]
 MAX_CATEGORIES = 1 << 30
 PER_BLOCK = 8
 """A cipher block serves this many symbols, two words each."""
-
-_LAST_POSITION = 2**62
 
 
 def lie_width(keep: int, categories: int) -> int:
@@ -25,30 +27,19 @@ def lie_width(keep: int, categories: int) -> int:
     return ((1 << 64) - keep) // (categories - 1)
 
 
-def _validate(
-    symbols: torch.Tensor,
-    *,
-    stream: Stream,
-    keep: int,
-    categories: int = 2,
-    position: int = 0,
-    backend: str | None = None,
-) -> str:
-    check.tensor(symbols=symbols, dtypes=DTYPES, contiguous=True)
+def _check(symbols: Tensor, stream: Stream, keep: int, categories: int, position: int) -> None:
     check_recording(symbols.device)
     check_stream(stream=stream)
     check.integer(2, MAX_CATEGORIES, categories=categories)
     # Every lie needs a word, and the truth as many as a lie.
     check.integer(-(-(1 << 64) // categories), (1 << 64) - categories + 1, keep=keep)
-    check.integer(0, _LAST_POSITION, position=position)
     if symbols.numel():
         # Wider first: 256 is no uint8.
         low, high = (bound.long() for bound in torch.aminmax(symbols))
         check.hold((low >= 0) & (high < categories), lambda: _outside(low, high, categories))
-    return symbols.device.type
 
 
-def _outside(low: torch.Tensor, high: torch.Tensor, categories: int) -> InvalidInput:
+def _outside(low: Tensor, high: Tensor, categories: int) -> InvalidInput:
     return InvalidInput(
         "symbols",
         expected=f"numbers from 0 to {categories - 1}",
@@ -64,16 +55,15 @@ def blocks(position: int, count: int) -> int:
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
 
 
-@op(validate=_validate)
+@op(check=_check)
 def randomize(
-    symbols: torch.Tensor,
+    symbols: Symbol[Tensor, "*S"],
     *,
     stream: Stream,
     keep: int,
     categories: int = 2,
-    position: int = 0,
-    backend: str | None = None,
-) -> torch.Tensor:
+    position: Position = 0,
+) -> Symbol[Tensor, "randomized: *S"]:
     """Each symbol, or with probability ``1 - keep / 2^64`` one of the others; a new tensor.
 
     Symbol i takes the 64-bit word u made of the keystream's words ``2 i`` (low half) and
@@ -92,7 +82,6 @@ def randomize(
         categories: k, from 2 to 2^30.
         position: where symbol 0 stands in the stream. Later calls with the same stream continue
             where the last one ended: a position used twice tells two symbols with one word.
-        backend: who runs it (see ``dpkern info``).
 
     Guarantee: one symbol's output is ``log(max(keep, last) / w)``-private for every pair of inputs,
     exactly; ``last = 2^64 - keep - (k - 2) w`` words tell the last lie.

@@ -6,42 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strided, written
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
 from . import _lattice, _project
-from ._clock import check_clock, clock
+from ._clock import clock
 from ._count import Count, count
 from ._draws import Draws
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Noise, at_clock, check_noise
-from .noise import FLOATS, INTEGERS
+from .noise import INTEGERS
 
 
-def _validate_step(
-    params: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor],
-    *,
+def _check_step(
+    params: Sequence[Tensor],
+    sums: Sequence[Tensor],
     rule: Rule,
     state: State,
-    gradient_scale: float = 1.0,
-    noise: Noise | None = None,
-    backend: str | None = None,
-) -> str:
-    for name, group in (("params", params), ("sums", sums)):
-        if not isinstance(group, (list, tuple)):
-            raise InvalidInput(
-                name,
-                expected="a list of tensors",
-                got=type(group).__name__,
-                remedy="Wrap a single tensor in a list.",
-            )
+    gradient_scale: float,
+    noise: Noise | None,
+) -> None:
     check.one_each("sums", sums, len(params))
     _check_rule(rule)
-    check.positive(gradient_scale=gradient_scale)
     names = rule.buffer_names()
     if not isinstance(state, State) or tuple(state.buffers) != names:
         raise InvalidInput(
@@ -51,28 +42,31 @@ def _validate_step(
             remedy="Make it with rule.init(params).",
         )
     if not params:
-        return "cpu"
-    first = check.tensor_at("params[0]", params[0], dtypes=FLOATS)
-    sum_dtypes = (*INTEGERS, first.dtype) if noise is not None else (first.dtype,)
-    _check_pair(0, params[0], sums[0], first, sum_dtypes)
-    kind: dict[str, Any] = {"device": first.device, "contiguous": True}
-    like_first: dict[str, Any] = {"dtypes": (first.dtype,), **kind}
-    shapes = [getattr(p, "shape", None) for p in params]
-    if not (
-        check.alike(params, **like_first)
-        and check.alike(sums, dtypes=(sums[0].dtype,), shapes=shapes, **kind)
-    ):
-        for i, (p, s) in enumerate(zip(params, sums, strict=True)):
-            _check_pair(i, p, s, first, (sums[0].dtype,))
+        return
+    first = params[0]
+    _check_sums(params, sums, (*INTEGERS, first.dtype) if noise is not None else (first.dtype,))
+    kind: dict[str, Any] = {"dtypes": (first.dtype,), "device": first.device, "contiguous": True}
+    shapes = [p.shape for p in params]
     for name in names:
         buffers = state.buffers[name]
         check.one_each(f"state.{name}", buffers, len(params))
-        if not check.alike(buffers, shapes=shapes, **like_first):
+        if not check.alike(buffers, shapes=shapes, **kind):
             for i, (p, b) in enumerate(zip(params, buffers, strict=True)):
-                check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **like_first)
+                check.tensor_at(f"state.{name}[{i}]", b, shape=p.shape, **kind)
     if noise is not None:
         check_noise(noise, params, sums)
-    return first.device.type
+
+
+def _check_sums(
+    params: Sequence[Tensor], sums: Sequence[Tensor], dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """Sums of the parameters' shapes, all of the first one's dtype."""
+    kind: dict[str, Any] = {"device": params[0].device, "contiguous": True}
+    check.tensor_at("sums[0]", sums[0], shape=params[0].shape, dtypes=dtypes, **kind)
+    kind["dtypes"] = (sums[0].dtype,)
+    if not check.alike(sums, shapes=[p.shape for p in params], **kind):
+        for i, (p, s) in enumerate(zip(params, sums, strict=True)):
+            check.tensor_at(f"sums[{i}]", s, shape=p.shape, **kind)
 
 
 def _check_rule(rule: object) -> None:
@@ -85,30 +79,15 @@ def _check_rule(rule: object) -> None:
         )
 
 
-def _check_pair(
-    i: int,
-    param: torch.Tensor,
-    total: torch.Tensor,
-    first: torch.Tensor,
-    sum_dtypes: tuple[torch.dtype, ...],
-) -> None:
-    names = f"params[{i}]", f"sums[{i}]"
-    check.tensor_at(names[0], param, dtypes=(first.dtype,), device=first.device, contiguous=True)
-    check.tensor_at(
-        names[1], total, shape=param.shape, dtypes=sum_dtypes, device=first.device, contiguous=True
-    )
-
-
-@op(validate=_validate_step)
+@op(check=_check_step)
 def step(
-    params: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor],
+    params: Sequence[Float[Tensor, "*P", written, any_number]],
+    sums: Sequence[Tensor],
     *,
     rule: Rule,
     state: State,
-    gradient_scale: float = 1.0,
+    gradient_scale: Positive = 1.0,
     noise: Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     """Noise the clipped sums and apply the optimizer, reading and writing everything once.
 
@@ -123,7 +102,6 @@ def step(
         state: from ``rule.init(params)``; its step count advances.
         gradient_scale: 1 / (public expected batch size).
         noise: the step's noise; None applies the rule to the float sums (not private).
-        backend: who runs it.
 
     Returns:
         How many float sums were not finite (each counts as zero): an int, or for parameters on a
@@ -159,7 +137,7 @@ def step(
     return bad
 
 
-def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor, Count]:
+def _noisy_sum(total: Tensor, noise: Noise, i: int) -> tuple[Tensor, Count]:
     draws = noise.draw(i, total.numel()).view(total.shape).to(total.device)
     if total.dtype in INTEGERS:
         return _lattice.release_integers(total, draws), 0
@@ -167,19 +145,17 @@ def _noisy_sum(total: torch.Tensor, noise: Noise, i: int) -> tuple[torch.Tensor,
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
 
 
-def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> str:
+def _check_advance(clock: Tensor, rule: Rule) -> None:
     _check_rule(rule)
-    return check_clock("clock", clock).device.type
 
 
-@op(validate=_validate_advance)
-def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> torch.Tensor:
+@op(check=_check_advance)
+def advance(clock: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
     """One more step, in place: ``steps += 1`` and each power times its beta.
 
     Args:
         clock: int64 ``[3]``, from ``clock``.
         rule: the rule that the clock was made for.
-        backend: who runs it.
 
     Returns:
         The clock.
@@ -194,10 +170,8 @@ def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> t
     return clock
 
 
-@op(validate=_project.validate)
-def project(
-    params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
-) -> None:
+@op(check=_project.check)
+def project(params: Sequence[AnyFloat[Tensor, "...", written, strided]], onto: Projection) -> None:
     """Move the parameters, read as one vector x, to the nearest point of a convex set, in place.
 
         Ball       x min(1, radius / ||x||_2)
@@ -209,7 +183,6 @@ def project(
     Args:
         params: float32 or float64 tensors on one device.
         onto: the set.
-        backend: who runs it.
 
     Guarantee: norm and threshold are computed in float64; the result is in the set up to the
     rounding of the parameters' dtype.

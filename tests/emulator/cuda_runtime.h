@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -52,25 +53,16 @@ struct Warp {
   std::uint64_t slots[2][kWarp];
 };
 
-// One launch as it was asked for; arguments as bytes.
-struct Launch {
-  const void* kernel;
-  dim3 grid, block;
-  std::vector<std::string> arguments;
-};
-
 struct Machine {
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
   Context scheduler;
   Fiber* running = nullptr;
-  dim3 grid, block, block_index, flat_index;
+  dim3 grid, block, block_index;
   void (*call)(void*) = nullptr;
   void* kernel = nullptr;
   bool reverse = false;
   std::int64_t launches = 0;
-  bool recording = false;
-  std::vector<Launch> recorded;
   cudaError_t next_error = cudaSuccess;  // what the next launch reports instead of running
   cudaError_t last_error = cudaSuccess;
 };
@@ -80,10 +72,7 @@ inline Machine& machine() {
   return m;
 }
 
-inline const dim3& thread_index() {
-  Machine& m = machine();
-  return m.running == nullptr ? m.flat_index : m.running->index;
-}
+inline const dim3& thread_index() { return machine().running->index; }
 
 inline void enter() {
   Machine& m = machine();
@@ -94,7 +83,6 @@ inline void enter() {
 
 inline void wait_in(State state) {
   Machine& m = machine();
-  if (m.running == nullptr) throw std::logic_error("a barrier in a kernel launched as flat");
   m.running->state = state;
   switch_to(m.running->context, m.scheduler);
 }
@@ -104,7 +92,6 @@ template <class T>
 T exchange(T value, int from) {
   static_assert(sizeof(T) <= sizeof(std::uint64_t));
   Machine& m = machine();
-  if (m.running == nullptr) throw std::logic_error("an exchange in a kernel launched as flat");
   Fiber& self = *m.running;
   std::uint64_t* const slots =
       m.warps[static_cast<std::size_t>(self.thread / kWarp)].slots[self.exchanges++ & 1];
@@ -173,16 +160,15 @@ void call_body(void* body) {
 }
 
 template <class Body>
-void launch(bool flat, dim3 grid, dim3 block, Body body) {
+cudaError_t launch(dim3 grid, dim3 block, Body body) {
   constexpr unsigned int kMostThreads = 1024, kMostBlocks = 0x7fffffff;
   Machine& m = machine();
   m.launches += 1;
   m.last_error = std::exchange(m.next_error, cudaSuccess);
-  if (m.last_error != cudaSuccess) return;
+  if (m.last_error != cudaSuccess) return m.last_error;
   const unsigned int threads = block.x * block.y * block.z;
   if (threads == 0 || threads > kMostThreads || grid.x == 0 || grid.x > kMostBlocks) {
-    m.last_error = 9;  // cudaErrorInvalidConfiguration
-    return;
+    return m.last_error = 9;  // cudaErrorInvalidConfiguration
   }
   m.grid = grid;
   m.block = block;
@@ -192,34 +178,19 @@ void launch(bool flat, dim3 grid, dim3 block, Body body) {
   for (at.z = 0; at.z < grid.z; ++at.z) {
     for (at.y = 0; at.y < grid.y; ++at.y) {
       for (at.x = 0; at.x < grid.x; ++at.x) {
-        if (!flat) {
-          run_block(m);
-          continue;
-        }
-        for (unsigned int i = 0; i < threads; ++i) {
-          const unsigned int t = m.reverse ? threads - 1 - i : i;
-          m.flat_index = dim3(t % block.x, t / block.x % block.y, t / (block.x * block.y));
-          body();
-        }
+        run_block(m);
       }
     }
   }
+  return cudaSuccess;
 }
 
-template <class T>
-std::string bytes_of(const T& value) {
-  return std::string(reinterpret_cast<const char*>(&value), sizeof(T));
-}
-
-// Arguments in the types of the kernel's parameters.
-template <class... Parameters, class... Arguments>
-void record(void (*kernel)(Parameters...), dim3 grid, dim3 block, const Arguments&... arguments) {
-  Machine& m = machine();
-  if (!m.recording) return;
-  m.recorded.push_back({reinterpret_cast<const void*>(kernel),
-                        grid,
-                        block,
-                        {bytes_of(static_cast<const Parameters&>(arguments))...}});
+// Arguments by their addresses, as CUDA takes them.
+template <class... Parameters, std::size_t... i>
+std::tuple<Parameters...> arguments_of(void** addresses, std::index_sequence<i...>) {
+  std::tuple<Parameters...> values;
+  (std::memcpy(static_cast<void*>(&std::get<i>(values)), addresses[i], sizeof(Parameters)), ...);
+  return values;
 }
 
 // Later launches run the threads of a block from the last to the first.
@@ -234,13 +205,13 @@ inline void fail_next(cudaError_t error) { machine().next_error = error; }
 #define blockDim (::emulator::machine().block)
 #define gridDim (::emulator::machine().grid)
 
-#define DPK_LAUNCH_AS(flat, kernel, grid, block, ...)    \
-  (::emulator::record(kernel, grid, block, __VA_ARGS__), \
-   ::emulator::launch(flat, grid, block, [&] { (kernel)(__VA_ARGS__); }))
-#define DPK_LAUNCH(kernel, grid, block, stream, ...) \
-  (static_cast<void>(stream), DPK_LAUNCH_AS(false, kernel, grid, block, __VA_ARGS__))
-#define DPK_LAUNCH_FLAT(kernel, grid, block, stream, ...) \
-  (static_cast<void>(stream), DPK_LAUNCH_AS(true, kernel, grid, block, __VA_ARGS__))
+template <class... Parameters>
+cudaError_t cudaLaunchKernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, void** addresses,
+                             std::size_t, cudaStream_t) {
+  const auto arguments =
+      ::emulator::arguments_of<Parameters...>(addresses, std::index_sequence_for<Parameters...>());
+  return ::emulator::launch(grid, block, [&] { std::apply(kernel, arguments); });
+}
 
 inline void __syncthreads() { ::emulator::wait_in(::emulator::State::kBlockBarrier); }
 inline void __syncwarp(unsigned int = ~0u) { ::emulator::exchange(0, 0); }
@@ -305,7 +276,4 @@ inline cudaError_t cudaGetDeviceCount(int* count) {
 struct cudaFuncAttributes {
   int numRegs;
 };
-template <class F>
-cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, F*) {
-  return cudaSuccess;
-}
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, const void*) { return cudaSuccess; }

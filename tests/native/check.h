@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/abi.h"
+#include "core/layouts.h"
 #include "cpu/isa.h"
 
 namespace dpkern::test {

@@ -290,8 +290,8 @@ std::int64_t compare_type(GradType type) {
 }  // namespace
 
 std::int64_t test_clip() {
-  return compare_type<float, float>(GradType::kFloat) +
-         compare_type<double, double>(GradType::kDouble) +
+  return compare_type<float, float>(GradType::kFloat32) +
+         compare_type<double, double>(GradType::kFloat64) +
          compare_type<std::uint16_t, float>(GradType::kBfloat16);
 }
 

@@ -1,6 +1,6 @@
 // The kernels of coefficients against those of the CPU, bit for bit.
 
-#include "core/coef_plan.h"
+#include "core/layouts.h"
 #include "cpu/coef.h"
 #include "cpu/tiles.h"
 #include "cuda.h"

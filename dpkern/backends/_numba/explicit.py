@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from ...ops.ghost import explicit
-from .. import _explicit
+from ...base.schema import memory_order
+from .. import cpu as _cpu
 from .compile import Array, addresses, entries, kernel, like
 from .parallel import in_parts, team_of
 from .rows import add_row, clip_factor, power_sum, round_down
@@ -63,7 +63,7 @@ def _contract(items: Any, factors: Array, begin: int, end: int) -> None:
 
 
 def _columns(grads: Tensors) -> Array:
-    return np.array(_explicit._columns(grads), np.int64)
+    return np.array([part.stride(0) if part.numel() else 0 for part in grads], np.int64)
 
 
 def _explicit_norm(grads: Tensors, *, backend: str | None = None) -> torch.Tensor:
@@ -108,14 +108,14 @@ def _contracted(
         if total is out:
             increment_version(out)
             continue
-        order = [i - 1 for i in explicit.memory_order(part)]
+        order = [i - 1 for i in memory_order(part)]
         with torch.no_grad():
             out.permute(order).add_(total.view([out.shape[i] for i in order]))
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("ghost.explicit_norm", _explicit_norm, _explicit._refuse),
-    ("ghost.clip_factors", _clip_factors, _explicit._refuse),
-    ("ghost.contract", _contracted, _explicit._refuse),
+    ("ghost.explicit_norm", _explicit_norm, _cpu._refuse_first),
+    ("ghost.clip_factors", _clip_factors, _cpu._refuse_first),
+    ("ghost.contract", _contracted, _cpu._refuse_first),
 )
 """``(op, run, refuse)``."""

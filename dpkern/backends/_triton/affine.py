@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from ...ops.ghost.affine import Gradients
 from .launch import INTERPRETED, launch
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 _BLOCK = 4096 if INTERPRETED else 512  # entries of a row at a time
 _ROWS, _COLUMNS = 16, (1024 if INTERPRETED else 64)

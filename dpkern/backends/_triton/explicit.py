@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
-from ...ops.ghost import explicit
+from ...base.schema import memory_order
 from .. import _numbers
 from . import rows
 from .factor import clip_factor, round_down
@@ -96,7 +96,7 @@ def _contract(
             increment_version(out)
             continue
         # Another order of entries: summed in that order, put right at last.
-        order = [i - 1 for i in explicit.memory_order(part)]
+        order = [i - 1 for i in memory_order(part)]
         total = torch.zeros(out.numel(), dtype=out.dtype, device=out.device)
         rows.add_rows(part, factors, out.numel(), total)
         with torch.no_grad():

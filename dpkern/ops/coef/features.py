@@ -18,11 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Float
 from .._coef_noise import Noise, check_noise, quadratic_position
-from ..noise import FLOATS
 from .polynomial import add, check_out, check_targets, copied, lane_sum
 
 RUN = 16
@@ -33,35 +33,27 @@ ENTRIES_AT_ONCE = 1 << 22
 
 
 def packed_features(
-    hidden: torch.Tensor, weights: torch.Tensor, noise: Noise | None
+    hidden: Tensor, weights: Tensor, noise: Noise | None
 ) -> tuple[bool, tuple[Any, ...] | None, int, int, int]:
     """What compiled kernels begin with: wide, noise, records, classes, features."""
     release = None if noise is None else noise.packed(len(hidden) * weights.numel())
     return hidden.dtype is torch.float64, release, len(hidden), *weights.shape
 
 
-def empty_results(
-    hidden: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the loss and both derivatives."""
     loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     return loss, torch.empty_like(weights), torch.empty_like(hidden)
 
 
-def _validate_expanded(
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    noise: Noise | None = None,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> str:
-    check.tensor(hidden=hidden, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    kind: dict[str, Any] = {"dtypes": (hidden.dtype,), "device": hidden.device, "contiguous": True}
+def _check_expanded(
+    hidden: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    noise: Noise | None,
+    out: tuple[Tensor, Tensor, Tensor] | None,
+) -> None:
     records, width = hidden.shape
-    check.tensor(weights=weights, shape=(None, width), **kind)
-    check.tensor(targets=targets, shape=(records, len(weights)), **kind)
     if out is not None:
         like = (
             ((records,), torch.float64),
@@ -74,19 +66,19 @@ def _validate_expanded(
         check_noise(noise, records, linear, linear * width, hidden)
         check_targets("hidden", hidden)
         check_targets("targets", targets)
-    return hidden.device.type
 
 
-@op(validate=_validate_expanded)
+@op(check=_check_expanded)
 def expanded(
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor,
+    hidden: Float[Tensor, "B H"],
+    targets: Float[Tensor, "B M"],
+    weights: Float[Tensor, "M H"],
     *,
     noise: Noise | None = None,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[
+    Double[Tensor, "loss: B"], Float[Tensor, "dweights: M H"], Float[Tensor, "dhidden: B H"]
+]:
     """The loss of every record, and its derivatives; the noisy coefficients are never written.
 
     With ``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` the noisy coefficients in the inputs' dtype, the
@@ -110,7 +102,6 @@ def expanded(
         weights: W ``[M, H]`` of the same dtype.
         noise: scale (of all, or of each record), streams and position; None: no noise.
         out: loss, dweights and dhidden, written and returned instead of new tensors.
-        backend: who runs it.
 
     Returns:
         ``loss`` float64 ``[B]``, without the constant M log 2; ``dweights`` ``[M, H]`` of the sum
@@ -154,7 +145,7 @@ def expanded(
     return made if out is None else copied(made, out)
 
 
-def parts(hidden: torch.Tensor, weights: torch.Tensor, entries: int) -> Iterator[slice]:
+def parts(hidden: Tensor, weights: Tensor, entries: int) -> Iterator[slice]:
     """Records whose coefficients are held at a time: whole runs of them, at least one."""
     of_run = RUN * weights.numel() * weights.shape[1]
     at_once = RUN * max(1, entries // (of_run or 1))
@@ -162,30 +153,30 @@ def parts(hidden: torch.Tensor, weights: torch.Tensor, entries: int) -> Iterator
         yield slice(start, min(start + at_once, len(hidden)))
 
 
-def coefficients(hidden: torch.Tensor, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def coefficients(hidden: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` without noise, of ``factor = 1/2 - y``."""
     a1 = factor[:, :, None] * hidden[:, None, :]
     square = hidden[:, :, None] * (hidden[:, None, :] * 0.125)
     return a1, square[:, None].repeat(1, factor.shape[1], 1, 1)
 
 
-def noise_of(noise: Noise, part: slice, records: int, weights: torch.Tensor) -> tuple[Noise, int]:
+def noise_of(noise: Noise, part: slice, records: int, weights: Tensor) -> tuple[Noise, int]:
     """That of some of the records, at their linear coefficients; and where quadratic ones begin."""
     behind = quadratic_position(noise.position, records * weights.numel())
     first = part.start * weights.numel()
-    scale = noise.scale[part] if isinstance(noise.scale, torch.Tensor) else noise.scale
+    scale = noise.scale[part] if isinstance(noise.scale, Tensor) else noise.scale
     each = replace(noise, scale=scale, position=noise.position + first)
     return each, behind + first * weights.shape[1]
 
 
 def combined(
-    hidden: torch.Tensor,
-    factor: torch.Tensor,
-    wide: torch.Tensor,
-    linear: torch.Tensor,
-    columns: torch.Tensor,
-    total: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden: Tensor,
+    factor: Tensor,
+    wide: Tensor,
+    linear: Tensor,
+    columns: Tensor,
+    total: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Losses and derivatives by the features of some records; their runs join ``total``.
 
     ``linear = a1 + a2 W`` and ``columns = a2^T W``, float64 ``[B, M, H]``; ``wide`` is W.

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Float
 from ...errors import InvalidInput
 from .._coef_noise import Noise, check_noise, quadratic_position
-from ..noise import FLOATS, add_noise
+from ..noise import add_noise
 
-FORMS = ("printed", "taylor")
+Form = Literal["printed", "taylor"]
+FORMS = get_args(Form)
 LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
@@ -33,12 +36,12 @@ LANES = 16
 class Coefficients(NamedTuple):
     """Factors of z and of z^2, each of the targets' shape and dtype."""
 
-    linear: torch.Tensor
-    quadratic: torch.Tensor
+    linear: Tensor
+    quadratic: Tensor
 
 
 def packed(
-    targets: torch.Tensor, form: str, noise: Noise | None
+    targets: Tensor, form: str, noise: Noise | None
 ) -> tuple[bool, int, tuple[Any, ...] | None, int, int]:
     """What compiled kernels begin with: wide, form, noise, records, features."""
     release = None if noise is None else noise.packed(targets.numel())
@@ -46,16 +49,9 @@ def packed(
     return targets.dtype is torch.float64, FORMS.index(form), release, records, features
 
 
-def _validate_perturb(
-    targets: torch.Tensor,
-    *,
-    form: str,
-    noise: Noise | None = None,
-    out: Coefficients | None = None,
-    backend: str | None = None,
-) -> str:
-    check.tensor(targets=targets, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    check.choice(FORMS, form=form)
+def _check_perturb(
+    targets: Tensor, form: str, noise: Noise | None, out: Coefficients | None
+) -> None:
     if out is not None:
         like = targets.shape, targets.dtype
         check_out(out, (like, like), (targets,))
@@ -64,11 +60,10 @@ def _validate_perturb(
         check_noise(noise, len(targets), n, n, targets)
         if not targets.is_cpu:
             check_targets("targets", targets)
-    return targets.device.type
 
 
 def check_out(
-    out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[torch.Tensor]
+    out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[Tensor]
 ) -> None:
     """Tensors of these shapes and dtypes that share no memory with anything else here."""
     if not isinstance(out, tuple) or len(out) != len(like):
@@ -93,7 +88,7 @@ def check_out(
         )
 
 
-def check_targets(name: str, targets: torch.Tensor) -> None:
+def check_targets(name: str, targets: Tensor) -> None:
     """Entries in [0, 1], which the sensitivity of their coefficients rests on.
 
     Raises:
@@ -104,7 +99,7 @@ def check_targets(name: str, targets: torch.Tensor) -> None:
         check.hold((low >= 0) & (high <= 1), lambda: _outside(name, low, high))
 
 
-def _outside(name: str, low: torch.Tensor, high: torch.Tensor) -> InvalidInput:
+def _outside(name: str, low: Tensor, high: Tensor) -> InvalidInput:
     return InvalidInput(
         name,
         expected="entries in [0, 1]",
@@ -113,7 +108,7 @@ def _outside(name: str, low: torch.Tensor, high: torch.Tensor) -> InvalidInput:
     )
 
 
-def refuse_release(targets: torch.Tensor, made: tuple[torch.Tensor, ...]) -> None:
+def refuse_release(targets: Tensor, made: tuple[Tensor, ...]) -> None:
     """For a kernel that found a target outside as it went: what it wrote is wiped out.
 
     Raises:
@@ -124,7 +119,7 @@ def refuse_release(targets: torch.Tensor, made: tuple[torch.Tensor, ...]) -> Non
     raise _outside("targets", *torch.aminmax(targets.detach()))
 
 
-def check_release(targets: torch.Tensor, noise: Noise | None) -> None:
+def check_release(targets: Tensor, noise: Noise | None) -> None:
     """For kernels that do not look at targets on a CPU as they go: ``check_targets``.
 
     ``validate`` leaves it to them there, because it takes a third of a release's time; on devices
@@ -137,16 +132,16 @@ def check_release(targets: torch.Tensor, noise: Noise | None) -> None:
         check_targets("targets", targets)
 
 
-def _linear_quadratic(targets: torch.Tensor, form: str) -> Coefficients:
+def _linear_quadratic(targets: Tensor, form: str) -> Coefficients:
     if form == "printed":
         return Coefficients(0.5 - targets, targets * 0.5 - 0.25)
     return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
-def add(values: torch.Tensor, noise: Noise, position: int) -> None:
+def add(values: Tensor, noise: Noise, position: int) -> None:
     """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
-    if isinstance(scale, torch.Tensor):
+    if isinstance(scale, Tensor):
         scale = scale.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
     add_noise.reference(
         values,
@@ -159,14 +154,13 @@ def add(values: torch.Tensor, noise: Noise, position: int) -> None:
     )
 
 
-@op(validate=_validate_perturb)
+@op(check=_check_perturb)
 def perturb(
-    targets: torch.Tensor,
+    targets: Float[Tensor, "B D"],
     *,
-    form: str,
+    form: Form,
     noise: Noise | None = None,
     out: Coefficients | None = None,
-    backend: str | None = None,
 ) -> Coefficients:
     """Both coefficients of every target with Laplace noise on the lattice; new tensors.
 
@@ -178,7 +172,6 @@ def perturb(
         form: ``printed`` (x/2 - 1/4) or ``taylor`` (1/8).
         noise: scale, streams and position; None gives the coefficients themselves.
         out: written and returned instead of new tensors, such as an earlier result.
-        backend: who runs it.
 
     Guarantee: that of ``add_noise`` for one coefficient. What a scale protects follows from the
     sensitivity of all coefficients of a record: 3 n / 2 printed, n for Taylor's. A scale of each
@@ -207,45 +200,37 @@ def perturb(
     return made if out is None else Coefficients(*copied(made, out))
 
 
-def copied(made: tuple[torch.Tensor, ...], out: tuple[torch.Tensor, ...]) -> Any:
+def copied(made: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> Any:
     """What was made, in ``out``."""
     for values, place in zip(made, out, strict=True):
         place.detach().copy_(values)
     return out
 
 
-def _validate_quadratic(
-    z: torch.Tensor,
-    targets: torch.Tensor,
-    *,
+def _check_quadratic(
+    z: Tensor,
+    targets: Tensor,
     form: str,
-    noise: Noise | None = None,
-    shift: torch.Tensor | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> str:
-    check.tensor(z=z, shape=(None, None), dtypes=FLOATS, contiguous=True)
-    kind: dict[str, Any] = {"dtypes": (z.dtype,), "device": z.device, "contiguous": True}
-    check.tensor(targets=targets, shape=z.shape, **kind)
-    if shift is not None:
-        check.tensor(shift=shift, shape=(len(z),), **kind)
+    noise: Noise | None,
+    shift: Tensor | None,
+    out: tuple[Tensor, Tensor] | None,
+) -> None:
     if out is not None:
         given = (z, targets) if shift is None else (z, targets, shift)
         check_out(out, (((len(z),), torch.float64), (z.shape, z.dtype)), given)
-    return _validate_perturb(targets, form=form, noise=noise)
+    _check_perturb(targets, form, noise, None)
 
 
-@op(validate=_validate_quadratic)
+@op(check=_check_quadratic)
 def quadratic(
-    z: torch.Tensor,
-    targets: torch.Tensor,
+    z: Float[Tensor, "B D"],
+    targets: Float[Tensor, "B D"],
     *,
-    form: str,
+    form: Form,
     noise: Noise | None = None,
-    shift: torch.Tensor | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    shift: Float[Tensor, "B"] | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Double[Tensor, "loss: B"], Float[Tensor, "dz: B D"]]:
     """The polynomial loss of every record and its derivative, coefficients never written.
 
     With ``(a1, a2) = perturb(targets, form=form, noise=noise)`` and ``w = z + c_b``:
@@ -263,7 +248,6 @@ def quadratic(
         shift: c_b of each record, ``[B]`` of z's dtype: what a constant on the decoder adds to all
             its logits.
         out: loss and dz, written and returned instead of new tensors.
-        backend: who runs it.
 
     Returns:
         ``loss`` float64 ``[B]``, without the constant n log 2, and ``dz``.
@@ -291,7 +275,7 @@ def quadratic(
     return made if out is None else copied(made, out)
 
 
-def lane_sum(terms: torch.Tensor) -> torch.Tensor:
+def lane_sum(terms: Tensor) -> Tensor:
     """The sum of each row ``[..., n]`` in ``LANES`` partial sums from 0, which meet by halves."""
     sums = terms.new_zeros(*terms.shape[:-1], LANES)
     for start in range(0, terms.shape[-1], LANES):

@@ -6,56 +6,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Float
 from ...errors import InvalidInput
-from ._bounds import FLOATS
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def _check_operands(
-    g: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, features: int
-) -> dict[str, Any]:
-    """``g`` and ``x`` of one shape ``[*, *, *]``, ``weight`` over dimension ``features``."""
-    check.tensor(g=g, shape=(None, None, None), dtypes=FLOATS, contiguous=True)
-    kind: dict[str, Any] = {"dtypes": (g.dtype,), "device": g.device, "contiguous": True}
-    check.tensor(x=x, shape=g.shape, **kind)
-    if weight is not None:
-        check.tensor(weight=weight, shape=(g.shape[features],), **kind)
-    return kind
-
-
-def _validate_layer_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> str:
-    kind = _check_operands(g, x, weight, 2)
-    check.tensor(mean=mean, shape=g.shape[:2], **kind)
-    check.tensor(rstd=rstd, shape=g.shape[:2], **kind)
-    return g.device.type
-
-
-@op(validate=_validate_layer_norm)
+@op()
 @torch.no_grad()
 def layer_norm_backward(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> Gradients:
+    g: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T D"],
+    mean: Float[Tensor, "B T"],
+    rstd: Float[Tensor, "B T"],
+    weight: Float[Tensor, "D"] | None,
+) -> tuple[Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"], Float[Tensor, "dbias: B D"]]:
     """Backward of layer normalisation over the last dimension (Ba et al. 2016).
 
     Args:
@@ -63,7 +30,6 @@ def layer_norm_backward(
         x: layer inputs ``[B, T, D]``, same dtype.
         mean, rstd: mean and ``1 / sqrt(var + eps)`` of each row, ``[B, T]``, same dtype.
         weight: scale ``[D]``, or None for ones.
-        backend: who runs it.
 
     Returns:
         ``dx`` ``[B, T, D]``, per-sample ``dweight = sum_t g xhat`` and ``dbias = sum_t g``, both
@@ -78,29 +44,14 @@ def layer_norm_backward(
     return rstd[..., None] * centred, (g * xhat).sum(1), g.sum(1)
 
 
-def _validate_rms_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> str:
-    kind = _check_operands(g, x, weight, 2)
-    check.tensor(rstd=rstd, shape=g.shape[:2], **kind)
-    return g.device.type
-
-
-@op(validate=_validate_rms_norm)
+@op()
 @torch.no_grad()
 def rms_norm_backward(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    g: Float[Tensor, "B T D"],
+    x: Float[Tensor, "B T D"],
+    rstd: Float[Tensor, "B T"],
+    weight: Float[Tensor, "D"] | None,
+) -> tuple[Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"]]:
     """Backward of root-mean-square normalisation over the last dimension (Zhang, Sennrich 2019).
 
     Args:
@@ -108,7 +59,6 @@ def rms_norm_backward(
         x: layer inputs ``[B, T, D]``, same dtype.
         rstd: ``1 / sqrt(mean(x^2) + eps)`` of each row, ``[B, T]``, same dtype.
         weight: scale ``[D]``, or None for ones.
-        backend: who runs it.
 
     Returns:
         ``dx = rstd (h - xhat mean(h xhat))`` ``[B, T, D]`` with ``xhat = x rstd``, and per-sample
@@ -123,18 +73,7 @@ def rms_norm_backward(
     return rstd[..., None] * centred, (g * xhat).sum(1)
 
 
-def _validate_group_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> str:
-    kind = _check_operands(g, x, weight, 1)
-    check.tensor(mean=mean, shape=(g.shape[0], None), **kind)
-    check.tensor(rstd=rstd, shape=mean.shape, **kind)
+def _check_groups(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None) -> None:
     if not mean.shape[1] or g.shape[1] % mean.shape[1]:
         raise InvalidInput(
             "mean",
@@ -142,20 +81,17 @@ def _validate_group_norm(
             got=f"{mean.shape[1]} groups",
             remedy="Pass the statistics of the layer's forward.",
         )
-    return g.device.type
 
 
-@op(validate=_validate_group_norm)
+@op(check=_check_groups)
 @torch.no_grad()
 def group_norm_backward(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
-) -> Gradients:
+    g: Float[Tensor, "B C S"],
+    x: Float[Tensor, "B C S"],
+    mean: Float[Tensor, "B groups"],
+    rstd: Float[Tensor, "B groups"],
+    weight: Float[Tensor, "C"] | None,
+) -> tuple[Float[Tensor, "dx: B C S"], Float[Tensor, "dweight: B C"], Float[Tensor, "dbias: B C"]]:
     """Backward of group normalisation (Wu, He 2018); instance normalisation has C groups.
 
     Args:
@@ -164,7 +100,6 @@ def group_norm_backward(
         mean, rstd: mean and ``1 / sqrt(var + eps)`` of each group of ``C / groups`` channels,
             ``[B, groups]``, same dtype.
         weight: scale ``[C]``, or None for ones.
-        backend: who runs it.
 
     Returns:
         ``dx`` ``[B, C, S]``, per-sample ``dweight = sum_s g xhat`` and ``dbias = sum_s g``, both
@@ -184,4 +119,4 @@ def group_norm_backward(
     return dx, (y * xhat).sum(3).flatten(1), y.sum(3).flatten(1)
 
 
-__all__ = ["Gradients", "group_norm_backward", "layer_norm_backward", "rms_norm_backward"]
+__all__ = ["group_norm_backward", "layer_norm_backward", "rms_norm_backward"]

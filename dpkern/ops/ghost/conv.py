@@ -11,35 +11,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Operand, Sum, written
 from ...errors import InvalidInput
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
-ROUTES = ("auto", "direct", "gram")
+ConvRoute = Literal["auto", "direct", "gram"]
+ROUTES = get_args(ConvRoute)
 _CHUNK = 1 << 22
 _UNIT = 2.0**-53
 
 
-def _validate_conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
+def _check_norm(
+    x: Tensor,
+    g: Tensor,
     kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    route: str = "auto",
-    backend: str | None = None,
-) -> str:
+    stride: Size,
+    padding: Size,
+    dilation: Size,
+    groups: int,
+    route: str,
+) -> Geometry:
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
-    check.choice(ROUTES, route=route)
     if route == "gram" and not geometry.has_shifts:
         raise InvalidInput(
             "route",
@@ -47,43 +47,23 @@ def _validate_conv_norm(
             got=route,
             remedy="Use route='auto'.",
         )
-    return x.device.type
+    return geometry
 
 
-def _validate_conv_gradient(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
+def _check_sum(
+    x: Tensor,
+    g: Tensor,
+    factors: Tensor,
+    out: Tensor,
     kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    backend: str | None = None,
-) -> str:
-    check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
-    return x.device.type
-
-
-def _validate_conv_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    backend: str | None = None,
-) -> str:
+    stride: Size,
+    padding: Size,
+    dilation: Size,
+    groups: int,
+) -> Geometry:
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
-    same: dict[str, Any] = {"device": x.device, "contiguous": True}
-    same["dtypes"] = (of_sums(x.dtype),)
-    check.tensor(factors=factors, shape=(geometry.batch,), **same)
-    check.tensor(out=out, shape=geometry.weight_shape, **same)
-    return x.device.type
+    check.tensor(out=out, shape=geometry.weight_shape)
+    return geometry
 
 
 def gram_multiplications(geometry: Geometry) -> int:
@@ -104,20 +84,19 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-@op(validate=_validate_conv_norm)
+@op(check=_check_norm)
 @torch.no_grad()
 def conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
     *,
     kernel_size: Size,
     stride: Size = 1,
     padding: Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    route: str = "auto",
-    backend: str | None = None,
-) -> torch.Tensor:
+    route: ConvRoute = "auto",
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's weight gradient, from above: ``|| grad_b ||^2``.
 
     Nothing of the size of the per-sample gradients is kept.
@@ -132,7 +111,6 @@ def conv_norm(
             of x and g over positions, for many channels and few positions; stride, dilation and
             groups 1) or ``auto``, the cheaper one. Only the CPU kernels know the Gram route, the
             others always go the direct way.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: at least the square of the exact gradient of these inputs, and above it by
@@ -162,19 +140,18 @@ def conv_norm(
     return squares
 
 
-@op(validate=_validate_conv_gradient)
+@op(check=check_geometry)
 @torch.no_grad()
 def conv_gradient(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
     *,
     kernel_size: Size,
     stride: Size = 1,
     padding: Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Sum[Tensor, "grads: B co c *K"], Double[Tensor, "squares: B"]]:
     """Per-sample gradients of the weight, kept, and the squared norm of what is kept.
 
     Args: as ``conv_norm``.
@@ -205,20 +182,19 @@ def conv_gradient(
     return grads, squares
 
 
-@op(validate=_validate_conv_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def conv_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
+    factors: Sum[Tensor, "B"],
+    out: Sum[Tensor, "co c *K", written],
     *,
     kernel_size: Size,
     stride: Size = 1,
     padding: Size = 0,
     dilation: Size = 1,
     groups: int = 1,
-    backend: str | None = None,
 ) -> None:
     """Weighted sum of the per-sample gradients: ``out += sum_b factors_b grad_b``.
 
@@ -263,7 +239,7 @@ def _chunks(geometry: Geometry) -> Iterator[slice]:
         yield slice(begin, begin + size)
 
 
-def _gradients(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
     """``[b, co, ci / groups, *kernel]``: output gradients times windows, group by group."""
     sides = [side for p in reversed(geometry.padding) for side in (p, p)]
     x = torch.nn.functional.pad(x, sides)
@@ -284,7 +260,7 @@ def _gradients(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> torch.Te
     return (rows @ windows.mT).view(batch, *geometry.weight_shape)
 
 
-def _upper_squares(grads: torch.Tensor) -> torch.Tensor:
+def _upper_squares(grads: Tensor) -> Tensor:
     """``[b]``: sums of squares of float64 entries, made larger than their rounding."""
     rows = grads.flatten(2).pow(2).sum(2)
     return rows.sum(1) * (1 + (grads[0, 0].numel() + grads.shape[1] + 4) * _UNIT)

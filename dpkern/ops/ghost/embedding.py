@@ -5,33 +5,17 @@ B samples of T ids, embeddings of D features, V rows in the table.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Float, Index, Int64, written
 from ...errors import InvalidInput
-from ._bounds import FLOATS, gamma, upper_square
+from ._bounds import gamma, upper_square
 
 
-def _check_ids(ids: torch.Tensor, values: torch.Tensor, name: str, padding_idx: int | None) -> str:
-    """Ids ``[B, T]`` and a float tensor ``[B, T, D]`` called ``name``."""
-    check.tensor(ids=ids, shape=(None, None), dtypes=(torch.int64,), contiguous=True)
-    check.tensor_at(
-        name,
-        values,
-        shape=(*ids.shape, None),
-        dtypes=FLOATS,
-        device=ids.device,
-        contiguous=True,
-    )
-    if padding_idx is not None:
-        check.integer(padding_idx=padding_idx)
-    return ids.device.type
-
-
-def _check_range(ids: torch.Tensor, rows: int) -> None:
+def _check_range(ids: Tensor, rows: int) -> None:
     if not ids.numel():
         return
     least, largest = ids.aminmax()
@@ -46,32 +30,20 @@ def _check_range(ids: torch.Tensor, rows: int) -> None:
     )
 
 
-def _validate_norm(
-    ids: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
-) -> str:
-    return _check_ids(ids, g, "g", padding_idx)
-
-
-@op(validate=_validate_norm)
+@op()
 @torch.no_grad()
 def embedding_norm(
-    ids: torch.Tensor,
-    g: torch.Tensor,
+    ids: Int64[Tensor, "B T"],
+    g: Float[Tensor, "B T D"],
     *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+    padding_idx: Index | None = None,
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's gradient: equal ids of a sample are summed, then squared.
 
     Args:
         ids: int64 ``[B, T]``.
         g: output gradients ``[B, T, D]``, float32 or float64.
         padding_idx: positions with this id are ignored, whatever their gradient.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: never below the true square for these inputs, and above it by at most 1e-4
@@ -95,33 +67,21 @@ def embedding_norm(
     return total * (1 + gamma(positions))
 
 
-def _validate_sum(
-    ids: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
-) -> str:
-    device = _check_ids(ids, g, "g", padding_idx)
-    kind: dict[str, Any] = {"dtypes": (g.dtype,), "device": g.device, "contiguous": True}
-    check.tensor(factors=factors, shape=ids.shape[:1], **kind)
-    check.tensor(out=out, shape=(None, g.shape[2]), **kind)
+def _check_sum(
+    ids: Tensor, g: Tensor, factors: Tensor, out: Tensor, padding_idx: int | None
+) -> None:
     _check_range(ids, out.shape[0])
-    return device
 
 
-@op(validate=_validate_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def embedding_sum(
-    ids: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
+    ids: Int64[Tensor, "B T"],
+    g: Float[Tensor, "B T D"],
+    factors: Float[Tensor, "B"],
+    out: Float[Tensor, "V D", written],
     *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
+    padding_idx: Index | None = None,
 ) -> None:
     """Weighted sum of the gradients, in place: ``out[ids[b,t]] += factors[b] g[b,t]``.
 
@@ -131,7 +91,6 @@ def embedding_sum(
         factors: ``[B]``, dtype of ``g``. A sample of factor 0 contributes nothing, NaN or not.
         out: ``[V, D]``, dtype of ``g``, contiguous.
         padding_idx: positions with this id are ignored, whatever their gradient.
-        backend: who runs it.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout; an id outside the table.
@@ -143,34 +102,20 @@ def embedding_sum(
     out.index_add_(0, ids[used], g[used] * weight[:, None])
 
 
-def _validate_cross(
-    ids: torch.Tensor,
-    e: torch.Tensor,
-    a: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
-) -> str:
-    device = _check_ids(ids, e, "e", padding_idx)
-    kind: dict[str, Any] = {"dtypes": (e.dtype,), "device": e.device, "contiguous": True}
-    check.tensor(a=a, shape=(ids.shape[0], None, e.shape[2]), **kind)
-    check.tensor(g=g, shape=(*a.shape[:2], None), **kind)
+def _check_cross(ids: Tensor, e: Tensor, a: Tensor, g: Tensor, padding_idx: int | None) -> None:
     _check_range(ids, g.shape[2])
-    return device
 
 
-@op(validate=_validate_cross)
+@op(check=_check_cross)
 @torch.no_grad()
 def tied_cross(
-    ids: torch.Tensor,
-    e: torch.Tensor,
-    a: torch.Tensor,
-    g: torch.Tensor,
+    ids: Int64[Tensor, "B S"],
+    e: Float[Tensor, "B S D"],
+    a: Float[Tensor, "B T D"],
+    g: Float[Tensor, "B T V"],
     *,
-    padding_idx: int | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+    padding_idx: Index | None = None,
+) -> Double[Tensor, "products: B"]:
     """Inner product per sample of the two gradients of a weight that embeds and projects.
 
     ``sum_{s,t} g[b,t,ids[b,s]] <a[b,t], e[b,s]>``: twice this, with the squares of both gradients,
@@ -182,7 +127,6 @@ def tied_cross(
         a: inputs of the projection ``[B, T, D]``, same dtype.
         g: output gradients of the projection ``[B, T, V]``, same dtype.
         padding_idx: positions of the embedding with this id are ignored.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: never below the true inner product, and above it by at most 1e-12 of
@@ -203,7 +147,7 @@ def tied_cross(
     sizes = wide_a.norm(dim=2)[:, :, None] * wide_e.norm(dim=2)[:, None, :]
     slack = gamma(2 * (ids.shape[1] + a.shape[1] + a.shape[2]) + 16)
     absolute = (chosen.abs() * sizes).sum(2).sum(1)
-    upper: torch.Tensor = (chosen * inner).sum(2).sum(1) + slack * absolute
+    upper: Tensor = (chosen * inner).sum(2).sum(1) + slack * absolute
     return upper
 
 

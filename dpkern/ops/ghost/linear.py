@@ -6,40 +6,22 @@ batches (T = 1) all have this form.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Operand, Sum, written
 from ...errors import InvalidInput
-from ._bounds import OPERANDS, gamma, of_sums, squares, upper_square
+from ._bounds import gamma, of_sums, squares, upper_square
 
-ROUTES = ("auto", "rank_one", "gram", "direct")
+LinearRoute = Literal["auto", "rank_one", "gram", "direct"]
+ROUTES = get_args(LinearRoute)
 _CHUNK = 1 << 22  # gradient entries that the reference holds at a time
 
 
-def _check_operands(a: torch.Tensor, g: torch.Tensor) -> str:
-    check.tensor(a=a, shape=(None, None, None), dtypes=OPERANDS, contiguous=True)
-    check.tensor(
-        g=g, shape=(*a.shape[:2], None), dtypes=(a.dtype,), device=a.device, contiguous=True
-    )
-    return a.device.type
-
-
-def _check_sum(like: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, shape: Any) -> None:
-    """Factors ``[B]`` and an accumulator, both of the sums' dtype and the operands' device."""
-    kind: dict[str, Any] = {"device": like.device, "contiguous": True}
-    kind["dtypes"] = (of_sums(like.dtype),)
-    check.tensor(factors=factors, shape=like.shape[:1], **kind)
-    check.tensor(out=out, shape=shape, **kind)
-
-
-def _validate_norm(
-    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
-) -> str:
-    device = _check_operands(a, g)
-    check.choice(ROUTES, route=route)
+def _check_route(a: Tensor, g: Tensor, route: str) -> None:
     if route == "rank_one" and a.shape[1] != 1:
         raise InvalidInput(
             "route",
@@ -47,10 +29,9 @@ def _validate_norm(
             got=f"rank_one with T = {a.shape[1]}",
             remedy="Use route='auto'.",
         )
-    return device
 
 
-def norm_route(a: torch.Tensor, g: torch.Tensor, route: str = "auto") -> str:
+def norm_route(a: Tensor, g: Tensor, route: str = "auto") -> str:
     """Which way a norm goes: rank_one for one position, else the one asked for, or for ``auto`` the
     one that the CPU's kernels take; they run direct products about 1.4 times as fast as tables of
     dots, and beyond 128 (Gram: 192) positions in float64."""
@@ -63,11 +44,14 @@ def norm_route(a: torch.Tensor, g: torch.Tensor, route: str = "auto") -> str:
     return "gram" if gram < 1.4 * d * p * (2 if positions > 128 else 1) else "direct"
 
 
-@op(validate=_validate_norm)
+@op(check=_check_route)
 @torch.no_grad()
 def linear_norm(
-    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
-) -> torch.Tensor:
+    a: Operand[Tensor, "B T d"],
+    g: Operand[Tensor, "B T p"],
+    *,
+    route: LinearRoute = "auto",
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's gradient, ``|| sum_t g[b,t,:] outer a[b,t,:] ||_F^2``.
 
     ==========  ===============================================================================
@@ -83,7 +67,6 @@ def linear_norm(
         a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
         route: see above.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: never below the true square for these inputs, and above it by at most 1e-4
@@ -112,28 +95,23 @@ def linear_norm(
     return torch.cat(parts)
 
 
-def _direct(a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+def _direct(a: Tensor, g: Tensor) -> Tensor:
     absolute = (a.norm(dim=2) * g.norm(dim=2)).sum(1)
     # The norms are rounded as well, each by less than the slack of twice as many terms.
     terms = 2 * (a.shape[1] + a.shape[2] + g.shape[2])
     return upper_square(torch.bmm(g.transpose(1, 2), a), terms, absolute)
 
 
-def _validate_gradient(a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None) -> str:
-    return _check_operands(a, g)
-
-
-@op(validate=_validate_gradient)
+@op()
 @torch.no_grad()
 def linear_gradient(
-    a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    a: Operand[Tensor, "B T d"], g: Operand[Tensor, "B T p"]
+) -> tuple[Sum[Tensor, "grads: B p d"], Double[Tensor, "squares: B"]]:
     """The gradients themselves, ``grads[b] = sum_t g[b,t,:] outer a[b,t,:]``, and their squares.
 
     Args:
         a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
         g: output gradients ``[B, T, p]``, same dtype.
-        backend: who runs it.
 
     Returns:
         ``grads`` ``[B, p, d]`` of the inputs' dtype (16-bit: float32), contiguous, and float64
@@ -149,28 +127,13 @@ def linear_gradient(
     return grads, squares(grads)
 
 
-def _validate_sum(
-    a: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    backend: str | None = None,
-) -> str:
-    device = _check_operands(a, g)
-    _check_sum(a, factors, out, (g.shape[2], a.shape[2]))
-    return device
-
-
-@op(validate=_validate_sum)
+@op()
 @torch.no_grad()
 def linear_sum(
-    a: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    backend: str | None = None,
+    a: Operand[Tensor, "B T d"],
+    g: Operand[Tensor, "B T p"],
+    factors: Sum[Tensor, "B"],
+    out: Sum[Tensor, "p d", written],
 ) -> None:
     """Weighted sum of the gradients, in place: ``out += sum_b factors[b] grad_b``.
 
@@ -180,7 +143,6 @@ def linear_sum(
         factors: ``[B]``, same dtype (16-bit: float32). A sample of factor 0 contributes nothing,
             NaN or not.
         out: ``[p, d]``, dtype of the factors, contiguous.
-        backend: who runs it.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.

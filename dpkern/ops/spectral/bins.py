@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
 from ..._phase import CONSTANTS, phase
+from ...base.signature import Double, Float, Operand, Sum, written
 from .._products import exact
-from ..ghost._bounds import FLOATS, of_sums
+from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size
 from ._band import Band, half_weights
 from ._basis import lags
@@ -36,7 +37,7 @@ from .conv_norm import check_band
 
 
 @lru_cache(maxsize=256)
-def kept_bins(band: Band) -> torch.Tensor:
+def kept_bins(band: Band) -> Tensor:
     """``[K]``: flat indices of the retained bins in the half plane."""
     with phase(CONSTANTS):
         return half_gains(band).flatten().nonzero().flatten()
@@ -45,7 +46,7 @@ def kept_bins(band: Band) -> torch.Tensor:
 @lru_cache(maxsize=256)
 def crop_matrix(
     band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """``[taps, K]`` twice, float64: what Re S and Im S of a bin add to the taps."""
     gains = half_gains(band)
     width = (1, *band.size)[-1]
@@ -59,27 +60,24 @@ def crop_matrix(
     return weights * angles.cos(), -weights * angles.sin()
 
 
-def _turn(
-    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int
-) -> torch.Tensor:
+def _turn(band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int) -> Tensor:
     return crop_matrix(band, kernel, dilation)[part]
 
 
-def _validate_bins(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
+def _check_bins(
+    x: Tensor,
+    g: Tensor,
     kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
+    stride: Size,
+    padding: Size,
+    dilation: Size,
+    groups: int,
     band: Band,
-    backend: str | None = None,
-) -> str:
+) -> Layer:
     size = band.size if isinstance(band, Band) else ()
-    check_band(band, check_layer(x, g, kernel_size, stride, padding, dilation, groups, size))
-    return x.device.type
+    layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, size)
+    check_band(band, layer)
+    return layer
 
 
 def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
@@ -89,11 +87,11 @@ def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
 
 
-@op(validate=_validate_bins)
+@op(check=_check_bins)
 @torch.no_grad()
 def conv_bins(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
     *,
     kernel_size: Size,
     stride: Size = 1,
@@ -101,8 +99,9 @@ def conv_bins(
     dilation: Size = 1,
     groups: int = 1,
     band: Band,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[
+    Sum[Tensor, "x_bins: K B 2 ci"], Sum[Tensor, "g_bins: K B 2 co"], Double[Tensor, "squares: B"]
+]:
     """The retained bins of both operands, and the squared norm of the *whole* map, in one pass.
 
     Args: as ``conv_norm``, on the grid ``band.size``.
@@ -142,18 +141,18 @@ def conv_bins(
     return x_bins.contiguous(), unfold(g_bins.contiguous(), grid, band), squares
 
 
-def gradient_bins(band: Band, size: Pair, folded: Pair) -> torch.Tensor:
+def gradient_bins(band: Band, size: Pair, folded: Pair) -> Tensor:
     """``[K]``: which bins of D stand for the retained ones."""
     kept = kept_bins(band)
     return kept if size == folded else fold_index(size, folded)[0][kept]
 
 
-def _signs(band: Band, size: Pair, folded: Pair) -> torch.Tensor:
+def _signs(band: Band, size: Pair, folded: Pair) -> Tensor:
     """``[K]``: -1 where ``gradient_bins`` reads a conjugate, else 1."""
     return 1.0 - 2.0 * fold_index(size, folded)[1][kept_bins(band)].double()
 
 
-def unfold(g_bins: torch.Tensor, grid: Grid, band: Band) -> torch.Tensor:
+def unfold(g_bins: Tensor, grid: Grid, band: Band) -> Tensor:
     """Bins of D that were read at their mirror, conjugated in place."""
     if grid.index is not None:
         signs = on(g_bins.device, _signs, band, grid.size, grid.folded)
@@ -161,43 +160,34 @@ def unfold(g_bins: torch.Tensor, grid: Grid, band: Band) -> torch.Tensor:
     return g_bins
 
 
-def _validate_sum(
-    x_bins: torch.Tensor,
-    g_bins: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    dilation: Size = 1,
-    groups: int = 1,
+def _check_sum(
+    x_bins: Tensor,
+    g_bins: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    dilation: Size,
+    groups: int,
     band: Band,
-    backend: str | None = None,
-) -> str:
-    check.tensor(x_bins=x_bins, shape=(None, None, 2, None), dtypes=FLOATS, contiguous=True)
-    same: dict[str, Any] = {"dtypes": (x_bins.dtype,), "device": x_bins.device, "contiguous": True}
-    check.tensor(g_bins=g_bins, shape=(*x_bins.shape[:3], None), **same)
-    check.tensor(factors=factors, shape=x_bins.shape[1:2], **same)
+) -> None:
     groups = check.integer(1, groups=groups)
     axes = len(band.size)
-    if axes == 2 and band.size[0] == 1 and isinstance(out, torch.Tensor) and out.dim() == 3:
+    if axes == 2 and band.size[0] == 1 and out.dim() == 3:
         axes = 1  # a line is a plane of height 1
-    kernel = (None,) * axes
-    weight = (g_bins.shape[3], x_bins.shape[3] // groups, *kernel)
-    check.tensor(out=out, shape=weight, **same)
-    return x_bins.device.type
+    weight = (g_bins.shape[3], x_bins.shape[3] // groups, *(None,) * axes)
+    check.tensor(out=out, shape=weight)
 
 
-@op(validate=_validate_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def bins_sum(
-    x_bins: torch.Tensor,
-    g_bins: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
+    x_bins: Float[Tensor, "K B 2 ci"],
+    g_bins: Float[Tensor, "K B 2 co"],
+    factors: Float[Tensor, "B"],
+    out: Float[Tensor, "co ...", written],
     *,
     dilation: Size = 1,
     groups: int = 1,
     band: Band,
-    backend: str | None = None,
 ) -> None:
     """``out += `` the taps of ``sum_b factors_b h * R_b``, from what ``conv_bins`` kept.
 
@@ -218,9 +208,9 @@ def bins_sum(
 
 
 def add_products(
-    x_bins: torch.Tensor,
-    scaled: torch.Tensor,
-    out: torch.Tensor,
+    x_bins: Tensor,
+    scaled: Tensor,
+    out: Tensor,
     dilation: Size,
     groups: int,
     band: Band,
@@ -238,9 +228,7 @@ def add_products(
         add_crop(re, im, total, dilation, band)
 
 
-def add_crop(
-    re: torch.Tensor, im: torch.Tensor, out: torch.Tensor, dilation: Size, band: Band
-) -> None:
+def add_crop(re: Tensor, im: Tensor, out: Tensor, dilation: Size, band: Band) -> None:
     """``out [O, C, *kernel] +=`` the taps of the spectrum ``re + i im``, ``[K, O, C]`` each."""
     axes = len(band.size)
     steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)

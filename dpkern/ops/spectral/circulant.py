@@ -12,25 +12,21 @@ the same gradients with u reversed.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Double, Float, written
 from ...errors import InvalidInput
 from .._products import exact
-from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights
 from ._spectra import half_gains, on, transform_error
 from ._transform_flops import Flops, of_line
 
 
-def _check(x: torch.Tensor, g: torch.Tensor, band: Band | None = None) -> None:
-    check.tensor(x=x, shape=(None, None, None, None), dtypes=FLOATS, contiguous=True)
-    batch, positions, _, block = x.shape
-    kind: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
-    check.tensor(g=g, shape=(batch, positions, None, block), **kind)
+def _check_band(x: Tensor, g: Tensor, band: Band | None) -> None:
+    block = x.shape[3]
     if band is not None and (not isinstance(band, Band) or band.size != (block,)):
         raise InvalidInput(
             "band",
@@ -40,20 +36,13 @@ def _check(x: torch.Tensor, g: torch.Tensor, band: Band | None = None) -> None:
         )
 
 
-def _validate_norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
-) -> str:
-    _check(x, g, band)
-    return x.device.type
-
-
-def transforms(x: torch.Tensor, g: torch.Tensor, samples: int, inverse: int = 0) -> Flops:
+def transforms(x: Tensor, g: Tensor, samples: int, inverse: int = 0) -> Flops:
     """Of both operands of some samples, and of ``inverse`` gradients."""
     lines = samples * x.shape[1] * (x.shape[2] + g.shape[2]) + inverse * g.shape[2] * x.shape[2]
     return of_line(x.shape[3], real=True) * lines
 
 
-def norm_route(x: torch.Tensor, g: torch.Tensor) -> str:
+def norm_route(x: Tensor, g: Tensor) -> str:
     """``rank_one`` for one position, ``positions`` where Gram matrices over them are cheaper than
     the gradient's ``spectrum``."""
     if x.shape[1] == 1:
@@ -61,17 +50,20 @@ def norm_route(x: torch.Tensor, g: torch.Tensor) -> str:
     return "positions" if _by_positions(x, g) else "spectrum"
 
 
-def _by_positions(x: torch.Tensor, g: torch.Tensor) -> bool:
+def _by_positions(x: Tensor, g: Tensor) -> bool:
     """Whether Gram matrices over positions are cheaper than the gradient's spectrum."""
     positions, ins, outs = x.shape[1], x.shape[2], g.shape[2]
     return positions * (ins + outs) < ins * outs
 
 
-@op(validate=_validate_norm)
+@op(check=_check_band)
 @torch.no_grad()
 def circulant_norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
-) -> torch.Tensor:
+    x: Float[Tensor, "B T q d"],
+    g: Float[Tensor, "B T p d"],
+    *,
+    band: Band | None = None,
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's gradient, or of its filtered part, from above.
 
     ``1/d sum_k w_k Gamma_k^2 sum_{i,j} |sum_t conj(g^[t, i]) x^[t, j]|^2``: one position is a
@@ -82,7 +74,6 @@ def circulant_norm(
         x: input blocks ``[B, T, q, d]``, float32 or float64, contiguous.
         g: output gradient blocks ``[B, T, p, d]``, same dtype, contiguous.
         band: the filter, of size ``(d,)``, or None.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``; not finite for a sample with NaN or inf.
@@ -96,9 +87,7 @@ def circulant_norm(
     return norm_of_spectra(x, g, xs, gs, band)
 
 
-def norm_of_spectra(
-    x: torch.Tensor, g: torch.Tensor, xs: torch.Tensor, gs: torch.Tensor, band: Band | None
-) -> torch.Tensor:
+def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | None) -> Tensor:
     """``circulant_norm``, from transforms that were computed in the precision they have."""
     block = x.shape[-1]
     rounding, transforming = norm_errors(x, g, xs.real.dtype)
@@ -116,13 +105,13 @@ def norm_of_spectra(
     sizes = x.double().flatten(1).norm(dim=1) * g.double().flatten(1).norm(dim=1)
     if x.shape[1] > 1 and _by_positions(x, g):  # the square itself is what is rounded
         exact = (squares + 2 * math.sqrt(block) * rounding * sizes.square()).sqrt()
-        above: torch.Tensor = exact + transforming * sizes
+        above: Tensor = exact + transforming * sizes
     else:
         above = squares.sqrt() + (rounding + transforming) * sizes
     return above.square() * (1 + 2.0**-42)
 
 
-def _weights(block: int, band: Band | None) -> torch.Tensor:
+def _weights(block: int, band: Band | None) -> Tensor:
     """``[K]``: ``w Gamma^2 / d``."""
     weights = torch.from_numpy(half_weights(block)) / block
     return weights if band is None else weights * half_gains(band).flatten().square()
@@ -131,9 +120,7 @@ def _weights(block: int, band: Band | None) -> torch.Tensor:
 _UNIT = 2.0**-53
 
 
-def norm_errors(
-    x: torch.Tensor, g: torch.Tensor, dtype: torch.dtype = torch.float64
-) -> tuple[float, float]:
+def norm_errors(x: Tensor, g: Tensor, dtype: torch.dtype = torch.float64) -> tuple[float, float]:
     """What sums and what transforms of this dtype err by, of the product of the operands' norms."""
     block = x.shape[3]
     terms = x.shape[1] * (x.shape[2] + g.shape[2]) * block
@@ -142,20 +129,16 @@ def norm_errors(
     )
 
 
-def _power(spectra: torch.Tensor) -> torch.Tensor:
+def _power(spectra: Tensor) -> Tensor:
     return torch.view_as_real(spectra).square().sum((-3, -2, -1))
 
 
-def _validate_gradient(x: torch.Tensor, g: torch.Tensor, *, backend: str | None = None) -> str:
-    _check(x, g)
-    return x.device.type
-
-
-@op(validate=_validate_gradient)
+@op()
 @torch.no_grad()
 def circulant_gradient(
-    x: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: Float[Tensor, "B T q d"],
+    g: Float[Tensor, "B T p d"],
+) -> tuple[Float[Tensor, "grads: B p q d"], Double[Tensor, "squares: B"]]:
     """Per-sample gradients, kept, and the squared norm of what is kept.
 
     Args: as ``circulant_norm``.
@@ -175,32 +158,19 @@ def circulant_gradient(
     return grads, grads.double().square().flatten(1).sum(1)
 
 
-def _validate_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    band: Band | None = None,
-    backend: str | None = None,
-) -> str:
-    _check(x, g, band)
-    kind: dict[str, Any] = {"dtypes": (x.dtype,), "device": x.device, "contiguous": True}
-    check.tensor(factors=factors, shape=x.shape[:1], **kind)
-    check.tensor(out=out, shape=(g.shape[2], x.shape[2], x.shape[3]), **kind)
-    return x.device.type
+def _check_sum(x: Tensor, g: Tensor, factors: Tensor, out: Tensor, band: Band | None) -> None:
+    _check_band(x, g, band)
 
 
-@op(validate=_validate_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def circulant_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
+    x: Float[Tensor, "B T q d"],
+    g: Float[Tensor, "B T p d"],
+    factors: Float[Tensor, "B"],
+    out: Float[Tensor, "p q d", written],
     *,
     band: Band | None = None,
-    backend: str | None = None,
 ) -> None:
     """``out += sum_b factors_b h * grad_b``: one product over samples and positions per frequency.
 
@@ -208,7 +178,6 @@ def circulant_sum(
         x, g, band: as ``circulant_norm``.
         factors: ``[B]``, same dtype. Factor 0 contributes nothing, whatever the sample holds.
         out: ``[p, q, d]``, same dtype, contiguous, added to.
-        backend: who runs it.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or band.
@@ -221,9 +190,7 @@ def circulant_sum(
     add_transformed(x, g * factors[:, None, None, None], out, band)
 
 
-def add_transformed(
-    x: torch.Tensor, scaled: torch.Tensor, out: torch.Tensor, band: Band | None
-) -> None:
+def add_transformed(x: Tensor, scaled: Tensor, out: Tensor, band: Band | None) -> None:
     """``out += sum_b h * grad_b`` of output gradients that hold the factors."""
     kind = exact(x.dtype, x.device)
     xs, gs = (

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ..._dispatch import op
+from ...base.signature import Double, Operand
 from ...errors import InvalidInput
 from ..ghost._conv_geometry import Size
 from ._band import Band
@@ -35,21 +37,20 @@ def check_band(band: object, layer: Layer) -> None:
         )
 
 
-def _validate(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
+def _check(
+    x: Tensor,
+    g: Tensor,
     kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
+    stride: Size,
+    padding: Size,
+    dilation: Size,
+    groups: int,
     size: Sequence[int],
-    band: Band | None = None,
-    backend: str | None = None,
-) -> str:
-    check_band(band, check_layer(x, g, kernel_size, stride, padding, dilation, groups, size))
-    return x.device.type
+    band: Band | None,
+) -> Layer:
+    layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, size)
+    check_band(band, layer)
+    return layer
 
 
 def transforms(layer: Layer, grid: Grid) -> Flops:
@@ -68,11 +69,11 @@ def read_entries(layer: Layer, grid: Grid) -> int:
     return geometry.batch * (inputs + geometry.out_channels * geometry.positions)
 
 
-@op(validate=_validate)
+@op(check=_check)
 @torch.no_grad()
 def conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Operand[Tensor, "B ci *S"],
+    g: Operand[Tensor, "B co *O"],
     *,
     kernel_size: Size,
     stride: Size = 1,
@@ -81,8 +82,7 @@ def conv_norm(
     groups: int = 1,
     size: Sequence[int],
     band: Band | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's correlation map, or of its filtered part, from above.
 
     ``||h * R_b||^2`` with ``h = IDFT(gains)``; ``||R_b||^2`` without a band. Dilation does not
@@ -96,7 +96,6 @@ def conv_norm(
         groups: a divisor of ci and co.
         size: ``(P, Q)``, the grid of the mechanism: at least ``s (Ho - 1) + t (d - 1) + 1``.
         band: the filter on this grid, or None.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: at least the exact value of these inputs if the transforms keep Higham's

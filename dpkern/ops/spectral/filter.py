@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import op
+from ...base.signature import Operand, Sum
 from ...errors import InvalidInput
 from .._products import exact
-from ..ghost._bounds import OPERANDS, of_sums
+from ..ghost._bounds import of_sums
 from ._band import Band
 from ._sizes import Pair, planes
 from ._spectra import half_gains, on
@@ -29,15 +30,7 @@ _DEVICE_CHUNK = 1 << 23
 """On a device: its spectra stay small beside the activations."""
 
 
-def _validate(
-    x: torch.Tensor,
-    *,
-    padding: Sequence[int],
-    rows: Sequence[int],
-    band: Band,
-    backend: str | None = None,
-) -> str:
-    check.tensor(x=x, dtypes=OPERANDS, contiguous=True)
+def _check(x: Tensor, padding: Sequence[int], rows: Sequence[int], band: Band) -> None:
     if x.dim() not in (3, 4):
         raise InvalidInput(
             "x",
@@ -58,26 +51,24 @@ def _validate(
         raise InvalidInput(
             "padding", expected="ints >= 0", got=padding, remedy="Pass the layer's padding."
         )
-    return x.device.type
 
 
-def read_places(x: torch.Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
+def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
     """Rows and columns of x that the filter takes: those in front of the last that is used."""
     given, before, used = (1, *x.shape[2:])[-2:], (0, *padding)[-2:], (1, *rows)[-2:]
     y, x_ = (min(n, max(0, u - p)) for n, p, u in zip(given, before, used, strict=True))
     return y, x_
 
 
-@op(validate=_validate)
+@op(check=_check)
 @torch.no_grad()
 def filtered(
-    x: torch.Tensor,
+    x: Operand[Tensor, "B C *S"],
     *,
     padding: Sequence[int],
     rows: Sequence[int],
     band: Band,
-    backend: str | None = None,
-) -> torch.Tensor:
+) -> Sum[Tensor, "filtered: B C *R"]:
     """The filter of the band on the zero-padded input, its first rows and columns.
 
     Args:
@@ -86,7 +77,6 @@ def filtered(
         rows: rows and columns of the padded input that outputs use, ``s (Ho - 1) + t (d - 1) + 1``
             per spatial dimension; others are dropped before the filter.
         band: the filter on its grid, which holds these rows.
-        backend: who runs it.
 
     Returns:
         ``[B, C, *rows]`` of the dtype of x (16 bits: float32), for ``ghost.conv_*`` with
@@ -104,11 +94,11 @@ def filtered(
     samples = max(1, chunk // max(1, maps.shape[1] * used[0] * used[1]))
     for begin in range(0, len(maps), samples):
         out[begin : begin + samples] = run(maps[begin : begin + samples], before, used, band)
-    result: torch.Tensor = out.view(*x.shape[:2], *rows)
+    result: Tensor = out.view(*x.shape[:2], *rows)
     return result
 
 
-def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
+def _transformed(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
     gains = on(x.device, half_gains, band).to(x.dtype)
     size: Pair = (1, *band.size)[-2:]  # type: ignore[assignment]
     (top, left), (height, width) = (
@@ -119,11 +109,11 @@ def _transformed(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch
     part = x[:, :, :height, :width]
     maps[:, :, top : top + part.shape[2], left : left + part.shape[3]] = part
     spectra = torch.fft.rfft2(maps).mul_(gains)
-    out: torch.Tensor = torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
+    out: Tensor = torch.fft.irfft2(spectra, s=size)[:, :, : used[0], : used[1]]
     return out
 
 
-def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.Tensor:
+def _separable(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
     """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
     kind = exact(x.dtype, x.device)
     given = x.shape[2], x.shape[3]
@@ -134,14 +124,12 @@ def _separable(x: torch.Tensor, before: Pair, used: Pair, band: Band) -> torch.T
     return (down @ (x[:, :, :rows, :columns].to(kind) @ across.T)).to(x.dtype)
 
 
-def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> torch.Tensor:
+def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> Tensor:
     return toeplitz(band, before, used, given)[axis]
 
 
 @lru_cache(maxsize=256)
-def toeplitz(
-    band: Band, before: Pair, used: Pair, given: Pair
-) -> tuple[torch.Tensor, torch.Tensor]:
+def toeplitz(band: Band, before: Pair, used: Pair, given: Pair) -> tuple[Tensor, Tensor]:
     """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
     gains = torch.tensor(band.gains)
     gains = gains if gains.dim() == 2 else gains[None]

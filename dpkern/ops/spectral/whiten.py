@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
+from ...base.schema import is_dense
+from ...base.signature import Double, Float, strided
 from ...errors import InvalidInput
 from .. import ghost
-from ..ghost._bounds import FLOATS, gamma
+from ..ghost._bounds import gamma
 from ..ghost._conv_geometry import Geometry, Size, check_geometry
-from ..ghost.explicit import memory_order
 from ._band import Band
 from ._sizes import check_layer, planes
 from .conv_norm import check_band
 from .conv_sum import conv_filtered
 
 
-def _validate(grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None) -> str:
-    check.tensor(grads=grads, dtypes=FLOATS)
-    dense = grads.dim() > 3 and grads.permute(0, *memory_order(grads)).is_contiguous()
-    if not dense:
+def _check(grads: Tensor, matrix: Tensor) -> None:
+    if grads.dim() <= 3 or not is_dense(grads):
         raise InvalidInput(
             "grads",
             expected="[B, co, ci / groups, *kernel] without gaps, the samples outermost",
@@ -31,30 +31,28 @@ def _validate(grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None 
             remedy="Call .contiguous() first.",
         )
     taps = grads[:1, :1, :1].numel() if grads.shape[0] else _taps(grads)
-    kind: dict[str, Any] = {"dtypes": (torch.float64,), "device": grads.device, "contiguous": True}
-    check.tensor(matrix=matrix, shape=(None, taps), **kind)
-    return grads.device.type
+    check.tensor(matrix=matrix, shape=(None, taps))
 
 
-def _taps(grads: torch.Tensor) -> int:
+def _taps(grads: Tensor) -> int:
     taps = 1
     for size in grads.shape[3:]:
         taps *= size
     return taps
 
 
-@op(validate=_validate)
+@op(check=_check)
 @torch.no_grad()
 def whitened_norm(
-    grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
-) -> torch.Tensor:
+    grads: Float[Tensor, "B ...", strided],
+    matrix: Double[Tensor, "r taps"],
+) -> Double[Tensor, "squares: B"]:
     """Squared norm of each sample's coordinates, ``sum over channel pairs || M F ||^2``.
 
     Args:
         grads: per-sample kernel gradients F ``[B, co, ci / groups, *kernel]``, float32 or float64,
             without gaps in memory and the samples outermost; the other dimensions in any order.
         matrix: M, float64 ``[r, taps]``.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``: of exactly these numbers, never less than exact, and above it by at most
@@ -65,9 +63,9 @@ def whitened_norm(
     """
     pairs = grads.shape[1] * grads.shape[2]
     rows = grads.double().reshape(len(grads), pairs, matrix.shape[1])
-    norms: torch.Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
+    norms: Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
     error = gamma(matrix.shape[1] + 8) * matrix.norm() * rows.flatten(1).norm(dim=1)
-    above: torch.Tensor = norms + error
+    above: Tensor = norms + error
     return above.square() * (1 + 2.0**-42)
 
 
@@ -80,16 +78,16 @@ def by_positions(geometry: Geometry, rank: int) -> bool:
 
 
 def whitened_conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Tensor,
+    g: Tensor,
     *,
-    matrix: torch.Tensor,
+    matrix: Tensor,
     kernel_size: Size,
     stride: Size = 1,
     dilation: Size = 1,
     groups: int = 1,
     backend: str | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """``whitened_norm`` of a convolution's per-sample gradients, none of which is kept.
 
     Where there are few output positions, M acts on the input's windows instead: with whitened
@@ -100,7 +98,6 @@ def whitened_conv_norm(
         g: output gradients ``[B, co, *O]`` of the same dtype.
         matrix: M, float64 ``[r, taps]``.
         kernel_size, stride, dilation, groups: of the convolution; its padding is in x.
-        backend: who runs it.
 
     Returns:
         float64 ``[B]``, from above.
@@ -127,15 +124,15 @@ def whitened_conv_norm(
     # The rounding of every row, which need not cancel where the rows do.
     error = torch.finfo(x.dtype).eps * rows.double().norm(dim=2)
     error += gamma(geometry.taps + 8) * matrix.norm() * wide.flatten(2).norm(dim=2)
-    above: torch.Tensor = norms + (error * outs.double().norm(dim=2)).sum(1)
+    above: Tensor = norms + (error * outs.double().norm(dim=2)).sum(1)
     return above.square() * (1 + 2.0**-42)
 
 
 def conv_release(
-    x: torch.Tensor,
-    g: torch.Tensor,
+    x: Tensor,
+    g: Tensor,
     *,
-    matrix: torch.Tensor,
+    matrix: Tensor,
     kernel_size: Size,
     stride: Size = 1,
     padding: Size = 0,
@@ -144,7 +141,7 @@ def conv_release(
     size: Sequence[int],
     band: Band | None = None,
     backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Per-sample coordinates of the filtered kernel gradients, and their squared norms.
 
     ``y[b, o, c] = M F[b, o, c]`` with F the taps of ``h * R``: what is clipped and noised by a
@@ -153,7 +150,6 @@ def conv_release(
     Args:
         x, g, kernel_size, stride, padding, dilation, groups, size, band: as ``conv_norm``.
         matrix: M, float64 ``[r, taps]`` (``Pencil.signal``).
-        backend: who runs it.
 
     Returns:
         ``[B, co, ci / groups, r]`` of the dtype of x (16 bits: float32), and float64 ``[B]``.

@@ -1,0 +1,1 @@
+"""What every other package stands on: declarations, checks, numbers."""

@@ -1,0 +1,476 @@
+"""Declare the structs, codes and sizes that Python, compiled code and devices share.
+
+Each stands here once. The C++ header ``core/layouts.h`` is generated from this file whenever
+kernels are compiled, and numpy's layouts are read from it (``dpkern.backends._tables``). Compiling
+the header proves that C++ lays every struct out as computed here.
+
+Only the standard library is used: the build runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+
+from .. import laws
+
+# codes
+
+
+class Distribution(IntEnum):
+    """Laws of the noise, see ``dpkern.laws``."""
+
+    gaussian = 0
+    laplace = 1
+
+
+class GradType(IntEnum):
+    """Types of explicit per-sample gradients."""
+
+    float32 = 0
+    float64 = 1
+    bfloat16 = 2
+
+
+class Style(IntEnum):
+    """Styles of clipping."""
+
+    flat = 0
+    per_layer = 1
+    automatic = 2
+
+
+class Arithmetic(IntEnum):
+    """What clipping sums in: nothing, the gradients' floats, or integers."""
+
+    norm_only = 0
+    float = 1
+    exact32 = 2
+    exact64 = 3
+
+
+class RuleKind(IntEnum):
+    """Optimizers."""
+
+    sgd = 0
+    adam = 1
+
+
+class RuleForm(IntEnum):
+    """What one element of an optimizer's rule computes."""
+
+    plain = 0
+    momentum = 1
+    nesterov = 2
+    adam = 3
+
+
+class SumType(IntEnum):
+    """Types of clipped sums; ``float`` is the type of the parameters."""
+
+    int32 = 0
+    int64 = 1
+    float = 2
+
+
+class NoisedType(IntEnum):
+    """Types of tensors that noise is added to in place."""
+
+    int32 = 0
+    int64 = 1
+    float32 = 2
+    float64 = 3
+
+
+class NoiseSource(IntEnum):
+    """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
+
+    none = 0
+    stream = 1
+    draws = 2
+
+
+class CoefForm(IntEnum):
+    """Polynomials that stand for a cross-entropy."""
+
+    printed = 0
+    taylor = 1
+
+
+class SymbolType(IntEnum):
+    """Types of the symbols of randomized response."""
+
+    uint8 = 0
+    int32 = 1
+    int64 = 2
+
+
+CODES: tuple[type[IntEnum], ...] = (
+    Distribution,
+    GradType,
+    Style,
+    Arithmetic,
+    RuleKind,
+    RuleForm,
+    SumType,
+    NoisedType,
+    NoiseSource,
+    CoefForm,
+    SymbolType,
+)
+
+# sizes
+
+
+class Size(int):
+    """A number that kernels and their callers must agree on; C++ knows ``TILE`` as ``kTile``."""
+
+    comment: str
+    cpp: str
+
+    def __new__(cls, value: int, comment: str, cpp: str = "int") -> Size:
+        made = super().__new__(cls, value)
+        made.comment, made.cpp = comment, cpp
+        return made
+
+
+TILE = Size(512, "coordinates of a noise tile")
+LANES = Size(16, "cipher blocks side by side in a tile")
+FINE_BITS = Size(laws.FINE_BITS, "output cell g = 2^14 u")
+SCALE_UNITS = Size(laws.SCALE_UNITS, "certified scale in units of u", "std::int64_t")
+CHUNK = Size(4096, "columns of a gradient that are summed together", "std::int64_t")
+UPDATE_PIECE = Size(2048, "elements of a piece, if no noise is made", "std::int64_t")
+
+# Threads of a block, and how much a block does.
+TILE_THREADS = Size(128, "of a block that makes noise")
+TILES_PER_BLOCK = Size(TILE_THREADS // LANES, "noise tiles of such a block")
+CIPHER_THREADS = Size(256, "of a block with one cipher block for each thread")
+SYMBOLS_PER_CIPHER_BLOCK = Size(8, "symbols that are answered from one cipher block")
+FLAT_THREADS = Size(256, "of a block that makes no noise")
+COEF_PIECE = Size(2048, "coefficients of such a block")
+WINDOW = Size(1536, "terms of a loss that a block holds at a time")
+ROW_THREADS = Size(256, "of a block that reads rows of gradients")
+BLOCK_COLUMNS = Size(1024, "columns that such a block sums")
+FACTOR_THREADS = Size(128, "of a block that makes clip factors")
+WARP = Size(32, "threads of a warp")
+
+SIZES = {name: value for name, value in list(globals().items()) if isinstance(value, Size)}
+
+# structs
+
+
+@dataclass(frozen=True)
+class Type:
+    """Type of a field or of a kernel's parameter.
+
+    Attributes:
+        cpp: its name in C++.
+        format: its name in numpy, of one entry.
+        bytes: size of one entry, which is its alignment as well.
+        count: how many entries a field is an array of, or None.
+        comment: what the field means.
+    """
+
+    cpp: str
+    format: str
+    bytes: int
+    count: int | None = None
+    comment: str = ""
+
+    def __call__(self, comment: str) -> Type:
+        """Return the same type with a comment on the field."""
+        return replace(self, comment=comment)
+
+    def __getitem__(self, count: int) -> Type:
+        """Return an array of this type."""
+        return replace(self, count=count)
+
+    @property
+    def alignment(self) -> int:
+        """Bytes."""
+        return self.bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes, of all entries."""
+        return self.bytes * (self.count or 1)
+
+    @property
+    def signature(self) -> str:
+        """The kind of a kernel's parameter and its bytes, as the compiled module tells them."""
+        kind = "p" if self.cpp.endswith("*") else "f" if self.format.startswith("f") else "i"
+        return f"{kind}{self.bytes}"
+
+
+I32, U32 = Type("std::int32_t", "i4", 4), Type("std::uint32_t", "u4", 4)
+I64, U64 = Type("std::int64_t", "i8", 8), Type("std::uint64_t", "u8", 8)
+F32, F64 = Type("float", "f4", 4), Type("double", "f8", 8)
+BOOL = Type("bool", "?", 1)
+
+
+def pointer(to: str) -> Type:
+    """Return the type of a device address; Python gives it as an integer."""
+    return Type(f"{to}*", "u8", 8)
+
+
+def code(kind: type[IntEnum]) -> Type:
+    """Return the type of a field that holds one of these codes."""
+    return Type(kind.__name__, "i4", 4)
+
+
+class Struct:
+    """A struct of C++: its fields in order, each at its own alignment."""
+
+    def __init__(
+        self, name: str, doc: str, *, template: str = "", comment: str = "", **fields: Type | Struct
+    ) -> None:
+        self.name, self.doc, self.template, self.comment = name, doc, template, comment
+        self.fields = fields
+
+    def __call__(self, comment: str) -> Struct:
+        """Return the same struct with a comment on the field that it is."""
+        same = Struct(self.name, self.doc, template=self.template, comment=comment)
+        same.fields = self.fields
+        return same
+
+    @cached_property
+    def alignment(self) -> int:
+        """The largest alignment of a field."""
+        return max(field.alignment for field in self.fields.values())
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Bytes from the beginning to each field, and to the end under the name ``""``."""
+        found, end = {}, 0
+        for name, field in self.fields.items():
+            found[name] = end = -(-end // field.alignment) * field.alignment
+            end += field.size
+        return {**found, "": -(-end // self.alignment) * self.alignment}
+
+    @property
+    def size(self) -> int:
+        """Bytes, padding included."""
+        return self.offsets[""]
+
+    @property
+    def signature(self) -> str:
+        """As of a ``Type``."""
+        return f"s{self.size}"
+
+
+STREAM = Struct(
+    "Stream",
+    "One keystream. The counter of the cipher is the position.",
+    key=U32("256 bits")[8],
+    n0=U32("nonce"),
+    n1=U32,
+    rounds=I32("20, 12 or 8"),
+)
+LIES = Struct(
+    "Lies",
+    "Randomized response. word < keep: the truth. Otherwise lie number min((word - keep) / width, "
+    "categories - 2), and a symbol moves that many categories further than by one.",
+    keep=U64,
+    width=U64("floor((2^64 - keep) / (categories - 1)) words for each lie"),
+    reciprocal=U64("floor((2^64 - 1) / width)"),
+    categories=U32,
+)
+
+# Clipping. Devices read lists of tensors from tables in their own memory.
+CLIP_PLAN = Struct(
+    "ClipPlan",
+    "What clipping is asked for.",
+    rows=I64,
+    p=I32("1 or 2"),
+    style=code(Style),
+    arithmetic=code(Arithmetic),
+)
+CLIP_RULE = Struct(
+    "ClipRule",
+    "Clip factors from squared norms.",
+    max_norm=F64("infinity: no clipping"),
+    scale=F64("takes captured gradients to those of each sample's own loss"),
+    automatic=BOOL,
+)
+CLIP_BOUND = Struct(
+    "ClipBound",
+    "The clip group of the task at the same place.",
+    max_norm=F64("C, the same for all tasks unless per layer"),
+    per_unit=F64("1 / u, exact arithmetic only"),
+    unit_bound=I64("M = floor(C / u), exact arithmetic only"),
+)
+ROW_TASK = Struct(
+    "RowTask",
+    "One parameter's per-sample gradients [rows, columns] without gaps, and where their sum goes.",
+    rows=pointer("const void"),
+    sum=pointer("void")("null: norms only"),
+    columns=I64,
+    first_chunk=I64("kChunk columns each, of all tasks before this one"),
+    first_column=I64("of all tasks before this one"),
+)
+ROWS = Struct(
+    "Rows",
+    "A list of tensors: tasks[0 .. count), the totals over all of them, and the batch size.",
+    tasks=pointer("const RowTask"),
+    count=I64,
+    chunks=I64,
+    columns=I64,
+    rows=I64,
+)
+CLIP = Struct(
+    "Clip",
+    "What a call computes: norms[row, task], and for the sums factors[row, task] and, exact "
+    "arithmetic only, the powers of each row's integers by clip group: [row] or, per layer, "
+    "[row, task].",
+    template="Value",
+    style=code(Style),
+    p=I32,
+    has_sums=BOOL,
+    exact=BOOL,
+    bounds=pointer("const ClipBound"),
+    norms=pointer("double"),
+    factors=pointer("Value"),
+    powers=pointer("std::int64_t"),
+)
+FACTORS = Struct(
+    "Factors",
+    "The factor of a row in a task: of[row row_stride + task task_stride].",
+    template="Value",
+    of=pointer("const Value"),
+    row_stride=I64,
+    task_stride=I64,
+)
+POWERS = Struct(
+    "Powers",
+    "Where the powers of the integers go: of[row row_stride + task task_stride].",
+    of=pointer("std::int64_t"),
+    row_stride=I64,
+    task_stride=I64,
+    p=I32,
+)
+
+# Updates
+RULE = Struct(
+    "Rule",
+    "The optimizer as torch.optim defines it; numbers that depend on the step count are "
+    "ready-made.",
+    kind=code(RuleKind),
+    lr=F64,
+    weight_decay=F64,
+    decoupled=BOOL("AdamW: the decay multiplies the parameter and does not join the gradient"),
+    momentum=F64("SGD"),
+    dampening=F64,
+    nesterov=BOOL,
+    first_step=BOOL("the momentum buffer starts as the gradient itself"),
+    beta1=F64("Adam"),
+    beta2=F64,
+    eps=F64,
+    bias1=F64("1 - beta1^t"),
+    bias2=F64("1 - beta2^t"),
+)
+RULE_NUMBERS = Struct(
+    "RuleNumbers",
+    "The rule as one element needs it (core/optimizer.h).",
+    form=code(RuleForm),
+    first_step=I32("the momentum buffer starts as the gradient itself"),
+    lr=F64,
+    decay=F64("joins the gradient"),
+    momentum=F64("SGD"),
+    fresh=F64("1 - dampening"),
+    shrink=F64("Adam: the decoupled decay"),
+    fresh1=F64("1 - beta1"),
+    keep2=F64("beta2"),
+    fresh2=F64("1 - beta2"),
+    eps=F64,
+    root2=F64("sqrt(1 - beta2^t)"),
+    step=F64("lr / (1 - beta1^t)"),
+)
+UPDATE_TASK = Struct(
+    "UpdateTask",
+    "One parameter tensor of an update.",
+    param=pointer("void"),
+    sum=pointer("const void"),
+    state1=pointer("void")("momentum buffer or first moment, or null"),
+    state2=pointer("void")("second moment, or null"),
+    size=I64,
+    first_position=U64("of its noise; element i stands at first_position + i"),
+    first_piece=I64("of all tasks before this one"),
+    draws_at=I64("where its first draw stands; only with draws made ahead"),
+    per_unit=F64("1 / u, float sums with noise only"),
+    step=F64("takes a sum, or a released count, to the gradient"),
+    aligned16=I64("whether every array that this task touches begins at 16 bytes"),
+)
+UPDATE_CLOCK = Struct(
+    "UpdateClock",
+    "The step count in device memory, so that a recorded graph of launches makes fresh noise.",
+    step=U64("joins n1 of both streams; Adam's t is step + 1"),
+    beta1_power=F64("beta1^t"),
+    beta2_power=F64,
+)
+UPDATE_PLAN = Struct(
+    "UpdatePlan",
+    "What an update is asked for. A piece is a noise tile that a tensor touches if its noise comes "
+    "from the stream, else kUpdatePiece elements.",
+    rule=RULE_NUMBERS,
+    stream=STREAM,
+    rounding=STREAM("only read for float sums"),
+    draws=pointer("const std::int32_t")("made ahead"),
+    rounding_bits=pointer("const std::uint16_t")("made ahead, float sums only"),
+    clock=pointer("const UpdateClock")("or null"),
+    tasks=I64,
+    pieces=I64,
+    noise=code(NoiseSource),
+    law=code(Distribution),
+    sum_type=code(SumType),
+    wide=I32("parameters, states and float sums are double"),
+)
+
+# Coefficients of polynomial losses
+COEF_PLAN = Struct(
+    "CoefPlan",
+    "Noise of the coefficients of rows x columns targets: element i has its linear coefficient at "
+    "position linear + i, its quadratic one at quadratic + i.",
+    stream=STREAM,
+    rounding=STREAM,
+    linear=U64,
+    quadratic=U64,
+    draws=pointer("const std::int32_t")("made ahead"),
+    rounding_bits=pointer("const std::uint16_t")("made ahead"),
+    linear_at=I64("where the draw of element 0 stands among these"),
+    quadratic_at=I64,
+    per_units=pointer("const void")("1 / u of each row, in the targets' type, or null: per_unit"),
+    cells=pointer("const void")("and its cell"),
+    per_unit=F64,
+    cell=F64,
+    rows=I64,
+    columns=I64,
+    noise=code(NoiseSource),
+    form=code(CoefForm),
+    wide=I32("targets are double"),
+    aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),
+)
+FEATURE_SIZES = Struct(
+    "FeatureSizes", "Sizes of a loss that holds the hidden layer.", classes=I64, width=I64
+)
+FEATURE_ARRAYS = Struct(
+    "FeatureArrays",
+    "Its operands and results.",
+    template="T",
+    hidden=pointer("const T"),
+    targets=pointer("const T"),
+    weights=pointer("const T"),
+    loss=pointer("double"),
+    dhidden=pointer("T"),
+)
+FEATURE_SUMS = Struct(
+    "FeatureSums",
+    "What a record makes on the way: [records, classes * width] and [records, classes].",
+    linear=pointer("double")("a1 + a2 W"),
+    columns=pointer("double")("a2^T W, then the derivative by the weights"),
+    terms=pointer("double")("losses of the classes"),
+    slopes=pointer("double")("derivatives by their scores"),
+)
+
+STRUCTS = tuple(value for value in list(globals().values()) if isinstance(value, Struct))
+"""Every struct, each after those that it holds."""

@@ -1,0 +1,316 @@
+"""Read an op's declaration, its signature, without importing anything but the standard library.
+
+    def linear_sum(
+        a: Operand[Tensor, "B T d"],
+        g: Operand[Tensor, "B T p"],
+        factors: Sum[Tensor, "B"],
+        out: Sum[Tensor, "p d", written],
+    ) -> None: ...
+
+A tensor has a dtype group and sizes. Sizes are names, bound from left to right; ``*S`` stands for any
+number of them, ``...`` for sizes that nothing else depends on, and ``_`` for one of these. In a list
+``*S`` is bound entry by entry. Results carry a name: ``Double[Tensor, "squares: B"]``.
+
+The build reads the same signatures to write the bindings of compiled kernels
+(``csrc/bindings/generate.py``), so this file must load without torch.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Float": ("float32", "float64"),
+    "Operand": ("float32", "float64", "bfloat16", "float16"),
+    "Gradient": ("float32", "float64", "bfloat16"),
+    "Sum": ("float32", "float64"),
+    "AnyFloat": ("float32", "float64"),
+    "Double": ("float64",),
+    "Int64": ("int64",),
+    "Int32": ("int32",),
+    "Int16": ("int16",),
+    "Symbol": ("uint8", "int32", "int64"),
+    "Noised": ("int32", "int64", "float32", "float64"),
+}
+"""Dtypes by group. A call has one dtype of ``Float``, ``Operand`` or ``Gradient``: the first tensor
+decides. ``Sum`` is the dtype of its sums: itself, or float32 for 16 bits."""
+
+LEADING = ("Float", "Operand", "Gradient", "Symbol", "Noised")
+"""Groups whose first tensor decides the dtype of the others of that group, and of ``Sum``."""
+
+NUMBERS: dict[str, str] = {
+    "int": "int",
+    "float": "float",
+    "bool": "bool",
+    "Index": "int",
+    "Position": "int",
+    "Count": "int",
+    "Positive": "float",
+    "NonNegative": "float",
+}
+"""Names of numbers in signatures, and the built-in type behind each."""
+
+if TYPE_CHECKING:
+    import torch
+    from torch import dtype as FloatDtype
+
+    Index = Position = Count = int
+    Positive = NonNegative = float
+    Device = torch.device | str
+    Item = TypeVar("Item")
+    OneOrMore = Item | Sequence[Item]
+    AnyFloat = Double = Float = Gradient = Int16 = Int32 = Int64 = Annotated
+    Noised = Operand = Sum = Symbol = Annotated
+else:
+    Index = Position = Count = int
+    Positive = NonNegative = float
+    FloatDtype = Device = object
+
+    class _Group:
+        """A dtype group, for readers of annotations at run time: ``Float[Tensor, "B T"]``."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, item: tuple[Any, ...]) -> Any:
+            return Annotated[(item[0], (self.name, *item[1:]))]
+
+    class OneOrMore:
+        """A tensor, or a list of them: ``OneOrMore[Float[Tensor, "B *P"]]``."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return item | Sequence[item]
+
+    AnyFloat = _Group("AnyFloat")
+    Double, Float, Gradient, Int16, Int32, Int64 = map(
+        _Group, ("Double", "Float", "Gradient", "Int16", "Int32", "Int64")
+    )
+    Noised, Operand, Sum, Symbol = map(_Group, ("Noised", "Operand", "Sum", "Symbol"))
+
+written = "written"
+"""Mark of a tensor that the op changes in place."""
+strided = "strided"
+"""Mark of a tensor that may have any strides."""
+dense = "dense"
+"""Mark of a tensor without gaps in memory, the first dimension outermost, the others in any order."""
+any_number = "any_number"
+"""Mark of a list that may be empty."""
+transposable = "transposable"
+"""Mark of a matrix that is contiguous, or the transpose of a contiguous one."""
+
+
+@dataclass(frozen=True)
+class TensorParameter:
+    """A tensor, or a list of tensors (``many``), that an op takes."""
+
+    name: str
+    group: str
+    dims: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    optional: bool = False
+    many: bool = False
+    alone: bool = False
+    """Whether a tensor may stand for a list of one."""
+
+    @property
+    def layout(self) -> str:
+        """How it lies in memory: ``contiguous``, or one of the marks for it."""
+        others = (written, any_number)
+        return next((mark for mark in self.marks if mark not in others), "contiguous")
+
+
+@dataclass(frozen=True)
+class ChoiceParameter:
+    """One of a few options, passed to compiled kernels by its place in the list."""
+
+    name: str
+    options: tuple[Any, ...]
+    kind: str | None
+
+
+@dataclass(frozen=True)
+class NumberParameter:
+    """A number; ``rule`` names its range (``NUMBERS``)."""
+
+    name: str
+    rule: str
+    optional: bool = False
+
+    @property
+    def type(self) -> str:
+        """``int``, ``float`` or ``bool``."""
+        return NUMBERS[self.rule]
+
+
+@dataclass(frozen=True)
+class DtypeParameter:
+    """A dtype that decides the call's: ``dtype: FloatDtype`` takes those of ``Float``."""
+
+    name: str
+    group: str
+
+
+@dataclass(frozen=True)
+class DeviceParameter:
+    """The device that results go to."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ObjectParameter:
+    """Anything else: the op's own ``check`` looks at it."""
+
+    name: str
+    annotation: str
+
+
+Parameter = (
+    TensorParameter
+    | ChoiceParameter
+    | NumberParameter
+    | DtypeParameter
+    | DeviceParameter
+    | ObjectParameter
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An op's parameters and results.
+
+    Attributes:
+        parameters: in the order of the call.
+        results: tensors that the op makes; None if it returns something else.
+    """
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    results: tuple[TensorParameter, ...] | None
+
+    @property
+    def tensors(self) -> Iterator[TensorParameter]:
+        """The parameters that are tensors or lists of them."""
+        return (p for p in self.parameters if isinstance(p, TensorParameter))
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Names of the sizes in the order in which they are bound; ``*S`` for several."""
+        found: dict[str, None] = {}
+        for parameter in self.parameters:
+            if isinstance(parameter, NumberParameter) and parameter.rule == "Count":
+                found[parameter.name] = None
+            elif isinstance(parameter, TensorParameter) and not parameter.optional:
+                found.update((dim, None) for dim in parameter.dims if is_bound(dim))
+        return tuple(found)
+
+
+STRUCTS: dict[str, str] = {}
+"""Objects that compiled kernels take, by the name of their type in signatures: the C++ struct."""
+
+
+def passed(signature: Signature) -> tuple[Parameter, ...]:
+    """The parameters that a compiled kernel receives: no dtypes, and no objects but ``STRUCTS``."""
+    return tuple(
+        parameter
+        for parameter in signature.parameters
+        if not isinstance(parameter, (DtypeParameter, DeviceParameter, ObjectParameter))
+        or (isinstance(parameter, ObjectParameter) and parameter.annotation in STRUCTS)
+    )
+
+
+def is_bound(dim: str) -> bool:
+    """Whether a dimension has a name that other tensors may refer to."""
+    return dim.lstrip("*").isidentifier() and dim != "_"
+
+
+def read(
+    name: str,
+    annotations: dict[str, str],
+    choices: Callable[[str], Sequence[Any] | None],
+) -> Signature:
+    """Read a signature from its annotations' source.
+
+    Args:
+        name: of the op.
+        annotations: source by parameter, ``return`` last; ``backend`` is no part of a signature.
+        choices: the options of a type with this name, None if it is no ``Literal``.
+    """
+    trees = {key: ast.parse(text, mode="eval").body for key, text in annotations.items()}
+    result = trees.pop("return")
+    parameters = tuple(_parameter(key, tree, choices) for key, tree in trees.items())
+    return Signature(name, parameters, _results(result))
+
+
+def _parameter(
+    name: str, tree: ast.expr, choices: Callable[[str], Sequence[Any] | None]
+) -> Parameter:
+    text, optional = ast.unparse(tree), False
+    if isinstance(tree, ast.BinOp) and _is_none(tree.right):
+        tree, optional = tree.left, True
+    if isinstance(tree, ast.Subscript):
+        head = ast.unparse(tree.value)
+        if head in ("Sequence", "OneOrMore") and isinstance(tree.slice, ast.Subscript):
+            item = _tensor(name, tree.slice)
+            if item is not None:
+                alone = head == "OneOrMore"
+                return TensorParameter(name, *item, optional=optional, many=True, alone=alone)
+        item = _tensor(name, tree)
+        if item is not None:
+            return TensorParameter(name, *item, optional=optional)
+        if head == "Literal" and not optional:
+            return ChoiceParameter(name, tuple(ast.literal_eval(_elements(tree))), None)
+    if isinstance(tree, ast.Name):
+        if tree.id == "Device":
+            return DeviceParameter(name)
+        if tree.id in NUMBERS:
+            return NumberParameter(name, tree.id, optional)
+        group = tree.id.removesuffix("Dtype")
+        if group in GROUPS and group != tree.id:
+            return DtypeParameter(name, group)
+        options = None if optional else choices(tree.id)
+        if options is not None:
+            return ChoiceParameter(name, tuple(options), tree.id)
+    return ObjectParameter(name, text)
+
+
+def _results(tree: ast.expr) -> tuple[TensorParameter, ...] | None:
+    if _is_none(tree):
+        return ()
+    if not isinstance(tree, ast.Subscript):
+        return None
+    parts = [tree]
+    if ast.unparse(tree.value) == "tuple" and isinstance(tree.slice, ast.Tuple):
+        parts = [part for part in tree.slice.elts if isinstance(part, ast.Subscript)]
+    found = [_tensor("", part) for part in parts]
+    if None in found:
+        return None
+    made = []
+    for group, dims, marks in filter(None, found):
+        label, _, rest = " ".join(dims).partition(":")
+        made.append(TensorParameter(label.strip(), group, tuple(rest.split()), marks))
+    return tuple(made)
+
+
+def _tensor(
+    name: str, tree: ast.Subscript
+) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+    group = ast.unparse(tree.value)
+    if group not in GROUPS:
+        return None
+    first, dims, *marks = _elements(tree).elts
+    if not isinstance(dims, ast.Constant) or ast.unparse(first) != "Tensor":
+        raise TypeError(f"{name}: a tensor is declared as {group}[Tensor, 'sizes']")
+    return group, tuple(str(dims.value).split()), tuple(ast.unparse(mark) for mark in marks)
+
+
+def _elements(tree: ast.Subscript) -> ast.Tuple:
+    inner = tree.slice
+    return inner if isinstance(inner, ast.Tuple) else ast.Tuple([inner], ast.Load())
+
+
+def _is_none(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Constant) and tree.value is None
