@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 import torch
 from torch import Tensor
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..base.place import check_recording
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
 from ..base.signature import Position, Symbol
@@ -57,13 +55,7 @@ def blocks(position: int, count: int) -> int:
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
 
 
-def _cost(symbols: Tensor, *, position: int = 0, **_: Any) -> Cost:
-    size = symbols.numel() * symbols.element_size()
-    words = 16 * blocks(position, symbols.numel())
-    return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
-
-
-@op(check=_check, cost=_cost)
+@op(check=_check)
 def randomize(
     symbols: Symbol[Tensor, "*S"],
     *,
