@@ -24,9 +24,9 @@ Source: directional noise for DP-SGD, equations (6)-(13) and algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -41,10 +41,13 @@ from . import _budget, _shape
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Importance, Plan, laid_out
 from .release import Diagonal
+from .run_facts import RunFacts
+from .work import Work
 
 GENERATORS = ("ours", "ours_w1", "gaussian")
 SOURCES = ("lot", "full", "running")
@@ -96,6 +99,22 @@ class Directional(Mechanism):
     """
 
     name: ClassVar[str] = "directional"
+    title: ClassVar[str] = "Directional"
+    source: ClassVar[str] = "directional noise for DP-SGD"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(UNIT, words=", isotropic"),
+        Example({**UNIT, "shape": "elliptic"}, "-elliptic", ", elliptic"),
+        Example(
+            {**UNIT, "mode": "published", "importance_multiplier": 1.0},
+            "-published",
+            " as published",
+        ),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(fields=UNIT, published={"importance_multiplier": 0.05}),
+    )
+    derived: ClassVar[tuple[str, ...]] = ("delta", "epsilon", "lot", "sample_rate", "steps")
+    budget: ClassVar[tuple[str, ...]] = ("published",)
     clipping: ClassVar[str] = "flat"
 
     max_grad_norm: float
@@ -327,6 +346,25 @@ class Directional(Mechanism):
             return
         for held, new in zip(memory["running"], gradients, strict=True):
             held.lerp_(new.double().abs(), 1 - self.decay)
+
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the printed noise follows from, where the budget is given and not the noise."""
+        if "epsilon" not in given:
+            return {"lot": run.batch_size}
+        steps, rate = run.steps, run.sample_rate
+        return {"lot": run.batch_size, "delta": run.delta, "steps": steps, "sample_rate": rate}
+
+    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
+        """Book how magnitudes join their running mean, where there is one."""
+        for n in () if self._releases_importance else sizes:
+            work.each("running mean", n, AND=1)
+            work.each("running mean", n, reads=2, SUB=1, MUL=1, ADD=1)
+
+    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        """Book the relative scales of importances that are not all zero."""
+        del step
+        _shape.count(work, sizes, powers=self._shaped, raised=self.kappa_max is not None)
 
     def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         """The plan for parameters of these shapes; without a memory its noise is isotropic.
