@@ -15,8 +15,7 @@ from . import accounting
 from ._validate import choice, integer, probability
 from .accounting import shown_bound
 from .errors import InvalidInput
-from .mechanisms import RandomizedResponse
-from .mechanisms.base import Mechanism
+from .mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
 from .theory.adlm import Setting
 from .train import adlm_mechanism, display, objective_mechanism, responses
 from .train.adlm_options import MODELS
@@ -29,9 +28,11 @@ OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
 """Options that a mechanism which perturbs a loss has."""
 OF_ADLM = (*OF_OBJECTIVES, "model", "row_shape", "classes", "sample_rate", "dataset_size")
 """Its noise follows from the sizes of network and data too."""
+OF_KIND = {"records": OF_OBJECTIVES, "labelled rows": OF_ADLM}
 OBJECTIVES = {
-    **dict.fromkeys(objective_mechanism.TYPES, OF_OBJECTIVES),
-    **dict.fromkeys(adlm_mechanism.TYPES, OF_ADLM),
+    kind.name: OF_KIND[kind.trained_by]
+    for kind in ObjectivePerturbation.all()
+    if kind.trained_by is not None
 }
 """Mechanisms without sampled steps, and their options."""
 
@@ -105,7 +106,7 @@ def command(
         choice(MODES, mode=mode)
         given: dict[str, Any] = {"mode": mode, "settings": settings or (), "epsilon": epsilon}
         visits = integer(1, visits=1 if steps is None else steps)
-        if mechanism in objective_mechanism.TYPES:
+        if OBJECTIVES[mechanism] is OF_OBJECTIVES:
             local = objective_mechanism.make(mechanism, **given)
             facts = objective_mechanism.facts(local, visits=visits, seeded=False)
         else:
@@ -162,7 +163,7 @@ def command(
         "sampling": sampling,
         "dataset_size": dataset_size,
     }
-    if isinstance(made, RandomizedResponse):
+    if isinstance(made, LabelMechanism):
         _print_response(made, json)
         return
     shapes = None if network is None else [tuple(p.shape) for p in network.parameters()]
@@ -202,7 +203,7 @@ def _print(
     _show(result, as_json)
 
 
-def _print_response(mechanism: RandomizedResponse, as_json: bool) -> None:
+def _print_response(mechanism: LabelMechanism, as_json: bool) -> None:
     """One response for each record, whatever the steps: sampling and delta do not count."""
     facts = responses.report(mechanism, seeded=False)
     certificate = facts.pop("certificate")

@@ -81,12 +81,8 @@ class DPSGD(Mechanism):
     examples: ClassVar[tuple[Example, ...]] = (
         Example(UNIT),
         Example({**UNIT, "clipping": "per_layer"}, "-per-layer", ", per layer"),
-        Example(
-            {**UNIT, "clipping": "automatic"}, "-automatic", ", automatic", "Bu et al., 2023"
-        ),
-        Example(
-            {**UNIT, "clipping": "group", "groups": (0, 1, 1)}, "-group", ", group-wise"
-        ),
+        Example({**UNIT, "clipping": "automatic"}, "-automatic", ", automatic", "Bu et al., 2023"),
+        Example({**UNIT, "clipping": "group", "groups": (0, 1, 1)}, "-group", ", group-wise"),
         Example(
             {**UNIT, "mode": "published", "noise_point": "per_sample"},
             "-per-sample-noise",

@@ -68,9 +68,7 @@ class Functional(ObjectivePerturbation):
 
     trained_by: ClassVar[str | None] = "records"
     audits: ClassVar[tuple[Audit, ...]] = (
-        Audit(
-            releases="record", fields={"epsilon": 1.0}, shapes=FEATURE, corrected=("shapes",)
-        ),
+        Audit(releases="record", fields={"epsilon": 1.0}, shapes=FEATURE, corrected=("shapes",)),
         Audit(
             releases="visits",
             suffix="_training",
