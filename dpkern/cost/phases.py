@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from .._phase import BACK, CLIP, IMPORTANCE, LEARN, MAP, NOISE, PROJECT, UPDATE
 from .primitives import Item, Itemised
 
-CLIP, MAP, NOISE, BACK = "clip and sum", "map", "noise", "map back"
-UPDATE, LEARN, IMPORTANCE, PROJECT = "update", "learning", "importance", "projection"
 ELSEWHERE = "elsewhere"
 PHASES = (CLIP, MAP, IMPORTANCE, NOISE, BACK, UPDATE, LEARN, PROJECT, ELSEWHERE)
 """In their order."""

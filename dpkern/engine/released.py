@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._phase import MAP, phase
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
 from ..mechanisms.release import Diagonal, Release, Taps
@@ -97,14 +98,18 @@ class Mapped(Released):
 
     def square(self) -> Tensor:
         def one(piece: Record) -> Tensor:
-            rows = self.release.forward(piece.per_sample().reshape(-1, *self.shape)).flatten(1)
+            gradients = piece.per_sample().reshape(-1, *self.shape)
+            with phase(MAP):
+                rows = self.release.forward(gradients).flatten(1)
             return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
 
         return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def coordinates(self, scale: float) -> Tensor:
         # The map is linear, and may leave little to scale.
-        return self.release.forward(self.record.per_sample().reshape(-1, *self.shape)) * scale
+        rows = self.record.per_sample().reshape(-1, *self.shape)
+        with phase(MAP):
+            return self.release.forward(rows) * scale
 
 
 @dataclass
@@ -250,7 +255,9 @@ class Spectrum(Released):
         return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
     def coordinates(self, scale: float) -> Tensor:
-        return self.release.forward(self.filtered().per_sample().double() * scale)
+        rows = self.filtered().per_sample().double() * scale
+        with phase(MAP):
+            return self.release.forward(rows)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from .._phase import PROJECT, phase
 from .._validate import integer
 from ..accounting import events
 from ..accounting.events import EventSpec
@@ -212,7 +213,8 @@ class Mechanism(CataloguedMechanism):
     def project(self, params: Sequence[torch.Tensor]) -> None:
         """Project parameters in place, after a step; post-processing."""
         if self.projection is not None:
-            update.project(params, self.projection)
+            with phase(PROJECT):
+                update.project(params, self.projection)
 
     def plan_at(self, plan: Plan, step: int) -> Plan:
         """A first step's plan with the sizes that it has in a later step, for counting.

@@ -38,6 +38,7 @@ from ..accounting.planning import epsilon as certified_epsilon
 from ..errors import InvalidInput
 from ..theory import markov
 from . import _budget, _shape
+from . import _directional_options as options
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
@@ -48,11 +49,6 @@ from .plan import Block, Importance, Plan, laid_out
 from .release import Diagonal
 from .run_facts import RunFacts
 from .work import Work
-
-GENERATORS = ("ours", "ours_w1", "gaussian")
-SOURCES = ("lot", "full", "running")
-TARGETS = ("sum", "average")
-SHAPES = ("isotropic", "elliptic")
 
 _ROUNDED = 1 + 2.0**-40
 """Covers the rounding of scales that are computed in float64."""
@@ -140,7 +136,9 @@ class Directional(Mechanism):
 
     def __post_init__(self) -> None:
         choice(MODES, mode=self.mode)
-        self._check_generator()
+        options.check_shape(
+            generator=self.generator, w_source=self.w_source, shape=self.shape, mode=self.mode
+        )
         choice(markov.ORDERS, beta=self.beta)
         open_unit(budget_split=self.budget_split)
         open_unit(floor=self.least)
@@ -151,7 +149,7 @@ class Directional(Mechanism):
             )
         bound = checked_bound("max_grad_norm", self.max_grad_norm)
         object.__setattr__(self, "max_grad_norm", bound)
-        self._check_target()
+        options.check_target(noise_target=self.noise_target, lot=self.lot, mode=self.mode)
         self._set_noise()
         if self.arithmetic is None:
             object.__setattr__(self, "arithmetic", "float" if self._stretch > 1 else "exact")
@@ -162,36 +160,6 @@ class Directional(Mechanism):
                 got="exact",
                 remedy="Integers are bounded by the clip norm itself.",
             )
-
-    def _check_generator(self) -> None:
-        if self.generator == "adaclip":
-            raise InvalidInput(
-                "generator",
-                expected=f"one of {', '.join(GENERATORS)}",
-                got=self.generator,
-                remedy="Use dpkern.mechanisms.AdaClip: it clips and adapts by rules of its own.",
-            )
-        choice(GENERATORS, generator=self.generator)
-        choice(SOURCES, w_source=self.w_source)
-        if choice(SHAPES, shape=self.shape) == "elliptic" and self.mode == "published":
-            raise InvalidInput(
-                "shape",
-                expected="'isotropic' with mode='published'",
-                got=self.shape,
-                remedy="The printed shape follows from generator; elliptic noise is corrected.",
-            )
-
-    def _check_target(self) -> None:
-        average = choice(TARGETS, noise_target=self.noise_target) == "average"
-        if average and (self.mode != "published" or self.lot is None):
-            raise InvalidInput(
-                "noise_target",
-                expected="'sum', or 'average' with mode='published' and lot=",
-                got=self.noise_target,
-                remedy="Noise meant for one sample goes to the sum; lot is the public size.",
-            )
-        if self.lot is not None:
-            integer(1, lot=self.lot)
 
     def _set_noise(self) -> None:
         """Derive what is not given; a derived value given again must be the same."""
@@ -214,10 +182,12 @@ class Directional(Mechanism):
     def _set(self, name: str, follows: float | None, *, needed: bool) -> None:
         given = getattr(self, name)
         if given is not None and follows is not None and given != follows:
-            raise _no_budget(name, f"None, or {follows}, which follows from the budget", given)
+            raise options.no_budget(
+                name, f"None, or {follows}, which follows from the budget", given
+            )
         value = follows if given is None else given
         if value is None and needed:
-            raise _no_budget(
+            raise options.no_budget(
                 name, "a number, or in published mode a budget to derive it from", None
             )
         object.__setattr__(self, name, value)
@@ -414,7 +384,7 @@ class Directional(Mechanism):
             InvalidInput: no budget says how many steps, at which rate and delta.
         """
         if self.steps is None or self.sample_rate is None or self.delta is None:
-            raise _no_budget("steps", "numbers that say what would be composed", None)
+            raise options.no_budget("steps", "numbers that say what would be composed", None)
         as_if = replace(self, kappa_max=max(1.0, kappa))
         return certified_epsilon(
             as_if, sample_rate=self.sample_rate, steps=self.steps, delta=self.delta
@@ -465,12 +435,3 @@ class Directional(Mechanism):
         lot = self.importance is not None and self.importance.source == "lot"
         together = [*blocks, *(self._importance_blocks() if lot else [])]
         return gaussian_spec(together, str(self.arithmetic), dimension * (1 + lot))
-
-
-def _no_budget(name: str, expected: str, got: object) -> InvalidInput:
-    return InvalidInput(
-        name,
-        expected=expected,
-        got=got,
-        remedy="Pass either the noise, or epsilon=, delta=, steps= and sample_rate=.",
-    )

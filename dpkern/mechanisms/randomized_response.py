@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from .._phase import LEARN, NOISE, phase
 from .._validate import choice, integer, positive
 from ..accounting import events, shown_bound
 from ..accounting.events import EventSpec
@@ -144,14 +145,15 @@ class RandomizedResponse(LabelMechanism):
         self, values: torch.Tensor, *, stream: Stream, position: int = 0, backend: str | None = None
     ) -> torch.Tensor:
         """The responses, a new tensor; see ``dpkern.ops.symbols.randomize``."""
-        return symbols.randomize(
-            values,
-            stream=stream,
-            keep=self.keep,
-            categories=self.categories,
-            position=position,
-            backend=backend,
-        )
+        with phase(NOISE):
+            return symbols.randomize(
+                values,
+                stream=stream,
+                keep=self.keep,
+                categories=self.categories,
+                position=position,
+                backend=backend,
+            )
 
     def estimate(self, responses: torch.Tensor) -> torch.Tensor:
         """Unbiased frequencies of the categories, float64 ``[k]``: ``(f - q0) / (p0 - q0)``.
@@ -161,16 +163,17 @@ class RandomizedResponse(LabelMechanism):
         Raises:
             InvalidInput: no responses, or one that is no category.
         """
-        counts = torch.bincount(responses.flatten().long(), minlength=self.categories)
-        if not responses.numel() or len(counts) > self.categories:
-            raise InvalidInput(
-                "responses",
-                expected=f"at least one, from 0 to {self.categories - 1}",
-                got=f"{responses.numel()} of {len(counts)} categories",
-                remedy="Pass what randomize() returned.",
-            )
-        shares = counts.double() / responses.numel()
-        return (shares - self.lie) / (self.truth - self.lie)
+        with phase(LEARN):
+            counts = torch.bincount(responses.flatten().long(), minlength=self.categories)
+            if not responses.numel() or len(counts) > self.categories:
+                raise InvalidInput(
+                    "responses",
+                    expected=f"at least one, from 0 to {self.categories - 1}",
+                    got=f"{responses.numel()} of {len(counts)} categories",
+                    remedy="Pass what randomize() returned.",
+                )
+            shares = counts.double() / responses.numel()
+            return (shares - self.lie) / (self.truth - self.lie)
 
     def variance(self, frequencies: Sequence[float], count: int) -> torch.Tensor:
         """Variance of ``estimate`` per category, float64 ``[k]``, for ``count`` fixed records.
@@ -214,7 +217,7 @@ class RandomizedResponse(LabelMechanism):
     def count_response(self, work: Work, records: int, dtype: torch.dtype) -> None:
         """Book one response of each record, and the estimate of the frequencies from them."""
         k = self.categories
-        work.under("noise").op(
+        work.under(NOISE).op(
             "symbols.randomize",
             torch.empty((records,), dtype=dtype, device="meta"),
             stream=Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1),
@@ -222,7 +225,7 @@ class RandomizedResponse(LabelMechanism):
             categories=k,
         )
         line = "frequencies"
-        work = work.under("learning")
+        work = work.under(LEARN)
         if dtype is not torch.int64:
             work.each(line, records)
         work.counts(line, LOAD=records, ADD=records, STORE=k)

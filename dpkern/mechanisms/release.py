@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .._phase import BACK, NOISE, phase
 from .._validate import choice
 from ..errors import InvalidInput
 from .site import Site
@@ -133,7 +134,7 @@ class Release(ABC):
 
     def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         """Book what ``noised`` takes besides the noise itself."""
-        self.count_back(work.under("map back"), parameter, dtype)
+        self.count_back(work.under(BACK), parameter, dtype)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -369,8 +370,12 @@ class Open(Taps):
         return parameter
 
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
-        return signal.double() + self.back(add_noise(zeros))
+        with phase(NOISE):
+            zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
+            noisy = add_noise(zeros)
+        spread = self.back(noisy)
+        with phase(NOISE):
+            return signal.double() + spread
 
     def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         del dtype  # noise is drawn in float64
@@ -379,7 +384,7 @@ class Open(Taps):
         work.multiplied("matrix", math.prod(parameter) // taps, columns, taps)
 
     def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        n, beside = math.prod(parameter), work.under("noise")
+        n, beside = math.prod(parameter), work.under(NOISE)
         beside.filled("beside the signal", math.prod(self.shape(parameter)))
         beside.converted("beside the signal", n, dtype, torch.float64)
         beside.each("beside the signal", n, reads=2, ADD=1)

@@ -20,7 +20,7 @@ class Work(Protocol):
     """
 
     def under(self, phase: str) -> Self:
-        """The same account, under another phase: ``map``, ``noise``, ``map back``, ``learning``."""
+        """The same account, under another phase, one of ``dpkern._phase``."""
 
     def each(self, line: str, n: int, *, reads: int = 1, extra: int = 0, **primitives: int) -> None:
         """A result of n elements from ``reads`` tensors of n and ``extra`` other elements."""

@@ -16,6 +16,7 @@ import torch
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
+from ..._phase import CONSTANTS, phase
 from .._products import exact
 from .._values import used
 from ..ghost._bounds import FLOATS, of_sums
@@ -38,7 +39,8 @@ from .conv_norm import check_band, norm_flops, read_entries, transforms
 @lru_cache(maxsize=256)
 def kept_bins(band: Band) -> torch.Tensor:
     """``[K]``: flat indices of the retained bins in the half plane."""
-    return half_gains(band).flatten().nonzero().flatten()
+    with phase(CONSTANTS):
+        return half_gains(band).flatten().nonzero().flatten()
 
 
 @lru_cache(maxsize=256)
