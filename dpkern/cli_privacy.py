@@ -18,9 +18,10 @@ from .errors import InvalidInput
 from .mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
 from .theory.adlm import Setting
 from .train import adlm_mechanism, display, objective_mechanism, responses
-from .train.adlm_options import MODELS
+from .train.adlm_options import MODELS, LabelledOptions
 from .train.mechanism import CALIBRATED_TO, MODES, NAMES, Run, make
 from .train.models import ALL_MODELS, build, example_rows
+from .train.objective_options import RecordOptions
 from .train.options import ARITHMETICS, CLIPPINGS
 from .train.report import dumps
 
@@ -35,17 +36,20 @@ OBJECTIVES = {
     if kind.trained_by is not None
 }
 """Mechanisms without sampled steps, and their options."""
+OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
 
 
 def command(
     context: typer.Context,
     sample_rate: Annotated[
         float | None,
-        typer.Option(help="Expected batch size / number of rows; not of spof and fm."),
+        typer.Option(help=f"Expected batch size / number of rows; not of {OF_RECORDS}."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Number of steps; of spof, fm, adlm and ilm: visits of each record."),
+        typer.Option(
+            help=f"Number of steps; of {OF_RECORDS}, {OF_LABELLED}: visits of each record."
+        ),
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise, in units of the norm bound.")
@@ -63,7 +67,8 @@ def command(
         str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
     ] = "poisson",
     dataset_size: Annotated[
-        int | None, typer.Option(help="Number of rows; needed by fixed sampling, adlm and ilm.")
+        int | None,
+        typer.Option(help=f"Number of rows; needed by fixed sampling, {OF_LABELLED}."),
     ] = None,
     mechanism: Annotated[
         str, typer.Option(help=f"One of {', '.join(sorted((*NAMES, *OBJECTIVES)))}.")
@@ -79,7 +84,7 @@ def command(
         str | None,
         typer.Option(
             help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}. "
-            f"Of adlm and ilm: {', '.join(MODELS)}."
+            f"Of {OF_LABELLED}: {', '.join(MODELS)}."
         ),
     ] = None,
     row_shape: Annotated[
@@ -237,7 +242,7 @@ def _sizes(
     if model is None or rows is None or rate is None:
         raise InvalidInput(
             "model, dataset_size, sample_rate",
-            expected="all three: the noise of adlm and ilm follows from them",
+            expected=f"all three: the noise of {OF_LABELLED} follows from them",
             got=f"model {model}, dataset_size {rows}, sample_rate {rate}",
             remedy="Pass --model, --dataset-size and --sample-rate.",
         )
