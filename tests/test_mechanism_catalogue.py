@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 import dpkern
 from dpkern import mechanisms
-from dpkern.mechanisms import DPSGD, CataloguedMechanism, Mechanism, ObjectivePerturbation
+from dpkern.cost import _step_maps, steps
+from dpkern.errors import InvalidInput
+from dpkern.mechanisms import (
+    DPSGD,
+    AdaClip,
+    Block,
+    CataloguedMechanism,
+    Mechanism,
+    ObjectivePerturbation,
+    Release,
+)
 from dpkern.mechanisms.examples import Layer
+from dpkern.mechanisms.work import Work
 
 ROOT = Path(dpkern.__file__).parents[1]
 MINE = ("dpkern/mechanisms/", "dpkern/papers/")
@@ -153,3 +165,29 @@ def test_examples_can_be_made_and_told_apart(kind: type[Mechanism]) -> None:
     assert made[0].mode == "corrected"
     assert len({example.suffix for example in kind.examples}) == len(made)
     assert len({mechanism.fingerprint for mechanism in made}) == len(made)
+
+
+def test_what_is_not_said_is_not_counted_as_nothing() -> None:
+    class Forgetful(AdaClip):
+        def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+            Mechanism.count_plan(self, work, sizes, step)
+
+    mechanism = Forgetful(noise_multiplier=1.0, expected_batch_size=1.0)
+    with pytest.raises(InvalidInput, match="Define its count_learning and count_plan"):
+        steps.form(mechanism, [(2, 3)], 1)
+
+
+def test_a_map_that_does_not_say_is_not_counted_as_nothing() -> None:
+    class Twice(Release):
+        def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
+            return parameter
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return 2 * rows.double()
+
+        def back(self, noisy: torch.Tensor) -> torch.Tensor:
+            return noisy.double() / 2
+
+    block = Block(shape=(2, 3), clip_group=0, bound=1.0, sd=1.0, release=Twice())
+    with pytest.raises(InvalidInput, match="Define its count_forward and count_back"):
+        _step_maps.noised(block, torch.float32)

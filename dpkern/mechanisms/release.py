@@ -128,9 +128,19 @@ class Release(ABC):
         work.converted("formats", rows * taken, dtype, torch.float64)
         work.converted("formats", rows * given, torch.float64, dtype)
 
-    @abstractmethod
     def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Book ``back`` of noisy coordinates of this dtype."""
+        """Book ``back`` of noisy coordinates of this dtype.
+
+        Raises:
+            InvalidInput: a map that does not say.
+        """
+        del work, parameter, dtype
+        raise InvalidInput(
+            "release",
+            expected="one whose maps have a closed form",
+            got=type(self).__name__,
+            remedy="Define its count_forward and count_back, or use cost.counting.count.",
+        )
 
     def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         """Book what ``noised`` takes besides the noise itself."""
