@@ -245,8 +245,7 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     scaled = exact(f"{UPDATE}: scaling", glue.each(n, MUL=1))
     noised: Items = []
     if plan.distribution is not None and block.sd > 0:
-        drawn = WIDE if release is not None and release.draws_apart else dtype
-        values = shaped(block.release_shape, drawn)
+        values = shaped(block.release_shape, dtype)
         scale = None if exact_sums else block.sd
         noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
     if release is None or release.plain:

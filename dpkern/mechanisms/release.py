@@ -57,9 +57,6 @@ class Release(ABC):
     gain: ClassVar[float] = 1.0
     """Factor on norm and signal; some releases have a field of that name."""
 
-    draws_apart: ClassVar[bool] = False
-    """Whether noise is drawn on float64 zeros of its own, not on the signal."""
-
     @property
     def plain(self) -> bool:
         """Whether both maps are the identity, so that the sum is noised as it is."""
@@ -345,8 +342,6 @@ class Open(Taps):
     Attributes:
         noise: float64 ``[taps, m]``, the noise's map; ``z`` has m coordinates of the block's sd.
     """
-
-    draws_apart: ClassVar[bool] = True
 
     noise: Matrix
 
