@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
+from ..uncompiled import uncompiled
 from .states import State
 
 Function = Callable[..., Any]
@@ -34,7 +34,7 @@ class TrackedTensor(Tensor):
     """Number of the write (``aliases``) that the state takes into account."""
 
     @classmethod
-    @_disable_dynamo  # torch.compile breaks its graph here
+    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
