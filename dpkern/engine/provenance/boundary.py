@@ -332,8 +332,9 @@ class ModuleBoundary:
             raise refusals.private_in_public()
         if self.capture.in_public or not self.capture.attached:
             return run()
-        if any(state.batch is not None and state.batch.placeholder for state in states):
-            return None  # an empty draw has no gradient
+        for state in states:
+            if state.batch is not None and state.batch.placeholder:
+                return None  # an empty draw has no gradient
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
         try:

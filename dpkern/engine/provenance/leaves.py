@@ -46,18 +46,24 @@ class Leaves:
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
-        if any(isinstance(node, BackwardCFunction) for node in nodes_of(loss, outputs)):
-            assume(OWN_FUNCTIONS)
-        for leaf in leaves_of(loss, () if whole else outputs):
-            if not self._is_foreign(leaf):
-                continue
-            raise PrivacyError(
-                "loss",
-                expected="no trained tensor besides the parameters of the private module",
-                got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-                remedy="It would be trained without clipping and noise. Put it into the module "
-                "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
-            )
+        for node in nodes_of(loss, outputs):
+            if isinstance(node, BackwardCFunction):
+                assume(OWN_FUNCTIONS)
+            self._check_leaf(node)
+        for node in nodes_of(loss) if whole else ():
+            self._check_leaf(node)
+
+    def _check_leaf(self, node: Any) -> None:
+        leaf = getattr(node, "variable", None)
+        if leaf is None or not self._is_foreign(leaf):
+            return
+        raise PrivacyError(
+            "loss",
+            expected="no trained tensor besides the parameters of the private module",
+            got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
+            remedy="It would be trained without clipping and noise. Put it into the module "
+            "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+        )
 
     def _is_foreign(self, leaf: Tensor) -> bool:
         capture = self.capture
@@ -77,13 +83,7 @@ class Leaves:
         return False
 
 
-def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
-    """Leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
-    found = (getattr(node, "variable", None) for node in nodes_of(loss, stop))
-    return [variable for variable in found if variable is not None]
-
-
-def nodes_of(loss: Tensor, stop: Collection[Any]) -> Iterator[Any]:
+def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:
     """The nodes of the graph in front of those in ``stop``."""
     stack: list[Any] = [loss.grad_fn]
     met = {loss.grad_fn}

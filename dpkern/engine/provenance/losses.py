@@ -22,7 +22,7 @@ from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
 from .rules import Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
-from .tensor import retrack, state_of, untracked
+from .tensor import TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 
 _REDUCTION = {
@@ -52,6 +52,9 @@ _CLASSES = ("cross_entropy", "nll_loss")
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
 def loss(call: Call) -> Any:
     """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
+    found = _usual_classes(call) if call.name in _CLASSES else None
+    if found is not None:
+        return found
     place = _REDUCTION.get(call.name) or _REDUCTION_OF_ROWS[call.name]
     reduction = call.argument(place, "reduction", default="mean")
     rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
@@ -60,7 +63,7 @@ def loss(call: Call) -> Any:
     own = call.name in _CLASSES and reduction == "mean" and _divisor_depends_on_batch(call)
     if own and isinstance(rows, (PerRecord, OneRecord)):
         return _own_normalisation(call, rows, place)
-    result = call.func(*call.args, **call.kwargs)
+    result = call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
     if leaves_out(rows):
@@ -74,6 +77,29 @@ def loss(call: Call) -> Any:
     factor, each = divisor_of(rows.ids, rows.batch)
     result = result if factor == 1 else result * factor
     return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
+
+
+def _usual_classes(call: Call) -> Tensor | None:
+    """Follow the mean over all records of the batch in their order, every target counted.
+
+    The plain loop has no other loss: it is told by a few comparisons. None for what is not that.
+    """
+    first, kwargs = call.states[0], call.kwargs
+    if type(first) is not PerRecord or len(call.args) != 2 or len(call.operands) != 2:
+        return None
+    batch, (x, target) = first.batch, call.args
+    if first is not batch.each or len(call.states) != 2 or call.states[1] is not first:
+        return None
+    if kwargs.get("reduction", "mean") != "mean" or x.dim() < 2 or x.shape[0] != batch.in_pass:
+        return None
+    if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
+        return None
+    if not target.is_floating_point() and _leaves_out_targets(
+        target, kwargs.get("ignore_index", -100)
+    ):
+        return None
+    terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
+    return retrack(call.plain(), RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
 
 
 def _by_entry(call: Call) -> tuple[State, int]:
@@ -90,13 +116,6 @@ def _by_entry(call: Call) -> tuple[State, int]:
 def _by_row(call: Call) -> tuple[State, int]:
     """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
-    first = call.states[0]
-    if call.name in _CLASSES and type(first) is PerRecord and not first.dim and x.dim() > 1:
-        # The plain case: outputs and targets of the same records, and nothing else.
-        alone = len(call.args) > 1 and call.tracks_only(x, call.args[1])
-        alone = alone and len(call.operands) == len(call.tracked)
-        if alone and call.states[-1] is first and len(x) == len(first.ids):
-            return first, max(math.prod(x.shape[2:]), 1)
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
     operands = list(call.args[:3]) if vectors > 1 else operands
@@ -125,7 +144,10 @@ def _divisor_depends_on_batch(call: Call) -> bool:
         return False
     if call.argument(2, "weight") is not None:
         return True
-    ignored = call.argument(4, "ignore_index", default=-100)
+    return _leaves_out_targets(target, call.argument(4, "ignore_index", default=-100))
+
+
+def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
     if ignored < 0:  # every other class is at least 0: one pass over the targets tells
         return bool(target.numel()) and target.min().item() < 0
     return bool((target == ignored).any())
@@ -189,8 +211,9 @@ def backward(call: Call) -> Any:
     """Check that the loss is a sum over records, and go backward."""
     roots = call.argument(0, "tensors", "self")
     roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]
-    states = [s for s in map(state_of, roots) if s is not None]
-    boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
+    states = [root._state for root in roots if type(root) is TrackedTensor]
+    batches = [s.batch for s in states if s.batch is not None]
+    boundary = batches[0].boundary if batches else None
 
     losses = [untracked(root) for root in roots]
     gradients = call.argument(1, "gradient", "grad_tensors")

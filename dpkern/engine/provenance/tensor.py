@@ -42,15 +42,11 @@ class TrackedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        from .rules import run  # the rules stand on this module
-
-        return run(func, args, {} if kwargs is None else dict(kwargs))
+        return _RUN[0](func, args, {} if kwargs is None else dict(kwargs))
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
-        from .rules import run
-
-        run(Tensor.backward, (self, *args), kwargs)
+        _RUN[0](Tensor.backward, (self, *args), kwargs)
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A copy of another class, which may enter other modules and not the private one."""
@@ -67,6 +63,15 @@ class TrackedTensor(Tensor):
 
     def __format__(self, form: str) -> str:
         return format(untracked(self).detach(), form)
+
+
+_RUN: list[Callable[[Function, Sequence[Any], dict[str, Any]], Any]] = []
+"""What runs operations on tracked tensors (``rules.run``, which stands on this module)."""
+
+
+def run_by(run: Callable[[Function, Sequence[Any], dict[str, Any]], Any]) -> None:
+    """Hand operations on tracked tensors to this function."""
+    _RUN[:] = [run]
 
 
 def track(tensor: Tensor, state: State) -> TrackedTensor:
