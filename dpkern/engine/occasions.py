@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
-from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,9 +17,6 @@ MEAN_GAP = 500
 
 _MOST_KNOWN = 64
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
-_TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_hooks".split())
-"""Those of the standard attributes that decide what a pass does."""
-
 _DISCRETE = (bool, str, type(None))
 
 
@@ -42,8 +38,9 @@ class Occasions:
         self._returns = 0
         self._sure = random.SystemRandom()
         self._gap = self._draw()
+        self._seen = False
+        """Whether there was a pass."""
         self._refresh()
-        self._last: Any = None
         self._behind = False
         """Whether passes change the module themselves."""
         self._key = 0
@@ -57,13 +54,14 @@ class Occasions:
             given: flags among the arguments of the pass.
         """
         self._given = given
-        now, returned = self._look(), False
-        if not _same(now, self._last):
+        returned = False
+        if not self._same():
+            self._read()
             before, self._key = self._key, self._combination()
-            returned = self._last is not None
+            returned = self._seen
             # The pass before may have changed it itself: from now on a look behind tells.
             self._behind = self._behind or self._key == before
-        self._last = now
+        self._seen = True
         if hash((self._key, recording, self._given)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
                 return "new"
@@ -84,8 +82,8 @@ class Occasions:
 
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
-        if self._behind:
-            self._last = self._look()
+        if self._behind and not self._same():
+            self._read()
 
     def _draw(self) -> int:
         """Passes to the next secret probe: geometric, so that none tells the next."""
@@ -112,50 +110,40 @@ class Occasions:
         own = {id(table) for part in modules for table in _tables(part)}
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
-        # A look touches what the module's author put there; torch's tables are told by their sizes.
-        self._getters: list[Any] = []
-        for held in self._attributes:
-            names = [n for n in held if n not in _STANDARD or n in _TABLES]
-            if len(names) > 1:
-                self._getters.append((itemgetter(*names), held))
-            elif names:
-                self._getters.append((dict.values, held))
-        # Views show what is in a table now, without a call for each.
-        self._parts = [table.values() for table in self._children]
-        self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
-        self._sizes += self._attributes
-        self._hooks: list[Any] = [
-            table
-            for part in modules
-            for table in (
-                *(part._forward_hooks, part._forward_pre_hooks),
-                *(part._backward_hooks, part._backward_pre_hooks),
-            )
-        ]
-        # A table that fills changes its size, which reads everything anew.
-        self._hooked = [(i, table) for i, table in enumerate(self._hooks) if table]
+        self._hooks = [table for part in modules for table in _hooks(part)]
         self._parameters = list(self.module.parameters())
+        hooked = [table for table in self._hooks if table]
+        self._tables: list[Any] = [*self._attributes, *self._children, *hooked]
+        """What is compared item by item; identity comes first, so that it costs little."""
+        self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
+        """Torch's other tables: one that fills or empties shows by its length."""
+        self._structure = self._lengths(), [*map(list, map(dict.values, self._children))]
 
-    def _look(self) -> Any:
-        """What is there now; another structure than last time is read anew."""
+    def _lengths(self) -> list[int]:
+        return [*map(len, self._sizes), *map(len, self._attributes)]
+
+    def _same(self) -> bool:
+        """Whether everything is what it was when it was read."""
         try:
-            now = self._scan()
-        except KeyError:  # an attribute was deleted
-            now = None
-        if now is None or self._last is None or now[1:3] != self._last[1:3]:
-            self._refresh()
-            now = self._scan()
-        return now
+            with plainly():
+                return (
+                    self._seen
+                    and self._tables == self._contents
+                    and [*map(len, self._sizes)] == self._counts
+                    and [p.requires_grad for p in self._parameters] == self._trained
+                )
+        except (RuntimeError, ValueError, TypeError):  # tensors and arrays that were replaced
+            return False
 
-    def _scan(self) -> Any:
+    def _read(self) -> None:
+        """Remember what is there now; another structure than last time is read anew."""
+        children = [*map(list, map(dict.values, self._children))]
+        if not self._seen or (self._lengths(), children) != self._structure:
+            self._refresh()
         with plainly():
-            return (
-                [tuple(get(held)) for get, held in self._getters],
-                [*map(tuple, self._parts)],
-                [*map(len, self._sizes)],
-                [(i, *table) for i, table in self._hooked],
-                [parameter.requires_grad for parameter in self._parameters],
-            )
+            self._trained = [p.requires_grad for p in self._parameters]
+        self._contents = [*map(dict, self._tables)]
+        self._counts = [*map(len, self._sizes)]
 
     def _combination(self) -> int:
         """A hash of everything discrete."""
@@ -175,9 +163,10 @@ class Occasions:
 
 
 def _tables(part: nn.Module) -> Iterable[Any]:
-    yield part._parameters
-    yield part._buffers
-    yield part._modules
+    return (part._parameters, part._buffers, part._modules, *_hooks(part))
+
+
+def _hooks(part: nn.Module) -> Iterable[Any]:
     yield part._forward_hooks
     yield part._forward_pre_hooks
     yield part._backward_hooks
@@ -186,13 +175,6 @@ def _tables(part: nn.Module) -> Iterable[Any]:
 
 def _function(value: Any) -> Any:
     return getattr(value, "__func__", value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError, TypeError):  # tensors and arrays that were replaced
-        return False
 
 
 def _power_of_four(number: int) -> bool:

@@ -72,6 +72,7 @@ def _is_ours(code: CodeType) -> bool:
 CallSite = tuple[tuple[int, int], ...]
 """Code objects, by ``id``, and places of instructions in them."""
 
+
 def call_site(depth: int = 4) -> CallSite:
     """Return the instructions of the user's code that the running call comes from.
 
