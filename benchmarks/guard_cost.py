@@ -107,7 +107,7 @@ def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
 
 PARTS = (
     ("probe", ForwardGuard, "_check"),
-    ("scans", ForwardGuard, "_before"),
+    ("scans", ForwardGuard, "before"),
     ("scans", ForwardGuard, "after"),
     ("rows", boundary.ModuleBoundary, "enter"),
     ("rows", boundary.ModuleBoundary, "leave"),

@@ -444,9 +444,11 @@ class Capture:
         if self.guard.running:
             return None
         self._skipped = False
-        if self.boundary is None or self.collected is not None:
-            return None
-        return self.boundary.enter(args, kwargs)
+        changed = None
+        if self.boundary is not None and self.collected is None:
+            changed = args, kwargs = self.boundary.enter(args, kwargs)
+        self.guard.before(args, kwargs)
+        return changed
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

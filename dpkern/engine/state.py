@@ -9,8 +9,9 @@ one left behind, which is cheap; contents decide where they differ. Contents alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -59,7 +60,9 @@ class StateGuard:
     def refresh(self) -> None:
         """Read anew which modules there are."""
         self._modules = list(self.module.named_modules())
-        self._parts = [part for _, part in self._modules]
+        # Views show what is in a table now.
+        self._buffers = [part._buffers.values() for _, part in self._modules]
+        self._parameters = [part._parameters.values() for _, part in self._modules]
 
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
@@ -184,10 +187,8 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
-        tables: list[Mapping[str, Tensor | None]] = [p._buffers for p in self._parts if p._buffers]
-        if self._whole():
-            tables += [p._parameters for p in self._parts if p._parameters]
-        tensors = [t for table in tables for t in table.values() if t is not None]
+        tables = self._buffers + self._parameters if self._whole() else self._buffers
+        tensors = [t for t in chain.from_iterable(tables) if t is not None]
         with plainly():
             try:
                 versions = [tensor._version for tensor in tensors]

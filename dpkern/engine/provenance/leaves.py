@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 OWN_FUNCTIONS = "backward passes of autograd functions in the loop keep samples apart"
 """The condition of certificates where a loss has such a function."""
+
+
+_ACCUMULATOR = torch._C._functions.AccumulateGrad
+"""The graph's node in front of a trained tensor."""
 
 
 class Leaves:
@@ -47,15 +52,16 @@ class Leaves:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
         for node in nodes_of(loss, outputs):
-            if isinstance(node, BackwardCFunction):
+            if type(node) is _ACCUMULATOR:
+                self._check_leaf(node.variable)
+            elif isinstance(node, BackwardCFunction):
                 assume(OWN_FUNCTIONS)
-            self._check_leaf(node)
         for node in nodes_of(loss) if whole else ():
-            self._check_leaf(node)
+            if type(node) is _ACCUMULATOR:
+                self._check_leaf(node.variable)
 
-    def _check_leaf(self, node: Any) -> None:
-        leaf = getattr(node, "variable", None)
-        if leaf is None or not self._is_foreign(leaf):
+    def _check_leaf(self, leaf: Tensor) -> None:
+        if not self._is_foreign(leaf):
             return
         raise PrivacyError(
             "loss",
@@ -86,13 +92,11 @@ class Leaves:
 def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:
     """The nodes of the graph in front of those in ``stop``."""
     stack: list[Any] = [loss.grad_fn]
-    met = {loss.grad_fn}
+    met = {None, *stop}
     while stack:
         node = stack.pop()
-        if node is None or node in stop:
+        if node in met:
             continue
+        met.add(node)
         yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in met:
-                met.add(following)
-                stack.append(following)
+        stack += [following for following, _ in node.next_functions]

@@ -12,15 +12,18 @@ divided by its own number of targets instead:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .aliases import is_stale
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
-from .rules import Call, action, finish_as
+from .rules import USUAL, Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
 from .tensor import TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
@@ -52,9 +55,6 @@ _CLASSES = ("cross_entropy", "nll_loss")
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
 def loss(call: Call) -> Any:
     """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
-    found = _usual_classes(call) if call.name in _CLASSES else None
-    if found is not None:
-        return found
     place = _REDUCTION.get(call.name) or _REDUCTION_OF_ROWS[call.name]
     reduction = call.argument(place, "reduction", default="mean")
     rows, entries = _by_entry(call) if call.name in _REDUCTION else _by_row(call)
@@ -79,27 +79,34 @@ def loss(call: Call) -> Any:
     return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
 
 
-def _usual_classes(call: Call) -> Tensor | None:
+def usual_cross_entropy(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     """Follow the mean over all records of the batch in their order, every target counted.
 
-    The plain loop has no other loss: it is told by a few comparisons. None for what is not that.
+    Most loops have no other operation. None for every call that is not this one.
     """
-    first, kwargs = call.states[0], call.kwargs
-    if type(first) is not PerRecord or len(call.args) != 2 or len(call.operands) != 2:
+    if len(args) != 2 or type(args[0]) is not TrackedTensor or type(args[1]) is not TrackedTensor:
         return None
-    batch, (x, target) = first.batch, call.args
-    if first is not batch.each or len(call.states) != 2 or call.states[1] is not first:
+    (x, target), state = args, args[0]._state
+    if type(state) is not PerRecord or args[1]._state is not state or is_stale(args):
         return None
-    if kwargs.get("reduction", "mean") != "mean" or x.dim() < 2 or x.shape[0] != batch.in_pass:
+    batch = state.batch
+    if state is not batch.each or batch.in_pass != len(state.ids):
         return None
-    if kwargs.get("size_average") is not None or kwargs.get("reduce") is not None:
+    given = kwargs.keys() - _HARMLESS
+    if any(kwargs[name] is not None for name in given) or kwargs.get("reduction") != "mean":
         return None
-    if not target.is_floating_point() and _leaves_out_targets(
-        target, kwargs.get("ignore_index", -100)
-    ):
+    if type(kwargs.get("label_smoothing")) is not float:
         return None
-    terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
-    return retrack(call.plain(), RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
+    with torch._C.DisableTorchFunctionSubclass():
+        if x.dim() < 2 or _leaves_out_targets(target, kwargs.get("ignore_index", -100)):
+            return None
+        loss = F.cross_entropy(x, target, **kwargs)
+        terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
+        return retrack(loss, RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
+
+
+USUAL[F.cross_entropy] = usual_cross_entropy
+_HARMLESS = {"reduction", "label_smoothing", "ignore_index"}
 
 
 def _by_entry(call: Call) -> tuple[State, int]:
@@ -140,14 +147,14 @@ def _by_row(call: Call) -> tuple[State, int]:
 
 def _divisor_depends_on_batch(call: Call) -> bool:
     target = call.argument(1, "target")
-    if target.is_floating_point():
-        return False
-    if call.argument(2, "weight") is not None:
+    if not target.is_floating_point() and call.argument(2, "weight") is not None:
         return True
     return _leaves_out_targets(target, call.argument(4, "ignore_index", default=-100))
 
 
 def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
+    if target.is_floating_point():  # probabilities
+        return False
     if ignored < 0:  # every other class is at least 0: one pass over the targets tells
         return bool(target.numel()) and target.min().item() < 0
     return bool((target == ignored).any())

@@ -46,7 +46,12 @@ class TrackedTensor(Tensor):
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
-        _RUN[0](Tensor.backward, (self, *args), kwargs)
+        batch = self._state.batch
+        if args or kwargs or batch is None or batch.boundary is None:
+            _RUN[0](Tensor.backward, (self, *args), kwargs)
+        else:
+            loss = untracked(self)
+            batch.boundary.backward([loss], [self._state], loss.backward)
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A copy of another class, which may enter other modules and not the private one."""
