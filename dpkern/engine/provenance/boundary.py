@@ -285,8 +285,10 @@ class ModuleBoundary:
             rows = Rows.of_batch(YieldedBatch(self.capture.batch, boundary=self))
             self.current = rows.batch
         self.losses.outputs = set()
-        if type(output) is Tensor:
-            return self._tracked(output, rows)
+        plain = type(output) is Tensor and rows.order is None and rows.ids is rows.batch.all
+        if plain and output.dim() and output.shape[0] == len(rows.ids):
+            self.losses.outputs.add(output.grad_fn)
+            return track(output, rows.batch.each)
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:

@@ -26,7 +26,13 @@ def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
     if kind is Tensor:
         return track(tree, _state(tree, batch, views))
     if kind is tuple or kind is list:
-        return kind([tracked_batch(item, batch, views) for item in tree])
+        rows, each, items = len(batch.all), batch.each, []
+        for item in tree:
+            if type(item) is Tensor and item.dim() and item.shape[0] == rows:
+                items.append(track(item, each))
+            else:
+                items.append(tracked_batch(item, batch, views))
+        return kind(items)
     if kind is PackedSequence:
         ids = packed_ids(tree, batch)
         return PackedSequence(track(tree.data, PerRecord(batch, ids)), *tree[1:])

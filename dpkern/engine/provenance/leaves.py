@@ -21,7 +21,7 @@ OWN_FUNCTIONS = "backward passes of autograd functions in the loop keep samples 
 """The condition of certificates where a loss has such a function."""
 
 
-_ACCUMULATOR = torch._C._functions.AccumulateGrad
+_ACCUMULATOR = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 """The graph's node in front of a trained tensor."""
 
 
