@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
+from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,6 +18,9 @@ MEAN_GAP = 500
 
 _MOST_KNOWN = 64
 _STANDARD = frozenset(vars(nn.Module())) - {"training"}
+_TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_hooks".split())
+"""Those of the standard attributes that decide what a pass does."""
+
 _DISCRETE = (bool, str, type(None))
 
 
@@ -112,38 +116,47 @@ class Occasions:
         self._children = [part._modules for part in modules if part._modules]
         self._hooks = [table for part in modules for table in _hooks(part)]
         self._parameters = list(self.module.parameters())
-        hooked = [table for table in self._hooks if table]
-        self._tables: list[Any] = [*self._attributes, *self._children, *hooked]
-        """What is compared item by item; identity comes first, so that it costs little."""
-        self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
-        """Torch's other tables: one that fills or empties shows by its length."""
-        self._structure = self._lengths(), [*map(list, map(dict.values, self._children))]
-
-    def _lengths(self) -> list[int]:
-        return [*map(len, self._sizes), *map(len, self._attributes)]
+        tables = [table for part in modules for table in _tables(part)]
+        self._empty = [table for table in tables if not table]
+        self._tables = [*self._children, *(table for table in self._hooks if table)]
+        self._sized = [*self._attributes, *self._tables]
+        self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
+        # A look touches what the module's author put there, and torch's tables that hold something.
+        self._getters: list[Any] = []
+        for held in self._attributes:
+            if names := [n for n in held if n not in _STANDARD or n in _TABLES]:
+                self._getters.append((itemgetter(*names), held))
 
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
         try:
             with plainly():
-                return (
-                    self._seen
+                return self._has_structure() and bool(
+                    [get(held) for get, held in self._getters] == self._values
                     and self._tables == self._contents
-                    and [*map(len, self._sizes)] == self._counts
                     and [p.requires_grad for p in self._parameters] == self._trained
                 )
-        except (RuntimeError, ValueError, TypeError):  # tensors and arrays that were replaced
+        except (KeyError, RuntimeError, ValueError, TypeError):  # deleted, or replaced tensors
             return False
+
+    def _has_structure(self) -> bool:
+        """Whether tables and attributes have as many entries as they had."""
+        return self._seen and not any(self._empty) and [*map(len, self._sized)] == self._counts
 
     def _read(self) -> None:
         """Remember what is there now; another structure than last time is read anew."""
-        children = [*map(list, map(dict.values, self._children))]
-        if not self._seen or (self._lengths(), children) != self._structure:
+        children = [*map(dict, self._children)]
+        if not self._has_structure() or children != self._contents[: len(children)]:
             self._refresh()
         with plainly():
+            try:
+                self._values = [get(held) for get, held in self._getters]
+            except KeyError:  # one attribute for another
+                self._refresh()
+                self._values = [get(held) for get, held in self._getters]
             self._trained = [p.requires_grad for p in self._parameters]
         self._contents = [*map(dict, self._tables)]
-        self._counts = [*map(len, self._sizes)]
+        self._counts = [*map(len, self._sized)]
 
     def _combination(self) -> int:
         """A hash of everything discrete."""

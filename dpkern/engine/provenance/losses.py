@@ -92,13 +92,13 @@ def usual_cross_entropy(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor |
     batch = state.batch
     if state is not batch.each or batch.in_pass != len(state.ids):
         return None
-    given = kwargs.keys() - _HARMLESS
-    if any(kwargs[name] is not None for name in given) or kwargs.get("reduction") != "mean":
+    given = kwargs.get
+    if not (given("weight") is given("size_average") is given("reduce") is None):
         return None
-    if type(kwargs.get("label_smoothing")) is not float:
+    if given("reduction") != "mean" or type(given("label_smoothing")) is not float:
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        if x.dim() < 2 or _leaves_out_targets(target, kwargs.get("ignore_index", -100)):
+        if x.dim() < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
             return None
         loss = F.cross_entropy(x, target, **kwargs)
         terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
@@ -106,7 +106,6 @@ def usual_cross_entropy(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor |
 
 
 USUAL[F.cross_entropy] = usual_cross_entropy
-_HARMLESS = {"reduction", "label_smoothing", "ignore_index"}
 
 
 def _by_entry(call: Call) -> tuple[State, int]:
