@@ -44,6 +44,10 @@ class Occasions:
         self._gap = self._draw()
         self._seen = False
         """Whether there was a pass."""
+        self._contents: list[dict[Any, Any]] = []
+        self._counts: list[int] = []
+        self._values: list[Any] = []
+        self._trained: list[bool] = []
         self._refresh()
         self._behind = False
         """Whether passes change the module themselves."""
