@@ -375,7 +375,7 @@ class Capture:
                 expected="uses that the check of the batch dimension has seen",
                 got="a use outside the module's forward pass, or without a tensor output",
                 remedy="Call the module itself and let it return a tensor whose first dimension "
-                "is the batch (a module that computes its loss returns the logits beside the loss), or "
+                "is the batch (one that computes its loss returns the logits beside the loss), or "
                 "call engine.validate(function, *inputs) first.",
             )
 
