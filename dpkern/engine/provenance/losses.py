@@ -25,7 +25,7 @@ from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
 from .rules import USUAL, Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
-from .tensor import TrackedTensor, retrack, state_of, untracked
+from .tensor import Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 
 _REDUCTION = {
@@ -49,6 +49,7 @@ _REDUCTION_OF_ROWS = {
 }
 """Losses of whole rows."""
 
+_CROSS_ENTROPY = F.cross_entropy
 _CLASSES = ("cross_entropy", "nll_loss")
 
 
@@ -79,12 +80,16 @@ def loss(call: Call) -> Any:
     return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
 
 
-def usual_cross_entropy(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+def usual_cross_entropy(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Tensor | None:
     """Follow the mean over all records of the batch in their order, every target counted.
 
     Most loops have no other operation. None for every call that is not this one.
     """
-    if len(args) != 2 or type(args[0]) is not TrackedTensor or type(args[1]) is not TrackedTensor:
+    if func is not _CROSS_ENTROPY or len(args) != 2:
+        return None
+    if type(args[0]) is not TrackedTensor or type(args[1]) is not TrackedTensor:
         return None
     (x, target), state = args, args[0]._state
     if type(state) is not PerRecord or args[1]._state is not state or is_stale(args):
@@ -105,7 +110,7 @@ def usual_cross_entropy(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor |
         return retrack(loss, RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
 
 
-USUAL[F.cross_entropy] = usual_cross_entropy
+USUAL["cross_entropy"] = usual_cross_entropy
 
 
 def _by_entry(call: Call) -> tuple[State, int]:

@@ -30,8 +30,8 @@ RULES: dict[str, Rule] = {}
 ACTIONS: dict[str, Action] = {}
 """Operations that need more than a state for their result."""
 
-USUAL: dict[Function, Callable[[Sequence[Any], dict[str, Any]], Tensor | None]] = {}
-"""What runs a function's most frequent calls at a low price; it returns None for all others."""
+USUAL: dict[str, Callable[[Function, Sequence[Any], dict[str, Any]], Tensor | None]] = {}
+"""What runs an operation's most frequent calls at a low price; it returns None for all others."""
 
 REORDERING = frozenset({"__getitem__", "index_select"})
 """Operations that take an order of the rows that other records had a part in."""
@@ -147,9 +147,9 @@ def action(*names: str) -> Callable[[Action], Action]:
 
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
-    if func in USUAL and (usual := USUAL[func](args, kwargs)) is not None:
-        return usual
     name = name_of(func)
+    if name in USUAL and (usual := USUAL[name](func, args, kwargs)) is not None:
+        return usual
     if name in _SIZES and type(args[0]) is TrackedTensor:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
