@@ -21,6 +21,7 @@ NOT_LAUNCHED = {"rounding_kernel", "advance_kernel"}
 """Kernels that only the compiled launchers start."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", _cupy_sources.KERNELS)
 def test_every_kernel_compiles_under_its_name(source: str) -> None:
     kernels = [_cupy_sources.expression(kernel) for kernel in _cupy_sources.KERNELS[source]]

@@ -239,10 +239,6 @@ class Training:
         else:
             autoencoder.descend_flat(self.weights, direction, lr)
 
-    def reconstruct(self) -> Tensor:
-        """xhat of the held-out records, ``[R, m, K, n]``."""
-        return torch.sigmoid(torch.cat([z for z, _ in self._test_logits()], 2))
-
     def outcome(self) -> Outcome:
         """Measured on the held-out records as they are now."""
         sums = torch.zeros(3, len(self.seeds), dtype=torch.float64)

@@ -201,7 +201,7 @@ def _bit(present: float, without: float, count: int) -> optimistic.Laws:
 
 def _sums(bits: int, rate: float) -> NDArray[np.float64]:
     """Masses of how many of so many independent bits are set."""
-    special = require("scipy.special", extra="audit")
+    special = require("scipy.special")
     k = np.arange(bits + 1)
     ways = special.gammaln(bits + 1) - special.gammaln(k + 1) - special.gammaln(bits - k + 1)
     masses: NDArray[np.float64] = np.exp(

@@ -32,6 +32,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     KINDS = (PrivacyOptions, ModelOptions)
     EPOCH = Epoch
     RUN_OPTIONS = frozenset(f.name for f in fields(RunOptions))
+    OPS = ("clip.clip_sum", "update.step")
     FORMAT = checkpoint.FORMAT
 
     steps: Training
