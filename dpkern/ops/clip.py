@@ -10,7 +10,6 @@ import torch
 from .. import _validate as check
 from .._dispatch import op
 from ..errors import InvalidInput
-from . import _clip_cost
 from ._clip_request import (
     ClipResult,
     Gradients,
@@ -94,7 +93,7 @@ def _validate_sample_norm(
     return tensors[0].device.type
 
 
-@op(validate=_validate_sample_norm, cost=_clip_cost.sample_norm)
+@op(validate=_validate_sample_norm)
 @torch.no_grad()
 def sample_norm(
     grads: Gradients,
@@ -235,7 +234,7 @@ def _check_out(
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-@op(validate=_validate_clip_sum, cost=_clip_cost.clip_sum)
+@op(validate=_validate_clip_sum)
 @torch.no_grad()
 def clip_sum(
     grads: Gradients,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
@@ -66,13 +64,7 @@ def blocks(position: int, count: int) -> int:
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
 
 
-def _cost(symbols: torch.Tensor, *, position: int = 0, **_: Any) -> Cost:
-    size = symbols.numel() * symbols.element_size()
-    words = 16 * blocks(position, symbols.numel())
-    return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
-
-
-@op(validate=_validate, cost=_cost)
+@op(validate=_validate)
 def randomize(
     symbols: torch.Tensor,
     *,
