@@ -11,6 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
+from ..base.dtypes import codes
 from ..base.layouts import Distribution, NoiseSource, SumType
 from ..ops import update
 from ..ops._count import Count, known
@@ -20,7 +21,7 @@ from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
 
-_SUM_CODES = {torch.int32: SumType.int32, torch.int64: SumType.int64}
+_SUM_CODES = codes(SumType)
 _SUM_NAMES = {SumType.int32: "std::int32_t", SumType.int64: "std::int64_t"}
 
 

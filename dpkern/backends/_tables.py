@@ -89,7 +89,8 @@ def row_list(
     return made, tasks
 
 
-def _sgd_form(rule: update.SGD) -> layouts.RuleForm:
+def sgd_form(rule: update.SGD) -> layouts.RuleForm:
+    """What one element computes."""
     if not rule.momentum:
         return layouts.RuleForm.plain
     return layouts.RuleForm.nesterov if rule.nesterov else layouts.RuleForm.momentum
@@ -100,7 +101,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
     if isinstance(rule, update.SGD):
         return one(
             layouts.RULE_NUMBERS,
-            form=_sgd_form(rule),
+            form=sgd_form(rule),
             first_step=t == 1,
             lr=rule.lr,
             decay=rule.weight_decay,

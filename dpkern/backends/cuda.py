@@ -17,6 +17,10 @@ from . import _device, _launch, _launch_update, cpu
 from ._kernels import KERNELS, Instance, Kernel
 from ._start import Device
 
+_NAME = f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
+EMULATED = Path(__file__).resolve().parents[2] / "build" / "emulated" / _NAME
+"""The kernels compiled as C++, in a checkout."""
+
 
 def load() -> tuple[bool, str]:
     """Find a device and register the kernels; or say why not."""
@@ -60,6 +64,12 @@ def device(module: Any) -> Device:
     return Device(Compiled(module), "cuda", "cuda", _device.refusal)
 
 
+def compiled(module: Any) -> dict[str, str]:
+    """Every kernel of a compiled module by its name, and its parameters."""
+    listed: Any = getattr(module, "kernels", dict)()  # a module of before the list has none
+    return {name: parameters for name, (_, parameters) in listed.items()}
+
+
 def declared() -> dict[str, str]:
     """Every instance of the launch table and its parameters, as a compiled module tells them."""
     return {
@@ -95,7 +105,7 @@ def _unavailable(extension: Any) -> str | None:
             f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
             "DPKERN_CUDA=on, or pip install triton"
         )
-    if {name: types for name, (_, types) in extension.cuda.kernels().items()} != declared():
+    if compiled(extension.cuda) != declared():
         return "has kernels of another version of dpkern: reinstall it"
     if torch.version.cuda is None:
         return f"needs a CUDA build of torch, found {torch.__version__}"
@@ -120,13 +130,13 @@ def emulated_device(module: Any) -> Device:
 
 @cache
 def _emulated() -> ModuleType | str:
-    folder = Path(__file__).resolve().parents[2] / "build" / "emulated"
-    path = folder / f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if not path.is_file():
+    if not EMULATED.is_file():
         return "is not built for the emulator: make emulated"
-    spec = importlib.util.spec_from_file_location("_emulated", path)
+    spec = importlib.util.spec_from_file_location("_emulated", EMULATED)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if compiled(module) != declared():
+        return "was built for the emulator of other sources: make emulated"
     return module

@@ -9,6 +9,8 @@ import torch
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.dtypes import codes
+from ..base.layouts import GradType, Style
 from ..errors import InvalidInput
 from . import _clip_cost
 from ._clip_request import (
@@ -22,9 +24,9 @@ from ._clip_request import (
 )
 from ._lattice import round_down
 
-STYLES = ("flat", "per_layer", "automatic")
+STYLES = tuple(Style.__members__)
 ARITHMETIC = ("float", "exact")
-GRAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+GRAD_DTYPES = tuple(codes(GradType))
 SLACK = 1 - 2.0**-21
 """Clipping aims this far below C: rounding cannot lift a sample's own float term above C."""
 GAMMA = 0.01

@@ -9,14 +9,16 @@ import torch
 
 from .. import _validate as check
 from .._dispatch import Cost, op
+from ..base.dtypes import codes
+from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK, SymbolType
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
 from .noise import check_recording, check_stream
 
-DTYPES = (torch.uint8, torch.int32, torch.int64)
+DTYPES = tuple(codes(SymbolType))
 MAX_CATEGORIES = 1 << 30
-PER_BLOCK = 8
+PER_BLOCK = int(SYMBOLS_PER_CIPHER_BLOCK)
 """A cipher block serves this many symbols, two words each."""
 
 _LAST_POSITION = 2**62

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
+from ...base.dtypes import codes
+from ...base.layouts import GradType, Style
 from ...ops import clip
 from ._native import addresses, kernels, tallied
 from ._tally import Kernel, Tally
 
-_GRAD_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-_STYLE_CODES = {style: code for code, style in enumerate(clip.STYLES)}
+_GRAD_CODES = codes(GradType)
+_STYLE_CODES = Style.__members__
 
 
 def _held(grads: clip.Gradients) -> tuple[list[torch.Tensor], list[int]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...ops import symbols as op
+from ...base.dtypes import codes
+from ...base.layouts import SymbolType
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
+
+_CODES = codes(SymbolType)
 
 
 def _randomize(
@@ -15,7 +18,7 @@ def _randomize(
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty_like(symbols)
     packed = kernels().randomize_symbols(
-        op.DTYPES.index(symbols.dtype),
+        _CODES[symbols.dtype],
         stream.packed(),
         position,
         categories,

@@ -21,11 +21,12 @@ import torch
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
+from ...base.layouts import CoefForm
 from ...errors import InvalidInput
 from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
 from ..noise import FLOATS, add_noise
 
-FORMS = ("printed", "taylor")
+FORMS = tuple(CoefForm.__members__)
 LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
@@ -43,7 +44,7 @@ def packed(
     """What compiled kernels begin with: wide, form, noise, records, features."""
     release = None if noise is None else noise.packed(targets.numel())
     records, features = targets.shape
-    return targets.dtype is torch.float64, FORMS.index(form), release, records, features
+    return targets.dtype is torch.float64, CoefForm[form], release, records, features
 
 
 def _validate_perturb(
