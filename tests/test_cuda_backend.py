@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpkern import _C, _dispatch, testing
-from dpkern.backends import _device, _launch_update, _tables, cpu, cuda
+from dpkern.backends import _device, _generated, _launch_update, _tables, cpu, cuda
 from dpkern.backends import _kernels as table
 from dpkern.backends._start import Device
 from dpkern.base import layouts
@@ -36,9 +36,8 @@ def emulator() -> Iterator[ModuleType]:
 
 def extension(*, built: str = "", count: int = 1) -> Any:
     """A compiled module as ``load`` sees it."""
-    listed = {name: (0, parameters) for name, parameters in cuda.declared().items()}
     module = SimpleNamespace(
-        kernels=lambda: listed,
+        digest=_generated.digest(),
         device_count=lambda: (count, 0 if count else 35),
         error_text=lambda error: f"text {error}",
     )
@@ -65,11 +64,9 @@ def test_built_without_cuda() -> None:
 def test_built_of_other_sources() -> None:
     reason = "has kernels of another version of dpkern: reinstall it"
     found = extension()
-    del found.cuda.kernels()["rounding_kernel"]
+    found.cuda.digest = "0" * 16
     assert cuda._unavailable(found) == reason
-    found.cuda.kernels()["rounding_kernel"] = 0, "s48 i8 i8 p8"
-    assert cuda._unavailable(found) == reason
-    del found.cuda.kernels
+    del found.cuda.digest  # of before there was one
     assert cuda._unavailable(found) == reason
 
 
@@ -93,7 +90,7 @@ def test_a_build_with_cuda_works_without_a_driver() -> None:
     assert count == 0
     assert error != 0
     assert "driver" in _C.cuda.error_text(error) or "device" in _C.cuda.error_text(error)
-    assert cuda.compiled(_C.cuda) == cuda.declared()
+    assert parameters(_C.cuda) == table.signatures()
     with pytest.raises(BackendError, match=f"error {error}"):
         _start_advance(cuda.device(_C.cuda))
 
@@ -103,6 +100,11 @@ def test_asked_for_and_missing() -> None:
     with pytest.raises(BackendError, match=r"backend 'cuda' for noise.add_noise") as caught:
         noise.add_noise(torch.zeros(3, dtype=torch.int32), stream=STREAM, backend="cuda")
     assert _dispatch.availability("cuda")[1] in caught.value.got
+
+
+def parameters(module: Any) -> dict[str, str]:
+    """Those of every kernel, as compiled."""
+    return {name: found for name, (_, found) in module.kernels().items()}
 
 
 def _start_advance(on: Device) -> None:
@@ -221,7 +223,7 @@ def test_a_prepared_update_may_be_recorded(
 
 
 def test_every_instance_is_compiled_with_the_declared_parameters(emulator: ModuleType) -> None:
-    assert cuda.compiled(emulator) == cuda.declared()
+    assert parameters(emulator) == table.signatures()
 
 
 @pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: str(struct.name))

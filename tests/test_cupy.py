@@ -165,7 +165,7 @@ def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
     noise.rounding_bits(STREAM, position=7, count=5000, backend="cupy")
-    assert both.kernels == set(cuda.declared())
+    assert both.kernels == set(table.signatures())
 
 
 def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_missing_and_unknown_arguments_are_noticed(both: Both) -> None:
 
 def test_everything_can_be_compiled_ahead(fake: FakeCupy) -> None:
     assert Compiling(fake).preload() == 0
-    assert len(fake.binaries) == len(cuda.declared())
+    assert len(fake.binaries) == len(table.signatures())
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.dtypes import codes
-from ..base.layouts import Distribution, NoiseSource, SumType
+from ..base.codes import Distribution, NoiseSource, SumType
+from ..base.dtypes import by_dtype
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
@@ -21,7 +21,7 @@ from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
 
-_SUM_CODES = codes(SumType)
+_SUM_CODES = by_dtype(SumType)
 _SUM_NAMES = {SumType.int32: "std::int32_t", SumType.int64: "std::int64_t"}
 
 

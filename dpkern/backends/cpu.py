@@ -12,8 +12,8 @@ from torch.autograd.graph import increment_version
 
 from .. import _dispatch
 from .._threads import allowed
-from ..base.dtypes import codes
-from ..base.layouts import Arithmetic, Distribution, GradType, Style, SumType
+from ..base.codes import Arithmetic, Distribution, GradType, Style, SumType
+from ..base.dtypes import by_dtype
 from ..errors import InvalidInput
 from ..ops import clip, noise, update
 from ..ops._draws import Draws
@@ -31,9 +31,9 @@ from . import (
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 _LAW_CODES = Distribution.__members__
-_GRAD_CODES = codes(GradType)
+_GRAD_CODES = by_dtype(GradType)
 _STYLE_CODES = Style.__members__
-_SUM_CODES = codes(SumType)
+_SUM_CODES = by_dtype(SumType)
 
 _C: Any = None
 

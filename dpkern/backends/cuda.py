@@ -13,8 +13,8 @@ import torch
 
 from .. import _dispatch
 from ..errors import BackendError
-from . import _device, _launch, _launch_update, cpu
-from ._kernels import KERNELS, Instance, Kernel
+from . import _device, _generated, _launch, _launch_update, cpu
+from ._kernels import Instance, Kernel
 from ._start import Device
 
 _NAME = f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -64,19 +64,9 @@ def device(module: Any) -> Device:
     return Device(Compiled(module), "cuda", "cuda", _device.refusal)
 
 
-def compiled(module: Any) -> dict[str, str]:
-    """Every kernel of a compiled module by its name, and its parameters."""
-    listed: Any = getattr(module, "kernels", dict)()  # a module of before the list has none
-    return {name: parameters for name, (_, parameters) in listed.items()}
-
-
-def declared() -> dict[str, str]:
-    """Every instance of the launch table and its parameters, as a compiled module tells them."""
-    return {
-        kernel.symbol(instance): " ".join(type_.signature for type_ in kernel.types(instance))
-        for kernel in KERNELS
-        for instance in kernel.instances
-    }
+def outdated(module: Any) -> bool:
+    """Whether a compiled module was made from other declarations of structs, codes and kernels."""
+    return getattr(module, "digest", "") != _generated.digest()
 
 
 def prepare_update(*arguments: Any, **named: Any) -> Any:
@@ -105,7 +95,7 @@ def _unavailable(extension: Any) -> str | None:
             f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
             "DPKERN_CUDA=on, or pip install triton"
         )
-    if compiled(extension.cuda) != declared():
+    if outdated(extension.cuda):
         return "has kernels of another version of dpkern: reinstall it"
     if torch.version.cuda is None:
         return f"needs a CUDA build of torch, found {torch.__version__}"
@@ -137,6 +127,6 @@ def _emulated() -> ModuleType | str:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    if compiled(module) != declared():
+    if outdated(module):
         return "was built for the emulator of other sources: make emulated"
     return module

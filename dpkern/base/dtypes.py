@@ -10,7 +10,7 @@ import torch
 Code = TypeVar("Code", bound=IntEnum)
 
 
-def codes(kind: type[Code]) -> dict[torch.dtype, Code]:
+def by_dtype(kind: type[Code]) -> dict[torch.dtype, Code]:
     """Return the code of every torch type that is one of ``kind`` by its full name."""
     # torch.float is a second name of torch.float32.
     return {

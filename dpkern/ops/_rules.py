@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _validate as validate
-from ..base.layouts import RuleKind
+from ..base.codes import RuleKind
 from ..errors import InvalidInput
 
 Buffers = dict[str, list[torch.Tensor]]

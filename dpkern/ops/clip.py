@@ -9,8 +9,8 @@ import torch
 
 from .. import _validate as check
 from .._dispatch import op
-from ..base.dtypes import codes
-from ..base.layouts import GradType, Style
+from ..base.codes import GradType, Style
+from ..base.dtypes import by_dtype
 from ..errors import InvalidInput
 from . import _clip_cost
 from ._clip_request import (
@@ -26,7 +26,7 @@ from ._lattice import round_down
 
 STYLES = tuple(Style.__members__)
 ARITHMETIC = ("float", "exact")
-GRAD_DTYPES = tuple(codes(GradType))
+GRAD_DTYPES = tuple(by_dtype(GradType))
 SLACK = 1 - 2.0**-21
 """Clipping aims this far below C: rounding cannot lift a sample's own float term above C."""
 GAMMA = 0.01

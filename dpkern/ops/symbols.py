@@ -9,14 +9,15 @@ import torch
 
 from .. import _validate as check
 from .._dispatch import Cost, op
-from ..base.dtypes import codes
-from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK, SymbolType
+from ..base.codes import SymbolType
+from ..base.dtypes import by_dtype
+from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
 from .noise import check_recording, check_stream
 
-DTYPES = tuple(codes(SymbolType))
+DTYPES = tuple(by_dtype(SymbolType))
 MAX_CATEGORIES = 1 << 30
 PER_BLOCK = int(SYMBOLS_PER_CIPHER_BLOCK)
 """A cipher block serves this many symbols, two words each."""

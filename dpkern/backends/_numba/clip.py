@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...base.layouts import Style
+from ...base.codes import Style
 from ...ops import clip
 from .. import cpu
 from .compile import Array, addresses, entries, inner, kernel, like

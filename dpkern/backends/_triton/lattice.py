@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ...base.layouts import Distribution
+from ...base.codes import Distribution
 from ...laws import LAWS, gaussian_tail
 from .chacha import blocks
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
-from ...base.layouts import RuleForm
+from ...base.codes import RuleForm
 from ...ops import noise as noise_ops
 from ...ops import update
 from ...ops._count import Count, known

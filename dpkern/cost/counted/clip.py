@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from ...base.dtypes import codes
-from ...base.layouts import GradType, Style
+from ...base.codes import GradType, Style
+from ...base.dtypes import by_dtype
 from ...ops import clip
 from ._native import addresses, kernels, tallied
 from ._tally import Kernel, Tally
 
-_GRAD_CODES = codes(GradType)
+_GRAD_CODES = by_dtype(GradType)
 _STYLE_CODES = Style.__members__
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...base.dtypes import codes
-from ...base.layouts import SymbolType
+from ...base.codes import SymbolType
+from ...base.dtypes import by_dtype
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 
-_CODES = codes(SymbolType)
+_CODES = by_dtype(SymbolType)
 
 
 def _randomize(

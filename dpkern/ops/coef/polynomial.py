@@ -21,7 +21,7 @@ import torch
 
 from ... import _validate as check
 from ..._dispatch import Cost, op
-from ...base.layouts import CoefForm
+from ...base.codes import CoefForm
 from ...errors import InvalidInput
 from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
 from ..noise import FLOATS, add_noise
