@@ -35,7 +35,11 @@ def main(module: Path) -> int:
 
     from dpkern.backends import cuda
 
-    cuda.EMULATED = module
+    cuda.EMULATED = module.resolve()
+    found = cuda._emulated()
+    if isinstance(found, str):  # or every test would be skipped
+        print(f"{module} {found}", file=sys.stderr)
+        return 1
     return int(pytest.main(["-q", "-p", "no:cacheprovider", *TESTS]))
 
 

@@ -13,6 +13,7 @@ from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -177,8 +178,10 @@ def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    packed = _start._packed
-    monkeypatch.setattr(_start, "_packed", lambda type_, value: packed(table.F32, value))
+    def short(kernel: Kernel, _: object) -> list[Any]:
+        return [(name, lambda _: np.float32(0)) for name in kernel.parameters]
+
+    monkeypatch.setattr(_start, "_converters", short)
     with pytest.raises(ValueError, match="advance_kernel: an argument of another size"):
         update.advance(
             update.clock(update.SGD(lr=0.1), 0, "cpu"), rule=update.SGD(lr=0.1), backend="cupy"

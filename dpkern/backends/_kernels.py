@@ -36,7 +36,7 @@ MAX_BLOCKS = 2**31 - 1
 """Of a grid. A grid of more fails at its launch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """One kernel of ``csrc/cuda``.
 

@@ -14,7 +14,7 @@ import torch
 from .. import _dispatch
 from ..errors import BackendError
 from . import _device, _generated, _launch, _launch_update, cpu
-from ._kernels import Instance, Kernel
+from ._kernels import KERNELS, Instance, Kernel
 from ._start import Device
 
 _NAME = f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -42,7 +42,12 @@ class Compiled:
         self.error_text = module.error_text
         self.preload = module.preload
         self._launch = module.launch
-        self._places = {name: place for name, (place, _) in module.kernels().items()}
+        places = {name: place for name, (place, _) in module.kernels().items()}
+        self._places = {
+            (kernel, instance): places[kernel.symbol(instance)]
+            for kernel in KERNELS
+            for instance in kernel.instances
+        }
 
     def start(
         self,
@@ -53,7 +58,7 @@ class Compiled:
         stream: int,
     ) -> int:
         """``Starter.start``."""
-        place = self._places[kernel.symbol(instance)]
+        place = self._places[kernel, instance]
         packed = [argument.tobytes() for argument in arguments]
         error: int = self._launch(place, *grid, kernel.threads, packed, stream)
         return error
