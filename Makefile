@@ -32,12 +32,14 @@ BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test emulated oldest-triton wrappers bench evidence lint types sanitize \
-	screenshot clean
+.PHONY: help demo test test-slow check-all emulated oldest-triton wrappers bench evidence lint \
+	types sanitize screenshot clean
 
 help:
 	@echo "make demo      train a private classifier on handwritten digits; results in runs/demo"
-	@echo "make test      the tests"
+	@echo "make test      the tests, without those of slow kinds"
+	@echo "make test-slow the slow kinds: examples, reproductions, wheels, compilers of devices"
+	@echo "make check-all everything that must pass before a change is merged: .ci/run"
 	@echo "make emulated  the CUDA kernels for tests without a GPU; make test does it"
 	@echo "make oldest-triton  the oldest declared Triton for tests; make test does it"
 	@echo "make wrappers  loops of Accelerate, Lightning and Transformers, which it installs"
@@ -52,8 +54,19 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/dpkern train $(DEMO_FLAGS)
 
+PYTEST = $(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+SLOW_FILES = $(shell grep -rl --include=test_*.py 'mark\.slow' tests | sort)
+
 test: $(VENV)/.dev emulated oldest-triton
-	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
+	$(PYTEST) -m "not slow and not evidence" $(TEST_FLAGS)
+	@echo "Left to make check-all: lint, types, sanitize, wrappers, and the slow tests of"
+	@printf '  %s\n' $(SLOW_FILES)
+
+test-slow: $(VENV)/.dev emulated oldest-triton
+	$(PYTEST) -m "slow and not evidence" $(TEST_FLAGS)
+
+check-all:
+	.ci/run
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"

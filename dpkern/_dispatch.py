@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call moves and computes; equal to its counted execution (``dpkern.cost``).
+    """What one call moves and computes: the projection of its closed form (``dpkern.cost.forms``).
 
     Attributes:
         bytes_read, bytes_written: traffic at the call's edge: every byte of an operand that is read
@@ -82,16 +82,13 @@ def _never(*args: object, **kwargs: object) -> None:
 
 
 class Op(Generic[P, R]):
-    """An op: contract, reference, cost, and the kernels that backends registered for it."""
+    """An op: contract, reference, and the kernels that backends registered for it."""
 
-    def __init__(
-        self, reference: Callable[P, R], validate: Callable[P, str], cost: Callable[..., Cost]
-    ) -> None:
+    def __init__(self, reference: Callable[P, R], validate: Callable[P, str]) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
         self.validate = validate
-        self.cost = cost
         self.kernels: dict[str, Kernel] = {"reference": Kernel(reference, _never)}
         self._orders: dict[str, _Order] = {}
         self.__doc__ = reference.__doc__
@@ -107,6 +104,12 @@ class Op(Generic[P, R]):
             return result
         result = self._chosen(args, kwargs)[1].run(*args, **kwargs)
         return result
+
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """What this call moves and computes; it is not run."""
+        if self.name not in _costs:
+            importlib.import_module(f"{__package__}.cost.forms")
+        return _costs[self.name](*args, **kwargs)
 
     def backend_of(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The name of the backend that would run this call; it is not run."""
@@ -173,6 +176,7 @@ class Op(Generic[P, R]):
 
 
 OPS: dict[str, Op[..., Any]] = {}
+_costs: dict[str, Callable[..., Cost]] = {}
 _wanted: ContextVar[str | None] = ContextVar("dpkern_backend", default=None)
 _availability: dict[str, tuple[bool, str]] = {"reference": (True, "")}
 _logged: set[str] = set()
@@ -190,13 +194,11 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
-def op(
-    *, validate: Callable[P, str], cost: Callable[..., Cost]
-) -> Callable[[Callable[P, R]], Op[P, R]]:
-    """Make a function an op: ``validate`` returns the device's name, ``cost`` its price."""
+def op(*, validate: Callable[P, str]) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Make a function an op: ``validate`` returns the device's name."""
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, validate, cost)
+        return Op(reference, validate)
 
     return decorate
 
@@ -207,6 +209,11 @@ def register(
     """Register a backend's kernel for the op ``name`` (``stem.function``)."""
     OPS[name].kernels[backend] = Kernel(run, refuse)
     OPS[name]._orders.clear()
+
+
+def register_costs(costs: Mapping[str, Callable[..., Cost]]) -> None:
+    """Register what calls of these ops cost, by the op's name: from their arguments alone."""
+    _costs.update(costs)
 
 
 def availability(backend: str) -> tuple[bool, str]:

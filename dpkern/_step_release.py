@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _step_sums as summing
+from ._phase import BACK, IMPORTANCE, MAP, NOISE, phase
 from ._step_noise import part
 from .errors import InvalidInput, PrivacyError
 from .laws import SCALE_CELLS
@@ -32,12 +33,13 @@ IMPORTANCE_STREAM = 1
 
 def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     """Gradients or sums ``[..., *parameter]`` as what noise is added to, in the sums' dtype."""
-    return [
-        value
-        if block.release is None or block.release.plain
-        else block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
-        for value, block in zip(values, plan.blocks, strict=True)
-    ]
+    with phase(MAP):
+        return [
+            value
+            if block.release is None or block.release.plain
+            else block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
+            for value, block in zip(values, plan.blocks, strict=True)
+        ]
 
 
 def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None) -> clip.ClipResult:
@@ -46,7 +48,8 @@ def clipped(per_sample: Sequence[torch.Tensor], plan: Plan, backend: str | None)
     Raises:
         InvalidInput: blocks that are clipped by norms of different kinds.
     """
-    moved = [_centred(g, b) for g, b in zip(per_sample, plan.blocks, strict=True)]
+    with phase(MAP):
+        moved = [_centred(g, b) for g, b in zip(per_sample, plan.blocks, strict=True)]
     kinds = {block.release.norm for block in plan.blocks if block.release is not None}
     if len(kinds) > 1:
         raise InvalidInput(
@@ -115,21 +118,24 @@ def gradient(
     def add_noise(values: torch.Tensor) -> torch.Tensor:
         if drawn is None or block.sd == 0:
             return values
-        return noise.add_noise(
-            values,
-            stream=drawn.stream,
-            position=drawn.positions[i],
-            distribution=drawn.distribution,
-            scale=None if exact else drawn.scales[i],
-            rounding=drawn.rounding,
-            draws=drawn.draws,
-            backend=backend,
-        )
+        with phase(NOISE):
+            return noise.add_noise(
+                values,
+                stream=drawn.stream,
+                position=drawn.positions[i],
+                distribution=drawn.distribution,
+                scale=None if exact else drawn.scales[i],
+                rounding=drawn.rounding,
+                draws=drawn.draws,
+                backend=backend,
+            )
 
     release = block.release
     if release is None or release.plain:
         return add_noise(signal).to(dtype) * (unit * scale)
-    released = release.noised(signal, add_noise).mul_(unit * scale)
+    with phase(BACK):
+        released = release.noised(signal, add_noise)
+    released = released.mul_(unit * scale)
     if release.restore and release.centre is not None:
         released += release.centre.to(released.device)
     return released
@@ -205,34 +211,35 @@ def weigh(
         raw: sums without clipping of the step's own samples, for ``source`` "lot"; None: none.
         means: what the caller set, for ``source`` "full".
     """
-    if importance.source == "lot":
-        sums = list(raw or [torch.zeros_like(p, dtype=torch.float64) for p in step.params])
-        if step._reduce is not None:
-            step._reduce(sums)
-        means = [total / step.expected_batch_size for total in sums]
-    assert means is not None
-    assert step.memory is not None
-    wide = [mean.double() for mean in means]
-    norm = math.sqrt(math.fsum(float(mean.square().sum()) for mean in wide))
-    if math.isfinite(norm):
-        factor = min(1.0, importance.bound * clip.SLACK / norm) if norm > 0 else 1.0
-        wide = [mean * factor for mean in wide]
-    else:
-        wide = [torch.zeros_like(mean) for mean in wide]
-    stream = step.key.stream(Purpose.NOISE, step.steps, IMPORTANCE_STREAM)
-    rounding = step.key.stream(Purpose.ROUNDING, step.steps, IMPORTANCE_STREAM)
-    positions = first_positions([tuple(mean.shape) for mean in wide])
-    for mean, position in zip(wide, positions, strict=True):
-        noise.add_noise(
-            mean,
-            stream=stream,
-            position=position,
-            scale=importance.sd,
-            rounding=rounding,
-            backend=step.backend,
-        )
-    step.mechanism.weigh(step.memory, wide)
-    step._replan()
+    with phase(IMPORTANCE):
+        if importance.source == "lot":
+            sums = list(raw or [torch.zeros_like(p, dtype=torch.float64) for p in step.params])
+            if step._reduce is not None:
+                step._reduce(sums)
+            means = [total / step.expected_batch_size for total in sums]
+        assert means is not None
+        assert step.memory is not None
+        wide = [mean.double() for mean in means]
+        norm = math.sqrt(math.fsum(float(mean.square().sum()) for mean in wide))
+        if math.isfinite(norm):
+            factor = min(1.0, importance.bound * clip.SLACK / norm) if norm > 0 else 1.0
+            wide = [mean * factor for mean in wide]
+        else:
+            wide = [torch.zeros_like(mean) for mean in wide]
+        stream = step.key.stream(Purpose.NOISE, step.steps, IMPORTANCE_STREAM)
+        rounding = step.key.stream(Purpose.ROUNDING, step.steps, IMPORTANCE_STREAM)
+        positions = first_positions([tuple(mean.shape) for mean in wide])
+        for mean, position in zip(wide, positions, strict=True):
+            noise.add_noise(
+                mean,
+                stream=stream,
+                position=position,
+                scale=importance.sd,
+                rounding=rounding,
+                backend=step.backend,
+            )
+        step.mechanism.weigh(step.memory, wide)
+        step._replan()
 
 
 def check_same_event(before: Plan, after: Plan) -> None:

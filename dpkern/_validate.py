@@ -294,14 +294,19 @@ def alike(
     )
 
 
-def require(package: str, *, extra: str) -> ModuleType:
-    """Import an optional package, or say what to install."""
+def require(package: str, *, extra: str | None = None) -> ModuleType:
+    """Import a package on first use, or say what to install.
+
+    Args:
+        extra: the extra of dpkern that brings it; None names the package itself.
+    """
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
+        wanted = package.split(".")[0] if extra is None else f"'dpkern[{extra}]'"
         raise MissingDependency(
             package,
             expected="an installed package",
             got=str(error),
-            remedy=f"Install it with: pip install 'dpkern[{extra}]'",
+            remedy=f"Install it with: pip install {wanted}",
         ) from error

@@ -16,6 +16,7 @@ from . import _step_release as releasing
 from . import _step_sums as summing
 from . import _validate as check
 from ._dispatch import BACKENDS
+from ._phase import CLIP, LEARN, NOISE, UPDATE, phase
 from ._step_checks import (
     check_optimizer,
     check_per_sample,
@@ -227,16 +228,12 @@ class DPStep:
                 remedy="Pass per-sample gradients, or a ClipResult.",
             )
         self._supply.prepare(self)
-        if per_sample is not None:
-            result = self._clipped(per_sample, released)
-        else:
-            assert sum is not None
-            result = sum
-            check_sum(result, self.params, self.plan)
-            plan = self.plan
-            if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
-                result = replace(sum, sums=tuple(releasing.signals(sum.sums, plan)))
-            self._join(result)
+        with phase(CLIP):
+            if per_sample is not None:
+                result = self._clipped(per_sample, released)
+            else:
+                assert sum is not None
+                result = self._taken_over(sum)
         if self._watcher is not None:
             self._watcher.added(result)
         self._raw = releasing.joined(self._raw, result.raw)
@@ -302,10 +299,14 @@ class DPStep:
         else:
             updates = check_updates(updates, held, self._optimizer)
         check_ready(self.plan, shards=self.shards is not None, importance=self._importance)
-        samples, sums = self._samples(), list(self._accumulators(0))
+        with phase(NOISE):
+            samples = self._samples()
+        with phase(CLIP):
+            sums = list(self._accumulators(0))
         draws = self._supply.take(self, samples)
         try:
-            return self._finish(updates, held, sums, samples, draws)
+            with phase(UPDATE):
+                return self._finish(updates, held, sums, samples, draws)
         finally:
             self._supply.done()
 
@@ -385,8 +386,9 @@ class DPStep:
         }
         if self.memory is not None:
             self.memory.to(self.params[0].device)
-            self._mechanism.learn(self.memory, list(ready.values()))
-            self._replan()
+            with phase(LEARN):
+                self._mechanism.learn(self.memory, list(ready.values()))
+                self._replan()
         return ready
 
     def draw_as(self, sampling: str, sample_rate: float, dataset_size: int | None) -> None:
@@ -486,6 +488,14 @@ class DPStep:
         for mine, theirs in zip(sums, result.sums, strict=True):
             mine.add_(theirs)
         self._sums = sums
+
+    def _taken_over(self, given: clip.ClipResult) -> clip.ClipResult:
+        check_sum(given, self.params, self.plan)
+        plan = self.plan
+        if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
+            given = replace(given, sums=tuple(releasing.signals(given.sums, plan)))
+        self._join(given)
+        return given
 
     def _clipped(self, per_sample: Sequence[torch.Tensor], released: bool) -> clip.ClipResult:
         plan = self.plan

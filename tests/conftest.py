@@ -20,7 +20,7 @@ if not torch.cuda.is_available():
 
 import pytest
 
-from dpkern import _dispatch
+from dpkern import _dispatch, testing
 from dpkern.errors import BackendError
 from tests import every_backend, quick_interpreter
 
@@ -47,13 +47,11 @@ def interpreter() -> Generator[None, None, None]:
         yield
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Generator[None, None, None]:
-    """For tests of many small operations, which threads only slow down."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    """For modules of many small operations, where threads would wait for each other."""
+    with testing.threads(1):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

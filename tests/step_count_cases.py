@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from dpkern import DPStep
+from dpkern._phase import CLIP, phase
 from dpkern.cost._step_operands import geometry
 from dpkern.cost._step_operands import operands as _operands
 from dpkern.engine.clipping import GroupSums
@@ -133,7 +134,8 @@ class Case:
         sums.capture = SimpleNamespace(
             slots=slots, loss_scale=1.0, loss_reduction="sum", arrived_batch=self.batch
         )
-        result: clip.ClipResult = sums.result()
+        with phase(CLIP):
+            result: clip.ClipResult = sums.result()
         return result
 
     def result(
@@ -164,8 +166,7 @@ class Case:
         else:
             step.add(given, released=self.samples == "released")
         step.finish()
-        if isinstance(self.mechanism, ProjectedSGD):
-            self.mechanism.project(step.params)
+        self.mechanism.project(step.params)
 
 
 def _convolution(site: Site, x: torch.Tensor, g: torch.Tensor) -> Convolution:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from dpkern.audit.auditing import run
 from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
 from dpkern.audit.findings import LAYERS, Findings
 from tests.audit_corpus import BROKEN, SOUND, Case
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Small vectors: a second thread would only wait."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def ids(case: Case) -> str:

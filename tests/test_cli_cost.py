@@ -11,6 +11,7 @@ import pytest
 
 from dpkern import cli, cli_cost
 from dpkern.cost.autoencoder import CORRECTED, PRINTED
+from dpkern.cost.primitives import EXECUTED, FORMULA, WALK
 from dpkern.cost.report import Report
 from dpkern.errors import DPKernError, InvalidInput
 from tests.cost_samples import REPORT
@@ -234,6 +235,27 @@ def test_a_private_step_is_counted_in_three_ways(capsys: pytest.CaptureFixture[s
     assert facts["execution"]["agrees"]
     assert facts["execution"]["seconds"] > 0
     assert [op["op"] for op in facts["execution"]["ops"]] == ["clip.clip_sum", "update.step"]
+
+
+def test_every_count_says_how_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    _, facts = run_json(capsys, "count", "--mechanism", "dpsgd", "-n", "6", "-l", "3")
+    known = {item["item"]: item["evidence"] for item in facts["items"]}
+    assert known["update: rule"] == EXECUTED
+    assert known["clip and sum: norms"] == WALK
+    assert known["clip and sum: factors"] == FORMULA
+    assert {op["op"]: op["evidence"] for op in facts["execution"]["ops"]} == {
+        "clip.clip_sum": FORMULA,
+        "update.step": EXECUTED,
+    }
+    assert facts["evidence"] == FORMULA
+    _, facts = run_json(capsys, "compare", "--mechanisms", "spof,fm,dpsgd", "-n", "6", "-l", "3")
+    assert {m["name"]: m["evidence"] for m in facts["mechanisms"]} == {
+        "spof": FORMULA,  # the constant, the sensitivity and the scaling are left out of it
+        "fm": WALK,
+        "dpsgd": FORMULA,
+    }
+    _, out, _ = run(capsys, "count", "--mechanism", "dpsgd", "-n", "6", "-l", "3")
+    assert "evidence" in out
 
 
 def test_modes_and_settings() -> None:

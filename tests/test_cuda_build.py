@@ -8,7 +8,10 @@ import pytest
 
 from tests import cuda_gate as gate
 
-pytestmark = pytest.mark.skipif(gate.nvcc() is None, reason="nvcc is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(gate.nvcc() is None, reason="nvcc is not installed"),
+]
 
 
 @pytest.mark.parametrize("source", gate.SOURCES, ids=lambda source: source.stem)

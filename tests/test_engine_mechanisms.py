@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,18 +16,11 @@ from dpkern.nn import BlockCirculantLinear
 from dpkern.ops import update
 from tests.engine_oracle import draw, make, per_sample_gradients, sample_losses
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 B, STEPS = 8, 3
 X = draw(B, 1, 8, 8).float()
 SHARED: dict[str, Any] = {"sample_rate": 0.1, "expected_batch_size": B}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small() -> nn.Module:

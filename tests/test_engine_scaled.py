@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
@@ -21,14 +21,7 @@ from dpkern.ops import clip
 from tests.engine_oracle import Op, cast, draw, make, per_sample_gradients
 from tests.released_oracle import B, compare, lenet, plan_of, released, strided
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Mixed(nn.Module):

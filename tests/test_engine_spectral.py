@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,17 +17,10 @@ from dpkern.mechanisms.base import Mechanism
 from dpkern.nn import BlockCirculantLinear, SpectralConv2d
 from tests.engine_oracle import draw, make, sample_losses
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 X = draw(8, 1, 10, 10).float()
 NUMBERS: dict[str, Any] = {"noise_multiplier": 0.1, "max_grad_norm": 0.5}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The tensors are tiny: threads that wait for each other would take most of the time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small() -> nn.Module:

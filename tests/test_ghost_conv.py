@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,8 @@ from dpkern.errors import BackendError, InvalidInput
 from dpkern.ops import ghost
 from dpkern.ops.ghost.conv import Geometry
 from tests.every_backend import PARAMETERS, every_backend
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONVOLUTIONS = (
     torch.nn.functional.conv1d,
@@ -153,13 +154,6 @@ CASES = [pytest.param(case, id=name) for name, case in NAMED.items()]
 CASES += [pytest.param(_drawn(seed), id=f"drawn-{seed}") for seed in range(20)]
 MORE = [pytest.param(_drawn(seed), id=f"drawn-{seed}") for seed in range(20, 60)]
 """For backends that are neither emulated nor interpreted."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small cases: waking another thread costs more than it brings."""
-    with testing.threads(1):
-        yield
 
 
 def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype, what: str) -> None:

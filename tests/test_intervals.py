@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 
-from dpkern.papers.intervals import interval, paired_test, student_cdf, student_quantile
+from dpkern.papers.intervals import interval, paired_test
 
 
 @pytest.mark.parametrize(
@@ -14,15 +15,18 @@ from dpkern.papers.intervals import interval, paired_test, student_cdf, student_
     [(1, 12.70620474), (2, 4.30265273), (4, 2.77644511), (9, 2.26215716), (99, 1.98421695)],
 )
 def test_quantiles_of_the_tables(freedom: int, quantile: float) -> None:
-    assert student_quantile(0.975, freedom) == pytest.approx(quantile, rel=1e-8)
-    assert student_quantile(0.025, freedom) == pytest.approx(-quantile, rel=1e-8)
-    assert student_cdf(quantile, freedom) == pytest.approx(0.975, abs=1e-9)
+    values = [float(k) for k in range(freedom + 1)]
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    assert interval(values).half / error == pytest.approx(quantile, rel=1e-8)
 
 
-def test_closed_forms() -> None:
-    for t in (-3.0, -0.2, 0.0, 0.7, 40.0):
-        assert student_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
-        assert student_cdf(t, 2) == pytest.approx(0.5 + t / (2 * math.sqrt(2 + t * t)), abs=1e-12)
+@pytest.mark.parametrize("t", [0.2, 0.7, 40.0])
+def test_the_probability_of_a_difference_is_two_sided(t: float) -> None:
+    # Of two differences 1 +- 1 / t, mean over error is t, and Student's law is Cauchy's.
+    differences = [1 - 1 / t, 1 + 1 / t]
+    wanted = 1 - 2 * math.atan(t) / math.pi
+    assert paired_test(differences, [0.0, 0.0]) == pytest.approx(wanted, rel=1e-12)
+    assert paired_test([0.0, 0.0], differences) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_intervals() -> None:

@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from dpkern import _dispatch, testing
+from dpkern.audit.generator import in_child
 from dpkern.errors import BackendError
 from dpkern.ops import clip, ghost, noise, update
 from dpkern.rng import Purpose
 from tests.evidence import bits
-from tests.test_rng import in_child
 
 pytestmark = pytest.mark.skipif(
     not _dispatch.availability("numba")[0], reason=_dispatch.availability("numba")[1]
@@ -31,29 +31,18 @@ pytestmark = pytest.mark.skipif(
 STREAM = testing.KEY.stream(Purpose.NOISE, 4)
 ROUNDING = testing.KEY.stream(Purpose.ROUNDING, 4)
 FUSED = re.compile(r"\bvfn?m(add|sub)")
-WITHOUT_KERNEL = {
-    "ghost.conv_gradient",
-    "ghost.conv_norm",
-    "ghost.conv_sum",
-    "ghost.linear_gradient",
-    "ghost.linear_norm",
-    "ghost.linear_sum",
-    "ghost.tied_cross",
-    "product.matmul",
-    "symbols.randomize",
-    "spectral.bins_sum",
-    "spectral.circulant_gradient",
-    "spectral.circulant_norm",
-    "spectral.circulant_sum",
-    "spectral.conv_bins",
-    "spectral.conv_norm",
-    "spectral.filtered",
-    "spectral.whitened_norm",
-    "update.advance",
-    "update.project",
+WITH_KERNEL = {
+    "clip.clip_sum",
+    "clip.sample_norm",
+    "ghost.clip_factors",
+    "ghost.contract",
+    "ghost.explicit_norm",
+    "noise.add_noise",
+    "noise.keystream",
+    "noise.lattice_draws",
+    "noise.rounding_bits",
+    "update.step",
 }
-
-
 SUMS = torch.linspace(-1e3, 1e3, 100_000)
 
 
@@ -62,9 +51,9 @@ def noisy(count: int) -> torch.Tensor:
     return noise.add_noise(x, stream=STREAM, rounding=ROUNDING, scale=1.1, backend="numba")
 
 
-def test_every_op_has_a_kernel_but_products_of_matrices() -> None:
+def test_the_ops_of_a_step_have_kernels_and_the_others_say_that_they_have_none() -> None:
     rows = [row for row in _dispatch.table() if row["backend"] == "numba"]
-    assert {row["op"] for row in rows if not row["available"]} == WITHOUT_KERNEL
+    assert {row["op"] for row in rows if row["available"]} == WITH_KERNEL
     assert {row["reason"] for row in rows if not row["available"]} == {"has no kernel for this op"}
 
 
@@ -245,7 +234,12 @@ def test_calls_that_it_cannot_run_are_refused() -> None:
         )
 
 
-def test_ids_below_zero_are_counted() -> None:
+def test_an_op_without_a_kernel_is_refused_by_name_and_else_runs_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ids, g = torch.tensor([[-1, -1, 3]]), torch.ones(1, 3, 2)
-    squares = ghost.embedding_norm(ids, g, backend="numba")
-    testing.assert_close("squares", squares, torch.tensor([10.0]), 1e-9)
+    with pytest.raises(BackendError, match=r"'numba' for ghost\.embedding_norm: .* has no kernel"):
+        ghost.embedding_norm(ids, g, backend="numba")
+    monkeypatch.setattr(_dispatch, "PREFERENCE", {"cpu": ("numba", "reference")})
+    monkeypatch.setattr(ghost.embedding_norm, "_orders", {})
+    assert ghost.embedding_norm.backend_of(ids, g) == "reference"

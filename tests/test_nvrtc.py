@@ -20,6 +20,7 @@ FOLDER = _cupy_sources.sources()
 OPTIONS = (*_cupy_sources.options(FOLDER), "--gpu-architecture=sm_90")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", _generated.sources())
 def test_every_kernel_compiles_under_its_name(source: str) -> None:
     kernels = nvrtc.expressions(source)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +19,7 @@ import pytest
 import torch
 
 from dpkern import BackendError, InvalidInput, PrivacyError, testing
+from dpkern.audit.generator import in_child
 from dpkern.noise_tables import Layout, RingPrefetch, _producers
 from dpkern.ops import noise, update
 from dpkern.rng import Key, Purpose
@@ -180,29 +179,12 @@ def test_a_key_that_was_wiped_makes_no_more_draws() -> None:
             made.take(2)
 
 
-def in_a_fork(work: Callable[[], bytes]) -> bytes:
-    """What a forked process says; empty where it failed."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)  # a child that waits for its parent's thread waits for ever
-        try:
-            os.write(theirs, work())
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
-
-
 def test_a_fork_makes_draws_of_its_own() -> None:
     with small(key=Key.fresh(), rounding=False, depth=3) as made:
         made.take(1)
         made.prepare(2)
-        said = in_a_fork(lambda: made.take(2).values[:8].numpy().tobytes())
-        later = in_a_fork(lambda: made.take(3).values[:8].numpy().tobytes())
+        said = in_child(lambda: made.take(2).values[:8].numpy().tobytes())
+        later = in_child(lambda: made.take(3).values[:8].numpy().tobytes())
         own = [made.take(step).values[:8].numpy().tobytes() for step in (2, 3)]
     assert len({said, later, *own}) == 4
     assert all(len(words) == 32 for words in (said, later, *own))
@@ -219,7 +201,7 @@ def test_a_fork_of_a_seeded_run_repeats_it_and_no_step() -> None:
             made.close()
             return words
 
-        said = in_a_fork(child)
+        said = in_child(child)
         assert said == made.take(2).values[:8].numpy().tobytes()
 
 
@@ -344,6 +326,7 @@ def test_a_thread_that_ended_keeps_no_draws() -> None:
 SHUTDOWN = """
 import torch
 from dpkern import testing
+from dpkern.audit.generator import in_child
 from dpkern.noise_tables import Layout, RingPrefetch
 ring = RingPrefetch(depth=4)
 ring.bind(testing.KEY, Layout.of("gaussian", (0,), (3_000_000,), "cpu", rounding=True))
@@ -363,6 +346,7 @@ def late():
         print(type(error).__name__)
 import torch
 from dpkern import PrivacyError, testing
+from dpkern.audit.generator import in_child
 from dpkern.noise_tables import Layout, RingPrefetch
 held.append(RingPrefetch())
 held[0].bind(testing.KEY, Layout.of("gaussian", (0,), (512,), "cpu", rounding=True))

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from dpkern.cost.counted import KERNELS
 from dpkern.cost.forms import FORMS
+from dpkern.cost.primitives import EVIDENCE, EXECUTED
 from dpkern.cost.step_systems import systems
 from dpkern.mechanisms import AdaClip
 from dpkern.reports import three_ways
@@ -25,11 +27,14 @@ def test_all_mechanisms_agree(name: str) -> None:
     phases, ops = report.tables[-2:]
     assert phases.rows[-1][2] == phases.rows[-1][3] == sum(row[2] for row in phases.rows[:-1])
     assert [row[-1] is not None for row in ops.rows] == [True] * len(facts["ops"])
+    for entry in facts["ops"]:
+        assert (entry["evidence"] == EXECUTED) == (entry["op"] in KERNELS)
+    assert {entry["evidence"] for entry in facts["phases"]} <= set(EVIDENCE)
 
 
 def test_a_wrong_form_of_an_op_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = FORMS["clip.clip_sum"]
-    monkeypatch.setitem(FORMS, "clip.clip_sum", lambda *a, **k: form(*a, **k) + form(*a, **k))
+    form = FORMS["update.step"]
+    monkeypatch.setitem(FORMS, "update.step", lambda *a, **k: form(*a, **k) + form(*a, **k))
     report = three_ways.report("dpsgd")
     assert not report.facts["execution"]["agrees"]
     assert "DIFFERS" in report.summary

@@ -140,6 +140,7 @@ BAD_DATA: dict[str, tuple[Callable[[Path], Path], str]] = {
     "csv: one column": (text("a.csv", "1\n2\n"), "data"),
     "csv: word in a cell": (text("a.csv", "1,2,0\n1,red,1\n"), "data"),
     "csv: ragged": (text("a.csv", "1,2,0\n1,1\n"), "data"),
+    "csv: heading of another width": (text("a.csv", "a,b,c,label\n1,2,0\n1,1,1\n"), "data"),
     "csv: two label columns": (text("a.csv", "label,label\n1,2\n"), "data"),
     "csv: NaN": (text("a.csv", "nan,0\n1,1\n"), "x"),
     "csv: fractional label": (text("a.csv", "1,0.5\n1,1\n"), "y"),
@@ -156,6 +157,12 @@ def test_bad_data_is_refused(tmp_path: Path, make: Callable[[Path], Path], name:
         Session({"data": str(source), "noise_multiplier": 1.0, "out": tmp_path / "out"})
     assert caught.value.name == name
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refused_cell_is_named_by_the_line_that_it_stands_on(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 'a,b,"la\nbel"\n\n1,2,0\n1,,1\n')
+    with pytest.raises(InvalidInput, match=r"got '' in .* line 5 column 2"):
+        load(str(path))
 
 
 def test_classes_may_be_declared_but_not_below_the_labels(points: Path) -> None:

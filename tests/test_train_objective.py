@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dpkern import cli
-from dpkern.errors import InvalidInput, PrivacyError
+from dpkern import _dispatch, cli
+from dpkern.errors import BackendError, InvalidInput, PrivacyError
 from dpkern.mechanisms import SPOF
 from dpkern.objective import Schedule, Training
 from dpkern.objective.records import load
@@ -284,6 +284,18 @@ def test_what_does_not_apply_is_refused_before_anything_is_written(
     with pytest.raises(InvalidInput, match=f"^{name}: "):
         start(options | change)
     assert not options["out"].exists()
+
+
+def test_a_backend_without_kernels_for_losses_is_refused_and_never_chosen(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    refused = "numba: has no kernel for this op"
+    with pytest.raises(BackendError, match=refused):
+        start(options | {"backend": "numba"})
+    assert not options["out"].exists()
+    monkeypatch.setattr(_dispatch, "PREFERENCE", {"cpu": ("numba", "reference")})
+    assert start(options).backend == "reference"
 
 
 def test_no_epsilon_is_refused(options: dict[str, Any]) -> None:

@@ -113,21 +113,6 @@ py::tuple counted_quadratic_loss(bool wide, int form, const py::object& noise, S
   });
 }
 
-py::tuple counted_expanded_loss(bool wide, const py::object& noise, Size records, Size classes,
-                                Size width, Address hidden, Address targets, Address weights,
-                                Address loss, Address dweights, Address dhidden) {
-  const Release release = release_of(noise);
-  return counted([&] {
-    by_type(wide, [&](auto zero) {
-      using T = decltype(zero);
-      counted::expanded_loss(release.noise, release.ahead, records, classes, width,
-                             pointer<const T>(hidden), pointer<const T>(targets),
-                             pointer<const T>(weights), pointer<double>(loss), pointer<T>(dweights),
-                             pointer<T>(dhidden));
-    });
-  });
-}
-
 }  // namespace
 
 void add_coef(py::module_& m) {
@@ -139,7 +124,6 @@ void add_coef(py::module_& m) {
 void add_counted_coef(py::module_& m) {
   m.def("coef_perturb", &counted_perturb);
   m.def("coef_quadratic", &counted_quadratic_loss);
-  m.def("coef_expanded", &counted_expanded_loss);
 }
 
 }  // namespace dpkern::bindings

@@ -92,90 +92,6 @@ py::tuple update_step(const py::tuple& rule, const py::object& noise, const py::
   });
 }
 
-py::tuple advance(Address clock, double beta1, double beta2) {
-  return counted([&] { counted::advance(pointer<Size>(clock), beta1, beta2); });
-}
-
-// kind: 0 = box (low, high), 1 = ball (radius), 2 = simplex (total).
-py::tuple project(int kind, bool wide, const Addresses& params, const Integers& sizes, double first,
-                  double second) {
-  return counted([&] {
-    by_type(wide, [&](auto zero) {
-      using T = decltype(zero);
-      std::vector<counted::Part<T>> parts;
-      for (std::size_t i = 0; i < params.size(); ++i) {
-        parts.push_back({pointer<T>(params[i]), sizes.at(i)});
-      }
-      if (kind == 0) return counted::project_box(parts, first, second);
-      if (kind == 1) return counted::project_ball(parts, first);
-      counted::project_simplex(parts, first);
-    });
-  });
-}
-
-// centers and scales: addresses, 0 for none, each of float64 where its flag says so.
-py::tuple sample_norm(int type, Size rows, int p, const Addresses& gradients,
-                      const Integers& columns, const Addresses& centers,
-                      const std::vector<bool>& wide_centers, const Addresses& scales,
-                      const std::vector<bool>& wide_scales, Address norms) {
-  const Addresses none(gradients.size(), 0);
-  const Numbers ones(gradients.size(), 1);
-  const Integers zeros(gradients.size(), 0);
-  const auto items = clip_items_of(gradients, none, columns, ones, ones, zeros);
-  std::vector<counted::Whitening> whitenings;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    whitenings.push_back({{pointer<const void>(centers.at(i)), wide_centers.at(i)},
-                          {pointer<const void>(scales.at(i)), wide_scales.at(i)}});
-  }
-  return counted([&] {
-    counted::sample_norm(static_cast<GradType>(type), rows, p, items, whitenings,
-                         pointer<double>(norms));
-  });
-}
-
-py::tuple clip_sum(Size rows, int p, int style, int arithmetic, int type, bool fresh,
-                   const Addresses& gradients, const Addresses& sums, const Integers& columns,
-                   const Numbers& max_norms, const Numbers& per_units, const Integers& unit_bounds,
-                   Address norms) {
-  const auto items = clip_items_of(gradients, sums, columns, max_norms, per_units, unit_bounds);
-  const ClipPlan plan{rows, p, static_cast<Style>(style), static_cast<Arithmetic>(arithmetic)};
-  return counted([&] {
-    return counted::clip_sum(plan, static_cast<GradType>(type), fresh, items,
-                             pointer<double>(norms));
-  });
-}
-
-template <class F>
-std::vector<cpu::Explicit<F>> parts_of(const Addresses& rows, const Integers& columns,
-                                       const Addresses& outs) {
-  std::vector<cpu::Explicit<F>> parts;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    parts.push_back({pointer<const F>(rows[i]), columns.at(i), pointer<F>(outs.at(i))});
-  }
-  return parts;
-}
-
-py::tuple explicit_norm(bool wide, const Addresses& rows, const Integers& columns, Size batch,
-                        Address squares) {
-  const Addresses none(rows.size(), 0);
-  return counted([&] {
-    by_type(wide, [&](auto zero) {
-      counted::explicit_norm(parts_of<decltype(zero)>(rows, columns, none), batch,
-                             pointer<double>(squares));
-    });
-  });
-}
-
-py::tuple contract(bool wide, const Addresses& rows, const Integers& columns, const Addresses& outs,
-                   Address factors, Size batch) {
-  return counted([&] {
-    by_type(wide, [&](auto zero) {
-      using F = decltype(zero);
-      counted::contract(parts_of<F>(rows, columns, outs), pointer<const F>(factors), batch);
-    });
-  });
-}
-
 py::tuple clip_factors(bool wide, const Addresses& squares, Size batch, double max_norm,
                        double scale, bool automatic, Address norms, Address factors) {
   std::vector<const double*> parts;
@@ -215,12 +131,6 @@ void add_counted(py::module_& m) {
   m.def("add_noise_integer", &add_noise_integer);
   m.def("add_noise_float", &add_noise_float);
   m.def("update_step", &update_step);
-  m.def("advance", &advance);
-  m.def("project", &project);
-  m.def("sample_norm", &sample_norm);
-  m.def("clip_sum", &clip_sum);
-  m.def("explicit_norm", &explicit_norm);
-  m.def("contract", &contract);
   m.def("clip_factors", &clip_factors);
   m.def("randomize_symbols", &randomize_symbols);
 }

@@ -224,8 +224,6 @@ PYBIND11_MODULE(_C, m) {
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
   bindings::add_counted_coef(counted);
-  bindings::add_counted_ghost(counted);
-  bindings::add_counted_spectral(counted);
 #if DPKERN_CUDA
   py::module_ cuda = m.def_submodule("cuda", "The device kernels.");
   bindings::add_cuda(cuda);

@@ -162,21 +162,6 @@ Counted<T> sqrt(Counted<T> x) {
   return std::sqrt(x.value);
 }
 template <class T>
-Counted<T> exp(Counted<T> x) {
-  count(kExp);
-  return std::exp(x.value);
-}
-template <class T>
-Counted<T> log(Counted<T> x) {
-  count(kLog);
-  return std::log(x.value);
-}
-template <class T>
-Counted<T> fabs(Counted<T> x) {
-  count(kAnd);
-  return x.value < 0 ? static_cast<T>(-x.value) : x.value;
-}
-template <class T>
 bool isfinite(Counted<T> x) {
   count(kCmp);
   return std::isfinite(x.value);
@@ -223,10 +208,6 @@ class Total {
     total_ = empty_ ? term : total_ + term;
     empty_ = false;
   }
-  void add(const Total& other) {
-    if (!other.empty_) add(other.total_);
-  }
-  bool empty() const { return empty_; }
   Counted<T> total() const { return total_; }
 
  private:

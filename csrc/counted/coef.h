@@ -14,9 +14,5 @@ template <class T>
 void quadratic_loss(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead,
                     std::int64_t rows, std::int64_t columns, const T* z, const T* targets,
                     const T* shift, double* loss, T* dz);
-template <class T>
-void expanded_loss(const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t records,
-                   std::int64_t classes, std::int64_t width, const T* hidden, const T* targets,
-                   const T* weights, double* loss, T* dweights, T* dhidden);
 
 }  // namespace dpkern::counted

@@ -1,11 +1,11 @@
 #pragma once
-// Counted kernels: each op's arithmetic by the core's templates, its loops written plainly. Results
-// equal the kernels' of csrc/cpu; what they took is in core/counted.h's `current`.
+// Counted kernels, of ops whose arithmetic is in the core's templates alone: these run here on
+// counted scalars, in loops written plainly. Results equal the kernels' of csrc/cpu; what they took
+// is in core/counted.h's `current`.
 
 #include <vector>
 
 #include "core/layouts.h"
-#include "cpu/clip.h"
 #include "cpu/explicit.h"
 #include "cpu/symbols.h"
 #include "cpu/update.h"
@@ -42,43 +42,6 @@ std::int64_t update_step(const Rule& rule, const cpu::UpdateNoise& noise, const 
                          SumType sum_type, double gradient_scale,
                          const std::vector<cpu::UpdateItem>& items);
 
-// clock = steps, then the bits of two powers.
-void advance(std::int64_t* clock, double beta1, double beta2);
-
-// Projections of all tensors as one vector; T = float or double.
-template <class T>
-struct Part {
-  T* data;
-  std::int64_t size;
-};
-template <class T>
-void project_box(const std::vector<Part<T>>& params, double low, double high);
-template <class T>
-void project_ball(const std::vector<Part<T>>& params, double radius);
-template <class T>
-void project_simplex(const std::vector<Part<T>>& params, double total);
-
-// Numbers of one tensor: double or float; data null: none.
-struct Numbers {
-  const void* data;
-  bool wide;
-};
-// Whitening of one tensor's gradients: (g - center) / scale.
-struct Whitening {
-  Numbers center;
-  Numbers scale;
-};
-// Norms of whole samples; type as in `clip_sum`.
-void sample_norm(GradType type, std::int64_t rows, int p, const std::vector<cpu::ClipItem>& items,
-                 const std::vector<Whitening>& whitenings, double* norms);
-// fresh: the sums are made here, beginning with zeros. Returns how many samples were not finite.
-std::int64_t clip_sum(const ClipPlan& plan, GradType type, bool fresh,
-                      const std::vector<cpu::ClipItem>& items, double* norms);
-
-template <class F>
-void explicit_norm(const std::vector<cpu::Explicit<F>>& parts, std::int64_t batch, double* squares);
-template <class F>
-void contract(const std::vector<cpu::Explicit<F>>& parts, const F* factors, std::int64_t batch);
 template <class F>
 void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,
                   const ClipRule& rule, double* norms, F* factors);

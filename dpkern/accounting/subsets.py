@@ -32,12 +32,12 @@ sample, which has ``J`` in the middle and is below ``h``.
 from __future__ import annotations
 
 import math
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._validate import require
 from .events import LAPLACE_EVENT, dp_accounting
 
 Floats = NDArray[np.float64]
@@ -56,7 +56,7 @@ def unsampled_profile(kind: str, distance: float, epsilons: Floats) -> Floats:
     """
     if kind == LAPLACE_EVENT:
         return -np.expm1(np.minimum((epsilons - distance) / 2, 0.0))
-    special = import_module("scipy.special")
+    special = require("scipy.special")
     there = special.ndtr(distance / 2 - epsilons / distance)
     here = np.exp(epsilons + special.log_ndtr(-distance / 2 - epsilons / distance))
     return np.asarray(np.clip(there - here, 0.0, 1.0))
@@ -93,8 +93,8 @@ def distribution(kind: str, distance: float, fraction: float, interval: float) -
     The dots of ``h`` are connected (Doroshenko and others 2022): between two points of the grid the
     result's profile is the chord, which is never below a convex function.
     """
-    pld = import_module("dp_accounting.pld.pld_pmf")
-    losses = import_module("dp_accounting.pld.privacy_loss_distribution")
+    pld = require("dp_accounting.pld.pld_pmf")
+    losses = require("dp_accounting.pld.privacy_loss_distribution")
     edge = math.ceil(largest_loss(kind, distance, fraction) / interval)
     grid = np.arange(-edge, edge + 1, dtype=np.float64) * interval
     deltas = profile(kind, distance, fraction, grid)

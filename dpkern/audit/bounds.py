@@ -35,7 +35,7 @@ def rate_upper(events: Any, runs: int, alpha: float) -> Rates:
     Args:
         events: counts ``[...]``, 0 <= events <= runs; expected counts may be fractions.
     """
-    special = require("scipy.special", extra="audit")
+    special = require("scipy.special")
     k = np.asarray(events, dtype=np.float64)
     inner = np.minimum(k, runs - 0.5)  # where every run is an event the bound is 1
     found = special.betaincinv(inner + 1, runs - inner, 1 - alpha)

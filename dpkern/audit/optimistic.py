@@ -27,13 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._validate import choice, integer, open_unit, positive
+from .._validate import choice, integer, open_unit, positive, require
 from ..accounting import events
 from ..accounting.accountants import (
     FFT_MASS_ONCE,
@@ -140,7 +139,7 @@ def shuffled_epsilon_lower(
 
 def _largest(edges: Floats, shift: float, others: int) -> Floats:
     """Masses of the largest of ``others`` standard normals and one of mean ``shift``."""
-    special = _special()
+    special = require("scipy.special")
     log_cdf = others * special.log_ndtr(edges) + special.log_ndtr(edges - shift)
     # Differences of the smaller of the two: distribution function below 1/2, survival above.
     below, above = np.exp(log_cdf), -np.expm1(log_cdf)
@@ -182,12 +181,6 @@ def _laws(leaf: Leaf, relation: str, far_end: bool = False) -> Laws | None:
     return Laws(p, q, leaf.count)
 
 
-def _special() -> Any:
-    """scipy's, which comes with dp-accounting."""
-    events.dp_accounting()
-    return import_module("scipy.special")
-
-
 def _normal(shift: float) -> Laws:
     edges = np.linspace(-_REACH, _REACH + shift, _CELLS + 1)
     return Laws(_normal_masses(edges, shift), _normal_masses(edges, 0.0))
@@ -195,7 +188,7 @@ def _normal(shift: float) -> Laws:
 
 def _normal_masses(edges: Floats, shift: float) -> Floats:
     centred = edges - shift
-    ndtr = _special().ndtr
+    ndtr = require("scipy.special").ndtr
     below, above = ndtr(centred), ndtr(-centred)
     return np.asarray(np.where(centred[:-1] < 0, np.diff(below), -np.diff(above)))
 
@@ -250,7 +243,7 @@ def _one_direction(laws: Sequence[Laws], delta: float) -> float:
         first, probabilities, moved = _on_grid(masses, values, step, count)
         lowest += first
         shift += moved
-        total = import_module("scipy.signal").fftconvolve(total, probabilities)
+        total = require("scipy.signal").fftconvolve(total, probabilities)
     reserve = _SPARE * delta + FFT_MASS_ONCE * len(parts) + FFT_MASS_PER_STEP * releases
     losses = (lowest + np.arange(len(total))) * step + shift - spread * step
     return _epsilon(np.asarray(total), np.asarray(losses), delta + reserve)
@@ -275,7 +268,7 @@ def _on_grid(masses: Floats, values: Floats, step: float, count: int) -> tuple[i
     lowest = int(places.min())
     probabilities = np.bincount(places - lowest, weights=masses)
     # What the convolution cuts off, and what wraps around, is in the reserve.
-    common = import_module("dp_accounting.pld.common")
+    common = require("dp_accounting.pld.common")
     offset, composed = common.self_convolve(probabilities, count, FFT_MASS_PER_STEP)
     return lowest * count + offset, np.asarray(composed), moved * count
 

@@ -19,7 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .._validate import choice, integer, open_unit, probability
+import numpy as np
+
+from .._validate import choice, integer, open_unit, probability, require
 from ..errors import InvalidInput
 from .findings import Check
 
@@ -260,37 +262,13 @@ def _neighbours(drawn: _Batches) -> Check:
 
 def _ranges(trials: int, rate: float) -> tuple[list[int], list[float]]:
     """Upper ends of ranges of a binomial count between ``_LEVELS``, and the ranges' chances."""
-    cuts: list[int] = []
-    chances: list[float] = []
-    below = here = 0.0
-    levels = list(_LEVELS)
-    for count, chance in _binomial(trials, rate):
-        here += chance
-        if levels and below + here >= levels[0]:
-            cuts.append(count)
-            chances.append(here)
-            below, here = below + here, 0.0
-            levels = [level for level in levels if level > below]
     # What lies beyond 40 deviations belongs to the last range.
-    return cuts, [*chances, max(0.0, 1 - below)]
-
-
-def _binomial(records: int, rate: float) -> list[tuple[int, float]]:
-    """Sizes within 40 standard deviations of the mean, and their chances."""
-    mean = records * rate
+    mean = trials * rate
     reach = 40 * math.sqrt(mean * (1 - rate)) + 40
-    counts = range(max(0, math.floor(mean - reach)), min(records, math.ceil(mean + reach)) + 1)
-    if rate == 1:
-        return [(records, 1.0)]
-    yes, no = math.log(rate), math.log1p(-rate)
-    logs = [
-        k * yes + (records - k) * no - math.lgamma(k + 1) - math.lgamma(records - k + 1)
-        for k in counts
-    ]
-    highest = max(logs)
-    masses = [math.exp(log - highest) for log in logs]
-    total = math.fsum(masses)
-    return [(k, mass / total) for k, mass in zip(counts, masses, strict=True)]
+    counts = np.arange(max(0, math.floor(mean - reach)), min(trials, math.ceil(mean + reach)) + 1)
+    below = require("scipy.special").bdtr(counts, trials, rate)
+    ends = np.unique(np.searchsorted(below, _LEVELS))
+    return counts[ends].tolist(), np.diff(below[ends], prepend=0.0, append=1.0).tolist()
 
 
 def _named(cuts: Sequence[int], k: int) -> str:

@@ -6,16 +6,7 @@ import importlib
 
 from .. import _dispatch
 
-_MODULES = (
-    "clip",
-    "coef",
-    "coef_features",
-    "explicit",
-    "ghost_affine",
-    "ghost_embedding",
-    "noise",
-    "update",
-)
+_MODULES = ("clip", "explicit", "noise", "update")
 
 
 def load() -> tuple[bool, str]:

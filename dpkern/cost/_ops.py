@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,10 +16,7 @@ from .primitives import Item
 def call(op: str, phase: str, *args: Any, **kwargs: Any) -> list[Item]:
     """The lines of one call of an op, ``phase: line``; arguments as its form takes them."""
     items = FORMS[op](*args, **kwargs).items
-    return [
-        Item(name=f"{phase}: {item.name}", counts=item.counts, kind=item.kind, note=item.note)
-        for item in items
-    ]
+    return [replace(item, name=f"{phase}: {item.name}") for item in items]
 
 
 def shaped(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 from . import compare_figures, comparison
 from .autoencoder import Options
 from .comparison import Question
-from .count import difference_table, executed, notes
+from .count import difference_table, executed, known, notes, total_evidence
 from .processors import Processor
 from .report import Report, Table
 from .systems import SYSTEMS
@@ -40,11 +40,13 @@ def report(
     turns = comparison.turns(question)
     weights = comparison.weights(question)
     corrections = comparison.corrections(question)
-    executions = [
-        {"mechanism": system.name, **executed(system, *question.sizes[0], question.options)}
-        for system in question.systems
-        if system.traced
-    ]
+    first = *question.sizes[0], question.options
+    runs = {s.name: executed(s, *first) for s in question.systems if s.traced}
+    executions = [{"mechanism": name, **run} for name, run in runs.items()]
+    evidence = {}
+    for system in question.systems:
+        run = runs.get(system.name)
+        evidence[system.name] = total_evidence(known(system, *first, run), run)
     return Report(
         name="compare-" + "-".join(system.name for system in question.systems),
         title=" against ".join(
@@ -52,7 +54,10 @@ def report(
         ),
         summary=_summary(question, rows, turns),
         facts={
-            "mechanisms": [comparison.system_fact(system) for system in question.systems],
+            "mechanisms": [
+                {**comparison.system_fact(system), "evidence": evidence[system.name]}
+                for system in question.systems
+            ],
             "baseline": question.baseline.name,
             "processors": [comparison.processor_fact(machine) for machine in question.machines],
             "options": asdict(question.options),
@@ -65,7 +70,7 @@ def report(
         },
         tables=_tables(question, rows, turns, weights, corrections, executions),
         figures=compare_figures.figures(question, turns),
-        notes=_notes(question, rows),
+        notes=_notes(question, rows, evidence),
     )
 
 
@@ -190,8 +195,10 @@ def _tables(
     return tables
 
 
-def _notes(question: Question, rows: list[dict[str, Any]]) -> list[str]:
+def _notes(question: Question, rows: list[dict[str, Any]], evidence: dict[str, str]) -> list[str]:
     said = [f"{system.title}: {system.scope}; {system.source}." for system in question.systems]
+    each = ", ".join(f"{system.title} {evidence[system.name]}" for system in question.systems)
+    said.append(f"Evidence of the counts, that of the weakest line: {each}.")
     if len({system.scope for system in question.systems}) > 1:
         said.append("The mechanisms are counted over different work; their reductions mean little.")
     for machine in question.machines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from .. import _validate as check
 from . import processors, trace
 from ._numbers import listed, percent, tidy
 from .autoencoder import PRINTED, Options
-from .primitives import Item, Itemised
+from .primitives import FORMULA, WALK, Item, Itemised
 from .processors import Processor
 from .report import Figure, Report, Series, Table
 from .systems import SYSTEMS, System, check_options, check_size
@@ -43,12 +43,13 @@ def report(
     n, code = size
     check_size(n, code)
     check_options([system], options)
-    itemised = system.form(n, code, options)
+    execution = executed(system, n, code, options) if system.traced else None
+    itemised = known(system, n, code, options, execution)
     total = machine.price(itemised.counts)
     unpriced = machine.unpriced(itemised.counts)
-    execution = executed(system, n, code, options) if system.traced else None
+    evidence = total_evidence(itemised, execution)
     weights = _weights(itemised, machine)
-    tables = [_itemised_table(itemised, machine), _weight_table(weights, machine)]
+    tables = [_itemised_table(itemised, machine, evidence), _weight_table(weights, machine)]
     if execution is not None:
         tables.append(difference_table(execution["differences"], machine))
     return Report(
@@ -67,6 +68,7 @@ def report(
             "options": asdict(options),
             "cost": tidy(total),
             "counts": dict(itemised.counts),
+            "evidence": evidence,
             "operations": machine.operations(itemised.counts),
             "unpriced": unpriced,
             "items": [_fact(item, machine) for item in itemised.items],
@@ -80,7 +82,7 @@ def report(
 
 
 def executed(system: System, n: int, code: int, options: Options) -> dict[str, Any]:
-    """A real execution on a random record, against the closed form.
+    """A walk of the steps on a random record, with numbers that count, against the closed form.
 
     ``agrees``: whether it counts, item by item, what the form counts when nothing is left out.
     """
@@ -103,10 +105,32 @@ def executed(system: System, n: int, code: int, options: Options) -> dict[str, A
     }
 
 
+def known(
+    system: System, n: int, code: int, options: Options, execution: dict[str, Any] | None
+) -> Itemised:
+    """The closed form; of a system that was executed, the lines that were found so say it."""
+    itemised = system.form(n, code, options)
+    if execution is None:
+        return itemised
+    apart = {gap["item"] for gap in execution["differences"]}
+    return Itemised(
+        tuple(
+            replace(item, evidence=FORMULA if item.name in apart else WALK)
+            for item in itemised.items
+        )
+    )
+
+
+def total_evidence(itemised: Itemised, execution: dict[str, Any] | None) -> str:
+    """That of the weakest line; a total that leaves something out is a formula's."""
+    apart = execution is not None and bool(execution["differences"])
+    return FORMULA if apart else itemised.evidence
+
+
 def difference_table(differences: list[dict[str, Any]], machine: Processor) -> Table:
-    """What an execution did beyond the closed form, line by line."""
+    """What a walk did beyond the closed form, line by line."""
     return Table(
-        title="An execution against the count",
+        title="A walk of the steps against the count",
         columns=("item", "operations beyond the count", f"cost ({machine.unit})"),
         rows=[
             (gap["item"], listed(gap["counts"]), tidy(machine.price(gap["counts"])))
@@ -134,7 +158,7 @@ def _summary(
     if execution is None:
         return said
     verdict = "agrees with" if execution["agrees"] else "DIFFERS from"
-    return f"{said} A counted execution {verdict} the closed form, line by line."
+    return f"{said} A walk of its steps {verdict} the closed form, line by line."
 
 
 def _fact(item: Item, machine: Processor) -> dict[str, Any]:
@@ -143,23 +167,27 @@ def _fact(item: Item, machine: Processor) -> dict[str, Any]:
         "counts": dict(item.counts),
         "cost": tidy(machine.price(item.counts)),
         "kind": item.kind,
+        "evidence": item.evidence,
         "note": item.note,
     }
 
 
-def _itemised_table(itemised: Itemised, machine: Processor) -> Table:
+def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> Table:
     rows: list[tuple[str | int | float, ...]] = [
-        (i.name, listed(i.counts), tidy(machine.price(i.counts)), i.kind, i.note)
+        (i.name, listed(i.counts), tidy(machine.price(i.counts)), f"{i.kind}, {i.evidence}", i.note)
         for i in itemised.items
     ]
     counts = itemised.counts
-    rows.append(("total", listed(counts), tidy(machine.price(counts)), "", ""))
+    whole = listed(counts), tidy(machine.price(counts))
+    rows.append(("total", *whole, evidence, ""))
     return Table(
         title="Operations, line by line",
         columns=("item", "operations", f"cost ({machine.unit})", "kind", "note"),
         rows=rows,
-        note="printed: as the source counts; exact: as an execution counts; modelled: a textbook "
-        "form of a library's routine; random: depends on the noise.",
+        note="printed: as the source counts; exact: to the last operation; modelled: a "
+        "textbook form of a library's routine; random: depends on the noise. executed: "
+        "equal to what the kernel's own template does on numbers that count; reference walk: equal "
+        "to what plain code does, operation by operation; formula: a closed form and no more.",
     )
 
 
@@ -229,4 +257,4 @@ def _figures(system: System, itemised: Itemised, machine: Processor) -> list[Fig
     ]
 
 
-__all__ = ["difference_table", "executed", "notes", "report"]
+__all__ = ["difference_table", "executed", "known", "notes", "report", "total_evidence"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .primitives import Item, Itemised
+from .._phase import BACK, CLIP, IMPORTANCE, LEARN, MAP, NOISE, PROJECT, UPDATE
+from .primitives import Item, Itemised, weakest
 
-CLIP, MAP, NOISE, BACK = "clip and sum", "map", "noise", "map back"
-UPDATE, LEARN, IMPORTANCE, PROJECT = "update", "learning", "importance", "projection"
 ELSEWHERE = "elsewhere"
 PHASES = (CLIP, MAP, IMPORTANCE, NOISE, BACK, UPDATE, LEARN, PROJECT, ELSEWHERE)
 """In their order."""
@@ -38,7 +37,11 @@ def _merged(items: Itemised, name_of: Callable[[str], str]) -> Itemised:
             note = item.note if name == item.name else ""
             found[name, item.kind] = replace(item, name=name, note=note)
         else:
-            found[name, item.kind] = replace(before, counts=before.counts + item.counts)
+            found[name, item.kind] = replace(
+                before,
+                counts=before.counts + item.counts,
+                evidence=weakest((before.evidence, item.evidence)),
+            )
     lines = [item for item in found.values() if item.counts]
     return Itemised(tuple(sorted(lines, key=lambda item: PHASES.index(phase_of(item.name)))))
 

@@ -9,7 +9,7 @@ and STORE count elements that cross an operation's edge. Loop counters and addre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -84,6 +84,22 @@ CIPHER = {
 rotations (two shifts and an or) in each, and the final 16 additions (RFC 8439, 2.1 to 2.3)."""
 
 
+FORMULA, WALK, EXECUTED = "formula", "reference walk", "executed"
+EVIDENCE = (FORMULA, WALK, EXECUTED)
+"""How a number is known, the weakest first.
+
+``formula``         a closed form in the sizes, and nothing else;
+``reference walk``  plain code (an op's reference, torch between ops, the steps of an appendix) did
+                    the same work, and each of its operations was counted;
+``executed``        the template that ships did it, on scalars that count.
+"""
+
+
+def weakest(evidence: Iterable[str]) -> str:
+    """The evidence of a sum of numbers; of none, a formula's."""
+    return min(evidence, key=EVIDENCE.index, default=FORMULA)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """One line of an itemised count.
@@ -91,16 +107,31 @@ class Item:
     Attributes:
         name: what is done, in a few words.
         counts: what it takes.
-        kind: ``exact`` (equal to a counted execution), ``printed`` (as a source counts it),
-            ``modelled`` (a textbook form of a library's routine) or ``random`` (depends on the
-            noise; the expected number is in the note).
+        kind: ``exact`` (to the last operation), ``printed`` (as a source counts it), ``modelled``
+            (a textbook form of a library's routine) or ``random`` (depends on the noise; the
+            expected number is in the note).
         note: what a reader must know about the line.
+        evidence: how the counts are known, one of ``EVIDENCE``.
+        bytes_read, bytes_written: what the loads and stores hold.
+        flops: operations on floating numbers; None: all additions, subtractions, products,
+            quotients and roots of the counts are.
     """
 
     name: str
     counts: Counts
     kind: str = "exact"
     note: str = ""
+    evidence: str = FORMULA
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int | None = None
+
+    @property
+    def floating(self) -> int:
+        """Operations on floating numbers."""
+        if self.flops is not None:
+            return self.flops
+        return sum(self.counts[p] for p in ("ADD", "SUB", "MUL", "DIV", "SQRT"))
 
 
 @dataclass(frozen=True)
@@ -114,6 +145,11 @@ class Itemised:
         """The sum of all items."""
         return sum((item.counts for item in self.items), Counts())
 
+    @property
+    def evidence(self) -> str:
+        """That of the weakest item."""
+        return weakest(item.evidence for item in self.items)
+
     def of(self, *kinds: str) -> Counts:
         """The sum of the items of these kinds."""
         return sum((item.counts for item in self.items if item.kind in kinds), Counts())
@@ -126,4 +162,15 @@ class Itemised:
         return self.counts.priced(costs)
 
 
-__all__ = ["CIPHER", "PRIMITIVES", "Counts", "Item", "Itemised"]
+__all__ = [
+    "CIPHER",
+    "EVIDENCE",
+    "EXECUTED",
+    "FORMULA",
+    "PRIMITIVES",
+    "WALK",
+    "Counts",
+    "Item",
+    "Itemised",
+    "weakest",
+]

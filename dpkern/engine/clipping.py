@@ -21,6 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from .._phase import CLIP, MAP, phase
 from ..errors import InvalidInput, PrivacyError
 from ..mechanisms import Plan
 from ..ops import clip, ghost
@@ -95,7 +96,7 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
     if not capture.captured:
         capture.discard_samples()
         return None
-    with plainly(), torch.no_grad():
+    with plainly(), torch.no_grad(), phase(CLIP):
         for source in capture.expressions:
             assert isinstance(source, Expression)
             source.lead_back()
@@ -159,7 +160,8 @@ class GroupSums:
         self._check_open(slot)
         slots = self.groups[group]
         if all(len(s.arrivals) == s.uses and not s.indirect for s in slots):
-            self.finish(group)
+            with phase(CLIP):
+                self.finish(group)
 
     def _check_open(self, slot: Slot) -> None:
         if self.group_of[slot.index] in self.norms:
@@ -389,7 +391,8 @@ def _coordinates(slot: Slot, capture: Capture, scale: float, batch: int) -> Tens
     if isinstance(front, Released):
         return front.coordinates(scale)
     rows = front.per_sample().double() * scale
-    return slot.release.forward(rows.reshape(batch, *slot.shape))
+    with phase(MAP):
+        return slot.release.forward(rows.reshape(batch, *slot.shape))
 
 
 def _written_out(slot: Slot) -> Explicit:

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._phase import MAP, phase
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
-from ..mechanisms.release import Crop, Diagonal, Open, Release
+from ..mechanisms.release import Diagonal, Release, Taps
 from ..ops import spectral
 from ..ops.spectral import Band
 from .records import (
@@ -38,8 +39,6 @@ from .uses import Slot
 
 if TYPE_CHECKING:
     from .capture import Capture
-
-Taps = Crop | Open
 
 
 @dataclass
@@ -99,14 +98,18 @@ class Mapped(Released):
 
     def square(self) -> Tensor:
         def one(piece: Record) -> Tensor:
-            rows = self.release.forward(piece.per_sample().reshape(-1, *self.shape)).flatten(1)
+            gradients = piece.per_sample().reshape(-1, *self.shape)
+            with phase(MAP):
+                rows = self.release.forward(gradients).flatten(1)
             return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
 
         return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def coordinates(self, scale: float) -> Tensor:
         # The map is linear, and may leave little to scale.
-        return self.release.forward(self.record.per_sample().reshape(-1, *self.shape)) * scale
+        rows = self.record.per_sample().reshape(-1, *self.shape)
+        with phase(MAP):
+            return self.release.forward(rows) * scale
 
 
 @dataclass
@@ -252,7 +255,9 @@ class Spectrum(Released):
         return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
 
     def coordinates(self, scale: float) -> Tensor:
-        return self.release.forward(self.filtered().per_sample().double() * scale)
+        rows = self.filtered().per_sample().double() * scale
+        with phase(MAP):
+            return self.release.forward(rows)
 
 
 @dataclass
@@ -346,9 +351,9 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
     if isinstance(release, Diagonal):
         written = release.scale is not None and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
-    if not isinstance(release, (Crop, Open)):
+    if not isinstance(release, Taps):
         return Mapped(budget.kept(record, written=True), release, capture.p)
-    signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None
+    signal = release.signal if release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
     if not release.operands:
         record = budget.kept(record, written=matrix is not None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import _csv
+from .._csv import number
 from ..errors import InvalidInput
 
 IDENTIFIERS = ("id", "user", "user_id", "userid")
@@ -62,43 +63,14 @@ class Columns:
         return "" if any(not math.isnan(v) for v in values if v is not None) else "is blank"
 
 
-def number(cell: str) -> float | None:
-    """The cell's number; NaN if it is blank, None if it is text."""
-    if not cell:
-        return math.nan
-    try:
-        return float(cell)
-    except ValueError:
-        return None
-
-
 def read(path: Path) -> Columns:
-    """The file's columns. A first line without any number is the header; else the columns are
-    called column1, column2, ...
+    """Read the file's columns, called column1, column2, ... where it has no heading.
 
     Raises:
         InvalidInput: no such file, unreadable, empty, ragged, or a heading twice.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(
-            "data",
-            expected="a readable CSV file",
-            got=f"{path}: {error}",
-            remedy="Check the path, its permissions and its contents.",
-        ) from error
-    header = rows.pop(0)[1] if rows and _is_header(rows[0][1]) else []
-    if not rows:
-        raise InvalidInput(
-            "data",
-            expected="at least one row of numbers",
-            got=f"{path}: none",
-            remedy="Add records.",
-        )
-    names = header or [f"column{i + 1}" for i in range(len(rows[0][1]))]
+    heading, rows = _csv.read(path)
+    names = heading or [f"column{i + 1}" for i in range(len(rows[0].cells))]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidInput(
@@ -107,20 +79,8 @@ def read(path: Path) -> Columns:
             got=f"{', '.join(map(repr, twice))} twice in {path}",
             remedy="Rename columns.",
         )
-    for line, row in rows:
-        if len(row) != len(names):
-            raise InvalidInput(
-                "data",
-                expected=f"{len(names)} columns in every line",
-                got=f"{len(row)} in {path} line {line}",
-                remedy="Repair that line.",
-            )
-    cells = {name: [row[i] for _, row in rows] for i, name in enumerate(names)}
-    return Columns(path, cells, [line for line, _ in rows])
-
-
-def _is_header(row: Sequence[str]) -> bool:
-    return not any(cell and number(cell) is not None for cell in row)
+    cells = {name: [row.cells[i] for row in rows] for i, name in enumerate(names)}
+    return Columns(path, cells, [row.line for row in rows])
 
 
 def choose(

@@ -102,11 +102,6 @@ class SGD:
         """Names of the buffers, one tensor per parameter each."""
         return ("momentum_buffer",) if self.momentum else ()
 
-    @property
-    def flops(self) -> int:
-        """Of one entry; decay and momentum are applied whatever their value."""
-        return (9 if self.nesterov else 7) if self.momentum else 4
-
     def init(self, params: Sequence[torch.Tensor]) -> State:
         """A fresh state."""
         return _fresh_state(self.buffer_names(), params)
@@ -165,9 +160,6 @@ class Adam:
     def decoupled(self) -> bool:
         """Whether the decay multiplies the parameter (AdamW)."""
         return False
-
-    flops = 16
-    """Of one entry."""
 
     def buffer_names(self) -> tuple[str, ...]:
         """Names of the buffers, one tensor per parameter each."""

@@ -12,7 +12,6 @@ from .._dispatch import op
 from ..base.codes import GradType, Style
 from ..base.dtypes import by_dtype
 from ..errors import InvalidInput
-from . import _clip_cost
 from ._clip_request import (
     ClipResult,
     Gradients,
@@ -96,7 +95,7 @@ def _validate_sample_norm(
     return tensors[0].device.type
 
 
-@op(validate=_validate_sample_norm, cost=_clip_cost.sample_norm)
+@op(validate=_validate_sample_norm)
 @torch.no_grad()
 def sample_norm(
     grads: Gradients,
@@ -237,7 +236,7 @@ def _check_out(
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-@op(validate=_validate_clip_sum, cost=_clip_cost.clip_sum)
+@op(validate=_validate_clip_sum)
 @torch.no_grad()
 def clip_sum(
     grads: Gradients,

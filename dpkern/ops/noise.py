@@ -12,7 +12,7 @@ from .._dispatch import op
 from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS, SCALE_CELLS
 from ..rng import Stream
-from . import _lattice, _noise_cost
+from . import _lattice
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
@@ -117,7 +117,7 @@ def _validate_keystream(
     return check_place(device)
 
 
-@op(validate=_validate_keystream, cost=_noise_cost.keystream)
+@op(validate=_validate_keystream)
 def keystream(
     stream: Stream,
     *,
@@ -169,7 +169,7 @@ def _validate_draws(
     return _check_out(out, count, torch.int32, device)
 
 
-@op(validate=_validate_draws, cost=_noise_cost.lattice_draws)
+@op(validate=_validate_draws)
 def lattice_draws(
     stream: Stream,
     *,
@@ -217,7 +217,7 @@ def _validate_rounding_bits(
     return _check_out(out, count, torch.int16, device)
 
 
-@op(validate=_validate_rounding_bits, cost=_noise_cost.rounding_bits)
+@op(validate=_validate_rounding_bits)
 def rounding_bits(
     stream: Stream,
     *,
@@ -291,7 +291,7 @@ def _validate_add_noise(
     return x.device.type
 
 
-@op(validate=_validate_add_noise, cost=_noise_cost.add_noise)
+@op(validate=_validate_add_noise)
 def add_noise(
     x: torch.Tensor,
     *,

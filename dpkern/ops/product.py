@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..errors import InvalidInput
 
 FLOATS = (torch.float32, torch.float64)
@@ -42,18 +42,7 @@ def _validate(
     return x.device.type
 
 
-def _cost(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **_: Any) -> Cost:
-    rows, columns = x.shape[0], w.shape[1]
-    read = (x.numel() if columns else 0) + (w.numel() if rows else 0)
-    read += columns if bias is not None and rows else 0
-    return Cost(
-        bytes_read=read * x.element_size(),
-        bytes_written=rows * columns * x.element_size(),
-        flops=2 * rows * columns * x.shape[1] + (0 if bias is None else rows * columns),
-    )
-
-
-@op(validate=_validate, cost=_cost)
+@op(validate=_validate)
 @torch.no_grad()
 def matmul(
     x: torch.Tensor,

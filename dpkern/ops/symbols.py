@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..base.codes import SymbolType
 from ..base.dtypes import by_dtype
 from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
@@ -69,13 +67,7 @@ def blocks(position: int, count: int) -> int:
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
 
 
-def _cost(symbols: torch.Tensor, *, position: int = 0, **_: Any) -> Cost:
-    size = symbols.numel() * symbols.element_size()
-    words = 16 * blocks(position, symbols.numel())
-    return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
-
-
-@op(validate=_validate, cost=_cost)
+@op(validate=_validate)
 def randomize(
     symbols: torch.Tensor,
     *,

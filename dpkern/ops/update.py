@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
 from . import _lattice, _project
-from ._clock import SIZE, check_clock, clock
+from ._clock import check_clock, clock
 from ._count import Count, count
 from ._draws import Draws
-from ._noise_cost import RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
 from ._update_noise import Noise, at_clock, check_noise
@@ -100,39 +99,7 @@ def _check_pair(
     )
 
 
-def _cost_step(
-    params: Sequence[torch.Tensor],
-    sums: Sequence[torch.Tensor],
-    *,
-    rule: Rule,
-    noise: Noise | None = None,
-    **_: Any,
-) -> Cost:
-    n = sum(p.numel() for p in params)
-    moved = sum(p.numel() * p.element_size() for p in params) * (1 + len(rule.buffer_names()))
-    read = moved + sum(s.numel() * s.element_size() for s in sums)
-    rounded = noise is not None and bool(sums) and sums[0].dtype not in INTEGERS
-    drawn, words = _noise_cost(noise, params, rounded) if noise is not None else (0, 0)
-    per_entry = rule.flops + (RELEASE_FLOPS + 1 if rounded else 1)
-    return Cost(
-        bytes_read=read + drawn, bytes_written=moved, flops=per_entry * n, random_words=words
-    )
-
-
-def _noise_cost(noise: Noise, params: Sequence[torch.Tensor], rounded: bool) -> tuple[int, int]:
-    """Bytes of what was made ahead and of the clock, and words made now."""
-    n = sum(p.numel() for p in params)
-    made = sum(tiles(at, p.numel()) for at, p in zip(noise.positions, params, strict=True))
-    read = 0 if noise.clock is None or not params else 8 * SIZE
-    ahead = noise.draws
-    words = noise_words(TILE) * made if ahead is None else 0
-    read += 0 if ahead is None else 4 * n
-    if rounded and ahead is not None and ahead.rounding is not None:
-        return read + 2 * n, words
-    return read, words + (rounding_words(TILE) * made if rounded else 0)
-
-
-@op(validate=_validate_step, cost=_cost_step)
+@op(validate=_validate_step)
 def step(
     params: Sequence[torch.Tensor],
     sums: Sequence[torch.Tensor],
@@ -205,11 +172,7 @@ def _validate_advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = 
     return check_clock("clock", clock).device.type
 
 
-def _cost_advance(clock: torch.Tensor, **_: Any) -> Cost:
-    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE - 1)
-
-
-@op(validate=_validate_advance, cost=_cost_advance)
+@op(validate=_validate_advance)
 def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> torch.Tensor:
     """One more step, in place: ``steps += 1`` and each power times its beta.
 
@@ -231,7 +194,7 @@ def advance(clock: torch.Tensor, *, rule: Rule, backend: str | None = None) -> t
     return clock
 
 
-@op(validate=_project.validate, cost=_project.cost)
+@op(validate=_project.validate)
 def project(
     params: Sequence[torch.Tensor], onto: Projection, *, backend: str | None = None
 ) -> None:

@@ -112,7 +112,7 @@ def table(model: nn.Module, measured: Measured) -> Table:
         ),
         rows=rows,
         note="Time of a layer: its forward and backward pass and its part of norms, sums and "
-        "update. Bytes and FLOPs: declared by dpkern's ops, counted of torch's operations.",
+        "update. Bytes and FLOPs: of dpkern's ops by formula, of torch's operations as seen.",
     )
 
 

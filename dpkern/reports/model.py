@@ -12,6 +12,7 @@ from torch import nn
 
 from .. import _validate as check
 from .._threads import torch_threads
+from ..cost.primitives import FORMULA
 from ..cost.report import Report, Table
 from ..errors import InvalidInput
 from ..mechanisms import DPSGD
@@ -209,6 +210,7 @@ def _point_facts(point: Point, limits: Limits) -> dict[str, Any]:
         "flops": point.flops,
         "random_words": point.words,
         "launches": point.launches,
+        "evidence": FORMULA,
         "seconds": point.seconds,
         "share_of_limit": point.share(limits),
     }
@@ -260,9 +262,9 @@ def _ops_table(points: Sequence[Point], limits: Limits) -> Table:
         title="Ops of dpkern in the private step",
         columns=(*names, "GB/s", "GFLOP/s", "share of limit"),
         rows=rows,
-        note="Bytes, FLOPs, words and launches are declared: compulsory traffic at the op's edge. "
-        "The limit is the time that the measured bandwidth or peak would need for them; random "
-        "words take time of their own, which it does not know, and caches can beat it.",
+        note="Bytes, FLOPs, words and launches are declared, by formula: compulsory traffic at the "
+        "op's edge. The limit is the time that the measured bandwidth or peak would need for them; "
+        "random words take time of their own, which it does not know, and caches can beat it.",
     )
 
 
@@ -308,8 +310,8 @@ def _notes(measured: Measured) -> list[str]:
         f"own time and the ratio are medians of {steps} without tracing. "
         f"Tracing took the private step to {_length(private) / private.median:.2f} times and the "
         f"other to {_length(plain) / plain.median:.2f} times that.",
-        "FLOPs of torch's operations are those of products and convolutions; bytes those of all "
-        "operands, each once.",
+        "FLOPs of torch's operations are those of products and convolutions, by torch's formulas; "
+        "bytes those of all operands, each once (reference walk: every operation was seen).",
         "Work on several layers at once is divided in proportion to their parameters.",
     ]
     if measured.counters_note:

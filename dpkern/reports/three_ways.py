@@ -1,4 +1,4 @@
-"""One private step three ways: its closed form, a counted execution, and its time on this machine.
+"""One private step three ways: its closed form, a count while it runs, and its time here.
 
 The step is the one that ``cost.step_systems`` has the form of: one sample on one small layer, far
 above its bound. The same step runs under ``cost.counting`` and, by the backends that would train,
@@ -22,11 +22,11 @@ from ..cost._numbers import tidy
 from ..cost.autoencoder import Options
 from ..cost.forms import FORMS
 from ..cost.phases import by_phase
-from ..cost.primitives import Counts, Itemised
+from ..cost.primitives import EXECUTED, FORMULA, Counts, Itemised, weakest
 from ..cost.processors import Processor
 from ..cost.report import Report, Table
 from ..cost.step_systems import RULE, StepForm, shapes, systems
-from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
+from ..mechanisms import LabelMechanism, Mechanism
 from ..rng import Key, Purpose
 from ..step import DPStep
 
@@ -43,20 +43,26 @@ class ThreeWays:
 
     Attributes:
         closed, counted: by phase and kind.
-        ops: of every op: calls, closed form, counted execution, median seconds of all its calls.
+        ops: of every op: calls, closed form, count, median seconds of all its calls, evidence of
+            the count. Only what was ``executed`` can differ from its closed form.
         seconds: median of the whole step.
     """
 
     closed: Itemised
     counted: Itemised
-    ops: dict[str, tuple[int, Counts, Counts, float]]
+    ops: dict[str, tuple[int, Counts, Counts, float, str]]
     seconds: float
+
+    @property
+    def executed(self) -> int:
+        """How many ops ran in their counted kernels."""
+        return sum(evidence == EXECUTED for *_, evidence in self.ops.values())
 
     @property
     def agrees(self) -> bool:
         """Whether both counts are equal, phase by phase and op by op; the noise's tails apart."""
         both = (_settled(self.closed), _settled(self.counted))
-        return both[0] == both[1] and all(form == run for _, form, run, _ in self.ops.values())
+        return both[0] == both[1] and all(form == run for _, form, run, *_ in self.ops.values())
 
 
 def report(
@@ -86,8 +92,9 @@ def report(
     verdict = "agrees with" if ways.agrees else "DIFFERS from"
     return replace(
         found,
-        summary=f"{found.summary} A counted execution {verdict} the closed form, phase by phase "
-        f"and op by op; on this machine the step takes {1e6 * ways.seconds:,.0f} µs.",
+        summary=f"{found.summary} A counted run, in which {ways.executed} of {len(ways.ops)} kinds "
+        f"of ops were executed, {verdict} the closed form, phase by phase and op by op; on this "
+        f"machine the step takes {1e6 * ways.seconds:,.0f} µs.",
         facts={**found.facts, "execution": _facts(ways)},
         tables=[*found.tables, _phase_table(ways, machine), _op_table(ways, machine)],
     )
@@ -124,6 +131,7 @@ def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
             exact,
             sum((call.counts for call in calls if call.name == name), Counts()),
             statistics.median(spans[name]),
+            weakest(call.evidence for call in calls if call.name == name),
         )
         for name, exact in forms.items()
     }
@@ -134,7 +142,7 @@ def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
 def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
     """Makes one step each time that it is called."""
     draw = torch.Generator().manual_seed(_SEED)
-    if isinstance(mechanism, RandomizedResponse):
+    if isinstance(mechanism, LabelMechanism):
         values = torch.randint(mechanism.categories, (n,), generator=draw)
         stream = Key.from_unsafe_seed(_SEED).stream(Purpose.SYMBOLS, 0)
 
@@ -148,7 +156,7 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
         optimizer=RULE,
         unsafe_seed=_SEED,
         expected_batch_size=1.0,
-        **_sampling(mechanism),
+        **(mechanism.sampling or {"sample_rate": 0.1}),
     )
     gradients = [
         _FAR * torch.randn((1, *block.shape), generator=draw) for block in step.plan.blocks
@@ -157,16 +165,9 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
     def train() -> None:
         step.add(gradients)
         step.finish()
-        if isinstance(mechanism, ProjectedSGD):
-            mechanism.project(step.params)
+        mechanism.project(step.params)
 
     return train
-
-
-def _sampling(mechanism: Mechanism) -> dict[str, Any]:
-    if isinstance(mechanism, ProjectedSGD):
-        return {"sampling": "fixed", "dataset_size": mechanism.n, "sample_rate": 1 / mechanism.n}
-    return {"sample_rate": 0.1}
 
 
 def _timed(step: Callable[[], None]) -> dict[str, float]:
@@ -194,41 +195,55 @@ def _primitives(counts: Counts) -> int:
     return sum(counts.values())
 
 
-def _pairs(ways: ThreeWays) -> list[tuple[str, str, Counts, Counts]]:
+def _pairs(ways: ThreeWays) -> list[tuple[str, str, str, Counts, Counts]]:
+    """Phase, kind, evidence of the count, closed form and count."""
     closed, counted = _settled(ways.closed), _settled(ways.counted)
+    evidence = {(i.name, i.kind): i.evidence for i in ways.counted.items}
     none = Counts()
     return [
-        (*key, closed.get(key, none), counted.get(key, none)) for key in closed.keys() | counted
+        (*key, evidence.get(key, FORMULA), closed.get(key, none), counted.get(key, none))
+        for key in closed.keys() | counted
     ]
 
 
 def _phase_table(ways: ThreeWays, machine: Processor) -> Table:
-    pairs = sorted(_pairs(ways), key=lambda pair: -machine.price(pair[2]))
-    forms = sum((form for _, _, form, _ in pairs), Counts())
-    runs = sum((run for _, _, _, run in pairs), Counts())
+    pairs = sorted(_pairs(ways), key=lambda pair: -machine.price(pair[3]))
+    forms = sum((pair[3] for pair in pairs), Counts())
+    runs = sum((pair[4] for pair in pairs), Counts())
     rows = [
-        *((name, kind, *_numbers((form, run), machine), None) for name, kind, form, run in pairs),
-        ("whole step", "", *_numbers((forms, runs), machine), tidy(1e6 * ways.seconds)),
+        *(
+            (name, kind, *_numbers(both, machine), known, None)
+            for name, kind, known, *both in pairs
+        ),
+        (
+            "whole step",
+            "",
+            *_numbers((forms, runs), machine),
+            weakest(known for _, _, known, *_ in pairs),
+            tidy(1e6 * ways.seconds),
+        ),
     ]
     return Table(
         title="Closed, counted, measured: phases",
-        columns=("phase", "kind", *_columns(machine), "measured, µs"),
+        columns=("phase", "kind", *_columns(machine), "evidence", "measured, µs"),
         rows=rows,
-        note="Primitives of the closed form and of a counted execution of the same step, and their "
+        note="Primitives of the closed form and of a counted run of the same step, and their "
         f"prices. Measured: median of {ROUNDS} steps, Python included. The noise's tails apart.",
     )
 
 
 def _op_table(ways: ThreeWays, machine: Processor) -> Table:
     rows = [
-        (name, calls, *_numbers((form, run), machine), tidy(1e6 * seconds))
-        for name, (calls, form, run, seconds) in ways.ops.items()
+        (name, calls, *_numbers((form, run), machine), known, tidy(1e6 * seconds))
+        for name, (calls, form, run, seconds, known) in ways.ops.items()
     ]
     return Table(
         title="Closed, counted, measured: ops",
-        columns=("op", "calls", *_columns(machine), "measured, µs"),
+        columns=("op", "calls", *_columns(machine), "evidence", "measured, µs"),
         rows=rows,
-        note="What torch does between ops is in the phases alone.",
+        note="What torch does between ops is in the phases alone. Evidence of the count, of its "
+        "weakest part: executed: the kernel's own template on numbers that count; reference walk: "
+        "plain code, each operation of torch counted; formula: the closed form again.",
     )
 
 
@@ -245,12 +260,25 @@ def _facts(ways: ThreeWays) -> dict[str, Any]:
         "agrees": ways.agrees,
         "seconds": ways.seconds,
         "phases": [
-            {"phase": name, "kind": kind, "closed": dict(form), "counted": dict(run)}
-            for name, kind, form, run in _pairs(ways)
+            {
+                "phase": name,
+                "kind": kind,
+                "closed": dict(form),
+                "counted": dict(run),
+                "evidence": known,
+            }
+            for name, kind, known, form, run in _pairs(ways)
         ],
         "ops": [
-            {"op": name, "calls": n, "closed": dict(form), "counted": dict(run), "seconds": seconds}
-            for name, (n, form, run, seconds) in ways.ops.items()
+            {
+                "op": name,
+                "calls": n,
+                "closed": dict(form),
+                "counted": dict(run),
+                "seconds": seconds,
+                "evidence": known,
+            }
+            for name, (n, form, run, seconds, known) in ways.ops.items()
         ],
     }
 

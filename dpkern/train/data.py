@@ -8,11 +8,9 @@ held-out rows are used for the accuracy that is printed.
 
 from __future__ import annotations
 
-import csv
 import os
 import zipfile
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from .. import _csv
 from .._validate import require
 from ..errors import InvalidInput
 from . import formats
@@ -155,7 +154,7 @@ def _read(path: Path) -> tuple[Array, ...]:
                 remedy="Check the path.",
             )
         return _read_folder(path) if path.is_dir() else _read_file(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
         raise InvalidInput(
             "data",
             expected="a readable file",
@@ -232,24 +231,16 @@ def _read_npz(path: Path) -> tuple[Array, ...]:
 def _read_csv(path: Path) -> tuple[Array, Array]:
     """Label in the column headed ``label``, else in the last one. A first row without a number
     is a header."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = [(n, row) for n, row in enumerate(csv.reader(file), start=1) if row]
-    label = -1
-    if rows and ("label" in rows[0][1] or not any(_is_number(cell) for cell in rows[0][1])):
-        header = [cell.strip() for cell in rows.pop(0)[1]]
-        if header.count("label") > 1:
-            raise InvalidInput(
-                "data",
-                expected="one column headed label",
-                got=f"{header.count('label')} of them in {path}",
-                remedy="Rename the others.",
-            )
-        label = header.index("label") if "label" in header else -1
-    if not rows:
+    heading, rows = _csv.read(path, headings=("label",))
+    if heading.count("label") > 1:
         raise InvalidInput(
-            "data", expected="at least one row", got=f"{path}: empty", remedy="Add rows."
+            "data",
+            expected="one column headed label",
+            got=f"{heading.count('label')} of them in {path}",
+            remedy="Rename the others.",
         )
-    width = len(rows[0][1])
+    label = heading.index("label") if "label" in heading else -1
+    width = len(rows[0].cells)
     if width < 2:
         raise InvalidInput(
             "data",
@@ -257,35 +248,23 @@ def _read_csv(path: Path) -> tuple[Array, Array]:
             got=f"{path} with {width} column",
             remedy="Use commas between columns.",
         )
-    table = np.array([_parse_row(path, n, row, width) for n, row in rows])
+    table = np.array([_parse_row(path, row) for row in rows])
     return np.delete(table, label, axis=1), table[:, label]
 
 
-def _parse_row(path: Path, line: int, row: Sequence[str], width: int) -> list[float]:
-    if len(row) != width:
-        raise InvalidInput(
-            "data",
-            expected=f"{width} columns in every row",
-            got=f"{len(row)} in {path} line {line}",
-            remedy="Repair that line.",
-        )
-    for column, cell in enumerate(row, start=1):
-        if not _is_number(cell):
+def _parse_row(path: Path, row: _csv.Row) -> list[float]:
+    numbers = []
+    for column, cell in enumerate(row.cells, start=1):
+        value = _csv.number(cell) if cell else None
+        if value is None:
             raise InvalidInput(
                 "data",
                 expected="numbers only",
-                got=f"{cell!r} in {path} line {line} column {column}",
+                got=f"{cell!r} in {path} line {row.line} column {column}",
                 remedy="Encode categories as numbers before training.",
             )
-    return [float(cell) for cell in row]
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+        numbers.append(value)
+    return numbers
 
 
 def _check_rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,36 +12,41 @@ from .. import __version__, _dispatch
 from ..backends import cpu
 from ..errors import BackendError
 
-TRAINING_OPS = ("clip.clip_sum", "update.step")
 
+def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
+    """Return the backend that training steps run on.
 
-def backend_in_use(wanted: str | None) -> str:
-    """The backend that training steps run on.
+    Args:
+        wanted: name of the backend; None selects that of the environment, else the first that has
+            kernels for all of ``ops``.
+        ops: names of the ops that a step cannot do without.
 
     Raises:
         InvalidInput: an unknown name.
         BackendError: the one asked for cannot run here.
     """
+    by_option = bool(wanted)
     wanted = wanted or _dispatch.environment_choice()
     if wanted is None:
         order = _dispatch.PREFERENCE["cpu"]
-        return next(name for name in order if not _missing(name))
+        return next(name for name in order if not _missing(name, ops))
     with _dispatch.use(wanted):  # refuses unknown names
-        reasons = _missing(wanted)
+        reasons = _missing(wanted, ops)
     if reasons:
         raise BackendError(
             "backend",
             expected="a backend that can run on this machine",
             got=f"{wanted}: {reasons[0]}",
-            remedy="See `dpkern info`, or leave --backend out.",
+            remedy="See `dpkern info`, or "
+            + ("leave --backend out." if by_option else "unset DPKERN_BACKEND."),
         )
     return wanted
 
 
-def _missing(backend: str) -> list[str]:
-    """Why this backend cannot run training steps; empty if it can."""
+def _missing(backend: str, ops: Collection[str]) -> list[str]:
+    """Return why this backend cannot run these ops; the list is empty if it can."""
     rows = [row for row in _dispatch.table() if row["backend"] == backend]
-    return [row["reason"] for row in rows if row["op"] in TRAINING_OPS and not row["available"]]
+    return [row["reason"] for row in rows if row["op"] in ops and not row["available"]]
 
 
 def environment(backend: str | None, threads: int) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
     KINDS = (RecordOptions, CodeOptions)
     EPOCH = Reconstruction
     RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "backend", "threads"})
+    OPS = ("coef.perturb", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
     steps: Visits
 

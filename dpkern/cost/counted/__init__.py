@@ -1,5 +1,8 @@
 """Ops executed and counted: the kernels' own templates with scalars that tally what they do.
 
+Only ops whose arithmetic stands in the templates of ``csrc/core`` are here: what is counted is then
+what ships. Kernels that are vectorised by hand have closed forms alone.
+
 One file per stem; each has its ``KERNELS``, from the name of an op to its counted kernel, which
 takes the op's arguments, does what the op does (in place too) and says what that took.
 """
@@ -10,32 +13,14 @@ from typing import Any
 
 from ..._dispatch import Op
 from ...errors import InvalidInput
-from . import (
-    clip,
-    coef,
-    ghost_affine,
-    ghost_conv,
-    ghost_embedding,
-    ghost_explicit,
-    ghost_linear,
-    noise,
-    spectral,
-    symbols,
-    update,
-)
+from . import coef, factors, noise, symbols, update
 from ._native import open_cipher
 from ._tally import Kernel, Tally
 
 KERNELS: dict[str, Kernel] = {
     **noise.KERNELS,
     **update.KERNELS,
-    **clip.KERNELS,
-    **ghost_explicit.KERNELS,
-    **ghost_linear.KERNELS,
-    **ghost_conv.KERNELS,
-    **ghost_embedding.KERNELS,
-    **ghost_affine.KERNELS,
-    **spectral.KERNELS,
+    **factors.KERNELS,
     **coef.KERNELS,
     **symbols.KERNELS,
 }
@@ -54,7 +39,7 @@ def tally_of(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             "op",
             expected=f"one that can be counted: {', '.join(sorted(KERNELS))}",
             got=op.name,
-            remedy="Count it by its closed form in dpkern.cost.forms.",
+            remedy="Its arithmetic is no template: take its closed form in dpkern.cost.forms.",
         )
     given = {name: value for name, value in kwargs.items() if name != "backend"}
     op.validate(*args, **given)

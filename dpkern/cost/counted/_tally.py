@@ -1,4 +1,4 @@
-"""What a counted execution of an op reports, and who can be counted."""
+"""What a counted execution of an op reports."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ class Tally:
     Attributes:
         counts: primitives, without those that depend on the noise that was drawn.
         random: primitives that depend on it: the law's tails.
-        modelled: primitives of a library's transforms, which ran uncounted: textbook forms.
-        flops: additions, subtractions, products, quotients and roots of floating numbers, those
-            of transforms included.
+        flops: additions, subtractions, products, quotients and roots of floating numbers.
         bytes_read, bytes_written: distinct bytes of the operands that were read and written, each
             once per direction.
     """
 
     counts: Counts = field(default_factory=Counts)
     random: Counts = field(default_factory=Counts)
-    modelled: Counts = field(default_factory=Counts)
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
@@ -39,7 +36,6 @@ class Tally:
         return Tally(
             counts=self.counts + other.counts,
             random=self.random + other.random,
-            modelled=self.modelled + other.modelled,
             flops=self.flops + other.flops,
             bytes_read=self.bytes_read + other.bytes_read,
             bytes_written=self.bytes_written + other.bytes_written,

@@ -47,25 +47,7 @@ def _quadratic(
     return made, tallied(packed)[1]
 
 
-def _expanded(
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    noise: coef.Noise | None = None,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], Tally]:
-    made = out or coef.empty_results(hidden, weights)
-    packed = kernels().coef_expanded(
-        *coef.packed_features(hidden, weights, noise),
-        *(tensor.data_ptr() for tensor in (hidden, targets, weights, *made)),
-    )
-    increment_version(made)
-    return made, tallied(packed)[1]
-
-
 KERNELS: dict[str, Kernel] = {
     "coef.perturb": _perturb,
     "coef.quadratic": _quadratic,
-    "coef.expanded": _expanded,
 }

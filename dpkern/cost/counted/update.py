@@ -1,4 +1,4 @@
-"""The update, its clock and projections, counted."""
+"""The update, counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...errors import InvalidInput
 from ...ops import update
 from ..primitives import Counts
 from ._native import addresses, kernels, sizes, tallied
@@ -71,38 +70,4 @@ def _draws(noise: update.Noise) -> tuple[int, int, int, int] | None:
     return made.first, len(made.values), made.values.data_ptr(), rounding
 
 
-def _advance(clock: torch.Tensor, *, rule: update.Rule) -> tuple[torch.Tensor, Tally]:
-    betas = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
-    return clock, tallied(kernels().advance(clock.data_ptr(), *betas))[1]
-
-
-def _project(params: Tensors, onto: update.Projection) -> tuple[None, Tally]:
-    dtype = params[0].dtype
-    if any(p.dtype is not dtype for p in params):
-        raise InvalidInput(
-            "params",
-            expected="parameters of one dtype",
-            got=", ".join(sorted({str(p.dtype) for p in params})),
-            remedy="Count each dtype by itself.",
-        )
-    held = [p.detach().contiguous() for p in params]
-    packed = kernels().project(*_set(onto, dtype is torch.float64, addresses(held), sizes(held)))
-    with torch.no_grad():
-        for p, moved in zip(params, held, strict=True):
-            p.copy_(moved)
-    return None, tallied(packed)[1]
-
-
-def _set(onto: update.Projection, wide: bool, at: list[int], size: list[int]) -> tuple[Any, ...]:
-    if isinstance(onto, update.Box):
-        return 0, wide, at, size, onto.low, onto.high
-    if isinstance(onto, update.Ball):
-        return 1, wide, at, size, onto.radius, 0.0
-    return 2, wide, at, size, onto.total, 0.0
-
-
-KERNELS: dict[str, Kernel] = {
-    "update.step": _step,
-    "update.advance": _advance,
-    "update.project": _project,
-}
+KERNELS: dict[str, Kernel] = {"update.step": _step}

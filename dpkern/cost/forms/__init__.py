@@ -1,7 +1,16 @@
-"""Closed forms: what each op takes, from its arguments alone; the same as its counted execution."""
+"""Closed forms: what each op takes, from its arguments alone.
+
+They are the one statement of an op's cost: ``Op.cost`` is the projection of its form to bytes,
+floating operations and random words.
+
+Each line says how it is known (``primitives.EVIDENCE``): of ops with a counted kernel every line is
+``executed``; of the others some are compared with a walk of the reference, the rest are formulas.
+"""
 
 from __future__ import annotations
 
+from ..._dispatch import register_costs
+from ..counted import KERNELS
 from . import (
     clip,
     coef,
@@ -15,9 +24,9 @@ from . import (
     symbols,
     update,
 )
-from ._form import Form
+from ._form import Form, cost_of, executed
 
-FORMS: dict[str, Form] = {
+_ALL: dict[str, Form] = {
     **noise.FORMS,
     **update.FORMS,
     **clip.FORMS,
@@ -30,6 +39,10 @@ FORMS: dict[str, Form] = {
     **coef.FORMS,
     **symbols.FORMS,
 }
+
+FORMS = {name: executed(form) if name in KERNELS else form for name, form in _ALL.items()}
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
+
+register_costs({name: cost_of(form) for name, form in _ALL.items()})
 
 __all__ = ["FORMS", "Form"]

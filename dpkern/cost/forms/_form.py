@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from ..primitives import Itemised
+from ..._dispatch import Cost
+from ..primitives import EXECUTED, Itemised
 
 Form = Callable[..., Itemised]
 """An op's arguments, and by keyword what its data decides, to what it takes."""
 
-__all__ = ["Form"]
+
+def executed(form: Form) -> Form:
+    """The form of an op that a counted kernel executes: all its lines are known from there."""
+
+    def proved(*args: Any, **kwargs: Any) -> Itemised:
+        items = form(*args, **kwargs).items
+        return Itemised(tuple(replace(item, evidence=EXECUTED) for item in items))
+
+    return proved
+
+
+def cost_of(form: Form) -> Callable[..., Cost]:
+    """The declared cost of an op: the projection of its form to bytes, flops and words."""
+
+    def cost(*args: Any, **kwargs: Any) -> Cost:
+        items = form(*args, **kwargs).items
+        return Cost(
+            bytes_read=sum(item.bytes_read for item in items),
+            bytes_written=sum(item.bytes_written for item in items),
+            flops=sum(item.floating for item in items),
+            random_words=sum(item.counts["RNG"] for item in items),
+        )
+
+    return cost
+
+
+__all__ = ["Form", "cost_of", "executed"]

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from ..._dispatch import op
+from .._coef_noise import Noise, check_noise, quadratic_position
 from ..noise import FLOATS
-from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
+from .polynomial import add, check_out, check_targets, copied, lane_sum
 
 RUN = 16
 """Records whose slopes are summed one after the other; then the sums of the runs are."""
@@ -77,32 +77,7 @@ def _validate_expanded(
     return hidden.device.type
 
 
-def _cost_expanded(
-    hidden: torch.Tensor,
-    targets: torch.Tensor,
-    weights: torch.Tensor,
-    *,
-    noise: Noise | None = None,
-    **_: Any,
-) -> Cost:
-    (records, width), classes = hidden.shape, len(weights)
-    pairs, size = records * classes, hidden.element_size()
-    linear = pairs * width
-    read, flops, words = noise_cost(noise, linear, linear * width)
-    flops += records * width
-    # 1/2 - y; of each feature: its coefficient and row of coefficients, both sums of the row and
-    # the column, score, loss, slope and its run's sum, derivative.
-    flops += pairs * (1 + 3 + 2 * (LANES - 1) + width * (1 + width + 4 * width + LANES - 1 + 9))
-    flops += -(-records // RUN) * classes * width
-    return Cost(
-        bytes_read=read + size * (records * width + pairs + weights.numel()),
-        bytes_written=8 * records + size * (weights.numel() + records * width),
-        flops=flops,
-        random_words=words,
-    )
-
-
-@op(validate=_validate_expanded, cost=_cost_expanded)
+@op(validate=_validate_expanded)
 def expanded(
     hidden: torch.Tensor,
     targets: torch.Tensor,

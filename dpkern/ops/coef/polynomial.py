@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.codes import CoefForm
 from ...errors import InvalidInput
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from .._coef_noise import Noise, check_noise, quadratic_position
 from ..noise import FLOATS, add_noise
 
 FORMS = tuple(CoefForm.__members__)
@@ -144,11 +144,6 @@ def _linear_quadratic(targets: torch.Tensor, form: str) -> Coefficients:
     return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
-def _flops(form: str) -> int:
-    """Of the two coefficients of one target."""
-    return 3 if form == "printed" else 1
-
-
 def add(values: torch.Tensor, noise: Noise, position: int) -> None:
     """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
@@ -165,20 +160,7 @@ def add(values: torch.Tensor, noise: Noise, position: int) -> None:
     )
 
 
-def _cost_perturb(
-    targets: torch.Tensor, *, form: str, noise: Noise | None = None, **_: Any
-) -> Cost:
-    n, size = targets.numel(), targets.numel() * targets.element_size()
-    read, flops, words = noise_cost(noise, n, n)
-    return Cost(
-        bytes_read=size + read,
-        bytes_written=2 * size,
-        flops=_flops(form) * n + flops,
-        random_words=words,
-    )
-
-
-@op(validate=_validate_perturb, cost=_cost_perturb)
+@op(validate=_validate_perturb)
 def perturb(
     targets: torch.Tensor,
     *,
@@ -254,30 +236,7 @@ def _validate_quadratic(
     return _validate_perturb(targets, form=form, noise=noise)
 
 
-def _cost_quadratic(
-    z: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    form: str,
-    noise: Noise | None = None,
-    shift: torch.Tensor | None = None,
-    **_: Any,
-) -> Cost:
-    n, size = z.numel(), z.numel() * z.element_size()
-    made = perturb.cost(targets, form=form, noise=noise)
-    # a1 + 2 a2 w; in float64 w (a1 + a2 w) and its lane; the lanes' sum.
-    flops = 7 * n + (LANES - 1) * len(z)
-    flops += 0 if shift is None else n
-    shifts = 0 if shift is None else len(z) * z.element_size()
-    return Cost(
-        bytes_read=made.bytes_read + size + shifts,
-        bytes_written=size + 8 * len(z),
-        flops=made.flops + flops,
-        random_words=made.random_words,
-    )
-
-
-@op(validate=_validate_quadratic, cost=_cost_quadratic)
+@op(validate=_validate_quadratic)
 def quadratic(
     z: torch.Tensor,
     targets: torch.Tensor,

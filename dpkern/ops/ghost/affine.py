@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
 from ._bounds import FLOATS
 
@@ -30,61 +30,6 @@ def _check_operands(
     return kind
 
 
-def _cost_rows(
-    g: torch.Tensor, weight: torch.Tensor | None, *, centred: bool, per_entry: int
-) -> Cost:
-    """Of a norm over the last dimension; xhat and h are made again for dx, as in the kernels."""
-    batch, rows, columns = g.shape
-    scaled, statistics = weight is not None, 1 + centred
-    size = g.element_size()
-    used = scaled and batch * rows > 0
-    return Cost(
-        bytes_read=(2 * g.numel() + statistics * batch * rows + columns * used) * size,
-        bytes_written=(g.numel() + statistics * batch * columns) * size,
-        flops=(per_entry + 2 * scaled) * g.numel() + statistics * batch * rows,
-    )
-
-
-def _cost_layer_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    **_: Any,
-) -> Cost:
-    return _cost_rows(g, weight, centred=True, per_entry=14)
-
-
-def _cost_rms_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    **_: Any,
-) -> Cost:
-    return _cost_rows(g, weight, centred=False, per_entry=9)
-
-
-def _cost_group_norm(
-    g: torch.Tensor,
-    x: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    **_: Any,
-) -> Cost:
-    """Means from the sums of the channels; xhat and h are made again for dx, as in the kernels."""
-    scaled, size = weight is not None, g.element_size()
-    batch, channels = g.shape[:2]
-    maps = batch * channels
-    return Cost(
-        bytes_read=(2 * g.numel() + 2 * mean.numel() + channels * (scaled and batch > 0)) * size,
-        bytes_written=(g.numel() + 2 * maps) * size,
-        flops=(11 + scaled) * g.numel() + (2 + 2 * scaled) * maps + 2 * mean.numel(),
-    )
-
-
 def _validate_layer_norm(
     g: torch.Tensor,
     x: torch.Tensor,
@@ -100,7 +45,7 @@ def _validate_layer_norm(
     return g.device.type
 
 
-@op(validate=_validate_layer_norm, cost=_cost_layer_norm)
+@op(validate=_validate_layer_norm)
 @torch.no_grad()
 def layer_norm_backward(
     g: torch.Tensor,
@@ -146,7 +91,7 @@ def _validate_rms_norm(
     return g.device.type
 
 
-@op(validate=_validate_rms_norm, cost=_cost_rms_norm)
+@op(validate=_validate_rms_norm)
 @torch.no_grad()
 def rms_norm_backward(
     g: torch.Tensor,
@@ -200,7 +145,7 @@ def _validate_group_norm(
     return g.device.type
 
 
-@op(validate=_validate_group_norm, cost=_cost_group_norm)
+@op(validate=_validate_group_norm)
 @torch.no_grad()
 def group_norm_backward(
     g: torch.Tensor,

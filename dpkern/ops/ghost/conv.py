@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
-from .._values import used
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
@@ -105,93 +104,7 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-def _direct_flops(geometry: Geometry) -> int:
-    """Of one sample: gradient (zeros of the padding included), squares, and the rounding bound from
-    the norms of x and g."""
-    entries = math.prod(geometry.weight_shape)
-    operands = geometry.reached + geometry.out_channels * geometry.positions
-    return 2 * entries * (geometry.positions + 1) + 2 * operands + 7
-
-
-def _gram_flops(geometry: Geometry) -> int:
-    """Of one sample: two symmetric matrices, sums of the first along rows of the kernel, and the
-    products of the second with sums along its columns."""
-    height, width = (1, *geometry.output)[-2:]
-    rows, (kernel_height, kernel_width) = (1, *geometry.input)[-2], (1, *geometry.kernel)[-2:]
-    inputs, outputs = math.prod(geometry.input), height * width
-    grams = geometry.in_channels * inputs * (inputs + 1) + geometry.out_channels * outputs * (
-        outputs + 1
-    )
-    along = rows * (rows + 1) // 2 * width**2 * kernel_width
-    return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
-
-
-def _cost_conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    route: str = "auto",
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    one = _gram_flops if norm_route(geometry, route) == "gram" else _direct_flops
-    batch = geometry.batch
-    read = (batch * geometry.reached + g.numel()) * x.element_size()
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * one(geometry))
-
-
-def _cost_conv_gradient(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    batch = geometry.batch
-    entries = batch * math.prod(geometry.weight_shape)
-    return Cost(
-        bytes_read=(batch * geometry.reached + g.numel()) * x.element_size(),
-        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * batch,
-        flops=2 * (geometry.positions + 1) * entries + batch,
-    )
-
-
-def _cost_conv_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    count, size = used(factors), out.element_size()
-    entries = out.numel() if count else 0
-    gradient = geometry.out_channels * geometry.positions
-    read = count * (geometry.reached + gradient) * x.element_size()
-    return Cost(
-        bytes_read=read + (factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=count * gradient + (2 * count * geometry.positions + 1) * entries,
-    )
-
-
-@op(validate=_validate_conv_norm, cost=_cost_conv_norm)
+@op(validate=_validate_conv_norm)
 @torch.no_grad()
 def conv_norm(
     x: torch.Tensor,
@@ -249,7 +162,7 @@ def conv_norm(
     return squares
 
 
-@op(validate=_validate_conv_gradient, cost=_cost_conv_gradient)
+@op(validate=_validate_conv_gradient)
 @torch.no_grad()
 def conv_gradient(
     x: torch.Tensor,
@@ -292,7 +205,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(validate=_validate_conv_sum, cost=_cost_conv_sum)
+@op(validate=_validate_conv_sum)
 @torch.no_grad()
 def conv_sum(
     x: torch.Tensor,

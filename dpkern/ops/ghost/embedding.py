@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
-from .._values import Repeats
 from ._bounds import FLOATS, gamma, upper_square
 
 
@@ -57,22 +56,7 @@ def _validate_norm(
     return _check_ids(ids, g, "g", padding_idx)
 
 
-def _cost_norm(
-    ids: torch.Tensor, g: torch.Tensor, *, padding_idx: int | None = None, **_: Any
-) -> Cost:
-    """Rows whose id stands alone are squared; the others are summed first, with a bound."""
-    (batch, _positions), columns = ids.shape, g.shape[2]
-    found = Repeats.of(ids, padding_idx)
-    alone = (found.rows - found.repeated) * (2 * columns + 1)
-    together = found.shared * (3 * columns + 2) + found.repeated * (2 * columns + 5)
-    return Cost(
-        bytes_read=8 * ids.numel() + found.kept * columns * g.element_size(),
-        bytes_written=8 * batch,
-        flops=alone + together + found.rows + batch,
-    )
-
-
-@op(validate=_validate_norm, cost=_cost_norm)
+@op(validate=_validate_norm)
 @torch.no_grad()
 def embedding_norm(
     ids: torch.Tensor,
@@ -128,27 +112,7 @@ def _validate_sum(
     return device
 
 
-def _cost_sum(
-    ids: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-    **_: Any,
-) -> Cost:
-    used = ids if ids.is_meta else ids[factors != 0]
-    found, columns, size = Repeats.of(used, padding_idx), g.shape[2], g.element_size()
-    table = min(found.table, out.shape[0]) * columns
-    read = found.kept * columns + factors.numel() + table
-    return Cost(
-        bytes_read=8 * used.numel() + read * size,
-        bytes_written=table * size,
-        flops=2 * found.kept * columns,
-    )
-
-
-@op(validate=_validate_sum, cost=_cost_sum)
+@op(validate=_validate_sum)
 @torch.no_grad()
 def embedding_sum(
     ids: torch.Tensor,
@@ -196,26 +160,7 @@ def _validate_cross(
     return device
 
 
-def _cost_cross(
-    ids: torch.Tensor,
-    e: torch.Tensor,
-    a: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    padding_idx: int | None = None,
-    **_: Any,
-) -> Cost:
-    (batch, rows, columns), found = a.shape, Repeats.of(ids, padding_idx)
-    norms = (found.kept + batch * rows) * (2 * columns + 1)
-    read = found.kept * columns + a.numel() + found.rows * rows
-    return Cost(
-        bytes_read=8 * ids.numel() + read * e.element_size(),
-        bytes_written=8 * batch,
-        flops=norms + found.kept * rows * (2 * columns + 5) + 2 * batch,
-    )
-
-
-@op(validate=_validate_cross, cost=_cost_cross)
+@op(validate=_validate_cross)
 @torch.no_grad()
 def tied_cross(
     ids: torch.Tensor,

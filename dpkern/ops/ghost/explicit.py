@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
 from .. import clip
-from .._clip_cost import power_flops
 from .._lattice import round_down
 from ._bounds import FLOATS, squares
 
@@ -63,15 +62,7 @@ def _validate_norm(grads: Tensors, *, backend: str | None = None) -> str:
     return _check_gradients(grads)
 
 
-def _cost_norm(grads: Tensors, **_: Any) -> Cost:
-    entries = sum(part.numel() for part in grads)
-    read = entries * grads[0].element_size()
-    batch = grads[0].shape[0]
-    flops = sum(power_flops(part.shape[1:].numel(), 2) for part in grads) + len(grads) - 1
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * flops)
-
-
-@op(validate=_validate_norm, cost=_cost_norm)
+@op(validate=_validate_norm)
 @torch.no_grad()
 def explicit_norm(grads: Tensors, *, backend: str | None = None) -> torch.Tensor:
     """Squared norm of each sample's gradients together, ``sum_i ||grads[i][b]||^2``.
@@ -114,17 +105,7 @@ def _validate_factors(
     return first.device.type
 
 
-def _cost_factors(
-    squares: Tensors, *_: Any, dtype: torch.dtype, automatic: bool = False, **__: Any
-) -> Cost:
-    # Every sample is taken for one that is clipped.
-    batch, parts = squares[0].shape[0], len(squares)
-    written = batch * (8 + dtype.itemsize)
-    flops = batch * (parts + 4 + int(automatic))
-    return Cost(bytes_read=8 * batch * parts, bytes_written=written, flops=flops)
-
-
-@op(validate=_validate_factors, cost=_cost_factors)
+@op(validate=_validate_factors)
 @torch.no_grad()
 def clip_factors(
     squares: Tensors,
@@ -182,15 +163,7 @@ def _validate_contract(
     return device
 
 
-def _cost_contract(grads: Tensors, factors: torch.Tensor, outs: Tensors, **_: Any) -> Cost:
-    size = factors.element_size()
-    entries, sums = sum(part.numel() for part in grads), sum(out.numel() for out in outs)
-    sums, weights = (sums, factors.numel()) if entries else (0, 0)
-    read = (entries + weights + sums) * size
-    return Cost(bytes_read=read, bytes_written=sums * size, flops=2 * entries)
-
-
-@op(validate=_validate_contract, cost=_cost_contract)
+@op(validate=_validate_contract)
 @torch.no_grad()
 def contract(
     grads: Tensors, factors: torch.Tensor, outs: Tensors, *, backend: str | None = None

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
-from .._values import used
 from ._bounds import OPERANDS, gamma, of_sums, squares, upper_square
 
 ROUTES = ("auto", "rank_one", "gram", "direct")
@@ -64,22 +63,7 @@ def norm_route(a: torch.Tensor, g: torch.Tensor, route: str = "auto") -> str:
     return "gram" if gram < 1.4 * d * p * (2 if positions > 128 else 1) else "direct"
 
 
-def _cost_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: Any) -> Cost:
-    """In float64 with its rounding bound, and without what a loose Gram bound makes do again."""
-    batch, positions, d = a.shape
-    p = g.shape[2]
-    pairs = positions * (positions + 1) // 2
-    flops = {
-        "rank_one": 2 * (d + p) + 2,
-        "gram": pairs * (2 * (d + p) + 8) + 4 * positions + 9,
-        "direct": 2 * (positions + 1) * d * p + positions * (2 * (d + p) + 4) + 5,
-    }
-    read = (a.numel() + g.numel()) * a.element_size()
-    spent = batch * flops[norm_route(a, g, route)]
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=spent)
-
-
-@op(validate=_validate_norm, cost=_cost_norm)
+@op(validate=_validate_norm)
 @torch.no_grad()
 def linear_norm(
     a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
@@ -139,17 +123,7 @@ def _validate_gradient(a: torch.Tensor, g: torch.Tensor, *, backend: str | None 
     return _check_operands(a, g)
 
 
-def _cost_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
-    batch = a.shape[0]
-    entries = batch * a.shape[2] * g.shape[2]
-    return Cost(
-        bytes_read=(a.numel() + g.numel()) * a.element_size(),
-        bytes_written=entries * of_sums(a.dtype).itemsize + 8 * batch,
-        flops=2 * (a.shape[1] + 1) * entries + batch,
-    )
-
-
-@op(validate=_validate_gradient, cost=_cost_gradient)
+@op(validate=_validate_gradient)
 @torch.no_grad()
 def linear_gradient(
     a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
@@ -188,20 +162,7 @@ def _validate_sum(
     return device
 
 
-def _cost_sum(
-    a: torch.Tensor, g: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, **_: Any
-) -> Cost:
-    count, size = used(factors), out.element_size()
-    rows, entries = count * a.shape[1], out.numel() if count else 0
-    return Cost(
-        bytes_read=rows * (a.shape[2] + g.shape[2]) * a.element_size()
-        + (factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=rows * g.shape[2] + (2 * rows + 1) * entries,
-    )
-
-
-@op(validate=_validate_sum, cost=_cost_sum)
+@op(validate=_validate_sum)
 @torch.no_grad()
 def linear_sum(
     a: torch.Tensor,

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
+from ..._phase import CONSTANTS, phase
 from .._products import exact
-from .._values import used
 from ..ghost._bounds import FLOATS, of_sums
 from ..ghost._conv_geometry import Size
 from ._band import Band, half_weights
@@ -32,13 +32,14 @@ from ._spectra import (
     product_squares,
     transform_error,
 )
-from .conv_norm import check_band, norm_flops, read_entries, transforms
+from .conv_norm import check_band
 
 
 @lru_cache(maxsize=256)
 def kept_bins(band: Band) -> torch.Tensor:
     """``[K]``: flat indices of the retained bins in the half plane."""
-    return half_gains(band).flatten().nonzero().flatten()
+    with phase(CONSTANTS):
+        return half_gains(band).flatten().nonzero().flatten()
 
 
 @lru_cache(maxsize=256)
@@ -81,30 +82,6 @@ def _validate_bins(
     return x.device.type
 
 
-def _cost_bins(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    band: Band,
-    **_: Any,
-) -> Cost:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
-    grid = Grid(layer, layer.size, None)
-    kept = len(kept_bins(band)) * 2 * len(x) * (x.shape[1] + g.shape[1])
-    return Cost(
-        bytes_read=read_entries(layer, grid) * x.element_size(),
-        bytes_written=kept * of_sums(x.dtype).itemsize + 8 * len(x),
-        flops=transforms(layer, grid).total
-        + norm_flops(layer, grid)
-        + turned_bins(layer, grid, band) * len(g) * g.shape[1],
-    )
-
-
 def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     """How many retained bins of D are read at their mirror, so that they must be conjugated."""
     if grid.index is None or layer.extent == (1, 1):
@@ -112,7 +89,7 @@ def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
 
 
-@op(validate=_validate_bins, cost=_cost_bins)
+@op(validate=_validate_bins)
 @torch.no_grad()
 def conv_bins(
     x: torch.Tensor,
@@ -209,28 +186,7 @@ def _validate_sum(
     return x_bins.device.type
 
 
-def _cost_sum(
-    x_bins: torch.Tensor,
-    g_bins: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    count, size = used(factors), out.element_size()
-    kept, channels = x_bins.shape[0], x_bins.shape[3] + g_bins.shape[3]
-    products = kept * out.shape[0] * out.shape[1]
-    taps, entries = math.prod(out.shape[2:]), out.numel() if count else 0
-    scaled = 2 * kept * g_bins.shape[3] * count
-    return Cost(
-        bytes_read=(2 * kept * count * channels + factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=scaled + products * (8 * count + (2 + 4 * taps) * bool(count)) + entries,
-    )
-
-
-@op(validate=_validate_sum, cost=_cost_sum)
+@op(validate=_validate_sum)
 @torch.no_grad()
 def bins_sum(
     x_bins: torch.Tensor,

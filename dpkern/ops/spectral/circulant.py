@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
 from .._products import exact
-from .._values import used
 from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights
 from ._spectra import half_gains, on, transform_error
@@ -48,23 +47,6 @@ def _validate_norm(
     return x.device.type
 
 
-def _cost_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
-    batch, positions, ins, block = x.shape
-    outs = g.shape[2]
-    bin_flops, last = {
-        "rank_one": (4 * (ins + outs) + 1, 4),
-        "positions": (8 * positions**2 * (ins + outs) + 4 * positions**2, 7),
-        "spectrum": (8 * positions * ins * outs + 4 * ins * outs, 4),
-    }[norm_route(x, g)]
-    operands = 2 * positions * (ins + outs) * block
-    each = (block // 2 + 1) * (bin_flops + 2) + operands + 3 + last + 1
-    return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=8 * batch,
-        flops=transforms(x, g, batch).total + batch * each,
-    )
-
-
 def transforms(x: torch.Tensor, g: torch.Tensor, samples: int, inverse: int = 0) -> Flops:
     """Of both operands of some samples, and of ``inverse`` gradients."""
     lines = samples * x.shape[1] * (x.shape[2] + g.shape[2]) + inverse * g.shape[2] * x.shape[2]
@@ -85,7 +67,7 @@ def _by_positions(x: torch.Tensor, g: torch.Tensor) -> bool:
     return positions * (ins + outs) < ins * outs
 
 
-@op(validate=_validate_norm, cost=_cost_norm)
+@op(validate=_validate_norm)
 @torch.no_grad()
 def circulant_norm(
     x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
@@ -169,18 +151,7 @@ def _validate_gradient(x: torch.Tensor, g: torch.Tensor, *, backend: str | None 
     return x.device.type
 
 
-def _cost_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Cost:
-    batch, positions, ins, block = x.shape
-    outs = g.shape[2]
-    return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=batch * outs * ins * block * x.element_size() + 8 * batch,
-        flops=transforms(x, g, batch, inverse=batch).total
-        + batch * outs * ins * (8 * (block // 2 + 1) * positions + 2 * block),
-    )
-
-
-@op(validate=_validate_gradient, cost=_cost_gradient)
+@op(validate=_validate_gradient)
 @torch.no_grad()
 def circulant_gradient(
     x: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
@@ -220,33 +191,7 @@ def _validate_sum(
     return x.device.type
 
 
-def _cost_sum(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    factors: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    band: Band | None = None,
-    **_: Any,
-) -> Cost:
-    count, size = used(factors), out.element_size()
-    if not count:
-        return Cost(bytes_read=factors.numel() * size, bytes_written=0, flops=0)
-    positions, ins, block = x.shape[1:]
-    outs, bins = g.shape[2], block // 2 + 1
-    products = bins * outs * ins * (8 * count * positions + (0 if band is None else 2))
-    read = count * positions * block * (ins + outs) + factors.numel() + out.numel()
-    return Cost(
-        bytes_read=read * size,
-        bytes_written=out.numel() * size,
-        flops=transforms(x, g, count, inverse=1).total
-        + count * positions * outs * block
-        + products
-        + out.numel(),
-    )
-
-
-@op(validate=_validate_sum, cost=_cost_sum)
+@op(validate=_validate_sum)
 @torch.no_grad()
 def circulant_sum(
     x: torch.Tensor,

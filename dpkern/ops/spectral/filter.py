@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
 from .._products import exact
 from ..ghost._bounds import OPERANDS, of_sums
 from ._band import Band
 from ._sizes import Pair, planes
 from ._spectra import half_gains, on
-from ._transform_flops import of_plane
 
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
@@ -70,24 +68,7 @@ def read_places(x: torch.Tensor, padding: Sequence[int], rows: Sequence[int]) ->
     return y, x_
 
 
-def _cost(
-    x: torch.Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any
-) -> Cost:
-    """A rectangle by two small products per map, other bands by a transform and its inverse."""
-    maps, kind = x.shape[0] * x.shape[1], of_sums(x.dtype)
-    (top, left), (height, width) = read_places(x, padding, rows), (1, *rows)[-2:]
-    if band.kind == "rectangle":
-        each = 2 * left * width * top + 2 * height * top * width
-    else:
-        each = 2 * of_plane(band.size).total + 2 * half_gains(band).numel()
-    return Cost(
-        bytes_read=maps * top * left * x.element_size(),
-        bytes_written=maps * height * width * kind.itemsize,
-        flops=maps * each,
-    )
-
-
-@op(validate=_validate, cost=_cost)
+@op(validate=_validate)
 @torch.no_grad()
 def filtered(
     x: torch.Tensor,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...errors import InvalidInput
 from .. import ghost
 from ..ghost._bounds import FLOATS, gamma
@@ -43,18 +43,7 @@ def _taps(grads: torch.Tensor) -> int:
     return taps
 
 
-def _cost(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Cost:
-    batch, (rank, taps) = grads.shape[0], matrix.shape
-    pairs = grads.shape[1] * grads.shape[2]
-    each = pairs * (2 * taps * (rank + 1) + 2 * rank) + 6
-    return Cost(
-        bytes_read=grads.numel() * grads.element_size() + matrix.numel() * 8,
-        bytes_written=8 * batch,
-        flops=batch * each + 2 * matrix.numel() + 2,
-    )
-
-
-@op(validate=_validate, cost=_cost)
+@op(validate=_validate)
 @torch.no_grad()
 def whitened_norm(
     grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
@@ -74,7 +63,8 @@ def whitened_norm(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
-    rows = grads.double().reshape(grads.shape[0], -1, matrix.shape[1])
+    pairs = grads.shape[1] * grads.shape[2]
+    rows = grads.double().reshape(len(grads), pairs, matrix.shape[1])
     norms: torch.Tensor = (rows @ matrix.T).flatten(1).norm(dim=1)
     error = gamma(matrix.shape[1] + 8) * matrix.norm() * rows.flatten(1).norm(dim=1)
     above: torch.Tensor = norms + error

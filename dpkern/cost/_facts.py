@@ -1,0 +1,59 @@
+"""What the data of a call decides about its cost, as closed forms take it by keyword."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..ops import clip, update
+
+Facts = dict[str, Any]
+
+
+def _clip_sum(
+    grads: clip.Gradients,
+    max_grad_norm: float | Sequence[float],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    **_: Any,
+) -> Facts:
+    """How many samples are not finite, and how many (per layer: samples and tensors) are shrunk."""
+    tensors = clip.tensors_of(grads)
+    each = torch.stack([clip.sample_norm.reference(g, p=p) for g in tensors], dim=1)
+    norms = clip.combine_norms(each, p)
+    finite = torch.isfinite(norms)
+    if style == "per_layer":
+        norms = each
+    bounds = torch.tensor(max_grad_norm, dtype=torch.float64)
+    over = (norms > bounds * clip.SLACK)[finite]
+    return {"clipped": int(over.sum()), "nonfinite": int((~finite).sum())}
+
+
+def _contract(grads: Any, factors: torch.Tensor, *_: Any) -> Facts:
+    return {"dropped": len(factors) - int(torch.count_nonzero(factors))}
+
+
+def _project(params: Sequence[torch.Tensor], onto: update.Projection) -> Facts:
+    if not isinstance(onto, update.Ball):
+        return {}
+    norm = torch.stack([part.double().norm() for part in params]).norm()
+    return {"moved": not bool(norm <= onto.radius)}
+
+
+_FACTS: dict[str, Callable[..., Facts]] = {
+    "clip.clip_sum": _clip_sum,
+    "ghost.contract": _contract,
+    "update.project": _project,
+}
+
+
+def facts_of(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
+    """Read from the arguments before the call; other ops' forms read theirs themselves."""
+    found = _FACTS.get(op)
+    return {} if found is None else found(*args, **kwargs)
+
+
+__all__ = ["facts_of"]
