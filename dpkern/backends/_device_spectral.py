@@ -104,9 +104,7 @@ def _whitened_norm(grads: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _circulant_norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None
-) -> torch.Tensor:
+def _circulant_norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torch.Tensor:
     if not len(x):
         return x.new_zeros(0, dtype=torch.float64)
     return circulant.norm_of_spectra(x, g, torch.fft.rfft(x), torch.fft.rfft(g), band)

@@ -148,7 +148,9 @@ def _source(schema: Schema, makers: Makers) -> Iterator[str]:
     for size in signature.sizes:
         local = f"_s_{size.lstrip('*')}"
         if size[0] == "*":
-            local = f"[_prod(_s) for _s in {local}]" if size in signature.lists else f"_prod({local})"
+            local = (
+                f"[_prod(_s) for _s in {local}]" if size in signature.lists else f"_prod({local})"
+            )
         values.append(local)
     answer = "_answer = " if signature.number else ""
     yield f"    {answer}_kernels[kind]({', '.join(values)}, _threads())"
@@ -186,7 +188,11 @@ def _value(parameter: Any) -> str:
             return f"[_t.data_ptr() for _t in {name}]"
         if parameter.layout == "transposable":
             return f"{name}.data_ptr(), not {name}.is_contiguous()"
-        return f"0 if {name} is None else {name}.data_ptr()" if parameter.optional else f"{name}.data_ptr()"
+        return (
+            f"0 if {name} is None else {name}.data_ptr()"
+            if parameter.optional
+            else f"{name}.data_ptr()"
+        )
     if isinstance(parameter, ObjectParameter):
         return f"_bytes_{parameter.annotation}({name})"
     return name

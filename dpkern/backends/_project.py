@@ -1,4 +1,4 @@
-"""Projections on the CPU: onto a ball or a simplex in compiled kernels, onto a box torch's clamp."""
+"""Projections on the CPU: onto a ball or a simplex compiled kernels, onto a box torch's clamp."""
 
 from __future__ import annotations
 

@@ -178,7 +178,9 @@ class Schema:
         """
         look = _Look()
         args = tuple(
-            (value,) if getattr(parameter, "alone", False) and isinstance(value, torch.Tensor) else value
+            (value,)
+            if getattr(parameter, "alone", False) and isinstance(value, torch.Tensor)
+            else value
             for parameter, value in zip(self.signature.parameters, args, strict=True)
         )
         for parameter, value in zip(self.signature.parameters, args, strict=True):
@@ -191,7 +193,9 @@ class Schema:
         """New tensors for the results of a checked call, not filled."""
         sizes = dict(zip(self.signature.sizes, bound.sizes, strict=True))
         return tuple(
-            torch.empty(_shape(result, sizes), dtype=_dtype(result, bound.kind), device=bound.device)
+            torch.empty(
+                _shape(result, sizes), dtype=_dtype(result, bound.kind), device=bound.device
+            )
             for result in self.signature.results or ()
         )
 
@@ -457,7 +461,9 @@ def _tensor_source(
             ("strided",),
         )
         yield from _one_source(binder, f"{name}[0]", known, place, spread=None)
-    loop = f"_item, _rest in zip({name}, {_local(spread)})" if spread in known else f"_item in {name}"
+    loop = (
+        f"_item, _rest in zip({name}, {_local(spread)})" if spread in known else f"_item in {name}"
+    )
     yield f"for {loop}:"
     each = "_rest" if spread in known else None
     inner.extend(_one_source(parameter, "_item", known, place, spread=each))

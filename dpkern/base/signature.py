@@ -331,9 +331,7 @@ def _results(tree: ast.expr) -> tuple[TensorParameter, ...] | None:
     return tuple(made)
 
 
-def _tensor(
-    name: str, tree: ast.Subscript
-) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+def _tensor(name: str, tree: ast.Subscript) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
     group = ast.unparse(tree.value)
     if group not in GROUPS:
         return None
