@@ -118,7 +118,7 @@ def answer(op: Any) -> str:
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
-    """``(C++ type, type at the border, name)`` of a kernel's arguments, in the order of the call."""
+    """``(C++ type, type at the border, name)`` of a kernel's arguments in the call's order."""
     for parameter in signature.passed(op):
         if isinstance(parameter, signature.ChoiceParameter):
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
@@ -136,7 +136,7 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
                 yield pointer, "Address", parameter.name
             if "transposable" in parameter.marks:
                 yield "bool", "bool", f"{parameter.name}_transposed"
-        else:
+        elif isinstance(parameter, signature.ObjectParameter):
             yield parameter.annotation, "pybind11::bytes", parameter.name
     for result in op.results or ():
         yield f"{_type(op, result)}*", "Address", result.name

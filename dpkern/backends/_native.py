@@ -129,7 +129,7 @@ def caller(
             codes = {option: code for code, option in enumerate(parameter.options)}
             namespace[f"_codes_{parameter.name}"] = codes
     text = "\n".join(_source(schema, results))
-    exec(compile(text, f"<call {schema.signature.name}>", "exec"), namespace)  # noqa: S102
+    exec(compile(text, f"<call {schema.signature.name}>", "exec"), namespace)
     return namespace["run"]  # type: ignore[no-any-return]
 
 
@@ -146,12 +146,7 @@ def _source(schema: Schema, makers: Makers) -> Iterator[str]:
     values = [_value(parameter) for parameter in passed(signature)]
     values += [f"{result.name}.data_ptr()" for result in results]
     for size in signature.sizes:
-        local = f"_s_{size.lstrip('*')}"
-        if size[0] == "*":
-            local = (
-                f"[_prod(_s) for _s in {local}]" if size in signature.lists else f"_prod({local})"
-            )
-        values.append(local)
+        values.append(_number(size, in_list=size in signature.lists))
     answer = "_answer = " if signature.number else ""
     yield f"    {answer}_kernels[kind]({', '.join(values)}, _threads())"
     for tensor in signature.tensors:
@@ -165,12 +160,22 @@ def _source(schema: Schema, makers: Makers) -> Iterator[str]:
         yield f"    return {', '.join(result.name for result in results)}"
 
 
+def _number(size: str, *, in_list: bool) -> str:
+    local = f"_s_{size.lstrip('*')}"
+    if size[0] != "*":
+        return local
+    return f"[_prod(_s) for _s in {local}]" if in_list else f"_prod({local})"
+
+
 def _empty(result: TensorParameter) -> str:
-    shape = "".join(
-        f"*_s_{dim[1:]}, " if dim[0] == "*" else f"_s_{dim}, " if dim.isidentifier() else f"{dim}, "
-        for dim in result.dims
-    )
+    shape = "".join(f"{_extent(dim)}, " for dim in result.dims)
     return f"_empty(({shape}), dtype={_dtype(result)}, device=device)"
+
+
+def _extent(dim: str) -> str:
+    if dim.startswith("*"):
+        return f"*_s_{dim[1:]}"
+    return f"_s_{dim}" if dim.isidentifier() else dim
 
 
 def _dtype(result: TensorParameter) -> str:
@@ -188,11 +193,8 @@ def _value(parameter: Any) -> str:
             return f"[_t.data_ptr() for _t in {name}]"
         if parameter.layout == "transposable":
             return f"{name}.data_ptr(), not {name}.is_contiguous()"
-        return (
-            f"0 if {name} is None else {name}.data_ptr()"
-            if parameter.optional
-            else f"{name}.data_ptr()"
-        )
+        address = f"{name}.data_ptr()"
+        return f"0 if {name} is None else {address}" if parameter.optional else address
     if isinstance(parameter, ObjectParameter):
         return f"_bytes_{parameter.annotation}({name})"
     return name

@@ -185,9 +185,7 @@ def _check_per_tensor(tensors: Sequence[Tensor], each: bool, **value: object) ->
         check.positive_at(f"{name}[{i}]", number)
 
 
-def _check_out(
-    tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]
-) -> None:
+def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]) -> None:
     if not isinstance(out, (list, tuple)) or len(out) != len(tensors):
         raise InvalidInput(
             "out",
@@ -282,9 +280,7 @@ def clip_sum(
     return request.result(sums, norms)
 
 
-def _exact_terms(
-    rows: list[Tensor], weights: list[Tensor], request: Request
-) -> list[Tensor]:
+def _exact_terms(rows: list[Tensor], weights: list[Tensor], request: Request) -> list[Tensor]:
     """``trunc(weight row)`` as int64; a sample is shrunk until its integers keep every bound."""
     p = request.p
     most = torch.tensor([m**p for m in request.unit_bounds], device=rows[0].device)

@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...base.signature import Double, Float
 from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
-from ..noise import FLOATS
 from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
 
 RUN = 16
@@ -42,9 +40,7 @@ def packed_features(
     return hidden.dtype is torch.float64, release, len(hidden), *weights.shape
 
 
-def empty_results(
-    hidden: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the loss and both derivatives."""
     loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     return loss, torch.empty_like(weights), torch.empty_like(hidden)
