@@ -138,7 +138,8 @@ def _source(schema: Schema, makers: Makers) -> Iterator[str]:
     names = "".join(f"{parameter.name}, " for parameter in signature.parameters)
     sizes = "".join(f"_s_{size.lstrip('*')}, " for size in signature.sizes)
     yield "def run(bound):"
-    yield f"    ({names}), ({sizes}), kind, device, plan = bound"
+    plan = "_" if signature.plan is None else "plan"
+    yield f"    ({names}), ({sizes}), kind, device, {plan} = bound"
     results = signature.results or ()
     for result in results:
         made = f"_make_{result.name}(bound)" if result.name in makers else _empty(result)
