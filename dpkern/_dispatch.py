@@ -93,11 +93,16 @@ class Op(Generic[P, R]):
     first that supports the call.
     """
 
-    def __init__(self, reference: Callable[P, R], check: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        check: Callable[..., Any] | None,
+        plan: type | None = None,
+    ) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
-        self.schema = Schema(inspect.unwrap(reference), check)
+        self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
         self._orders: dict[str, _Order] = {}
         self.__doc__ = reference.__doc__
@@ -241,16 +246,19 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
-def op(*, check: Callable[..., Any] | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
+def op(
+    *, check: Callable[..., Any] | None = None, plan: type | None = None
+) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: its signature is the declaration (``base.signature``).
 
     Args:
         check: looks at what the signature cannot say, with every argument in the signature's order.
             It may return a plan, which kernels receive behind the arguments.
+        plan: its type, where compiled kernels receive it as a struct of this name.
     """
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, check)
+        return Op(reference, check, plan)
 
     return decorate
 

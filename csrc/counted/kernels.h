@@ -7,7 +7,7 @@
 
 #include "core/layouts.h"
 #include "cpu/explicit.h"
-#include "cpu/symbols.h"
+#include "core/lies.h"
 #include "cpu/update.h"
 
 namespace dpkern::counted {

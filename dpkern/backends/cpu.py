@@ -26,7 +26,6 @@ from . import (
     _product,
     _project,
     _spectral,
-    _symbols,
 )
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
@@ -38,6 +37,9 @@ _SUM_CODES = by_dtype(SumType)
 COMPILED = (
     "ghost.clip_factors",
     "ghost.contract",
+    "ghost.conv_gradient",
+    "ghost.conv_norm",
+    "ghost.conv_sum",
     "ghost.embedding_norm",
     "ghost.embedding_sum",
     "ghost.explicit_norm",
@@ -49,6 +51,7 @@ COMPILED = (
     "ghost.rms_norm_backward",
     "ghost.tied_cross",
     "product.matmul",
+    "symbols.randomize",
 )
 """Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
 
@@ -73,15 +76,14 @@ def load() -> tuple[bool, str]:
     if isinstance(extension, str):
         return False, extension
     _C = extension
+    _native.connect(_C, _threads)
     for name in COMPILED:
-        compiled = _native.kernel(name, _C, _threads)
+        compiled = _native.kernel(name, _C, _threads, _RESULTS.get(name))
         _dispatch.register(name, "cpu", _AROUND.get(name, lambda kernel: kernel)(compiled))
     for name, run, refuse in (
         *_KERNELS,
-        *_ghost_conv.KERNELS,
         *_project.KERNELS,
         *_coef.KERNELS,
-        *_symbols.KERNELS,
         *_spectral.KERNELS,
     ):
         _dispatch.register(name, "cpu", run, refuse)
@@ -355,8 +357,17 @@ def _update_step(
     return bad
 
 
-_AROUND = {"ghost.contract": _explicit.contract, "product.matmul": _product.matmul}
+_AROUND = {
+    "ghost.contract": _explicit.contract,
+    "ghost.conv_gradient": _ghost_conv.planar,
+    "ghost.conv_norm": _ghost_conv.norm,
+    "ghost.conv_sum": _ghost_conv.planar,
+    "product.matmul": _product.matmul,
+}
 """What stands around a compiled kernel."""
+
+_RESULTS = {"ghost.conv_gradient": {"grads": _ghost_conv.gradients}}
+"""Results that lie in memory as their kernel wants it."""
 
 
 def _always(*_: Any, **__: Any) -> None:

@@ -84,7 +84,7 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-@op(check=_check_norm)
+@op(check=_check_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -140,7 +140,7 @@ def conv_norm(
     return squares
 
 
-@op(check=check_geometry)
+@op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
     x: Operand[Tensor, "B ci *S"],
@@ -182,7 +182,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(check=_check_sum)
+@op(check=_check_sum, plan=Geometry)
 @torch.no_grad()
 def conv_sum(
     x: Operand[Tensor, "B ci *S"],
