@@ -98,11 +98,12 @@ class Op(Generic[P, R]):
         reference: Callable[P, R],
         check: Callable[..., Any] | None,
         cost: Callable[..., Cost],
+        plan: type | None = None,
     ) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
-        self.schema = Schema(inspect.unwrap(reference), check)
+        self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.cost = cost
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
         self._orders: dict[str, _Order] = {}
@@ -241,7 +242,10 @@ _passing = _Passing()
 
 
 def op(
-    *, cost: Callable[..., Cost], check: Callable[..., Any] | None = None
+    *,
+    cost: Callable[..., Cost],
+    check: Callable[..., Any] | None = None,
+    plan: type | None = None,
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: its signature is the declaration (``base.signature``).
 
@@ -249,10 +253,11 @@ def op(
         cost: its price, from the arguments of a call.
         check: looks at what the signature cannot say, with every argument in the signature's order.
             It may return a plan, which kernels receive behind the arguments.
+        plan: its type, where compiled kernels receive it as a struct of this name.
     """
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, check, cost)
+        return Op(reference, check, cost, plan)
 
     return decorate
 

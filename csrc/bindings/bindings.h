@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "core/layouts.h"
@@ -23,6 +25,16 @@ std::vector<T*> pointers(const std::vector<std::uintptr_t>& addresses) {
   std::vector<T*> made;
   made.reserve(addresses.size());
   for (const std::uintptr_t address : addresses) made.push_back(pointer<T>(address));
+  return made;
+}
+
+// A struct of core/layouts.h travels as its bytes.
+template <class T>
+T from_bytes(const pybind11::bytes& bytes) {
+  const auto content = static_cast<std::string_view>(bytes);
+  if (content.size() != sizeof(T)) throw pybind11::value_error("a struct of another layout");
+  T made;
+  std::memcpy(&made, content.data(), sizeof(T));
   return made;
 }
 
@@ -52,11 +64,7 @@ std::vector<cpu::UpdateItem> update_items_of(const Addresses& params, const Addr
 void add_coef(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_counted_coef(pybind11::module_& m);
-void add_ops(pybind11::module_& m);  // generated: the ops with a compiled kernel of their own
-void add_ghost_conv(pybind11::module_& m);
-void add_project(pybind11::module_& m);
-void add_symbols(pybind11::module_& m);
-void add_spectral(pybind11::module_& m);
+void add_ops(pybind11::module_& m);  // generated: the kernels that have signatures in Python
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator
 
 }  // namespace dpkern::bindings

@@ -216,11 +216,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("clip_sum", &clip_sum);
   m.def("update_step", &update_step);
   bindings::add_ops(m);
-  bindings::add_ghost_conv(m);
-  bindings::add_project(m);
   bindings::add_coef(m);
-  bindings::add_symbols(m);
-  bindings::add_spectral(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
   bindings::add_counted_coef(counted);

@@ -1,13 +1,14 @@
-"""Write the border between Python and the compiled CPU kernels from the ops' signatures.
+"""Write the border between Python and the compiled CPU kernels from their signatures.
 
-For every op that ``cpu.COMPILED`` names: a struct of its arguments, the enums of its options, the
-kernel's declaration ``void linear_norm(const LinearNorm<F>& call, int threads)``, and the kernel as
-a function of Python's module, ``linear_norm_float32(...)``.
+For every op that ``cpu.COMPILED`` names, and every function of a backend that is marked
+``@compiled``: a struct of its arguments, the enums of its options, the kernel's declaration
+``void linear_norm(const LinearNorm<F>& call, int threads)``, and the kernel as a function of
+Python's module, ``linear_norm_float32(...)``. F is the dtype of the call, where it has one.
 
-Tensors are pointers (null for None), options enums, sizes 64-bit integers that bear the signature's
-names. An op whose tensors may be of more types than float and double receives ``void`` pointers and
-the place of its dtype in its group. Only the standard library is used: the build runs this file
-before anything is installed, and reads the sources of ops without importing them.
+Tensors are pointers (null for None), options enums, structs of ``layouts`` bytes. Sizes are 64-bit
+integers that bear the signature's names: ``*S`` is the product of its sizes, in lists one for each
+tensor. Only the standard library is used: the build runs this file before anything is installed,
+and reads the sources of ops without importing them.
 """
 
 from __future__ import annotations
@@ -27,9 +28,14 @@ TYPES = {
     "Int32": "std::int32_t",
     "Int16": "std::int16_t",
 }
-TEMPLATED = ("Float", "Operand")
-SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool"}
-FLOATS = {"float32": "float", "float64": "double"}
+SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool", "Word": "std::uint64_t"}
+KINDS = {
+    "float32": "float",
+    "float64": "double",
+    "uint8": "std::uint8_t",
+    "int32": "std::int32_t",
+    "int64": "std::int64_t",
+}
 
 
 def compiled() -> tuple[str, ...]:
@@ -57,22 +63,36 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def ops() -> Iterator[Any]:
-    """The signatures of the compiled ops, in the order of their names."""
+def kernels() -> Iterator[Any]:
+    """The signatures of the compiled kernels: ops in the order of their names, then the others."""
     wanted = set(compiled())
-    sources = sorted((PACKAGE / "ops").rglob("*.py"))
+    folders = ("ops", "backends")
+    sources = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.py"))]
     trees = {source: ast.parse(source.read_text()) for source in sources}
     literals: dict[str, Any] = {}
     for tree in trees.values():
         literals.update(_constants(tree))
     for source, tree in trees.items():
-        stem = source.relative_to(PACKAGE / "ops").with_suffix("").parts[0]
+        stem = source.relative_to(PACKAGE).with_suffix("").parts[1]
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and f"{stem}.{node.name}" in wanted:
-                wanted.remove(f"{stem}.{node.name}")
-                yield signature.read(node.name, _annotations(node), literals.get)
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            if f"{stem}.{node.name}" in wanted or "compiled" in _decorators(node):
+                wanted.discard(f"{stem}.{node.name}")
+                yield signature.read(node.name, _annotations(node), literals.get, _plan(node))
     if wanted:
         raise SystemExit(f"COMPILED names no op of dpkern/ops: {', '.join(sorted(wanted))}")
+
+
+def _decorators(node: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
+
+
+def _plan(node: ast.FunctionDef) -> str | None:
+    """The type of the plan of ``@op(..., plan=Geometry)``."""
+    calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
+    given = (word for call in calls for word in call.keywords)
+    return next((ast.unparse(word.value) for word in given if word.arg == "plan"), None)
 
 
 def _annotations(node: ast.FunctionDef) -> dict[str, str]:
@@ -88,8 +108,13 @@ def camel(name: str) -> str:
 
 
 def is_templated(op: Any) -> bool:
-    """Whether a kernel is a template on float and double."""
-    return any(getattr(p, "group", None) in TEMPLATED for p in op.parameters)
+    """Whether a kernel is a template on its dtype."""
+    return bool(signature.kinds(op))
+
+
+def answer(op: Any) -> str:
+    """The C++ type that a kernel returns."""
+    return SCALARS[op.number] if op.number else "void"
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
@@ -99,7 +124,7 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
             yield kind, "int", parameter.name
         elif isinstance(parameter, signature.NumberParameter):
-            kind = SCALARS[parameter.type]
+            kind = SCALARS.get(parameter.rule) or SCALARS[parameter.type]
             kind = f"std::optional<{kind}>" if parameter.optional else kind
             yield kind, kind, parameter.name
         elif isinstance(parameter, signature.TensorParameter):
@@ -112,18 +137,14 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
             if "transposable" in parameter.marks:
                 yield "bool", "bool", f"{parameter.name}_transposed"
         else:
-            struct = signature.STRUCTS[parameter.annotation]
-            yield struct, "pybind11::object", parameter.name
+            yield parameter.annotation, "pybind11::bytes", parameter.name
     for result in op.results or ():
         yield f"{_type(op, result)}*", "Address", result.name
-    lists = {dim for tensor in op.tensors if tensor.many for dim in tensor.dims}
     for size in op.sizes:
-        if size[0] == "*":
-            if size not in lists:
-                raise SystemExit(f"{op.name}: a compiled kernel takes no {size} outside of lists")
+        if size in op.lists and size[0] == "*":
             yield "std::vector<std::int64_t>", "Integers", size[1:]
         else:
-            yield "std::int64_t", "std::int64_t", size
+            yield "std::int64_t", "std::int64_t", size.lstrip("*")
 
 
 def _type(op: Any, tensor: Any) -> str:
@@ -135,11 +156,13 @@ def _type(op: Any, tensor: Any) -> str:
 def header(found: Sequence[Any]) -> Iterator[str]:
     """``ops.h``."""
     yield "#pragma once"
-    yield "// Generated by the build from the signatures in dpkern/ops; do not edit."
+    yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
     yield "#include <cstdint>"
     yield "#include <optional>"
     yield "#include <vector>"
+    yield ""
+    yield '#include "core/layouts.h"'
     yield ""
     yield "namespace dpkern::cpu {"
     enums: dict[str, tuple[Any, ...]] = {}
@@ -165,14 +188,15 @@ def header(found: Sequence[Any]) -> Iterator[str]:
         yield "};"
         if template:
             yield template
-        yield f"void {op.name}(const {struct}{'<F>' if template else ''}& call, int threads);"
+        given = f"const {struct}{'<F>' if template else ''}& call"
+        yield f"{answer(op)} {op.name}({given}, int threads);"
     yield ""
     yield "}  // namespace dpkern::cpu"
 
 
 def source(found: Sequence[Any]) -> Iterator[str]:
     """``ops.cpp``."""
-    yield "// Generated by the build from the signatures in dpkern/ops; do not edit."
+    yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
     yield '#include "cpu/ops.h"'
     yield ""
@@ -191,20 +215,21 @@ def source(found: Sequence[Any]) -> Iterator[str]:
             yield "template <class F>"
         made = list(fields(op))
         taken = ", ".join(f"{_border(border)} {name}" for _, border, name in made)
-        yield from _wrapped(f"void {op.name}(", f"{taken}, int threads", ") {")
+        yield from _wrapped(f"{answer(op)} {op.name}(", f"{taken}, int threads", ") {")
         given = ", ".join(_converted(*field) for field in made)
         yield from _wrapped(f"  const {struct} call{{", given, "};")
         yield "  pybind11::gil_scoped_release release;"
-        yield f"  cpu::{op.name}(call, threads);"
+        yield f"  return cpu::{op.name}(call, threads);"
         yield "}"
     yield ""
     yield "}  // namespace"
     yield ""
     yield "void add_ops(pybind11::module_& m) {"
     for op in found:
-        for kind, scalar in FLOATS.items() if is_templated(op) else (("", ""),):
-            name = f"{op.name}_{kind}" if kind else op.name
-            yield f'  m.def("{name}", &{op.name}{f"<{scalar}>" if scalar else ""});'
+        if not is_templated(op):
+            yield f'  m.def("{op.name}", &{op.name});'
+        for kind in signature.kinds(op):
+            yield f'  m.def("{op.name}_{kind}", &{op.name}<{KINDS[kind]}>);'
     yield "}"
     yield ""
     yield "}  // namespace dpkern::bindings"
@@ -218,7 +243,7 @@ def _wrapped(begin: str, items: str, end: str) -> Iterator[str]:
 
 
 def _border(kind: str) -> str:
-    by_reference = kind in ("Addresses", "Integers", "pybind11::object")
+    by_reference = kind in ("Addresses", "Integers", "pybind11::bytes")
     return f"const {kind}&" if by_reference else kind
 
 
@@ -230,14 +255,14 @@ def _converted(kind: str, border: str, name: str) -> str:
         return f"pointers<{inner}>({name})"
     if border == "int":
         return f"static_cast<cpu::{kind}>({name})"
-    if border == "pybind11::object":
-        return f"from_python<{kind}>({name})"
+    if border == "pybind11::bytes":
+        return f"from_bytes<{kind}>({name})"
     return name
 
 
 def files() -> dict[str, str]:
     """Return the texts by the names under which sources include or CMake compiles them."""
-    found = list(ops())
+    found = list(kernels())
     return {
         "cpu/ops.h": "\n".join(header(found)) + "\n",
         "bindings/ops.cpp": "\n".join(source(found)) + "\n",

@@ -9,6 +9,8 @@ Only the standard library is used: the build runs this file before anything is i
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -258,6 +260,30 @@ class Struct:
         """As of a ``Type``."""
         return f"s{self.size}"
 
+    def pack(self, *values: float | bytes) -> bytes:
+        """The struct's bytes, from its fields in order: those of a struct one by one, an array as
+        its own bytes."""
+        return self._packer.pack(*values)
+
+    @cached_property
+    def _packer(self) -> struct.Struct:
+        return struct.Struct("<" + "".join(self._formats()))
+
+    def _formats(self) -> Iterator[str]:
+        end = 0
+        for name, field in self.fields.items():
+            yield f"{self.offsets[name] - end}x"
+            if isinstance(field, Struct):
+                yield from field._formats()
+            else:
+                yield _PACKED[field.format] if field.count is None else f"{field.size}s"
+            end = self.offsets[name] + field.size
+        yield f"{self.size - end}x"
+
+
+_PACKED = {"i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d", "?": "?"}
+"""Names of numpy's formats in the standard library's ``struct``."""
+
 
 STREAM = Struct(
     "Stream",
@@ -275,6 +301,23 @@ LIES = Struct(
     width=U64("floor((2^64 - keep) / (categories - 1)) words for each lie"),
     reciprocal=U64("floor((2^64 - 1) / width)"),
     categories=U32,
+)
+
+# Convolutions
+CONV_SIZE = Struct("ConvSize", "Rows and columns.", height=I64, width=I64)
+GEOMETRY = Struct(
+    "Geometry",
+    "A convolution of zero-padded planes; one spatial dimension is a plane of height 1.",
+    batch=I64,
+    in_channels=I64,
+    out_channels=I64,
+    groups=I64,
+    input=CONV_SIZE,
+    output=CONV_SIZE,
+    kernel=CONV_SIZE,
+    stride=CONV_SIZE,
+    padding=CONV_SIZE,
+    dilation=CONV_SIZE,
 )
 
 # Clipping. Devices read lists of tensors from tables in their own memory.

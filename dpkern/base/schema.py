@@ -115,11 +115,18 @@ class Schema:
         function: the op's reference, whose annotations are the declaration.
         check: looks at what the signature cannot say, with the signature's arguments; raises
             ``InvalidInput``, and may return a plan for kernels.
+        plan: the type of this plan, where compiled kernels receive it.
     """
 
-    def __init__(self, function: Callable[..., Any], check: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        check: Callable[..., Any] | None,
+        plan: type | None = None,
+    ) -> None:
         self.function = function
         self.own_check = check
+        self.plan = plan
         self.call = inspect.signature(function)
 
     @cached_property
@@ -131,7 +138,8 @@ class Schema:
             found = names.get(name)
             return get_args(found) if get_origin(found) is Literal else None
 
-        return read(self.function.__name__, self.function.__annotations__, choices)
+        plan = None if self.plan is None else self.plan.__name__
+        return read(self.function.__name__, self.function.__annotations__, choices, plan)
 
     @cached_property
     def bind(self) -> Callable[..., Bound]:

@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from . import layouts
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "Float": ("float32", "float64"),
     "Operand": ("float32", "float64", "bfloat16", "float16"),
@@ -48,16 +50,18 @@ NUMBERS: dict[str, str] = {
     "Index": "int",
     "Position": "int",
     "Count": "int",
+    "Word": "int",
     "Positive": "float",
     "NonNegative": "float",
 }
-"""Names of numbers in signatures, and the built-in type behind each."""
+"""Names of numbers in signatures, and the built-in type behind each. A ``Word`` has 64 bits and no
+sign; other integers have one."""
 
 if TYPE_CHECKING:
     import torch
     from torch import dtype as FloatDtype
 
-    Index = Position = Count = int
+    Index = Position = Count = Word = int
     Positive = NonNegative = float
     Device = torch.device | str
     Item = TypeVar("Item")
@@ -65,7 +69,7 @@ if TYPE_CHECKING:
     AnyFloat = Double = Float = Gradient = Int16 = Int32 = Int64 = Annotated
     Noised = Operand = Sum = Symbol = Annotated
 else:
-    Index = Position = Count = int
+    Index = Position = Count = Word = int
     Positive = NonNegative = float
     FloatDtype = Device = object
 
@@ -162,7 +166,10 @@ class DeviceParameter:
 
 @dataclass(frozen=True)
 class ObjectParameter:
-    """Anything else: the op's own ``check`` looks at it."""
+    """Anything else: the op's own ``check`` looks at it.
+
+    A compiled kernel receives it if its type bears the name of a struct of ``layouts``.
+    """
 
     name: str
     annotation: str
@@ -185,11 +192,26 @@ class Signature:
     Attributes:
         parameters: in the order of the call.
         results: tensors that the op makes; None if it returns something else.
+        number: the type of the number that it returns instead.
+        plan: the type of what its own check makes for kernels.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     results: tuple[TensorParameter, ...] | None
+    number: str | None = None
+    plan: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The dtype group that decides the dtype of a call."""
+        groups = (getattr(parameter, "group", None) for parameter in self.parameters)
+        return next((group for group in groups if group in LEADING), None)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """Names of the sizes that lists of tensors have."""
+        return frozenset(dim for tensor in self.tensors if tensor.many for dim in tensor.dims)
 
     @property
     def tensors(self) -> Iterator[TensorParameter]:
@@ -208,15 +230,26 @@ class Signature:
         return tuple(found)
 
 
-STRUCTS: dict[str, str] = {}
-"""Objects that compiled kernels take, by the name of their type in signatures: the C++ struct."""
+STRUCTS = frozenset(struct.name for struct in layouts.STRUCTS if not struct.template)
+"""Types of objects that compiled kernels take; ``backends._structs`` makes their bytes."""
+
+COMPILED = ("float32", "float64", "uint8", "int32", "int64")
+"""Dtypes that compiled kernels have."""
+
+
+def kinds(signature: Signature) -> tuple[str, ...]:
+    """The dtypes of a compiled kernel's instances; none: it has only one."""
+    group = signature.group
+    return () if group is None else tuple(kind for kind in GROUPS[group] if kind in COMPILED)
 
 
 def passed(signature: Signature) -> tuple[Parameter, ...]:
-    """The parameters that a compiled kernel receives: no dtypes, and no objects but ``STRUCTS``."""
+    """The parameters that a compiled kernel receives: no dtypes, no objects but ``STRUCTS``; the
+    plan comes last."""
+    plan = () if signature.plan is None else (ObjectParameter("plan", signature.plan),)
     return tuple(
         parameter
-        for parameter in signature.parameters
+        for parameter in (*signature.parameters, *plan)
         if not isinstance(parameter, (DtypeParameter, DeviceParameter, ObjectParameter))
         or (isinstance(parameter, ObjectParameter) and parameter.annotation in STRUCTS)
     )
@@ -231,18 +264,21 @@ def read(
     name: str,
     annotations: dict[str, str],
     choices: Callable[[str], Sequence[Any] | None],
+    plan: str | None = None,
 ) -> Signature:
     """Read a signature from its annotations' source.
 
     Args:
         name: of the op.
-        annotations: source by parameter, ``return`` last; ``backend`` is no part of a signature.
+        annotations: source by parameter, ``return`` last.
         choices: the options of a type with this name, None if it is no ``Literal``.
+        plan: the type of what the op's own check makes for kernels.
     """
     trees = {key: ast.parse(text, mode="eval").body for key, text in annotations.items()}
     result = trees.pop("return")
     parameters = tuple(_parameter(key, tree, choices) for key, tree in trees.items())
-    return Signature(name, parameters, _results(result))
+    number = NUMBERS.get(ast.unparse(result))
+    return Signature(name, parameters, _results(result), number, plan)
 
 
 def _parameter(
