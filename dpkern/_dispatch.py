@@ -165,13 +165,18 @@ class Op(Generic[P, R]):
         """Who runs a checked call, by name and kernel."""
         if wanted is not None:
             return wanted, self._asked_for(wanted, bound)
-        for found in self._candidates(bound.device.type):
+        device = bound.device.type
+        order = self._orders.get(device)
+        if order is None:
+            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
+        for found in order.found:
             refuse = found[1].refuse
             reason = None if refuse is None else refuse(bound)
             if reason is None:
                 return found
             _log_once(f"{self.name}: backend {found[0]} not used: it {reason}")
-        raise AssertionError("the reference refuses nothing")
+        self._load_next(order, device)
+        return self._chosen(None, bound)
 
     def _asked_for(self, wanted: str, bound: Bound) -> Kernel:
         kernel = self._kernel(wanted)
@@ -188,22 +193,17 @@ class Op(Generic[P, R]):
             remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
         )
 
-    def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
-        """The device's kernels in order of preference; a backend is loaded when its turn comes."""
-        order = self._orders.get(device)
-        if order is None:
-            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
-        yield from order.found
-        while order.left:
-            name = order.left.pop(0)
-            kernel = self._kernel(name)
-            if isinstance(kernel, str):
-                _log_once(f"{self.name}: backend {name} not used: it {kernel}")
-                continue
-            if name == "reference" and device != "cpu":
-                _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
-            order.found.append((name, kernel))
-            yield name, kernel
+    def _load_next(self, order: _Order, device: str) -> None:
+        """Load the next backend in order of preference whose turn has come."""
+        assert order.left, "the reference refuses nothing"
+        name = order.left.pop(0)
+        kernel = self._kernel(name)
+        if isinstance(kernel, str):
+            _log_once(f"{self.name}: backend {name} not used: it {kernel}")
+            return
+        if name == "reference" and device != "cpu":
+            _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
+        order.found.append((name, kernel))
 
     def _kernel(self, name: str) -> Kernel | str:
         """The backend's kernel, or why there is none."""

@@ -16,10 +16,10 @@ void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, std:
 }
 
 // type: 0 = uint8, 1 = int32, 2 = int64.
-void randomize_symbols(int type, const py::tuple& stream, std::uint64_t first,
+void randomize_symbols(int type, const py::bytes& stream, std::uint64_t first,
                        std::uint32_t categories, std::uint64_t keep, std::uintptr_t x,
                        std::int64_t n, std::uintptr_t out, int threads) {
-  const Stream s = stream_of(stream);
+  const Stream s = from_bytes<Stream>(stream);
   const Lies lies = lies_of(categories, keep);
   py::gil_scoped_release release;
   if (type == 0) return randomize<std::uint8_t>(s, first, lies, x, n, out, threads);

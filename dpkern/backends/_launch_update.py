@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import Distribution, NoiseSource, SumType
+from ..base.layouts import DISTRIBUTIONS, NoiseSource, SumType
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
@@ -60,7 +60,7 @@ class Planned:
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = NoiseSource.stream, Distribution[noise.distribution]
+            plan["noise"], plan["law"] = NoiseSource.stream, DISTRIBUTIONS.code(noise.distribution)
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
@@ -77,7 +77,7 @@ class Planned:
         total = _SUM_NAMES.get(SumType(int(plan["sum_type"])), value)
         source = NoiseSource(int(plan["noise"]))
         if source is NoiseSource.stream:
-            law = Distribution(int(plan["law"])).name.capitalize()
+            law = DISTRIBUTIONS.words[int(plan["law"])].capitalize()
             kernel, instance = table.UPDATE_TILE, (value, total, law)
         elif source is NoiseSource.draws:
             kernel, instance = table.UPDATE_FLAT, (value, total, "true")
@@ -95,7 +95,6 @@ def step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     if not params:
         return 0
@@ -122,7 +121,7 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
 
 
 def advance(
-    on: Device, clock: torch.Tensor, *, rule: update.Rule, backend: str | None = None
+    on: Device, clock: torch.Tensor, *, rule: update.Rule
 ) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
     with _device.guard(clock.device) as cuda:

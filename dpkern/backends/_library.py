@@ -19,7 +19,6 @@ def _matmul(
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    backend: str | None = None,
 ) -> torch.Tensor:
     return x @ w if bias is None else torch.addmm(bias, x, w)
 

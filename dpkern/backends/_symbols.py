@@ -9,6 +9,7 @@ import torch
 from ..ops import symbols as op
 from ..rng import Stream
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._structs import BYTES
 
 _CODES = {dtype: code for code, dtype in enumerate(op.DTYPES)}
 
@@ -24,12 +25,11 @@ def _randomize(
     keep: int,
     categories: int = 2,
     position: int = 0,
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(symbols)
     _cpu._C.randomize_symbols(
         _CODES[symbols.dtype],
-        stream.packed(),
+        BYTES["Stream"](stream),
         position,
         categories,
         keep,

@@ -14,37 +14,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import Literal, get_args
 
 from .. import laws
 
 # codes
 
-
-class Distribution(IntEnum):
-    """Laws of the noise, see ``dpkern.laws``."""
-
-    gaussian = 0
-    laplace = 1
+Style = Literal["flat", "per_layer", "automatic"]
+CoefForm = Literal["printed", "taylor"]
 
 
-class GradType(IntEnum):
-    """Types of explicit per-sample gradients."""
+@dataclass(frozen=True)
+class Options:
+    """Words that callers choose from; compiled code knows each by its place."""
 
-    float32 = 0
-    float64 = 1
-    bfloat16 = 2
+    name: str
+    doc: str
+    words: tuple[str, ...]
+
+    def code(self, word: str) -> int:
+        """The place of a word."""
+        return self.words.index(word)
 
 
-class Style(IntEnum):
-    """Styles of clipping."""
-
-    flat = 0
-    per_layer = 1
-    automatic = 2
+DISTRIBUTIONS = Options("Distribution", "Laws of the noise, see dpkern.laws.", tuple(laws.LAWS))
+STYLES = Options("Style", "Styles of clipping.", get_args(Style))
+COEF_FORMS = Options(
+    "CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm)
+)
 
 
 class Arithmetic(IntEnum):
-    """What clipping sums in: nothing, the gradients' floats, or integers."""
+    """What clipping on a device sums in: nothing, the gradients' floats, or integers."""
 
     norm_only = 0
     float = 1
@@ -76,15 +77,6 @@ class SumType(IntEnum):
     float = 2
 
 
-class NoisedType(IntEnum):
-    """Types of tensors that noise is added to in place."""
-
-    int32 = 0
-    int64 = 1
-    float32 = 2
-    float64 = 3
-
-
 class NoiseSource(IntEnum):
     """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
 
@@ -93,33 +85,29 @@ class NoiseSource(IntEnum):
     draws = 2
 
 
-class CoefForm(IntEnum):
-    """Polynomials that stand for a cross-entropy."""
-
-    printed = 0
-    taylor = 1
+Codes = Options | type[IntEnum]
 
 
-class SymbolType(IntEnum):
-    """Types of the symbols of randomized response."""
+def words(codes: Codes) -> dict[str, int]:
+    """Return every word with its code."""
+    if isinstance(codes, Options):
+        return {word: code for code, word in enumerate(codes.words)}
+    return {item.name: item.value for item in codes}
 
-    uint8 = 0
-    int32 = 1
-    int64 = 2
+
+def name_of(codes: Codes) -> str:
+    """Return the name that C++ knows."""
+    return codes.name if isinstance(codes, Options) else codes.__name__
 
 
-CODES: tuple[type[IntEnum], ...] = (
-    Distribution,
-    GradType,
-    Style,
-    Arithmetic,
+CODES: tuple[Codes, ...] = (
+    DISTRIBUTIONS,
+    STYLES,
+    COEF_FORMS,
     RuleKind,
     RuleForm,
     SumType,
-    NoisedType,
     NoiseSource,
-    CoefForm,
-    SymbolType,
 )
 
 # sizes
@@ -216,9 +204,9 @@ def pointer(to: str) -> Type:
     return Type(f"{to}*", "u8", 8)
 
 
-def code(kind: type[IntEnum]) -> Type:
+def code(codes: Codes) -> Type:
     """Return the type of a field that holds one of these codes."""
-    return Type(kind.__name__, "i4", 4)
+    return Type(name_of(codes), "i4", 4)
 
 
 class Struct:
@@ -293,6 +281,14 @@ STREAM = Struct(
     n1=U32,
     rounds=I32("20, 12 or 8"),
 )
+DRAWS = Struct(
+    "Draws",
+    "Draws of one step that were made before, at positions first, first + 1, ...",
+    first=U64,
+    count=I64,
+    values=pointer("const std::int32_t")("null: none, the streams give everything"),
+    rounding=pointer("const std::int16_t")("16 bits each; null: the rounding stream gives them"),
+)
 LIES = Struct(
     "Lies",
     "Randomized response. word < keep: the truth. Otherwise lie number min((word - keep) / width, "
@@ -321,14 +317,6 @@ GEOMETRY = Struct(
 )
 
 # Clipping. Devices read lists of tensors from tables in their own memory.
-CLIP_PLAN = Struct(
-    "ClipPlan",
-    "What clipping is asked for.",
-    rows=I64,
-    p=I32("1 or 2"),
-    style=code(Style),
-    arithmetic=code(Arithmetic),
-)
 CLIP_RULE = Struct(
     "ClipRule",
     "Clip factors from squared norms.",
@@ -367,7 +355,7 @@ CLIP = Struct(
     "arithmetic only, the powers of each row's integers by clip group: [row] or, per layer, "
     "[row, task].",
     template="Value",
-    style=code(Style),
+    style=code(STYLES),
     p=I32,
     has_sums=BOOL,
     exact=BOOL,
@@ -464,12 +452,35 @@ UPDATE_PLAN = Struct(
     tasks=I64,
     pieces=I64,
     noise=code(NoiseSource),
-    law=code(Distribution),
+    law=code(DISTRIBUTIONS),
     sum_type=code(SumType),
     wide=I32("parameters, states and float sums are double"),
 )
 
+UPDATE_NOISE = Struct(
+    "UpdateNoise",
+    "The noise of an update on the CPU.",
+    on=BOOL,
+    law=code(DISTRIBUTIONS),
+    stream=STREAM,
+    rounding=STREAM("only read for float sums"),
+    draws=DRAWS,
+)
+
 # Coefficients of polynomial losses
+COEF_NOISE = Struct(
+    "CoefNoise",
+    "Laplace noise of rows of coefficients on the CPU: linear ones from `linear` on, quadratic ones "
+    "from the next multiple of 512 behind them on.",
+    on=BOOL,
+    stream=STREAM,
+    rounding=STREAM,
+    draws=DRAWS,
+    linear=U64,
+    scale=F64("of all rows"),
+    scales=pointer("const void")("of each row; null: scale"),
+    wide_scales=BOOL("double, else float"),
+)
 COEF_PLAN = Struct(
     "CoefPlan",
     "Noise of the coefficients of rows x columns targets: element i has its linear coefficient at "
@@ -489,7 +500,7 @@ COEF_PLAN = Struct(
     rows=I64,
     columns=I64,
     noise=code(NoiseSource),
-    form=code(CoefForm),
+    form=code(COEF_FORMS),
     wide=I32("targets are double"),
     aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),
 )

@@ -8,6 +8,7 @@ argument, which raises the error that names it, or lets the call pass after all 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,7 @@ class _Look:
             self.kind = validate.choice(DTYPES[parameter.group], **{parameter.name: value})
         elif isinstance(parameter, ChoiceParameter):
             validate.choice(parameter.options, **{parameter.name: value})
-        elif isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+        elif isinstance(parameter, NumberParameter) and _has_range(parameter):
             if value is not None or not parameter.optional:
                 RANGES[parameter.rule].check(**{parameter.name: value})
             if parameter.rule == "Count":
@@ -314,6 +315,10 @@ class _Look:
         return None
 
 
+def _has_range(parameter: NumberParameter) -> bool:
+    return parameter.rule in RANGES and not parameter.many
+
+
 def _no_list(parameter: TensorParameter, value: Any) -> InvalidInput:
     is_list = isinstance(value, (list, tuple))
     if parameter.alone:
@@ -353,8 +358,10 @@ def _not_dense(name: str, tensor: torch.Tensor) -> InvalidInput:
 def _shape(tensor: TensorParameter, sizes: dict[str, Any]) -> tuple[int, ...]:
     shape: list[int] = []
     for dim in tensor.dims:
-        found = sizes[dim] if is_bound(dim) else int(dim)
-        shape.extend(found) if dim.startswith("*") else shape.append(found)
+        if dim.startswith("*"):
+            shape.extend(sizes[dim])
+        else:
+            shape.append(math.prod(sizes.get(part) or int(part) for part in dim.split("*")))
     return tuple(shape)
 
 
@@ -555,7 +562,7 @@ def _value_source(parameter: Parameter) -> str:
     if isinstance(parameter, ChoiceParameter):
         kind = type(parameter.options[0]).__name__
         return f"{name}.__class__ is {kind} and {name} in _options_{name}"
-    if isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+    if isinstance(parameter, NumberParameter) and _has_range(parameter):
         common = RANGES[parameter.rule].common.format(x=name)
         return f"{name} is None or ({common})" if parameter.optional else common
     return ""

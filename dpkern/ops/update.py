@@ -20,7 +20,8 @@ from ._draws import Draws
 from ._noise_cost import RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
-from ._update_noise import Noise, at_clock, check_noise
+from ._update_noise import UpdateNoise as Noise
+from ._update_noise import at_clock, check_noise
 from .noise import INTEGERS
 
 

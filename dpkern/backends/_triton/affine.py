@@ -212,7 +212,6 @@ def _layer_norm_backward(
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
     *,
-    backend: str | None = None,
 ) -> Gradients:
     return _by_rows(g, x, mean, rstd, weight)
 
@@ -223,7 +222,6 @@ def _rms_norm_backward(
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
     *,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _by_rows(g, x, None, rstd, weight)[:2]
 
@@ -235,7 +233,6 @@ def _group_norm_backward(
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
     *,
-    backend: str | None = None,
 ) -> Gradients:
     batch, groups = mean.shape
     channels, places = g.shape[1] // groups, g.shape[2]

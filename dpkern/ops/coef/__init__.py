@@ -1,15 +1,15 @@
 """Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers."""
 
-from .._coef_noise import Noise, quadratic_position
+from .._coef_noise import CoefNoise as Noise
+from .._coef_noise import quadratic_position
 from .._draws import Draws
-from .features import RUN, empty_results, expanded, packed_features
+from .features import RUN, empty_results, expanded
 from .polynomial import (
     FORMS,
     LANES,
     Coefficients,
     check_release,
     check_targets,
-    packed,
     perturb,
     quadratic,
     refuse_release,
@@ -26,8 +26,6 @@ __all__ = [
     "check_targets",
     "empty_results",
     "expanded",
-    "packed",
-    "packed_features",
     "perturb",
     "quadratic",
     "quadratic_position",

@@ -23,7 +23,7 @@ from torch import Tensor
 from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...base.signature import Double, Float
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from .._coef_noise import CoefNoise, check_noise, noise_cost, quadratic_position
 from ..noise import FLOATS
 from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
 
@@ -32,14 +32,6 @@ RUN = 16
 
 ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
-
-
-def packed_features(
-    hidden: Tensor, weights: Tensor, noise: Noise | None
-) -> tuple[bool, tuple[Any, ...] | None, int, int, int]:
-    """What compiled kernels begin with: wide, noise, records, classes, features."""
-    release = None if noise is None else noise.packed(len(hidden) * weights.numel())
-    return hidden.dtype is torch.float64, release, len(hidden), *weights.shape
 
 
 def empty_results(
@@ -54,7 +46,7 @@ def _check_expanded(
     hidden: Tensor,
     targets: Tensor,
     weights: Tensor,
-    noise: Noise | None,
+    noise: CoefNoise | None,
     out: tuple[Tensor, Tensor, Tensor] | None,
 ) -> None:
     records, width = hidden.shape
@@ -77,7 +69,7 @@ def _cost_expanded(
     targets: Tensor,
     weights: Tensor,
     *,
-    noise: Noise | None = None,
+    noise: CoefNoise | None = None,
     **_: Any,
 ) -> Cost:
     (records, width), classes = hidden.shape, len(weights)
@@ -103,7 +95,7 @@ def expanded(
     targets: Float[Tensor, "B M"],
     weights: Float[Tensor, "M H"],
     *,
-    noise: Noise | None = None,
+    noise: CoefNoise | None = None,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[
     Double[Tensor, "loss: B"], Float[Tensor, "dweights: M H"], Float[Tensor, "dhidden: B H"]
@@ -189,7 +181,7 @@ def coefficients(hidden: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     return a1, square[:, None].repeat(1, factor.shape[1], 1, 1)
 
 
-def noise_of(noise: Noise, part: slice, records: int, weights: Tensor) -> tuple[Noise, int]:
+def noise_of(noise: CoefNoise, part: slice, records: int, weights: Tensor) -> tuple[CoefNoise, int]:
     """That of some of the records, at their linear coefficients; and where quadratic ones begin."""
     behind = quadratic_position(noise.position, records * weights.numel())
     first = part.start * weights.numel()
