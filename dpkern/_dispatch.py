@@ -106,7 +106,7 @@ class Op(Generic[P, R]):
         self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.cost = cost
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[torch.device, _Order] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
@@ -165,17 +165,17 @@ class Op(Generic[P, R]):
         """Who runs a checked call, by name and kernel."""
         if wanted is not None:
             return wanted, self._asked_for(wanted, bound)
-        device = bound.device.type
-        order = self._orders.get(device)
+        order = self._orders.get(bound.device)
         if order is None:
-            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
+            names = PREFERENCE.get(bound.device.type, ("reference",))
+            order = self._orders[bound.device] = _Order(names)
         for found in order.found:
             refuse = found[1].refuse
             reason = None if refuse is None else refuse(bound)
             if reason is None:
                 return found
             _log_once(f"{self.name}: backend {found[0]} not used: it {reason}")
-        self._load_next(order, device)
+        self._load_next(order, bound.device.type)
         return self._chosen(None, bound)
 
     def _asked_for(self, wanted: str, bound: Bound) -> Kernel:

@@ -136,7 +136,7 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
             kind = f"std::optional<{kind}>" if parameter.optional else kind
             yield kind, kind, parameter.name
         elif isinstance(parameter, signature.TensorParameter):
-            const = "" if "written" in parameter.marks else "const "
+            const = "" if {"written", "filled"} & {*parameter.marks} else "const "
             pointer = f"{const}{_type(op, parameter)}*"
             if parameter.many:
                 yield f"std::vector<{pointer}>", "Addresses", parameter.name

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from .._dispatch import Kernel
 from ..base.layouts import Style
 from ..base.schema import Bound
-from ..base.signature import Double, Gradient, Summed, any_number, written
+from ..base.signature import Double, Gradient, Summed, any_number, filled
 from ..ops._clip_request import ClipBounds as ClipBound
 from ..ops.clip import ClipResult, Power
-from ._native import compiled
+from ._native import CPU, compiled
 
 
 @compiled
 def clip_rows(
     grads: Sequence[Gradient[Tensor, "B *P"]],
-    sums: Sequence[Summed[Tensor, "*P", written, any_number]],
-    norms: Double[Tensor, "B", written],
+    sums: Sequence[Summed[Tensor, "*P", filled, any_number]],
+    norms: Double[Tensor, "B", filled],
     bounds: Sequence[ClipBound] | None,
     *,
     p: Power,
@@ -54,9 +55,10 @@ def _clip_sum(bound: Bound) -> ClipResult:
     batch, shapes = bound.sizes
     if out is None:
         dtype = request.sum_dtype
-        sums = tuple([torch.empty(shape, dtype=dtype) for shape in shapes])
+        sums = tuple([torch.empty(*shape, dtype=dtype) for shape in shapes])
     else:
         sums = request.with_room(out)
+        increment_version(sums)
     norms = torch.empty(batch, dtype=torch.float64)
     grads = _contiguous(request.tensors)
     nonfinite = clip_rows.run(
@@ -74,7 +76,7 @@ def _contiguous(grads: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _refuse(bound: Bound) -> str | None:
-    if bound.device.type != "cpu":
+    if bound.device != CPU and bound.device.type != "cpu":
         return f"runs on the CPU, got a tensor on {bound.device}"
     return None
 

@@ -72,7 +72,6 @@ def contract(
     grads: Tensors,
     factors: torch.Tensor,
     outs: Tensors,
-    *,
 ) -> None:
     device, value = factors.device, FLOATS[factors.dtype]
     with _device.guard(device) as cuda:

@@ -61,10 +61,11 @@ def refusal(schema: Schema, kernels: Mapping[Any, Any]) -> Callable[[Bound], str
     out = names.index("out") if placed and "out" in names else None
 
     def refuse(bound: Bound) -> str | None:
-        # What is made out of nothing is made here and moved.
-        moved = placed and (out is None or bound.args[out] is None)
-        if bound.device.type != "cpu" and not moved:
-            return f"runs on the CPU, got a tensor on {bound.device}"
+        if bound.device != CPU and bound.device.type != "cpu":
+            # What is made out of nothing is made here and moved.
+            moved = placed and (out is None or bound.args[out] is None)
+            if not moved:
+                return f"runs on the CPU, got a tensor on {bound.device}"
         if bound.kind not in kernels:
             return f"has float32 and float64 operands, got {str(bound.kind).removeprefix('torch.')}"
         return None
@@ -72,7 +73,7 @@ def refusal(schema: Schema, kernels: Mapping[Any, Any]) -> Callable[[Bound], str
     return refuse
 
 
-_CPU = torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 class Compiled(Generic[P, R]):
@@ -148,7 +149,7 @@ def caller(
         "_threads": threads,
         "_found": found,
         "_empty": torch.empty,
-        "_cpu": _CPU,
+        "_cpu": CPU,
         "_places": {kind: place for place, kind in enumerate(DTYPES["Summed"])},
         "_prod": math.prod,
         "_sum_dtype": sum_dtype,
@@ -210,7 +211,7 @@ def _source(schema: Schema, makers: Makers, found: Found | None) -> Iterator[str
     if signature.number:
         yield "    return _answer"
     elif placed:
-        yield f"    return {made} if device.type == 'cpu' else {made}.to(device)"
+        yield f"    return {made} if device == _cpu else {made}.to(device)"
     elif results:
         yield f"    return {whole}"
     elif signature.results is None:  # the tensor that it changed

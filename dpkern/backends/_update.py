@@ -12,7 +12,7 @@ from ..base.schema import Bound
 from ..base.signature import Float, Position, Positive, Summed, any_number, written
 from ..ops import update
 from ..ops._update_noise import UpdateNoise
-from ._native import compiled
+from ._native import CPU, compiled
 
 Rule = tuple[float, ...]
 """An optimizer's numbers, ``update.Rule.packed``."""
@@ -66,7 +66,7 @@ def _step(bound: Bound) -> int:
 
 
 def _refuse(bound: Bound) -> str | None:
-    if bound.device.type != "cpu":
+    if bound.device != CPU and bound.device.type != "cpu":
         return f"runs on the CPU, got a tensor on {bound.device}"
     return None
 

@@ -102,6 +102,9 @@ else:
 
 written = "written"
 """Mark of a tensor that the op changes in place."""
+filled = "filled"
+"""Mark of a tensor that a kernel writes and nobody has seen before, or whose version the caller of
+the kernel counts up."""
 strided = "strided"
 """Mark of a tensor that may have any strides."""
 dense = "dense"
@@ -128,7 +131,7 @@ class TensorParameter:
     @property
     def layout(self) -> str:
         """How it lies in memory: ``contiguous``, or one of the marks for it."""
-        others = (written, any_number)
+        others = (written, filled, any_number)
         return next((mark for mark in self.marks if mark not in others), "contiguous")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -105,8 +106,7 @@ class ClipBounds:
         return b"".join(CLIP_BOUND.pack(*bound) for bound in each)
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """The arguments of one ``clip_sum`` call with what follows from them."""
 
     tensors: tuple[torch.Tensor, ...]

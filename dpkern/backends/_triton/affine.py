@@ -211,7 +211,6 @@ def _layer_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
 ) -> Gradients:
     return _by_rows(g, x, mean, rstd, weight)
 
@@ -221,7 +220,6 @@ def _rms_norm_backward(
     x: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _by_rows(g, x, None, rstd, weight)[:2]
 
@@ -232,7 +230,6 @@ def _group_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
 ) -> Gradients:
     batch, groups = mean.shape
     channels, places = g.shape[1] // groups, g.shape[2]

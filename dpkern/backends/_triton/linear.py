@@ -49,7 +49,6 @@ def _sum(
     g: torch.Tensor,
     factors: torch.Tensor,
     out: torch.Tensor,
-    *,
 ) -> None:
     operands = Operands.linear(a, g)
     if not operands.empty:
