@@ -125,7 +125,7 @@ class Op(Generic[P, R]):
         wanted = _wanted_backend(kwargs)
         bound = self.schema.bind(*args, **kwargs)
         kernel = self._chosen(wanted, bound)[1]
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             with torch.profiler.record_function(f"dpkern::{self.name}"):
                 return kernel.run(bound)
         return kernel.run(bound)

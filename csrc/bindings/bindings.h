@@ -52,10 +52,6 @@ using Integers = std::vector<std::int64_t>;
 
 void add_counted(pybind11::module_& m);
 void add_ops(pybind11::module_& m);  // generated: the kernels that have signatures in Python
-void add_ghost_conv(pybind11::module_& m);
-void add_project(pybind11::module_& m);
-void add_symbols(pybind11::module_& m);
-void add_spectral(pybind11::module_& m);
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator
 
 }  // namespace dpkern::bindings

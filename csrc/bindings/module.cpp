@@ -35,10 +35,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_isa", [](int isa) { return cpu::use_isa(static_cast<cpu::Isa>(isa)); });
   m.def("is_intel", &cpu::is_intel);
   bindings::add_ops(m);
-  bindings::add_ghost_conv(m);
-  bindings::add_project(m);
-  bindings::add_symbols(m);
-  bindings::add_spectral(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
 #if DPKERN_CUDA

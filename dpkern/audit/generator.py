@@ -18,7 +18,7 @@ import torch
 
 from .. import _dispatch
 from .._threads import torch_threads
-from ..laws import FINE_BITS, LAWS
+from ..laws import FINE_BITS, LAWS, Distribution
 from ..ops import noise
 from ..rng import Key, Purpose, Stream
 from .bits import LAYER, uniform_low_bits
@@ -134,7 +134,7 @@ def _released(
     return [torch.cat(parts) for parts in made]
 
 
-def draw_bits(law: str, *, count: int = 1 << 20) -> Check:
+def draw_bits(law: Distribution, *, count: int = 1 << 20) -> Check:
     """The low 14 bits of fresh draws ``X``, which both laws make uniform.
 
     Args:

@@ -124,7 +124,7 @@ def answer(op: Any) -> str:
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
-    """``(C++ type, type at the border, name)`` of a kernel's arguments, in the order of the call."""
+    """``(C++ type, type at the border, name)`` of a kernel's arguments in the call's order."""
     for parameter in signature.passed(op):
         if isinstance(parameter, signature.ChoiceParameter):
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")

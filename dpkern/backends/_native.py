@@ -188,18 +188,16 @@ def _source(schema: Schema, makers: Makers, found: Found | None) -> Iterator[str
         indent = "        "
     placed = any(isinstance(parameter, DeviceParameter) for parameter in signature.parameters)
     for result in results:
-        by_maker = result.name in makers
-        new = f"_make_{result.name}(bound)" if by_maker else _empty(result, "_cpu" if placed else "device")
+        new = _empty(result, "_cpu" if placed else "device")
+        if result.name in makers:
+            new = f"_make_{result.name}(bound)"
         yield f"{indent}{result.name} = {new}"
     counts = {parameter.name for parameter in signature.parameters}
     values = [_value(parameter) for parameter in passed(signature)]
     values += [f"{result.name}.data_ptr()" for result in results]
     for size in signature.sizes:
-        local = f"_s_{size.lstrip('*')}"
-        if size[0] == "*":
-            local = f"[_prod(_s) for _s in {local}]" if size in signature.lists else f"_prod({local})"
         if size not in counts:
-            values.append(local)
+            values.append(_number(size, in_list=size in signature.lists))
     called = "_kernels[kind]" if kinds(signature) else "_only"
     answer = "_answer = " if signature.number or found is not None else ""
     yield f"    {answer}{called}({', '.join(values)}, _threads())"
@@ -219,14 +217,22 @@ def _source(schema: Schema, makers: Makers, found: Found | None) -> Iterator[str
         yield f"    return {changed}"
 
 
+def _number(size: str, *, in_list: bool) -> str:
+    local = f"_s_{size.lstrip('*')}"
+    if size[0] != "*":
+        return local
+    return f"[_prod(_s) for _s in {local}]" if in_list else f"_prod({local})"
+
+
 def _empty(result: TensorParameter, device: str) -> str:
-    shape = "".join(
-        f"*_s_{dim[1:]}, "
-        if dim[0] == "*"
-        else "*".join(part if part.isdigit() else f"_s_{part}" for part in dim.split("*")) + ", "
-        for dim in result.dims
-    )
+    shape = "".join(f"{_extent(dim)}, " for dim in result.dims)
     return f"_empty(({shape}), dtype={_dtype(result)}, device={device})"
+
+
+def _extent(dim: str) -> str:
+    if dim.startswith("*"):
+        return f"*_s_{dim[1:]}"
+    return "*".join(part if part.isdigit() else f"_s_{part}" for part in dim.split("*"))
 
 
 def _dtype(result: TensorParameter) -> str:
@@ -245,7 +251,8 @@ def _value(parameter: Any) -> str:
             return f"[_t.data_ptr() for _t in {name}]{kind}"
         if parameter.layout == "transposable":
             return f"{name}.data_ptr(), not {name}.is_contiguous()"
-        return f"0 if {name} is None else {name}.data_ptr()" if parameter.optional else f"{name}.data_ptr()"
+        address = f"{name}.data_ptr()"
+        return f"0 if {name} is None else {address}" if parameter.optional else address
     if isinstance(parameter, ObjectParameter):
         made = f"_bytes_{parameter.annotation}({name})"
         return f"b'' if {name} is None else {made}" if parameter.optional else made

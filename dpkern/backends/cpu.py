@@ -24,7 +24,6 @@ from . import (
     _product,
     _project,
     _spectral,
-    _symbols,
     _update,
 )
 
@@ -36,6 +35,9 @@ COMPILED = (
     "coef.quadratic",
     "ghost.clip_factors",
     "ghost.contract",
+    "ghost.conv_gradient",
+    "ghost.conv_norm",
+    "ghost.conv_sum",
     "ghost.embedding_norm",
     "ghost.embedding_sum",
     "ghost.explicit_norm",
@@ -51,6 +53,7 @@ COMPILED = (
     "noise.lattice_draws",
     "noise.rounding_bits",
     "product.matmul",
+    "symbols.randomize",
 )
 """Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
 
@@ -78,18 +81,13 @@ def load() -> tuple[bool, str]:
     if isinstance(extension, str):
         return False, extension
     _C = extension
-    for name in COMPILED:
-        compiled = _native.kernel(name, _C, _threads, found=_coef.FOUND.get(name))
-        _dispatch.register(name, "cpu", _AROUND.get(name, lambda kernel: kernel)(compiled))
     _native.connect(_C, _threads)
+    for name in COMPILED:
+        compiled = _native.kernel(name, _C, _threads, _RESULTS.get(name), _coef.FOUND.get(name))
+        _dispatch.register(name, "cpu", _AROUND.get(name, lambda kernel: kernel)(compiled))
     for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
         _dispatch.register(name, "cpu", kernel)
-    for name, run, refuse in (
-        *_ghost_conv.KERNELS,
-        *_project.KERNELS,
-        *_symbols.KERNELS,
-        *_spectral.KERNELS,
-    ):
+    for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):
         _dispatch.register(name, "cpu", run, refuse)
     return True, ""
 
@@ -170,7 +168,13 @@ def _one_scale(kernel: Kernel) -> Kernel:
 _SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index("scale")
 _AROUND = {
     "ghost.contract": _explicit.contract,
+    "ghost.conv_gradient": _ghost_conv.planar,
+    "ghost.conv_norm": _ghost_conv.norm,
+    "ghost.conv_sum": _ghost_conv.planar,
     "noise.add_noise": _one_scale,
     "product.matmul": _product.matmul,
 }
 """What stands around a compiled kernel."""
+
+_RESULTS = {"ghost.conv_gradient": {"grads": _ghost_conv.gradients}}
+"""Results that lie in memory as their kernel wants it."""

@@ -41,9 +41,8 @@ def check_place(device: object) -> torch.device:
             remedy="Pass the device of the tensor that the draws are for.",
         )
     check_recording(found)
-    if found.type == "cuda" and found.index is None:
-        return torch.empty(0, device=found).device  # "cuda" with its number
-    return found
+    # "cuda" with its number
+    return found if found.type == "cpu" else torch.empty(0, device=found).device
 
 
 def _device(device: object) -> torch.device | None:

@@ -163,7 +163,7 @@ class Schema:
             namespace[f"_default_{parameter.name}"] = self.call.parameters[parameter.name].default
             if isinstance(parameter, ChoiceParameter):
                 namespace[f"_options_{parameter.name}"] = parameter.options
-        exec(compile(self.source, f"<bind {self.signature.name}>", "exec"), namespace)  # noqa: S102
+        exec(compile(self.source, f"<bind {self.signature.name}>", "exec"), namespace)
         return namespace["bind"]  # type: ignore[no-any-return]
 
     @cached_property
@@ -179,7 +179,7 @@ class Schema:
         """
         look = _Look()
         args = tuple(
-            (value,) if getattr(parameter, "alone", False) and isinstance(value, torch.Tensor) else value
+            (value,) if _alone(parameter) and isinstance(value, torch.Tensor) else value
             for parameter, value in zip(self.signature.parameters, args, strict=True)
         )
         for parameter, value in zip(self.signature.parameters, args, strict=True):
@@ -192,9 +192,15 @@ class Schema:
         """New tensors for the results of a checked call, not filled."""
         sizes = dict(zip(self.signature.sizes, bound.sizes, strict=True))
         return tuple(
-            torch.empty(_shape(result, sizes), dtype=_dtype(result, bound.kind), device=bound.device)
+            torch.empty(
+                _shape(result, sizes), dtype=_dtype(result, bound.kind), device=bound.device
+            )
             for result in self.signature.results or ()
         )
+
+
+def _alone(parameter: Parameter) -> bool:
+    return isinstance(parameter, TensorParameter) and parameter.alone
 
 
 class _Look:
@@ -392,7 +398,8 @@ def _bind_source(schema: Schema) -> Iterator[str]:
                 yield from (f"        {line}" for line in lines)
         elif isinstance(parameter, DeviceParameter):
             place["device"] = "_device"
-            yield f"        _device = _cpu if {parameter.name} == 'cpu' else _place({parameter.name})"
+            name = parameter.name
+            yield f"        _device = _cpu if {name} == 'cpu' else _place({name})"
         elif isinstance(parameter, DtypeParameter):
             place["kind"] = parameter.name
             yield f"        if {parameter.name} not in _{parameter.group}: {_LEAVE}"
@@ -464,9 +471,11 @@ def _tensor_source(
             ("strided",),
         )
         yield from _one_source(binder, f"{name}[0]", known, place, spread=None)
-    loop = f"_item, _rest in zip({name}, {_local(spread)})" if spread in known else f"_item in {name}"
-    yield f"for {loop}:"
-    each = "_rest" if spread in known else None
+    each = "_rest" if spread is not None and spread in known else None
+    if spread is not None and each:
+        yield f"for _item, {each} in zip({name}, {_local(spread)}):"
+    else:
+        yield f"for _item in {name}:"
     inner.extend(_one_source(parameter, "_item", known, place, spread=each))
     if note:
         inner.append("_shape = _item.shape")

@@ -7,9 +7,9 @@
         out: Sum[Tensor, "p d", written],
     ) -> None: ...
 
-A tensor has a dtype group and sizes. Sizes are names, bound from left to right; ``*S`` stands for any
-number of them, ``...`` for sizes that nothing else depends on, and ``_`` for one of these. In a list
-``*S`` is bound entry by entry. Results carry a name: ``Double[Tensor, "squares: B"]``.
+A tensor has a dtype group and sizes. Sizes are names, bound from left to right; ``*S`` stands for
+any number of them, ``...`` for sizes that nothing else depends on, and ``_`` for one of these. In a
+list ``*S`` is bound entry by entry. Results carry a name: ``Double[Tensor, "squares: B"]``.
 
 The build reads the same signatures to write the bindings of compiled kernels
 (``csrc/bindings/generate.py``), so this file must load without torch.
@@ -20,7 +20,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from . import layouts
 
@@ -60,18 +60,35 @@ NUMBERS: dict[str, str] = {
 """Names of numbers in signatures, and the built-in type behind each. A ``Word`` has 64 bits and no
 sign; other integers have one. A ``Scale`` may be a tensor, with one number per coordinate."""
 
+_Item = TypeVar("_Item")
+
 if TYPE_CHECKING:
+    # As imports: only then do type checkers see that a group is a note on the tensor's type.
+    from typing import Annotated as AnyFloat
+    from typing import Annotated as Double
+    from typing import Annotated as Float
+    from typing import Annotated as Gradient
+    from typing import Annotated as Int16
+    from typing import Annotated as Int32
+    from typing import Annotated as Int64
+    from typing import Annotated as Noised
+    from typing import Annotated as Operand
+    from typing import Annotated as Sum
+    from typing import Annotated as Summed
+    from typing import Annotated as Symbol
+
     import torch
     from torch import dtype as FloatDtype
 
-    Index = Position = Count = Word = int
-    Positive = NonNegative = float
-    Scale = float | torch.Tensor
-    Device = torch.device | str
-    Item = TypeVar("Item")
-    OneOrMore = Item | Sequence[Item]
-    AnyFloat = Double = Float = Gradient = Int16 = Int32 = Int64 = Annotated
-    Noised = Operand = Sum = Summed = Symbol = Annotated
+    Index: TypeAlias = int
+    Position: TypeAlias = int
+    Count: TypeAlias = int
+    Word: TypeAlias = int
+    Positive: TypeAlias = float
+    NonNegative: TypeAlias = float
+    Scale: TypeAlias = float | torch.Tensor
+    Device: TypeAlias = torch.device | str
+    OneOrMore: TypeAlias = _Item | Sequence[_Item]
 else:
     Index = Position = Count = Word = int
     Positive = NonNegative = float
@@ -108,7 +125,7 @@ the kernel counts up."""
 strided = "strided"
 """Mark of a tensor that may have any strides."""
 dense = "dense"
-"""Mark of a tensor without gaps in memory, the first dimension outermost, the others in any order."""
+"""Mark of a tensor without gaps in memory, its first dimension outermost, others in any order."""
 any_number = "any_number"
 """Mark of a list that may be empty."""
 transposable = "transposable"
@@ -390,3 +407,46 @@ def _elements(tree: ast.Subscript) -> ast.Tuple:
 
 def _is_none(tree: ast.expr) -> bool:
     return isinstance(tree, ast.Constant) and tree.value is None
+
+
+__all__ = [
+    "GROUPS",
+    "LEADING",
+    "NUMBERS",
+    "STRUCTS",
+    "AnyFloat",
+    "ChoiceParameter",
+    "Count",
+    "Device",
+    "DeviceParameter",
+    "Double",
+    "DtypeParameter",
+    "Float",
+    "FloatDtype",
+    "Gradient",
+    "Index",
+    "Int16",
+    "Int32",
+    "Int64",
+    "Noised",
+    "NonNegative",
+    "NumberParameter",
+    "ObjectParameter",
+    "OneOrMore",
+    "Operand",
+    "Parameter",
+    "Position",
+    "Positive",
+    "Signature",
+    "Sum",
+    "Symbol",
+    "TensorParameter",
+    "any_number",
+    "dense",
+    "is_bound",
+    "passed",
+    "read",
+    "strided",
+    "transposable",
+    "written",
+]

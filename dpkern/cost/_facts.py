@@ -16,7 +16,7 @@ def _clip_sum(
     grads: clip.Gradients,
     max_grad_norm: float | Sequence[float],
     *,
-    p: int = 2,
+    p: clip.Power = 2,
     style: str = "flat",
     **_: Any,
 ) -> Facts:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..laws import Distribution
 from ..mechanisms import OutputSGD
 from ..ops import coef, noise
 from ..rng import Key
@@ -26,7 +27,7 @@ class _Sgd:
     """What both forms share: dL/dz, and a step's draws."""
 
     def __init__(
-        self, method: OutputSGD, keys: Sequence[Key], *, width: int, distribution: str = "laplace"
+        self, method: OutputSGD, keys: Sequence[Key], *, width: int, distribution: Distribution = "laplace"
     ) -> None:
         self._method = method
         self._ahead = (
@@ -40,7 +41,7 @@ class _Sgd:
             return 0.5 - targets
         if kind == "exact":
             return torch.sigmoid(z) - targets
-        form = "printed" if self._method.mode == "published" else "taylor"
+        form: coef.Form = "printed" if self._method.mode == "published" else "taylor"
         return coef.quadratic(z, targets, form=form)[1]
 
     def _add(self, values: Tensor, scale: float | Tensor, step: int) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..laws import SCALE_CELLS, SCALE_UNITS
+from ..laws import SCALE_CELLS, SCALE_UNITS, Distribution
 from ..mechanisms.functional import Functional
 from ..ops import noise
 from ..ops._draws import Draws
@@ -59,7 +59,12 @@ class Ahead:
     """
 
     def __init__(
-        self, keys: Sequence[Key], *, width: int, parts: int = 1, distribution: str = "laplace"
+        self,
+        keys: Sequence[Key],
+        *,
+        width: int,
+        parts: int = 1,
+        distribution: Distribution = "laplace",
     ) -> None:
         self._width, self._parts, self.distribution = width, parts, distribution
         purpose = Purpose.LAPLACE if distribution == "laplace" else Purpose.NOISE

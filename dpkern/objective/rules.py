@@ -85,7 +85,7 @@ class Plain:
         if self._loss == "bce":
             output = torch.sigmoid(z) - visit.clean
         else:
-            _, output = coef.quadratic(z, visit.clean, form=self._loss)
+            _, output = coef.quadratic(z, visit.clean, form=coef.form_of(self._loss))
         return z, autoencoder.backward(weights, passed, output, self._constant)
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Perturbed:
         self, visit: Visit, z: Tensor, shift: Tensor | float, total: Tensor | None
     ) -> Tensor:
         """dL/dzhat."""
-        form = str(self._method.form)
+        form = coef.form_of(str(self._method.form))
         w = z if total is None else z / total[:, None]
         if not self._once:
             noise = self._noise(visit, shift, total)
@@ -253,5 +253,5 @@ def _polynomial(
     c = method.constant_entry
     passed = autoencoder.forward(weights, visit.seen(inputs))
     z, _ = autoencoder.stabilised(passed, c)
-    _, output = coef.quadratic(z, targets, form=str(method.form))
+    _, output = coef.quadratic(z, targets, form=coef.form_of(str(method.form)))
     return z, autoencoder.backward(weights, passed, output, c)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from .. import _validate as check
+from ..base.place import check_recording
 from ..errors import InvalidInput, PrivacyError
 from ..laws import LAWS
 from ..rng import Stream
@@ -16,7 +17,6 @@ from . import _clock, _lattice
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule
 from ._scale import check_scale
-from ..base.place import check_recording
 from .noise import INTEGERS, check_rounding
 
 

@@ -312,9 +312,7 @@ def clip_sum(
     return request.result(sums, norms)
 
 
-def _exact_terms(
-    rows: list[Tensor], weights: list[Tensor], request: Request
-) -> list[Tensor]:
+def _exact_terms(rows: list[Tensor], weights: list[Tensor], request: Request) -> list[Tensor]:
     """``trunc(weight row)`` as int64; a sample is shrunk until its integers keep every bound."""
     p = request.p
     most = torch.tensor([m**p for m in request.unit_bounds], device=rows[0].device)

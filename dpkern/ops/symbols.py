@@ -12,7 +12,7 @@ from .. import _validate as check
 from .._dispatch import Cost, op
 from ..base.place import check_recording
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
-from ..base.signature import Position, Symbol
+from ..base.signature import Position, Symbol, Word
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
@@ -22,7 +22,6 @@ DTYPES = DTYPES_BY_GROUP["Symbol"]
 MAX_CATEGORIES = 1 << 30
 PER_BLOCK = 8
 """A cipher block serves this many symbols, two words each."""
-
 
 
 def lie_width(keep: int, categories: int) -> int:
@@ -69,7 +68,7 @@ def randomize(
     symbols: Symbol[Tensor, "*S"],
     *,
     stream: Stream,
-    keep: int,
+    keep: Word,
     categories: int = 2,
     position: Position = 0,
 ) -> Symbol[Tensor, "randomized: *S"]:

@@ -263,8 +263,8 @@ def _ops_table(points: Sequence[Point], limits: Limits) -> Table:
         columns=(*names, "GB/s", "GFLOP/s", "share of limit"),
         rows=rows,
         note="Bytes, FLOPs, words and launches are declared, by formula: compulsory traffic at the "
-        "op's edge. The limit is the time that the measured bandwidth or peak would need for them; random "
-        "words take time of their own, which it does not know, and caches can beat it.",
+        "op's edge. The limit is the time that the measured bandwidth or peak would need for them; "
+        "random words take time of their own, which it does not know, and caches can beat it.",
     )
 
 

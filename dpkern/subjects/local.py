@@ -148,14 +148,14 @@ class Coefficients(Subject):
                     stream=key.stream(Purpose.LAPLACE, visit),
                     rounding=key.stream(Purpose.ROUNDING, visit),
                 )
-                form = str(self.mechanism.form)
+                form = coef.form_of(str(self.mechanism.form))
                 found += list(coef.perturb(rows, form=form, noise=noise, backend=self.backend))
         return torch.cat(found, dim=1)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
         """All features at once, and one."""
         del weakest
-        form = str(self.mechanism.form)
+        form = coef.form_of(str(self.mechanism.form))
         found = []
         for name, without, present in _extremes(self.features):
             means = [

@@ -81,7 +81,7 @@ def refuse(*_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
 def _perturb(
     targets: torch.Tensor,
     *,
-    form: str,
+    form: coef.Form,
     noise: coef.Noise | None = None,
     out: coef.Coefficients | None = None,
 ) -> coef.Coefficients:
@@ -123,7 +123,7 @@ def _quadratic(
     z: torch.Tensor,
     targets: torch.Tensor,
     *,
-    form: str,
+    form: coef.Form,
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,

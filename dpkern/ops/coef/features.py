@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...base.signature import Double, Float
 from .._coef_noise import CoefNoise, check_noise, noise_cost, quadratic_position
-from ..noise import FLOATS
 from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
 
 RUN = 16

@@ -33,6 +33,16 @@ LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
 
+def form_of(name: str) -> Form:
+    """Return the form with this name.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    form: Form = check.choice(FORMS, form=name)
+    return form
+
+
 class Coefficients(NamedTuple):
     """Factors of z and of z^2, each of the targets' shape and dtype."""
 

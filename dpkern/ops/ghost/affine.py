@@ -16,9 +16,7 @@ from ...base.signature import Float
 from ...errors import InvalidInput
 
 
-def _cost_rows(
-    g: Tensor, weight: Tensor | None, *, centred: bool, per_entry: int
-) -> Cost:
+def _cost_rows(g: Tensor, weight: Tensor | None, *, centred: bool, per_entry: int) -> Cost:
     """Of a norm over the last dimension; xhat and h are made again for dx, as in the kernels."""
     batch, rows, columns = g.shape
     scaled, statistics = weight is not None, 1 + centred
@@ -79,9 +77,7 @@ def layer_norm_backward(
     mean: Float[Tensor, "B T"],
     rstd: Float[Tensor, "B T"],
     weight: Float[Tensor, "D"] | None,
-) -> tuple[
-    Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"], Float[Tensor, "dbias: B D"]
-]:
+) -> tuple[Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"], Float[Tensor, "dbias: B D"]]:
     """Backward of layer normalisation over the last dimension (Ba et al. 2016).
 
     Args:
@@ -132,9 +128,7 @@ def rms_norm_backward(
     return rstd[..., None] * centred, (g * xhat).sum(1)
 
 
-def _check_groups(
-    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None
-) -> None:
+def _check_groups(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None) -> None:
     if not mean.shape[1] or g.shape[1] % mean.shape[1]:
         raise InvalidInput(
             "mean",
@@ -152,9 +146,7 @@ def group_norm_backward(
     mean: Float[Tensor, "B groups"],
     rstd: Float[Tensor, "B groups"],
     weight: Float[Tensor, "C"] | None,
-) -> tuple[
-    Float[Tensor, "dx: B C S"], Float[Tensor, "dweight: B C"], Float[Tensor, "dbias: B C"]
-]:
+) -> tuple[Float[Tensor, "dx: B C S"], Float[Tensor, "dweight: B C"], Float[Tensor, "dbias: B C"]]:
     """Backward of group normalisation (Wu, He 2018); instance normalisation has C groups.
 
     Args:

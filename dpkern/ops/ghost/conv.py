@@ -171,7 +171,7 @@ def _cost_conv_sum(
     )
 
 
-@op(check=_check_norm, cost=_cost_conv_norm)
+@op(check=_check_norm, cost=_cost_conv_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -227,7 +227,7 @@ def conv_norm(
     return squares
 
 
-@op(check=check_geometry, cost=_cost_conv_gradient)
+@op(check=check_geometry, cost=_cost_conv_gradient, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
     x: Operand[Tensor, "B ci *S"],
@@ -269,7 +269,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(check=_check_sum, cost=_cost_conv_sum)
+@op(check=_check_sum, cost=_cost_conv_sum, plan=Geometry)
 @torch.no_grad()
 def conv_sum(
     x: Operand[Tensor, "B ci *S"],

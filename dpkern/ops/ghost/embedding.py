@@ -33,9 +33,7 @@ def _check_range(ids: Tensor, rows: int) -> None:
     )
 
 
-def _cost_norm(
-    ids: Tensor, g: Tensor, *, padding_idx: int | None = None, **_: Any
-) -> Cost:
+def _cost_norm(ids: Tensor, g: Tensor, *, padding_idx: int | None = None, **_: Any) -> Cost:
     """Rows whose id stands alone are squared; the others are summed first, with a bound."""
     (batch, _positions), columns = ids.shape, g.shape[2]
     found = Repeats.of(ids, padding_idx)
@@ -140,9 +138,7 @@ def embedding_sum(
     out.index_add_(0, ids[used], g[used] * weight[:, None])
 
 
-def _check_cross(
-    ids: Tensor, e: Tensor, a: Tensor, g: Tensor, padding_idx: int | None
-) -> None:
+def _check_cross(ids: Tensor, e: Tensor, a: Tensor, g: Tensor, padding_idx: int | None) -> None:
     _check_range(ids, g.shape[2])
 
 

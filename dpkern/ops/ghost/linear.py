@@ -153,9 +153,7 @@ def linear_gradient(
     return grads, squares(grads)
 
 
-def _cost_sum(
-    a: Tensor, g: Tensor, factors: Tensor, out: Tensor, **_: Any
-) -> Cost:
+def _cost_sum(a: Tensor, g: Tensor, factors: Tensor, out: Tensor, **_: Any) -> Cost:
     count, size = used(factors), out.element_size()
     rows, entries = count * a.shape[1], out.numel() if count else 0
     return Cost(

@@ -21,7 +21,7 @@ from ..._phase import CONSTANTS, phase
 from ...base.signature import Double, Float, Operand, Sum, written
 from .._products import exact
 from .._values import used
-from ..ghost._bounds import FLOATS, of_sums
+from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size
 from ._band import Band, half_weights
 from ._basis import lags
@@ -62,9 +62,7 @@ def crop_matrix(
     return weights * angles.cos(), -weights * angles.sin()
 
 
-def _turn(
-    band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int
-) -> Tensor:
+def _turn(band: Band, kernel: tuple[int, int], dilation: tuple[int, int], part: int) -> Tensor:
     return crop_matrix(band, kernel, dilation)[part]
 
 
@@ -277,9 +275,7 @@ def add_products(
         add_crop(re, im, total, dilation, band)
 
 
-def add_crop(
-    re: Tensor, im: Tensor, out: Tensor, dilation: Size, band: Band
-) -> None:
+def add_crop(re: Tensor, im: Tensor, out: Tensor, dilation: Size, band: Band) -> None:
     """``out [O, C, *kernel] +=`` the taps of the spectrum ``re + i im``, ``[K, O, C]`` each."""
     axes = len(band.size)
     steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)

@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...base.signature import Double, Float, written
 from ...errors import InvalidInput
 from .._products import exact
 from .._values import used
-from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights
 from ._spectra import half_gains, on, transform_error
 from ._transform_flops import Flops, of_line
@@ -108,9 +106,7 @@ def circulant_norm(
     return norm_of_spectra(x, g, xs, gs, band)
 
 
-def norm_of_spectra(
-    x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | None
-) -> Tensor:
+def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | None) -> Tensor:
     """``circulant_norm``, from transforms that were computed in the precision they have."""
     block = x.shape[-1]
     rounding, transforming = norm_errors(x, g, xs.real.dtype)
@@ -143,9 +139,7 @@ def _weights(block: int, band: Band | None) -> Tensor:
 _UNIT = 2.0**-53
 
 
-def norm_errors(
-    x: Tensor, g: Tensor, dtype: torch.dtype = torch.float64
-) -> tuple[float, float]:
+def norm_errors(x: Tensor, g: Tensor, dtype: torch.dtype = torch.float64) -> tuple[float, float]:
     """What sums and what transforms of this dtype err by, of the product of the operands' norms."""
     block = x.shape[3]
     terms = x.shape[1] * (x.shape[2] + g.shape[2]) * block
@@ -194,9 +188,7 @@ def circulant_gradient(
     return grads, grads.double().square().flatten(1).sum(1)
 
 
-def _check_sum(
-    x: Tensor, g: Tensor, factors: Tensor, out: Tensor, band: Band | None
-) -> None:
+def _check_sum(x: Tensor, g: Tensor, factors: Tensor, out: Tensor, band: Band | None) -> None:
     _check_band(x, g, band)
 
 
@@ -254,9 +246,7 @@ def circulant_sum(
     add_transformed(x, g * factors[:, None, None, None], out, band)
 
 
-def add_transformed(
-    x: Tensor, scaled: Tensor, out: Tensor, band: Band | None
-) -> None:
+def add_transformed(x: Tensor, scaled: Tensor, out: Tensor, band: Band | None) -> None:
     """``out += sum_b h * grad_b`` of output gradients that hold the factors."""
     kind = exact(x.dtype, x.device)
     xs, gs = (

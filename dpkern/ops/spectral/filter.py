@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _validate as check
 from ..._dispatch import Cost, op
 from ...base.signature import Operand, Sum
 from ...errors import InvalidInput
 from .._products import exact
-from ..ghost._bounds import OPERANDS, of_sums
+from ..ghost._bounds import of_sums
 from ._band import Band
 from ._sizes import Pair, planes
 from ._spectra import half_gains, on
@@ -63,9 +62,7 @@ def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
     return y, x_
 
 
-def _cost(
-    x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any
-) -> Cost:
+def _cost(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any) -> Cost:
     """A rectangle by two small products per map, other bands by a transform and its inverse."""
     maps, kind = x.shape[0] * x.shape[1], of_sums(x.dtype)
     (top, left), (height, width) = read_places(x, padding, rows), (1, *rows)[-2:]
@@ -149,9 +146,7 @@ def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> Tenso
 
 
 @lru_cache(maxsize=256)
-def toeplitz(
-    band: Band, before: Pair, used: Pair, given: Pair
-) -> tuple[Tensor, Tensor]:
+def toeplitz(band: Band, before: Pair, used: Pair, given: Pair) -> tuple[Tensor, Tensor]:
     """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
     gains = torch.tensor(band.gains)
     gains = gains if gains.dim() == 2 else gains[None]

@@ -14,7 +14,7 @@ from ...base.schema import is_dense
 from ...base.signature import Double, Float, strided
 from ...errors import InvalidInput
 from .. import ghost
-from ..ghost._bounds import FLOATS, gamma
+from ..ghost._bounds import gamma
 from ..ghost._conv_geometry import Geometry, Size, check_geometry
 from ._band import Band
 from ._sizes import check_layer, planes
