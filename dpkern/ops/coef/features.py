@@ -48,6 +48,7 @@ def _check_expanded(
     out: tuple[Tensor, Tensor, Tensor] | None,
 ) -> None:
     records, width = hidden.shape
+    check.tensor_at("targets", targets, shape=(records, len(weights)))
     if out is not None:
         like = (
             ((records,), torch.float64),
@@ -90,7 +91,7 @@ def _cost_expanded(
 @op(check=_check_expanded, cost=_cost_expanded)
 def expanded(
     hidden: Float[Tensor, "B H"],
-    targets: Float[Tensor, "B M"],
+    targets: Float[Tensor, "B _"],
     weights: Float[Tensor, "M H"],
     *,
     noise: CoefNoise | None = None,
