@@ -38,7 +38,7 @@ def tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 def by_kernel(call: Call) -> Any:
-    """The call by the compiled kernel, or where there is none by the reference.
+    """The call by the backend that is chosen: the compiled kernel, if there is one.
 
     Draws made ahead are the streams'; the kernel makes them itself.
     """

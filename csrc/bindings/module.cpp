@@ -38,7 +38,7 @@ PYBIND11_MODULE(_C, m) {
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
 #if DPKERN_CUDA
-  py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
+  py::module_ cuda = m.def_submodule("cuda", "The device kernels.");
   bindings::add_cuda(cuda);
 #endif
 }

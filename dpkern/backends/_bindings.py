@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base import layouts, signature
+from ..base import codes, signature
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TYPES = {
@@ -29,7 +29,7 @@ TYPES = {
     "Int32": "std::int32_t",
     "Int16": "std::int16_t",
 }
-SHARED = {codes.name: codes.words for codes in layouts.CODES if isinstance(codes, layouts.Options)}
+SHARED = {kind.name: kind.words for kind in codes.CODES if isinstance(kind, codes.Options)}
 """Options that ``core/layouts.h`` declares."""
 SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool", "Word": "std::uint64_t"}
 KINDS = {
@@ -72,7 +72,7 @@ def kernels() -> Iterator[Any]:
     wanted = compiled()
     folders = ("ops", "backends")
     sources = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.py"))]
-    sources += [PACKAGE / "laws.py", PACKAGE / "base/layouts.py"]  # which options there are
+    sources += [PACKAGE / "laws.py", PACKAGE / "base/codes.py"]  # which options there are
     trees = {source: ast.parse(source.read_text()) for source in sources}
     literals: dict[str, Any] = {}
     for tree in trees.values():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from .._dispatch import Kernel
-from ..base.layouts import Style
+from ..base.codes import Style
 from ..base.schema import Bound
 from ..base.signature import Double, Gradient, Summed, any_number, filled
 from ..ops._clip_request import ClipBounds as ClipBound

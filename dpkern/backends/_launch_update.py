@@ -11,17 +11,17 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import DISTRIBUTIONS, NoiseSource, SumType
+from ..base.codes import DISTRIBUTIONS, NoiseSource, SumType
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
 from . import _kernels as table
+from ._launch_noise import FLOATS, INTEGERS
 from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
 
-_SUM_CODES = {torch.int32: SumType.int32, torch.int64: SumType.int64}
-_SUM_NAMES = {SumType.int32: "std::int32_t", SumType.int64: "std::int64_t"}
+_SUM_CODES = by_dtype(SumType)
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,13 @@ class Planned:
     Attributes:
         plan: ``UpdatePlan``.
         tasks: the table, which a recorded launch needs for as long as it is replayed.
+        kernel, instance: who computes it.
     """
 
     plan: _tables.Table
     tasks: torch.Tensor
+    kernel: table.Kernel
+    instance: table.Instance
 
     @classmethod
     def of(
@@ -68,7 +71,8 @@ class Planned:
                 bits = noise.draws.rounding
                 plan["noise"], plan["draws"] = NoiseSource.draws, noise.draws.values.data_ptr()
                 plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
-        return cls(plan, _tables.device_table(tasks, first.device))
+        kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
+        return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
 
     def start(self, on: Device, nonfinite: torch.Tensor, cuda: int) -> None:
         """Start the kernel of this plan."""
@@ -106,7 +110,8 @@ def step(
         planned = Planned.of(
             params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
         )
-        planned.start(on, nonfinite, cuda)
+        given = {"plan": planned.plan, "tasks": planned.tasks, "nonfinite": nonfinite}
+        on.start(planned.kernel, planned.instance, cuda, **given)
     increment_version(params)
     state.steps += 1
     return 0 if sums[0].dtype in _SUM_CODES else known(nonfinite[0])

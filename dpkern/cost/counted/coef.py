@@ -6,7 +6,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...backends._structs import BYTES
-from ...base.layouts import COEF_FORMS
+from ...base.codes import COEF_FORMS
 from ...ops import coef
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...backends._structs import BYTES
-from ...base.layouts import DISTRIBUTIONS
+from ...base.codes import DISTRIBUTIONS
 from ...errors import InvalidInput
 from ...ops import noise, update
 from ...rng import Stream

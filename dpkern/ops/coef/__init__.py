@@ -1,5 +1,6 @@
 """Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers."""
 
+from ...base.codes import CoefForm as Form
 from .._coef_noise import CoefNoise as Noise
 from .._coef_noise import quadratic_position
 from .._draws import Draws
@@ -8,7 +9,6 @@ from .polynomial import (
     FORMS,
     LANES,
     Coefficients,
-    Form,
     check_release,
     check_targets,
     perturb,

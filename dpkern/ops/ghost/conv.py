@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Operand, Sum, written
 from ...errors import InvalidInput
-from .._values import used
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
@@ -106,72 +105,7 @@ def _gram_flops(geometry: Geometry) -> int:
     return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
 
 
-def _cost_conv_norm(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    route: str = "auto",
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    one = _gram_flops if norm_route(geometry, route) == "gram" else _direct_flops
-    batch = geometry.batch
-    read = (batch * geometry.reached + g.numel()) * x.element_size()
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * one(geometry))
-
-
-def _cost_conv_gradient(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    batch = geometry.batch
-    entries = batch * math.prod(geometry.weight_shape)
-    return Cost(
-        bytes_read=(batch * geometry.reached + g.numel()) * x.element_size(),
-        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * batch,
-        flops=2 * (geometry.positions + 1) * entries + batch,
-    )
-
-
-def _cost_conv_sum(
-    x: Tensor,
-    g: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    count, size = used(factors), out.element_size()
-    entries = out.numel() if count else 0
-    gradient = geometry.out_channels * geometry.positions
-    read = count * (geometry.reached + gradient) * x.element_size()
-    return Cost(
-        bytes_read=read + (factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=count * gradient + (2 * count * geometry.positions + 1) * entries,
-    )
-
-
-@op(check=_check_norm, cost=_cost_conv_norm, plan=Geometry)
+@op(check=_check_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -227,7 +161,7 @@ def conv_norm(
     return squares
 
 
-@op(check=check_geometry, cost=_cost_conv_gradient, plan=Geometry)
+@op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
     x: Operand[Tensor, "B ci *S"],
@@ -269,7 +203,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(check=_check_sum, cost=_cost_conv_sum, plan=Geometry)
+@op(check=_check_sum, plan=Geometry)
 @torch.no_grad()
 def conv_sum(
     x: Operand[Tensor, "B ci *S"],
