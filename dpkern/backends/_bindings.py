@@ -16,10 +16,11 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base import signature
+from ..base import codes, signature
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TYPES = {
@@ -28,6 +29,8 @@ TYPES = {
     "Int32": "std::int32_t",
     "Int16": "std::int16_t",
 }
+SHARED = {kind.name: kind.words for kind in codes.CODES if isinstance(kind, codes.Options)}
+"""Options that ``core/layouts.h`` declares."""
 SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool", "Word": "std::uint64_t"}
 KINDS = {
     "float32": "float",
@@ -35,13 +38,14 @@ KINDS = {
     "uint8": "std::uint8_t",
     "int32": "std::int32_t",
     "int64": "std::int64_t",
+    "bfloat16": "cpu::Bfloat16",
 }
 
 
-def compiled() -> tuple[str, ...]:
-    """Names of the ops with a compiled kernel, ``stem.function``."""
-    source = Path(__file__).with_name("cpu.py").read_text()
-    return tuple(_constants(ast.parse(source))["COMPILED"])
+def compiled() -> dict[str, bool]:
+    """Names of the ops with a compiled kernel, ``stem.function``, and whether it counts."""
+    found = _constants(ast.parse(Path(__file__).with_name("cpu.py").read_text()))
+    return {name: name in found["COUNTING"] for name in found["COMPILED"]}
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -65,21 +69,23 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 
 def kernels() -> Iterator[Any]:
     """The signatures of the compiled kernels: ops in the order of their names, then the others."""
-    wanted = set(compiled())
+    wanted = compiled()
     folders = ("ops", "backends")
     sources = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.py"))]
+    sources += [PACKAGE / "laws.py", PACKAGE / "base/codes.py"]  # which options there are
     trees = {source: ast.parse(source.read_text()) for source in sources}
     literals: dict[str, Any] = {}
     for tree in trees.values():
         literals.update(_constants(tree))
     for source, tree in trees.items():
-        stem = source.relative_to(PACKAGE).with_suffix("").parts[1]
+        stem = (*source.relative_to(PACKAGE).with_suffix("").parts, "")[1]
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef):
                 continue
-            if f"{stem}.{node.name}" in wanted or "compiled" in _decorators(node):
-                wanted.discard(f"{stem}.{node.name}")
-                yield signature.read(node.name, _annotations(node), literals.get, _plan(node))
+            counts = wanted.pop(f"{stem}.{node.name}", None)
+            if counts is not None or "compiled" in _decorators(node):
+                read = signature.read(node.name, _annotations(node), literals.get, _plan(node))
+                yield replace(read, number="int") if counts else read
     if wanted:
         raise SystemExit(f"COMPILED names no op of dpkern/ops: {', '.join(sorted(wanted))}")
 
@@ -125,10 +131,12 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
             yield kind, "int", parameter.name
         elif isinstance(parameter, signature.NumberParameter):
             kind = SCALARS.get(parameter.rule) or SCALARS[parameter.type]
+            if parameter.many:
+                kind = f"std::vector<{kind}>"
             kind = f"std::optional<{kind}>" if parameter.optional else kind
             yield kind, kind, parameter.name
         elif isinstance(parameter, signature.TensorParameter):
-            const = "" if "written" in parameter.marks else "const "
+            const = "" if {"written", "filled"} & {*parameter.marks} else "const "
             pointer = f"{const}{_type(op, parameter)}*"
             if parameter.many:
                 yield f"std::vector<{pointer}>", "Addresses", parameter.name
@@ -136,11 +144,17 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
                 yield pointer, "Address", parameter.name
             if "transposable" in parameter.marks:
                 yield "bool", "bool", f"{parameter.name}_transposed"
-        elif isinstance(parameter, signature.ObjectParameter):
-            yield parameter.annotation, "pybind11::bytes", parameter.name
+            if parameter.group == "Summed":
+                yield parameter.group, "int", f"{parameter.name}_kind"
+        else:
+            kind = parameter.annotation
+            kind = f"std::vector<{kind}>" if parameter.many else kind
+            yield kind, "pybind11::bytes", parameter.name
     for result in op.results or ():
         yield f"{_type(op, result)}*", "Address", result.name
     for size in op.sizes:
+        if any(parameter.name == size for parameter in op.parameters):
+            continue  # a count, which is passed as itself
         if size in op.lists and size[0] == "*":
             yield "std::vector<std::int64_t>", "Integers", size[1:]
         else:
@@ -150,6 +164,8 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
 def _type(op: Any, tensor: Any) -> str:
     if tensor.group in TYPES:
         return TYPES[tensor.group]
+    if tensor.group == "Summed":
+        return "void"
     return "F" if is_templated(op) else "void"
 
 
@@ -172,7 +188,15 @@ def header(found: Sequence[Any]) -> Iterator[str]:
                 kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
                 if enums.setdefault(kind, parameter.options) != parameter.options:
                     raise SystemExit(f"{kind}: two lists of options with one name")
+            elif getattr(parameter, "group", None) == "Summed":
+                enums["Summed"] = signature.GROUPS["Summed"]
+    yield ""
+    yield "struct Bfloat16;"
     for kind, options in enums.items():
+        if kind in SHARED:
+            if SHARED[kind] != options:
+                raise SystemExit(f"{kind}: two lists of options with one name")
+            continue
         names = ", ".join(f"k{camel(option)}" for option in options)
         yield ""
         yield f"enum class {kind} : int {{ {names} }};"
@@ -243,7 +267,7 @@ def _wrapped(begin: str, items: str, end: str) -> Iterator[str]:
 
 
 def _border(kind: str) -> str:
-    by_reference = kind in ("Addresses", "Integers", "pybind11::bytes")
+    by_reference = kind in ("Addresses", "Integers", "pybind11::bytes") or "vector" in kind
     return f"const {kind}&" if by_reference else kind
 
 
@@ -254,7 +278,9 @@ def _converted(kind: str, border: str, name: str) -> str:
         inner = kind.removeprefix("std::vector<").removesuffix("*>")
         return f"pointers<{inner}>({name})"
     if border == "int":
-        return f"static_cast<cpu::{kind}>({name})"
+        return f"static_cast<{'' if kind in SHARED else 'cpu::'}{kind}>({name})"
+    if border == "pybind11::bytes" and kind.startswith("std::vector"):
+        return f"list_from_bytes<{kind[12:-1]}>({name})"
     if border == "pybind11::bytes":
         return f"from_bytes<{kind}>({name})"
     return name

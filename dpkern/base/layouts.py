@@ -13,19 +13,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 
 from .. import laws
 from .codes import (
-    Arithmetic,
-    CoefForm,
-    Distribution,
+    COEF_FORMS,
+    DISTRIBUTIONS,
+    STYLES,
+    Codes,
     NoiseSource,
     RuleForm,
     RuleKind,
-    Style,
     SumType,
+    name_of,
 )
 
 # sizes
@@ -122,9 +122,9 @@ def pointer(to: str) -> Type:
     return Type(f"{to}*", "u8", 8)
 
 
-def code(kind: type[IntEnum]) -> Type:
+def code(codes: Codes) -> Type:
     """Return the type of a field that holds one of these codes."""
-    return Type(kind.__name__, "i4", 4)
+    return Type(name_of(codes), "i4", 4)
 
 
 class Struct:
@@ -199,6 +199,14 @@ STREAM = Struct(
     n1=U32,
     rounds=I32("20, 12 or 8"),
 )
+DRAWS = Struct(
+    "Draws",
+    "Draws of one step that were made before, at positions first, first + 1, ...",
+    first=U64,
+    count=I64,
+    values=pointer("const std::int32_t")("null: none, the streams give everything"),
+    rounding=pointer("const std::int16_t")("16 bits each; null: the rounding stream gives them"),
+)
 LIES = Struct(
     "Lies",
     "Randomized response. word < keep: the truth. Otherwise lie number min((word - keep) / width, "
@@ -227,14 +235,6 @@ GEOMETRY = Struct(
 )
 
 # Clipping. Devices read lists of tensors from tables in their own memory.
-CLIP_PLAN = Struct(
-    "ClipPlan",
-    "What clipping is asked for.",
-    rows=I64,
-    p=I32("1 or 2"),
-    style=code(Style),
-    arithmetic=code(Arithmetic),
-)
 CLIP_RULE = Struct(
     "ClipRule",
     "Clip factors from squared norms.",
@@ -273,7 +273,7 @@ CLIP = Struct(
     "arithmetic only, the powers of each row's integers by clip group: [row] or, per layer, "
     "[row, task].",
     template="Value",
-    style=code(Style),
+    style=code(STYLES),
     p=I32,
     has_sums=BOOL,
     exact=BOOL,
@@ -370,12 +370,35 @@ UPDATE_PLAN = Struct(
     tasks=I64,
     pieces=I64,
     noise=code(NoiseSource),
-    law=code(Distribution),
+    law=code(DISTRIBUTIONS),
     sum_type=code(SumType),
     wide=I32("parameters, states and float sums are double"),
 )
 
+UPDATE_NOISE = Struct(
+    "UpdateNoise",
+    "The noise of an update on the CPU.",
+    on=BOOL,
+    law=code(DISTRIBUTIONS),
+    stream=STREAM,
+    rounding=STREAM("only read for float sums"),
+    draws=DRAWS,
+)
+
 # Coefficients of polynomial losses
+COEF_NOISE = Struct(
+    "CoefNoise",
+    "Laplace noise of rows of coefficients on the CPU: linear ones from `linear` on, quadratic ones "
+    "from the next multiple of 512 behind them on.",
+    on=BOOL,
+    stream=STREAM,
+    rounding=STREAM,
+    draws=DRAWS,
+    linear=U64,
+    scale=F64("of all rows"),
+    scales=pointer("const void")("of each row; null: scale"),
+    wide_scales=BOOL("double, else float"),
+)
 COEF_PLAN = Struct(
     "CoefPlan",
     "Noise of the coefficients of rows x columns targets: element i has its linear coefficient at "
@@ -395,7 +418,7 @@ COEF_PLAN = Struct(
     rows=I64,
     columns=I64,
     noise=code(NoiseSource),
-    form=code(CoefForm),
+    form=code(COEF_FORMS),
     wide=I32("targets are double"),
     aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),
 )

@@ -8,6 +8,7 @@ argument, which raises the error that names it, or lets the call pass after all 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -221,7 +222,7 @@ class _Look:
             self.kind = validate.choice(DTYPES[parameter.group], **{parameter.name: value})
         elif isinstance(parameter, ChoiceParameter):
             validate.choice(parameter.options, **{parameter.name: value})
-        elif isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+        elif isinstance(parameter, NumberParameter) and _has_range(parameter):
             if value is not None or not parameter.optional:
                 RANGES[parameter.rule].check(**{parameter.name: value})
             if parameter.rule == "Count":
@@ -320,6 +321,10 @@ class _Look:
         return None
 
 
+def _has_range(parameter: NumberParameter) -> bool:
+    return parameter.rule in RANGES and not parameter.many
+
+
 def _no_list(parameter: TensorParameter, value: Any) -> InvalidInput:
     is_list = isinstance(value, (list, tuple))
     if parameter.alone:
@@ -362,7 +367,7 @@ def _shape(tensor: TensorParameter, sizes: dict[str, Any]) -> tuple[int, ...]:
         if dim.startswith("*"):
             shape.extend(sizes[dim])
         else:
-            shape.append(sizes[dim] if is_bound(dim) else int(dim))
+            shape.append(math.prod(sizes.get(part) or int(part) for part in dim.split("*")))
     return tuple(shape)
 
 
@@ -567,7 +572,7 @@ def _value_source(parameter: Parameter) -> str:
     if isinstance(parameter, ChoiceParameter):
         kind = type(parameter.options[0]).__name__
         return f"{name}.__class__ is {kind} and {name} in _options_{name}"
-    if isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+    if isinstance(parameter, NumberParameter) and _has_range(parameter):
         common = RANGES[parameter.rule].common.format(x=name)
         return f"{name} is None or ({common})" if parameter.optional else common
     return ""
