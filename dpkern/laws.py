@@ -147,4 +147,4 @@ LAPLACE = Law(
     table_sha256="125eac625f9e68577af88c3eabd810d4e2cfeeed1e643a92e82c19d087c6d53a",
 )
 Distribution = Literal["gaussian", "laplace"]
-LAWS: dict[Distribution, Law] = {"gaussian": GAUSSIAN, "laplace": LAPLACE}
+LAWS: dict[str, Law] = {"gaussian": GAUSSIAN, "laplace": LAPLACE}

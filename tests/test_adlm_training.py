@@ -206,23 +206,6 @@ def test_resumed_runs_are_the_same() -> None:
         monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 2]).load_state_dict(state)
 
 
-def test_a_release_is_kept_and_not_made_again() -> None:
-    sizes = clean("dense").mechanism.setting
-    for options in ({"mode": "published"}, {}):
-        mechanism = ILM(epsilon=9.0, setting=sizes, **options)  # type: ignore[arg-type]
-        made = release(mechanism, DATA, Key.from_unsafe_seed(0))
-        kept = Released.from_state(mechanism, made.state_dict())
-        assert torch.equal(kept.inputs, made.inputs)
-        if made.coefficients is None:
-            assert kept.targets is not None
-            assert torch.equal(kept.targets, made.targets)
-        else:
-            assert kept.coefficients is not None
-            assert torch.equal(kept.coefficients.quadratic, made.coefficients.quadratic)
-        with pytest.raises(InvalidInput, match="state"):
-            Released.from_state(replace(mechanism, epsilon=1.0), made.state_dict())
-
-
 def test_every_visit_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bytes, int, int]] = []
 

@@ -80,6 +80,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_digits_within_epsilon_3(capsys: pytest.CaptureFixture[str]) -> None:
     code, found = run_json(capsys, "train", "--data", "digits", "--epsilon", "3", "--out", "o")
     assert code == 0

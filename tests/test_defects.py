@@ -293,12 +293,14 @@ def told(paper: str, item: str) -> str:
     return " ".join([*result.notes, *(row.note for row in result.rows)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("paper", "item", "ids"), ITEMS)
 def test_reproduced_items_name_the_others(paper: str, item: str, ids: set[str]) -> None:
     notes_of_it = told(paper, item)
     assert all(f"{name}:" in notes_of_it for name in ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("paper", "item", "ids"), TRAINING)
 def test_items_that_train_name_what_their_papers_print_wrongly(
     paper: str, item: str, ids: set[str], monkeypatch: pytest.MonkeyPatch

@@ -50,14 +50,6 @@ def raw_time_first(m: nn.Module, x: Tensor) -> Tensor:
     return F.linear(x.transpose(0, 1), m.w).transpose(0, 1)
 
 
-def mixing_attention(m: nn.Module, x: Tensor) -> Tensor:
-    h = F.linear(x, m.w)
-    flat = h.flatten(0, 1)
-    return (
-        F.linear(flat @ flat.t(), torch.ones_like(flat.t() @ flat[:, :1]).T) + flat @ m.v
-    ).view_as(h)
-
-
 MIXING: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
     "time-first": time_first,
     "time-first-input": raw_time_first,

@@ -19,6 +19,8 @@ from benchmarks import gpu, gpu_bits, gpu_models, gpu_ready, gpu_smoke, gpu_time
 from dpkern import _dispatch
 from tests import gpu_run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SMALL = ["--device", "cpu", "--scale", "0.00001"]
 no_device = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -11,7 +11,7 @@ from tests.guards.wrapped import PACKAGES, TABLES
 
 LOOPS = [loop for table in TABLES for loop in table.loops]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def name_of(loop: Loop) -> str:

@@ -99,6 +99,19 @@ def test_build_config_names_what_was_built() -> None:
     assert config["cuda"] is (config["cuda_archs"] != "")
 
 
+def test_every_test_but_the_long_proofs_is_in_one_of_the_two_jobs() -> None:
+    expressions = re.findall(r'\$\(PYTEST\) -m "(.*)"', (ROOT / "Makefile").read_text())
+    assert len(expressions) == 2
+    for slow in (True, False):
+        marks = {"slow": slow, "evidence": False}
+        assert sum(eval(expression, marks) for expression in expressions) == 1
+        marks = {"slow": slow, "evidence": True}
+        assert not any(eval(expression, marks) for expression in expressions)
+    jobs = dict(re.findall(r'^(gate|slow)="(.*)"$', (ROOT / ".ci" / "run").read_text(), re.M))
+    assert "test" in jobs["gate"].split()
+    assert "test-slow" in jobs["slow"].split()
+
+
 def test_setup_imports_only_setuptools_and_the_standard_library() -> None:
     imported = set()
     for node in ast.walk(ast.parse((ROOT / "setup.py").read_text())):
@@ -135,6 +148,7 @@ def test_constraints_pin_every_requirement_exactly() -> None:
     assert wanted <= set(pinned)
 
 
+@pytest.mark.slow
 def test_pure_wheel_holds_the_package_and_the_kernel_sources(tree: Path) -> None:
     wheel = build("build_wheel", tree, DPKERN_NATIVE="off", PATH="")
     assert wheel.name == f"dpkern-{dpkern.__version__}-py3-none-any.whl"
@@ -149,6 +163,7 @@ def test_pure_wheel_holds_the_package_and_the_kernel_sources(tree: Path) -> None
     assert "License-Expression: Apache-2.0" in metadata
 
 
+@pytest.mark.slow
 def test_sdist_can_build_the_kernels(tree: Path) -> None:
     sdist = build("build_sdist", tree)
     with tarfile.open(sdist) as archive:
@@ -158,6 +173,7 @@ def test_sdist_can_build_the_kernels(tree: Path) -> None:
     assert names >= {f"tests/{name}" for name in files_below(ROOT / "tests" / "native")}
 
 
+@pytest.mark.slow
 def test_native_wheel_holds_the_extension(tree: Path) -> None:
     for source in (tree / "csrc").glob("*/*.cpp"):
         source.write_text("")  # only the packaging is tested here: compile next to nothing
@@ -177,17 +193,20 @@ def test_native_wheel_holds_the_extension(tree: Path) -> None:
     assert run([sys.executable, "-c", code], cwd=tree).stdout.split() == [dpkern.__version__, "0"]
 
 
+@pytest.mark.slow
 def test_cuda_on_without_nvcc_is_refused(tree: Path) -> None:
     printed = configure(tree, "-DDPKERN_CUDA=on", expect=None, CUDACXX="/nonexistent/nvcc")
     assert "DPKERN_CUDA=on: expected nvcc on PATH or in CUDACXX, found none." in printed
 
 
+@pytest.mark.slow
 def test_cuda_auto_without_nvcc_builds_for_the_cpu_and_says_why(tree: Path) -> None:
     python = f"-DPython_EXECUTABLE={sys.executable}"
     printed = configure(tree, "-DDPKERN_CUDA=auto", python, CUDACXX="/nonexistent/nvcc")
     assert "CUDA 0 nvcc was not found when dpkern was built" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize(
     ("asked", "named"), [("80-real;90-real", "80-real 90-real"), ("", f"{EVERY_ARCH} 100-virtual")]
@@ -205,6 +224,7 @@ def flags(tree: Path, *options: str) -> str:
     return (tree.parent / "build" / "compile_commands.json").read_text()
 
 
+@pytest.mark.slow
 def test_warnings_are_errors_only_if_asked_for(tree: Path) -> None:
     assert "-Werror" not in flags(tree)
     assert "-Wconversion -Wno-psabi -Werror" in flags(tree, "-DDPKERN_WERROR=on")
@@ -215,7 +235,7 @@ def test_warnings_are_errors_only_if_asked_for(tree: Path) -> None:
     ("target", "said"),
     [
         ("test", ["DPKERN_WERROR=on", "-DDPKERN_WERROR=on"]),
-        ("sanitize", ["-DDPKERN_WERROR=on"]),
+        ("sanitize", ["DPKERN_WERROR=on", "-DDPKERN_WERROR=on", "-DDPKERN_WERROR=on"]),
         ("demo", ["DPKERN_WERROR=off"]),
     ],
 )
@@ -235,11 +255,13 @@ def test_contributors_build_without_warnings_and_users_need_not(
     assert "export DPKERN_WERROR=on" in (ROOT / ".ci" / "run").read_text()
 
 
+@pytest.mark.slow
 def test_unknown_cuda_value_is_refused(tree: Path) -> None:
     printed = configure(tree, "-DDPKERN_CUDA=maybe", expect=None)
     assert "DPKERN_CUDA: expected auto, on or off, got 'maybe'." in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "choices"),
     [
@@ -255,6 +277,7 @@ def test_unknown_build_setting_is_refused(tree: Path, name: str, choices: str) -
     assert not (tree / "build").exists()
 
 
+@pytest.mark.slow
 def test_missing_cmake_is_named_with_the_remedy(tree: Path) -> None:
     code = (
         "import runpy, shutil, sys; shutil.which = lambda *args, **kwargs: None; "

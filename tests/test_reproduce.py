@@ -14,6 +14,8 @@ from dpkern.errors import InvalidInput
 from dpkern.papers import PAPERS, Request, Result, Row, reproduce
 from dpkern.papers.result import NONE_PUBLISHED
 
+pytestmark = pytest.mark.slow
+
 QUICK = Request(quick=True)
 
 

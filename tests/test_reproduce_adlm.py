@@ -13,7 +13,7 @@ from dpkern.theory import adlm, adlm_loss
 
 QUICK = Request(quick=True)
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def row(result: Result, *texts: str) -> Row:

@@ -12,6 +12,8 @@ from dpkern.papers import Request, reproduce, spectral
 from dpkern.papers.runner import Setting
 from dpkern.train import data
 
+pytestmark = pytest.mark.slow
+
 QUICK = Request(quick=True)
 
 

@@ -25,6 +25,8 @@ from dpkern.papers.spof_training import (
     Found,
 )
 
+pytestmark = pytest.mark.slow
+
 QUICK = Request(quick=True)
 FEW = (1.0, 10.0)
 

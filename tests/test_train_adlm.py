@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpkern import cli
-from dpkern.errors import InvalidInput, PrivacyError
+from dpkern import _dispatch, cli
+from dpkern.errors import BackendError, InvalidInput, PrivacyError
 from dpkern.train.adlm import AdlmSession
 from dpkern.train.files import CHECKPOINT, FIGURE, REPORT
 from dpkern.train.start import start
@@ -61,6 +61,16 @@ def test_a_corrected_run_is_certified_for_what_it_claims(options: dict[str, Any]
     written = json.loads((options["out"] / REPORT).read_text())
     assert written["history"][-1]["step"] == 4 * (48 // 12)
     assert (options["out"] / FIGURE).stat().st_size > 5000
+
+
+def test_an_environment_without_kernels_for_losses_is_refused_before_the_release(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(_dispatch, "environment_choice", lambda: "numba")
+    with pytest.raises(BackendError, match=r"no kernel for this op.*unset DPKERN_BACKEND"):
+        start(options)
+    assert not options["out"].exists()
 
 
 def test_adlm_takes_relevances_from_public_records(options: dict[str, Any], tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from dpkern.backends.triton import OLDEST
 from tests.triton_versions import ROOT, VERSIONS, compiled, faults, missing
 
+pytestmark = pytest.mark.slow
+
 CAPABILITY = "90"
 OFTEN = r"^(linear|conv)_\w+-(wide|vocabulary|block)"
 """Calls whose forms are all compiled in every run; of the others, one form of each kernel.

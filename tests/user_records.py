@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,7 +47,3 @@ def flat(found: Gradients | Tensor) -> Tensor:
 def in_float64(weights: Weights) -> list[Tensor]:
     """Encoder and decoder of every pair, for autograd."""
     return [w.double().requires_grad_() for w in weights.pairs()]
-
-
-def without_environment(visit: Visit) -> Visit:
-    return replace(visit, noise=None)

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/layouts.h"
-#include "cpu/clip.h"
 #include "cpu/explicit.h"
 #include "core/lies.h"
 #include "cpu/update.h"

@@ -12,7 +12,7 @@ import signal
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -250,7 +250,7 @@ def checks(*, backends: Sequence[str] | None = None, quick: bool = False) -> tup
     """
     names = _dispatch.BACKENDS if backends is None else backends
     found = [check for name in names for check in backend_checks(name, quick=quick)]
-    found += [draw_bits(law) for law in LAWS]
+    found += [draw_bits(law) for law in get_args(Distribution)]
     return (*found, separate_streams(), fresh_keys(), fork())
 
 

@@ -8,9 +8,8 @@ Source: AdLM, algorithm 1, lines 1-19.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,36 +56,6 @@ class Released:
     betas: Tensor
     scales: Tensor
     visit_scale: float | None
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a resumed run releases nothing again.
-
-        It is as public as the release is, except for ``offset`` and, in the ``feature_expanded``
-        form, the labels in ``targets``.
-        """
-        state = {each.name: getattr(self, each.name) for each in fields(self)}
-        state["mechanism"] = self.mechanism.fingerprint
-        if self.coefficients is not None:
-            state["coefficients"] = tuple(self.coefficients)
-        return state
-
-    @classmethod
-    def from_state(cls, mechanism: AdLM, state: Mapping[str, Any]) -> Self:
-        """What ``state_dict`` kept.
-
-        Raises:
-            InvalidInput: the release of another configuration.
-        """
-        if state["mechanism"] != mechanism.fingerprint:
-            raise InvalidInput(
-                "state",
-                expected=mechanism.fingerprint,
-                got=state["mechanism"],
-                remedy="Resume with the configuration that the release was made with.",
-            )
-        kept = state["coefficients"]
-        made = None if kept is None else Coefficients(*kept)
-        return cls(**{**state, "mechanism": mechanism, "coefficients": made})
 
 
 def relevance_of(

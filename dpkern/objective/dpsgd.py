@@ -27,7 +27,12 @@ class _Sgd:
     """What both forms share: dL/dz, and a step's draws."""
 
     def __init__(
-        self, method: OutputSGD, keys: Sequence[Key], *, width: int, distribution: Distribution = "laplace"
+        self,
+        method: OutputSGD,
+        keys: Sequence[Key],
+        *,
+        width: int,
+        distribution: Distribution = "laplace",
     ) -> None:
         self._method = method
         self._ahead = (

@@ -13,7 +13,6 @@ from ..errors import InvalidInput
 from ..rng import Stream
 from ._draws import Draws, check_draws
 from ._lattice import TILE
-from ._noise_cost import RELEASE_FLOPS, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
 from .noise import (
     FLOATS,
@@ -113,25 +112,4 @@ def check_noise(
     check_recording(like.device)
 
 
-def noise_cost(noise: Noise | None, linear: int, quadratic: int) -> tuple[int, int, int]:
-    """Bytes read, operations on floats and words of the noise of so many coefficients."""
-    count = linear + quadratic
-    if noise is None or not count:
-        return 0, 0, 0
-    read, flops = 0, (RELEASE_FLOPS + 1) * count
-    if isinstance(noise.scale, torch.Tensor):
-        read += noise.scale.numel() * noise.scale.element_size()
-        flops += 2 * noise.scale.numel()
-    behind = quadratic_position(noise.position, linear)
-    made = tiles(noise.position, linear) + tiles(behind, quadratic)
-    ahead = noise.draws
-    words = noise_words(TILE) * made if ahead is None else 0
-    read += 0 if ahead is None else 4 * count
-    if ahead is not None and ahead.rounding is not None:
-        read += 2 * count
-    else:
-        words += rounding_words(TILE) * made
-    return read, flops, words
-
-
-__all__ = ["Noise", "check_noise", "noise_cost", "quadratic_position"]
+__all__ = ["Noise", "check_noise", "quadratic_position"]

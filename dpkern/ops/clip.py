@@ -14,7 +14,6 @@ from .._dispatch import op
 from ..base.schema import DTYPES
 from ..base.signature import Double, Gradient, OneOrMore, strided
 from ..errors import InvalidInput
-from . import _clip_cost
 from ._clip_request import (
     ClipResult,
     Gradients,
@@ -68,7 +67,7 @@ def _check_sample_norm(
                 )
 
 
-@op(check=_check_sample_norm, cost=_clip_cost.sample_norm)
+@op(check=_check_sample_norm)
 @torch.no_grad()
 def sample_norm(
     grads: OneOrMore[Gradient[Tensor, "B *P", strided]],
@@ -201,7 +200,7 @@ def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-@op(check=_check_clip_sum, cost=_clip_cost.clip_sum)
+@op(check=_check_clip_sum)
 @torch.no_grad()
 def clip_sum(
     grads: OneOrMore[Gradient[Tensor, "B *P", strided]],

@@ -15,7 +15,7 @@ from ..base.signature import Count, Device, Int16, Int32, Noised, Position, writ
 from ..errors import InvalidInput, PrivacyError
 from ..laws import SCALE_CELLS, Distribution
 from ..rng import Stream
-from . import _lattice, _noise_cost
+from . import _lattice
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
@@ -62,7 +62,7 @@ def _check_keystream(stream: Stream, first_block: int, blocks: int, device: Devi
     check_stream(stream=stream)
 
 
-@op(check=_check_keystream, cost=_noise_cost.keystream)
+@op(check=_check_keystream)
 def keystream(
     stream: Stream,
     *,
@@ -96,7 +96,7 @@ def _check_draws(
     check_stream(stream=stream)
 
 
-@op(check=_check_draws, cost=_noise_cost.lattice_draws)
+@op(check=_check_draws)
 def lattice_draws(
     stream: Stream,
     *,
@@ -133,7 +133,7 @@ def _check_rounding_bits(
     check_stream(stream=stream)
 
 
-@op(check=_check_rounding_bits, cost=_noise_cost.rounding_bits)
+@op(check=_check_rounding_bits)
 def rounding_bits(
     stream: Stream,
     *,
@@ -197,7 +197,7 @@ def _check_add_noise(
         check_rounding("rounding", rounding, stream)
 
 
-@op(check=_check_add_noise, cost=_noise_cost.add_noise)
+@op(check=_check_add_noise)
 def add_noise(
     x: Noised[Tensor, "*S", written],
     *,

@@ -15,8 +15,10 @@ from ..ops import noise
 from ..rng import Key, Purpose
 from ..theory import adlm, adlm_loss
 from ..theory.adlm import CIFAR10, INPUT_RANGES, MNIST, Setting
-from .result import Box, Line, Panel, Result, Row
+from .result import Box, Line, Panel, Paper, Result, Row
 from .runner import Request
+
+PAPER = Paper("adlm", settings={"mnist": MNIST.name, "cifar": CIFAR10.name})
 
 LOCAL = "replace_one, local"
 EPSILONS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -44,7 +46,7 @@ def fig2(request: Request) -> Result:
         )
     ]
     notes = ("pooling and padding are not printed: 2x2 maxima, same padding",)
-    return _result("fig2", "the network and its noise", rows, panels, notes)
+    return PAPER.result("fig2", "the network and its noise", rows, panels, notes)
 
 
 def sensitivity(request: Request) -> Result:
@@ -60,7 +62,7 @@ def sensitivity(request: Request) -> Result:
         "A3: |h0| of a convolution is not defined: its maps, its units, one neuron, or its maps "
         "with the inputs of one unit",
     )
-    return _result("sensitivity", "noise scales and their cost", rows, _scales(), notes)
+    return PAPER.result("sensitivity", "noise scales and their cost", rows, _scales(), notes)
 
 
 def lemma7(request: Request) -> Result:
@@ -88,7 +90,7 @@ def lemma7(request: Request) -> Result:
         "A5: (24) is read with a plus in its second line; with the printed minus the loss has no "
         "lower bound",
     )
-    return _result("lemma7", "the error of the polynomial loss", rows, _errors(), notes)
+    return PAPER.result("lemma7", "the error of the polynomial loss", rows, _errors(), notes)
 
 
 def _ten(bound: float) -> tuple[float, float]:
@@ -326,17 +328,3 @@ def _errors() -> list[Panel]:
         ),
     ]
     return panels
-
-
-def _result(
-    item: str, title: str, rows: Sequence[Row], panels: Sequence[Panel], notes: Sequence[str]
-) -> Result:
-    return Result(
-        paper="adlm",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=notes,
-        settings={"mnist": MNIST.name, "cifar": CIFAR10.name},
-    )

@@ -6,7 +6,6 @@ Source: AdLM, figures 1 and 3, (4)-(12), (16).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from ..rng import Key, Purpose
 from ..theory import adlm
 from . import adlm_world, runner
 from .adlm_world import MNIST, image
-from .result import Panel, Result, Row
+from .result import Panel, Paper, Result, Row
 from .runner import Request
 
 SHOWN = 6
@@ -33,6 +32,7 @@ NOTES = (
     "A5: the text has relevances in [-1, 1], the formula gives [0, 1]",
     "pre-trained without noise, as printed",
 )
+PAPER = Paper("adlm", settings={"mu": relevance.MU}, notes=(*NOTES, *runner.SEEDED))
 
 
 def fig1(request: Request) -> Result:
@@ -72,7 +72,9 @@ def fig1(request: Request) -> Result:
         for part in (0, 1)
         for n in range(start, min(start + 3, len(picked)))
     ]
-    return _result("fig1", "relevance of single records", rows, request, [panels[n] for n in order])
+    return PAPER.result(
+        "fig1", "relevance of single records", rows, [panels[n] for n in order], quick=request.quick
+    )
 
 
 def fig3(request: Request) -> Result:
@@ -102,7 +104,7 @@ def fig3(request: Request) -> Result:
             image=image(adlm.budget_shares(noisy).reshape(data.row_shape)),
         )
     )
-    return _result("fig3", "mean relevance with noise", rows, request, panels)
+    return PAPER.result("fig3", "mean relevance with noise", rows, panels, quick=request.quick)
 
 
 def _of_noisy(
@@ -138,17 +140,3 @@ def _pretrained(request: Request) -> tuple[Labelled, nn.Sequential]:
     """The records, and a network that was trained on them without noise."""
     here = adlm_world.world(MNIST, request)
     return here.private, adlm_world.network(here, request, public=False).eval()
-
-
-def _result(
-    item: str, title: str, rows: Sequence[Row], request: Request, panels: Sequence[Panel]
-) -> Result:
-    return Result(
-        paper="adlm",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=(*NOTES, *runner.SEEDED),
-        settings={"quick": request.quick, "mu": relevance.MU},
-    )

@@ -12,10 +12,11 @@ import numpy as np
 from ..accounting import events, shown_bound
 from ..theory import gaussian, information, markov, rdp, utility_subspace, water_filling
 from .claims import certified, kappa
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Request
 
 DELTA = 1e-5
+PAPER = Paper("directional", settings={"delta": DELTA})
 CASES = {
     "MNIST": (6445, 512 / 55_000, (0.2, 0.3, 0.5, 1.0, 2.0)),
     "SVHN": (8585, 256 / 73_257, (1.0, 5.0, 10.0)),
@@ -75,7 +76,7 @@ def fig1(request: Request) -> Result:
         "inputs are rounded to the nearest integer (the text says up, its example needs nearest)",
         "the derivatives depend on the trained network; signs and order are what can be compared",
     )
-    return _result("fig1", "cost around a trained network", rows, panels, notes)
+    return PAPER.result("fig1", "cost around a trained network", rows, panels, notes)
 
 
 def _edges(surface: utility_subspace.Surface) -> Panel:
@@ -139,7 +140,7 @@ def fig2(request: Request) -> Result:
         "D6: theorem 2 needs pure epsilon; the Gaussian mechanism is (epsilon, delta)-private, so "
         "the curves are not comparable as the paper compares them",
     )
-    return _result("fig2", "distortion-rate lower bound", rows, [panel], notes)
+    return PAPER.result("fig2", "distortion-rate lower bound", rows, [panel], notes)
 
 
 def sampling(request: Request) -> Result:
@@ -180,7 +181,7 @@ def sampling(request: Request) -> Result:
                 note="here the rule fails",
             )
         )
-    return _result("sampling", "the rule (epsilon / q, delta / q)", rows, [], (RULE,))
+    return PAPER.result("sampling", "the rule (epsilon / q, delta / q)", rows, [], (RULE,))
 
 
 def worst_direction(request: Request) -> Result:
@@ -214,18 +215,6 @@ def worst_direction(request: Request) -> Result:
         log_x=True,
         log_y=True,
     )
-    return _result("kappa", "the printed noise in its worst direction", rows, [panel], (OPTIMUM,))
-
-
-def _result(
-    item: str, title: str, rows: list[Row], panels: list[Panel], notes: tuple[str, ...]
-) -> Result:
-    return Result(
-        paper="directional",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=notes,
-        settings={"delta": DELTA},
+    return PAPER.result(
+        "kappa", "the printed noise in its worst direction", rows, [panel], (OPTIMUM,)
     )

@@ -10,7 +10,6 @@ Source: directional noise for DP-SGD, tables 1 and 2, figures 3 to 6.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .. import accounting
@@ -21,7 +20,7 @@ from ..mechanisms.directional import Directional
 from ..ops import update
 from ..train import models
 from . import runner
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Outcome, Request, Setting
 
 DELTA = 1e-5
@@ -97,6 +96,7 @@ NOTES = (
     "D4: the claims divide epsilon and delta by the sampling rate",
     *runner.SEEDED,
 )
+PAPER = Paper("directional", settings={"delta": DELTA}, notes=NOTES)
 
 
 def setting(request: Request, name: str, *, lot: int | None = None) -> Setting:
@@ -158,7 +158,7 @@ def table2(request: Request) -> Result:
         )
         for name, outcome in found.items()
     ]
-    return _result("table2", "time of a training step", rows, request)
+    return PAPER.result("table2", "time of a training step", rows, quick=request.quick)
 
 
 def fig3(request: Request) -> Result:
@@ -176,7 +176,7 @@ def fig3(request: Request) -> Result:
                 label = f"{kind}, epsilon {shown_bound(epsilon)}"
                 lines.append(Line(label=label, x=range(1, len(y) + 1), y=y))
         panels.append(Panel(title=name, x_label="epoch", y_label="accuracy %", lines=lines))
-    return _result("fig3", "accuracy over epochs", rows, request, panels)
+    return PAPER.result("fig3", "accuracy over epochs", rows, panels, quick=request.quick)
 
 
 def fig4(request: Request) -> Result:
@@ -195,7 +195,7 @@ def fig4(request: Request) -> Result:
                 best.append(found.best)
             lines.append(Line(label=kind, x=epsilons, y=best))
         panels.append(Panel(title=name, x_label="epsilon", y_label="best accuracy %", lines=lines))
-    return _result("fig4", "accuracy over epsilon", rows, request, panels)
+    return PAPER.result("fig4", "accuracy over epsilon", rows, panels, quick=request.quick)
 
 
 def fig5(request: Request) -> Result:
@@ -214,7 +214,7 @@ def fig5(request: Request) -> Result:
                 y.append(found.accuracy)
             lines.append(Line(label=kind, x=lots, y=y))
         panels.append(Panel(title=name, x_label="lot", y_label="accuracy %", lines=lines))
-    return _result("fig5", "accuracy over the lot size", rows, request, panels)
+    return PAPER.result("fig5", "accuracy over the lot size", rows, panels, quick=request.quick)
 
 
 def fig6(request: Request) -> Result:
@@ -233,7 +233,7 @@ def fig6(request: Request) -> Result:
                 y.append(found.accuracy)
             lines.append(Line(label=kind, x=clips[::2] if request.quick else clips, y=y))
         panels.append(Panel(title=name, x_label="alpha", y_label="accuracy %", lines=lines))
-    return _result("fig6", "accuracy over the clip bound", rows, request, panels)
+    return PAPER.result("fig6", "accuracy over the clip bound", rows, panels, quick=request.quick)
 
 
 def _trained(
@@ -263,17 +263,3 @@ def _trained(
         note=f"without noise the source has {CASES[name].plain} %",
     )
     return row, found
-
-
-def _result(
-    item: str, title: str, rows: Sequence[Row], request: Request, panels: Sequence[Panel] = ()
-) -> Result:
-    return Result(
-        paper="directional",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=NOTES,
-        settings={"delta": DELTA, "quick": request.quick},
-    )

@@ -6,17 +6,17 @@ Source: GReDP, algorithm 1, theorems 1 to 3, corollary 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 
 from ..accounting import events
 from ..theory import gaussian, rdp
 from .claims import certified
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Request
 
 DELTA = 1e-5
+PAPER = Paper("gredp", settings={"delta": DELTA})
 
 
 def variance(request: Request) -> Result:
@@ -62,7 +62,7 @@ def variance(request: Request) -> Result:
         lines.append(Line(label=kind, x=range(size), y=found))
     panel = Panel(title="variance of the real part", x_label="index", y_label="", lines=lines)
     notes = ("G5: the printed variance 1/2 holds at generic indices only",)
-    return _result("variance", "noise of the real part", rows, [panel], notes)
+    return PAPER.result("variance", "noise of the real part", rows, [panel], notes)
 
 
 def checks(request: Request) -> Result:
@@ -116,22 +116,4 @@ def checks(request: Request) -> Result:
                 note="G7: reads proposition 1 backwards; 1.24 where the theorem has 1.25",
             )
         )
-    return _result("checks", "theorems 1 to 3 and corollary 2", rows)
-
-
-def _result(
-    item: str,
-    title: str,
-    rows: Sequence[Row],
-    panels: Sequence[Panel] = (),
-    notes: Sequence[str] = (),
-) -> Result:
-    return Result(
-        paper="gredp",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=notes,
-        settings={"delta": DELTA},
-    )
+    return PAPER.result("checks", "theorems 1 to 3 and corollary 2", rows)

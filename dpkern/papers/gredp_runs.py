@@ -11,7 +11,6 @@ Source: GReDP, tables I, VII, VIII, figures 3 to 5.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,7 +24,7 @@ from ..ops import update
 from ..train import models
 from ..train.mechanism import Run, make
 from . import runner
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Outcome, Request, Setting
 
 DELTA = 1e-5
@@ -42,6 +41,7 @@ NOTES = (
     "not published",
     *runner.SEEDED,
 )
+PAPER = Paper("gredp", settings={"delta": DELTA, "batch": BATCH, "lr": LEARNING_RATE}, notes=NOTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +211,7 @@ def table1(request: Request) -> Result:
             what = f"{name}, {method}, claimed epsilon {shown_bound(experiment.epsilon)}"
             printed = experiment.printed[method]
             rows.append(trained("table1", what, where, made, printed, request.repeats(1))[0])
-    return _result("table1", "accuracy from scratch", rows, request)
+    return PAPER.result("table1", "accuracy from scratch", rows, quick=request.quick)
 
 
 def by_epsilon(request: Request) -> Result:
@@ -242,7 +242,7 @@ def by_epsilon(request: Request) -> Result:
             ),
         ]
     panel = Panel(title="accuracy", x_label="claimed epsilon", y_label="%", lines=lines)
-    return _result("by-eps", "accuracy over epsilon", rows, request, [panel])
+    return PAPER.result("by-eps", "accuracy over epsilon", rows, [panel], quick=request.quick)
 
 
 def table8(request: Request) -> Result:
@@ -259,7 +259,7 @@ def table8(request: Request) -> Result:
                 made = mechanism("GReDP", where, epsilon, clip=clip)
                 what = f"{name}, clip {clip:g}, claimed epsilon {shown_bound(epsilon)}"
                 rows.append(trained("table8", what, where, made, printed, request.repeats(1))[0])
-    return _result("table8", "GReDP over the clipping norm", rows, request)
+    return PAPER.result("table8", "GReDP over the clipping norm", rows, quick=request.quick)
 
 
 def table7(request: Request) -> Result:
@@ -295,7 +295,7 @@ def fig3(request: Request) -> Result:
         accuracy = [100 * epoch.heldout_accuracy for epoch in found.history]
         lines.append(Line(label=method, x=range(1, len(accuracy) + 1), y=accuracy))
     panel = Panel(title=name, x_label="epoch", y_label="accuracy %", lines=lines)
-    return _result("fig3", "training dynamics", rows, request, [panel])
+    return PAPER.result("fig3", "training dynamics", rows, [panel], quick=request.quick)
 
 
 def fig4(request: Request) -> Result:
@@ -308,7 +308,7 @@ def fig4(request: Request) -> Result:
         what = f"LeNet-5, batch {batch}" + (f" (here {scaled})" if scaled != batch else "")
         made = mechanism("GReDP", where, 2.0)
         rows.append(trained("fig4", what, where, made, value, request.repeats(1))[0])
-    return _result("fig4", "batch size", rows, request)
+    return PAPER.result("fig4", "batch size", rows, quick=request.quick)
 
 
 def fig5(request: Request) -> Result:
@@ -321,22 +321,4 @@ def fig5(request: Request) -> Result:
         what = f"LeNet-5, learning rate {lr:g}"
         rows.append(trained("fig5", what, where, made, value, request.repeats(1))[0])
     rows[-1] = replace(rows[-1], note='the source prints "0.01" a second time for 80.18')
-    return _result("fig5", "learning rate", rows, request)
-
-
-def _result(
-    item: str,
-    title: str,
-    rows: Sequence[Row],
-    request: Request,
-    panels: Sequence[Panel] = (),
-) -> Result:
-    return Result(
-        paper="gredp",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=NOTES,
-        settings={"delta": DELTA, "quick": request.quick, "batch": BATCH, "lr": LEARNING_RATE},
-    )
+    return PAPER.result("fig5", "learning rate", rows, quick=request.quick)

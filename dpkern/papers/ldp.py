@@ -19,7 +19,7 @@ from ..rng import Key, Purpose
 from ..theory import divergence
 from ..train import data, models, responses
 from . import runner
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Request
 
 RELATION = "replace_one, local"
@@ -28,6 +28,7 @@ NOTES = (
     "N2: the notes print e^z for e^epsilon in the k-ary channel",
     "probabilities are exact: 64-bit thresholds rounded towards more lying",
 )
+PAPER = Paper("ldp", notes=NOTES)
 
 
 def channels(request: Request) -> Result:
@@ -62,7 +63,7 @@ def channels(request: Request) -> Result:
                     relation=RELATION,
                 )
             )
-    return _result("channels", "channels of randomized response", rows)
+    return PAPER.result("channels", "channels of randomized response", rows)
 
 
 def estimator(request: Request) -> Result:
@@ -102,7 +103,7 @@ def estimator(request: Request) -> Result:
                 ),
             )
         ]
-    return _result("estimator", "frequency estimator", rows, {"repeats": repeats})
+    return PAPER.result("estimator", "frequency estimator", rows, repeats=repeats)
 
 
 def survey(request: Request) -> Result:
@@ -139,7 +140,7 @@ def survey(request: Request) -> Result:
         log_x=True,
         log_y=True,
     )
-    return _result("survey", "a sensitive question", rows, {"repeats": 20}, [panel])
+    return PAPER.result("survey", "a sensitive question", rows, [panel], repeats=20)
 
 
 def labels(request: Request) -> Result:
@@ -160,7 +161,7 @@ def labels(request: Request) -> Result:
         )
         spread = (max(accuracies) - min(accuracies)) / 2
         rows.append(replace(row, data=found.source, seeds=seeds, spread=spread))
-    return _result("labels", "training on randomized labels", rows, {"seeds": seeds})
+    return PAPER.result("labels", "training on randomized labels", rows, seeds=seeds)
 
 
 def _trained(mechanism: RandomizedResponse, found: data.Dataset, seed: int) -> float:
@@ -194,22 +195,4 @@ def _row(
         data="generated answers",
         seeds=1,
         note=note,
-    )
-
-
-def _result(
-    item: str,
-    title: str,
-    rows: list[Row],
-    settings: dict[str, int] | None = None,
-    panels: list[Panel] | None = None,
-) -> Result:
-    return Result(
-        paper="ldp",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels or (),
-        notes=NOTES,
-        settings=dict(settings or {}),
     )

@@ -17,9 +17,9 @@ from ..ops.update import SGD, Ball
 from ..rng import Key
 from ..step import DPStep
 from ..theory import composition, gaussian, pnsgd, rdp
-from ..train.projected import hooks
+from ..train.hooks import around
 from .claims import certified
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Request
 
 EPSILON, DELTA, LIPSCHITZ = 1.0, 1e-5, 1.0
@@ -29,6 +29,11 @@ NOTES = (
     "N1: the notes drop the second term of advanced composition and use the constant 1 in the "
     "Gaussian tail",
     "N2: gamma = n is read as 1/n, sqrt(log n / delta) as sqrt(log(n / delta))",
+)
+PAPER = Paper(
+    "pnsgd",
+    settings={"epsilon": EPSILON, "delta": DELTA, "lipschitz": LIPSCHITZ, "steps": "n^2"},
+    notes=NOTES,
 )
 
 
@@ -61,7 +66,7 @@ def table(request: Request) -> Result:
         )
         for constant in (gaussian.CLASSIC, 1.0)
     ]
-    return _result("table", "the notes' noise, step by step", rows)
+    return PAPER.result("table", "the notes' noise, step by step", rows)
 
 
 def rules(request: Request) -> Result:
@@ -96,7 +101,7 @@ def rules(request: Request) -> Result:
             note=f"order {accountant.order}; the figure usually quoted for the moments accountant",
         )
     )
-    return _result("rules", "one noise scale under four rules", rows)
+    return PAPER.result("rules", "one noise scale under four rules", rows)
 
 
 def bound(request: Request) -> Result:
@@ -127,7 +132,7 @@ def bound(request: Request) -> Result:
         lines=[Line(label="epsilon 1", x=sizes, y=values)],
         log_x=True,
     )
-    return _result("bound", "utility bound of private projected SGD", rows, [panel])
+    return PAPER.result("bound", "utility bound of private projected SGD", rows, [panel])
 
 
 def experiment(request: Request) -> Result:
@@ -171,7 +176,7 @@ def experiment(request: Request) -> Result:
                     note="published: the notes' bound at these numbers",
                 )
             )
-    return _result("experiment", "measured excess risk", rows)
+    return PAPER.result("experiment", "measured excess risk", rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +238,7 @@ def _descend(loss: Logistic, mechanism: ProjectedSGD, seed: int) -> float:
         optimizer=SGD(lr=1.0),
         unsafe_seed=seed,
     )
-    before, after = hooks(mechanism)
+    before, after = around(mechanism)
     batches = make_batches(
         "fixed", dataset_size=n, batch_size=1, steps=n * n, key=Key.from_unsafe_seed(seed)
     )
@@ -256,15 +261,3 @@ def _certified(n: int, sigma: float) -> float:
         steps=n * n,
     )
     return epsilon
-
-
-def _result(item: str, title: str, rows: list[Row], panels: list[Panel] | None = None) -> Result:
-    return Result(
-        paper="pnsgd",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels or (),
-        notes=NOTES,
-        settings={"epsilon": EPSILON, "delta": DELTA, "lipschitz": LIPSCHITZ, "steps": "n^2"},
-    )

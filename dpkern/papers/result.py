@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,41 @@ class Result:
         writer.writeheader()
         writer.writerows(self.to_dict()["rows"])
         return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What the items of one paper have in common.
+
+    Attributes:
+        name: of the paper, as ``dpkern reproduce`` takes it.
+        settings: that every item was computed with.
+        notes: of every item that has none of its own.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def result(
+        self,
+        item: str,
+        title: str,
+        rows: Sequence[Row],
+        panels: Sequence[Panel] = (),
+        notes: Sequence[str] | None = None,
+        **settings: Any,
+    ) -> Result:
+        """Return an item of the paper; ``settings`` are those that only this item has."""
+        return Result(
+            paper=self.name,
+            item=item,
+            title=title,
+            rows=rows,
+            panels=panels,
+            notes=self.notes if notes is None else notes,
+            settings={**self.settings, **settings},
+        )
 
 
 def _of_rows(result: Result) -> Panel:

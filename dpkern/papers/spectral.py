@@ -26,13 +26,14 @@ from ..mechanisms.base import Mechanism
 from ..ops import ghost, spectral, update
 from ..ops.spectral import Band, pencil
 from . import runner
-from .result import Line, Panel, Result, Row
+from .result import Line, Panel, Paper, Result, Row
 from .runner import Request, Setting
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 LAYERS = {"3x3 on 34": (34, 3), "5x5 on 14": (14, 5)}
 CIRCULAR = math.sqrt(0.5)
 EPSILON, DELTA = 3.0, 1e-5
+PAPER = Paper("spectral", settings={"delta": DELTA, "epsilon": EPSILON})
 SAMPLES = 64
 """Samples whose norms are compared."""
 
@@ -73,7 +74,7 @@ def keep(request: Request) -> Result:
             )
         lines = [Line(label=label, x=SHARES, y=values) for label, values in curves.items()]
         panels.append(Panel(title=name, x_label="share kept", y_label="variance", lines=lines))
-    return _result("keep", "noise that a filter leaves", rows, request, panels)
+    return PAPER.result("keep", "noise that a filter leaves", rows, panels, quick=request.quick)
 
 
 def quirks(request: Request) -> Result:
@@ -119,7 +120,7 @@ def quirks(request: Request) -> Result:
                     note=next(str(n) for n in plan.notes if n.id == "S6.2"),
                 )
             )
-    return _result("quirks", "the published code, layer by layer", rows, request)
+    return PAPER.result("quirks", "the published code, layer by layer", rows, quick=request.quick)
 
 
 def whitened(request: Request) -> Result:
@@ -164,7 +165,9 @@ def whitened(request: Request) -> Result:
                 spread=found.spread,
             )
         )
-    return _result("whitened", "clip norms of a filtered layer", rows, request, (), runner.SEEDED)
+    return PAPER.result(
+        "whitened", "clip norms of a filtered layer", rows, (), runner.SEEDED, quick=request.quick
+    )
 
 
 def network(seed: int, row_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -270,23 +273,4 @@ def _conv(out: int, channels: int, size: int) -> Site:
         stride=(1, 1),
         padding=(0, 0),
         dilation=(1, 1),
-    )
-
-
-def _result(
-    item: str,
-    title: str,
-    rows: Sequence[Row],
-    request: Request,
-    panels: Sequence[Panel] = (),
-    notes: Sequence[str] = (),
-) -> Result:
-    return Result(
-        paper="spectral",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=notes,
-        settings={"quick": request.quick, "delta": DELTA, "epsilon": EPSILON},
     )

@@ -8,17 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from ..ops import coef
 from ..rng import Key, Purpose
 from ..theory import spof_loss, spof_sensitivity
-from .result import Box, Line, Panel, Result, Row
+from .result import Box, Line, Panel, Paper, Result, Row
 from .runner import Request
 
 USERS, FEATURES, CODE = 2, 14, 7
+PAPER = Paper("spof", settings={"users": USERS, "features": FEATURES, "code": CODE})
 CLIP, CONSTANT = 4.0, 2.5
 SAMPLES = 36_480
 SOURCE_ROWS = SAMPLES // USERS
@@ -51,7 +51,7 @@ def fig1(request: Request) -> Result:
         )
     ]
     notes = ("each user's code meets its own block of the decoder only; no bias terms",)
-    return result("fig1", "architecture", rows, [panel], notes)
+    return PAPER.result("fig1", "architecture", rows, [panel], notes)
 
 
 def losses(request: Request) -> Result:
@@ -125,7 +125,7 @@ def losses(request: Request) -> Result:
         "S3: corrected bound min(d^3 / (36 sqrt 3), d^4 / 192)",
         "S5: the printed rewriting (31) of the stabilised loss is not that loss",
     )
-    return result("losses", "polynomials instead of the cross-entropy", rows, panels, notes)
+    return PAPER.result("losses", "polynomials instead of the cross-entropy", rows, panels, notes)
 
 
 def _rewriting() -> Row:
@@ -197,7 +197,7 @@ def fig6(request: Request) -> Result:
         row(setting="DP-SGD, clipped", quantity="value", published=8.0, ours=2 * CLIP),
     ]
     notes = ("S11: the corrected curve supports a = 0 without reservation",)
-    return result("fig6", "sensitivity over the expansion point", rows, panels, notes)
+    return PAPER.result("fig6", "sensitivity over the expansion point", rows, panels, notes)
 
 
 def audit(request: Request) -> Result:
@@ -260,7 +260,7 @@ def audit(request: Request) -> Result:
         "S7: codes and inputs enter every gradient without noise, so the trained weights are "
         "certified for nothing; the corrected mode releases the record once",
     )
-    return result("audit", "claimed and audited epsilon", rows, [panel], notes)
+    return PAPER.result("audit", "claimed and audited epsilon", rows, [panel], notes)
 
 
 def _ratios(y: Sequence[float], shift: float, other: float) -> list[float]:
@@ -333,24 +333,4 @@ def _attack(trials: int) -> Row:
         data=f"{trials} draws",
         seeds=1,
         note="S7: the published column is the most that epsilon 1 allows",
-    )
-
-
-def result(
-    item: str,
-    title: str,
-    rows: Sequence[Row],
-    panels: Sequence[Panel] = (),
-    notes: Sequence[str] = (),
-    **settings: Any,
-) -> Result:
-    """An item with the sizes that they all share."""
-    return Result(
-        paper="spof",
-        item=item,
-        title=title,
-        rows=rows,
-        panels=panels,
-        notes=notes,
-        settings={"users": USERS, "features": FEATURES, "code": CODE, **settings},
     )

@@ -18,7 +18,7 @@ from ..theory import bmax, environment
 from .pieces import OnStep, Piece
 from .result import Line, Panel, Result, Row
 from .runner import Request
-from .spof import CODE, FEATURES, REAL, result
+from .spof import CODE, FEATURES, PAPER, REAL
 
 COPIES = 100
 NORM = 21.5
@@ -66,7 +66,7 @@ def fig4(request: Request) -> Result:
         "the source finds little variation with h, and continues with h = 0",
         f"||W(:,r)|| {NORM}, |D| {COPIES}; the axes of the figure are not printed",
     )
-    return result("fig4", "density of the largest multiplier", rows, panels, notes, norm=NORM)
+    return PAPER.result("fig4", "density of the largest multiplier", rows, panels, notes, norm=NORM)
 
 
 def _drawable(values: torch.Tensor) -> list[float]:
@@ -196,7 +196,7 @@ def fig5(request: Request) -> Result:
         "the claim of at least 1/2 is not reproduced",
         "S9: printed s = sigma sqrt(||W||), correct s = sigma ||W||",
     )
-    return result(
+    return PAPER.result(
         "fig5", "probability that the largest multiplier is at most 1", rows, [panel], notes
     )
 
@@ -256,7 +256,7 @@ def multipliers(request: Request) -> Result:
         "S8: without noise b_j = l, not 1, so Pr[b_j < l] is what a smaller sensitivity would need "
         "even in the source's own terms",
     )
-    return result(
+    return PAPER.result(
         "multipliers", "how often the multipliers are small", rows, panels, notes, draws=draws
     )
 

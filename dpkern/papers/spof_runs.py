@@ -22,7 +22,7 @@ from ..cost import autoencoder, processors
 from .intervals import interval
 from .result import Line, Panel, Result, Row
 from .runner import SEEDED, Request
-from .spof import CODE, CONSTANT, FEATURES, SOURCE_EPOCHS, SOURCE_ROWS, result
+from .spof import CODE, CONSTANT, FEATURES, PAPER, SOURCE_EPOCHS, SOURCE_ROWS
 from .spof_training import (
     BASELINE,
     CORRECTED,
@@ -396,4 +396,4 @@ def _trained(
         )
     settings: dict[str, Any] = where.settings()
     told = (*said, *short, *notes(where))
-    return result(item, title, rows, panels, told, **settings)
+    return PAPER.result(item, title, rows, panels, told, **settings)

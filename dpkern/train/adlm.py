@@ -83,6 +83,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
     KINDS = (LabelledOptions, BoundedOptions)
     EPOCH = BoundedEpoch
     RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "threads"})
+    OPS = ("coef.expanded", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
     steps: Batches
 

@@ -51,8 +51,8 @@ class BaseSession(ABC, Generic[P, M, E]):
     """Class of the records in the history."""
     RUN_OPTIONS: ClassVar[frozenset[str]]
     """Those of ``RunOptions`` that such a run has."""
-    OPS: ClassVar[tuple[str, ...]] = ()
-    """Ops that its backend must have a kernel for, where one can be chosen."""
+    OPS: ClassVar[tuple[str, ...]]
+    """Ops that its backend, by option or environment, must have a kernel for."""
     FORMAT: ClassVar[str] = checkpoint.OBJECTIVE_FORMAT
 
     steps: Steps[E]
@@ -69,8 +69,8 @@ class BaseSession(ABC, Generic[P, M, E]):
         files.check_output(self.out, overwrite=run.overwrite, resume=run.resume)
         if run.figure:
             require("matplotlib", extra="demo")
-        chooses = "backend" in self.RUN_OPTIONS
-        self.backend = backend_in_use(run.backend, self.OPS) if chooses else None
+        in_use = backend_in_use(run.backend, self.OPS)  # the environment chooses for every run
+        self.backend = in_use if "backend" in self.RUN_OPTIONS else None
         self._read()
         if saved is not None:
             self._refuse_other_data(saved["public"])

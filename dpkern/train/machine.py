@@ -25,6 +25,7 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
         InvalidInput: an unknown name.
         BackendError: the one asked for cannot run here.
     """
+    by_option = bool(wanted)
     wanted = wanted or _dispatch.environment_choice()
     if wanted is None:
         order = _dispatch.PREFERENCE["cpu"]
@@ -36,7 +37,8 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
             "backend",
             expected="a backend that can run on this machine",
             got=f"{wanted}: {reasons[0]}",
-            remedy="See `dpkern info`, or leave --backend out.",
+            remedy="See `dpkern info`, or "
+            + ("leave --backend out." if by_option else "unset DPKERN_BACKEND."),
         )
     return wanted
 

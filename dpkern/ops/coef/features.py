@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Float
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
-from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
+from .._coef_noise import Noise, check_noise, quadratic_position
+from .polynomial import add, check_out, check_targets, copied, lane_sum
 
 RUN = 16
 """Records whose slopes are summed one after the other; then the sums of the runs are."""
@@ -68,32 +68,7 @@ def _check_expanded(
         check_targets("targets", targets)
 
 
-def _cost_expanded(
-    hidden: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    *,
-    noise: Noise | None = None,
-    **_: Any,
-) -> Cost:
-    (records, width), classes = hidden.shape, len(weights)
-    pairs, size = records * classes, hidden.element_size()
-    linear = pairs * width
-    read, flops, words = noise_cost(noise, linear, linear * width)
-    flops += records * width
-    # 1/2 - y; of each feature: its coefficient and row of coefficients, both sums of the row and
-    # the column, score, loss, slope and its run's sum, derivative.
-    flops += pairs * (1 + 3 + 2 * (LANES - 1) + width * (1 + width + 4 * width + LANES - 1 + 9))
-    flops += -(-records // RUN) * classes * width
-    return Cost(
-        bytes_read=read + size * (records * width + pairs + weights.numel()),
-        bytes_written=8 * records + size * (weights.numel() + records * width),
-        flops=flops,
-        random_words=words,
-    )
-
-
-@op(check=_check_expanded, cost=_cost_expanded)
+@op(check=_check_expanded)
 def expanded(
     hidden: Float[Tensor, "B H"],
     targets: Float[Tensor, "B M"],

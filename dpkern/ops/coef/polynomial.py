@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
+from ...base.codes import CoefForm
 from ...base.signature import Double, Float
 from ...errors import InvalidInput
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from .._coef_noise import Noise, check_noise, quadratic_position
 from ..noise import add_noise
 
 Form = Literal["printed", "taylor"]
@@ -56,7 +57,7 @@ def packed(
     """What compiled kernels begin with: wide, form, noise, records, features."""
     release = None if noise is None else noise.packed(targets.numel())
     records, features = targets.shape
-    return targets.dtype is torch.float64, FORMS.index(form), release, records, features
+    return targets.dtype is torch.float64, CoefForm[form], release, records, features
 
 
 def _check_perturb(
@@ -148,11 +149,6 @@ def _linear_quadratic(targets: Tensor, form: str) -> Coefficients:
     return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
-def _flops(form: str) -> int:
-    """Of the two coefficients of one target."""
-    return 3 if form == "printed" else 1
-
-
 def add(values: Tensor, noise: Noise, position: int) -> None:
     """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
@@ -169,18 +165,7 @@ def add(values: Tensor, noise: Noise, position: int) -> None:
     )
 
 
-def _cost_perturb(targets: Tensor, *, form: str, noise: Noise | None = None, **_: Any) -> Cost:
-    n, size = targets.numel(), targets.numel() * targets.element_size()
-    read, flops, words = noise_cost(noise, n, n)
-    return Cost(
-        bytes_read=size + read,
-        bytes_written=2 * size,
-        flops=_flops(form) * n + flops,
-        random_words=words,
-    )
-
-
-@op(check=_check_perturb, cost=_cost_perturb)
+@op(check=_check_perturb)
 def perturb(
     targets: Float[Tensor, "B D"],
     *,
@@ -247,30 +232,7 @@ def _check_quadratic(
     _check_perturb(targets, form, noise, None)
 
 
-def _cost_quadratic(
-    z: Tensor,
-    targets: Tensor,
-    *,
-    form: str,
-    noise: Noise | None = None,
-    shift: Tensor | None = None,
-    **_: Any,
-) -> Cost:
-    n, size = z.numel(), z.numel() * z.element_size()
-    made = perturb.cost(targets, form=form, noise=noise)
-    # a1 + 2 a2 w; in float64 w (a1 + a2 w) and its lane; the lanes' sum.
-    flops = 7 * n + (LANES - 1) * len(z)
-    flops += 0 if shift is None else n
-    shifts = 0 if shift is None else len(z) * z.element_size()
-    return Cost(
-        bytes_read=made.bytes_read + size + shifts,
-        bytes_written=size + 8 * len(z),
-        flops=made.flops + flops,
-        random_words=made.random_words,
-    )
-
-
-@op(check=_check_quadratic, cost=_cost_quadratic)
+@op(check=_check_quadratic)
 def quadratic(
     z: Float[Tensor, "B D"],
     targets: Float[Tensor, "B D"],
