@@ -125,9 +125,7 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
         return Planned.of(params, *arguments, **named)
 
 
-def advance(
-    on: Device, clock: torch.Tensor, *, rule: update.Rule
-) -> torch.Tensor:
+def advance(on: Device, clock: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
     with _device.guard(clock.device) as cuda:
         on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)

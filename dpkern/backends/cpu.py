@@ -165,7 +165,9 @@ def _one_scale(kernel: Kernel) -> Kernel:
     return Kernel(kernel.run, refuse)
 
 
-_SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index("scale")
+_SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index(
+    "scale"
+)
 _AROUND = {
     "ghost.contract": _explicit.contract,
     "ghost.conv_gradient": _ghost_conv.planar,

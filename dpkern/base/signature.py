@@ -266,6 +266,7 @@ class Signature:
 STRUCTS = frozenset(struct.name for struct in layouts.STRUCTS if not struct.template)
 """Types of objects that compiled kernels take; ``backends._structs`` makes their bytes."""
 
+
 def kinds(signature: Signature) -> tuple[str, ...]:
     """The dtypes of a compiled kernel's instances; none: it has only one. No operand has 16 bits."""
     group = signature.group
@@ -388,9 +389,7 @@ def _subscript(text: str) -> ast.Subscript:
     return tree
 
 
-def _tensor(
-    name: str, tree: ast.Subscript
-) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+def _tensor(name: str, tree: ast.Subscript) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
     group = ast.unparse(tree.value)
     if group not in GROUPS:
         return None

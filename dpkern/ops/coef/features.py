@@ -31,9 +31,7 @@ ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
 
 
-def empty_results(
-    hidden: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the loss and both derivatives."""
     loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     return loss, torch.empty_like(weights), torch.empty_like(hidden)
