@@ -174,7 +174,8 @@ def _source(schema: Schema, makers: Makers, found: Found | None) -> Iterator[str
     names = "".join(f"{parameter.name}, " for parameter in signature.parameters)
     sizes = "".join(f"_s_{size.lstrip('*')}, " for size in signature.sizes)
     yield "def run(bound):"
-    yield f"    ({names}), ({sizes}), kind, device, plan = bound"
+    plan = "_" if signature.plan is None else "plan"
+    yield f"    ({names}), ({sizes}), kind, device, {plan} = bound"
     results = signature.results or ()
     room = bool(results) and any(parameter.name == "out" for parameter in signature.parameters)
     made = ", ".join(result.name for result in results)

@@ -81,9 +81,12 @@ def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
 
 
 def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
-    weights = parseval(grid.size), parseval(grid.folded)
+    x_powers, g_powers = powers
+    x_weights, g_weights = parseval(grid.size), parseval(grid.folded)
     share = (grid.folded[0] * grid.folded[1]) ** 0.5
-    return spectral_squares(*powers, grid.index, grid.factors, *weights, eta, share)
+    return spectral_squares(
+        x_powers, g_powers, grid.index, grid.factors, x_weights, g_weights, eta, share
+    )
 
 
 @torch.no_grad()

@@ -385,6 +385,7 @@ def _bind_source(schema: Schema) -> Iterator[str]:
     names = [parameter.name for parameter in parameters]
     yield f"def bind({_call_source(schema)}):"
     yield "    try:"
+    yield "        pass"  # there may be nothing to look at
     known: set[str] = set()
     place: dict[str, str] = {}
     for parameter in parameters:
