@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ... import _validate as check
 from ..._dispatch import op
 from ...base.signature import Double, Float
 from .._coef_noise import CoefNoise, check_noise, quadratic_position
