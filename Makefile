@@ -67,7 +67,7 @@ check-all:
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"
-	$(PY) -m pytest tests/test_guard_wrappers.py
+	$(PY) -m pytest tests/slow/test_guard_wrappers.py
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)

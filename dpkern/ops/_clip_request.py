@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 from ._count import Count, count
 
 Gradients = torch.Tensor | Sequence[torch.Tensor]

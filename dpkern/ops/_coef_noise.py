@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
-from ..rng import Stream
+from ..base import validate as check
+from ..base.errors import InvalidInput
+from ..base.rng import Stream
 from ._draws import Draws, check_draws
 from ._lattice import TILE
 from ._scale import check_scale, check_scales

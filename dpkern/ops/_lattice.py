@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from ..laws import (
+from ..base.laws import (
     ESCAPE,
     FINE_BITS,
     LAPLACE_RESTARTS,
@@ -20,7 +20,7 @@ from ..laws import (
     Law,
     gaussian_tail,
 )
-from ..rng import Stream
+from ..base.rng import Stream
 from ._count import Count, count
 
 TILE = 512

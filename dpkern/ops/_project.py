@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 
 FLOATS = (torch.float32, torch.float64)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import _validate as validate
-from ..errors import InvalidInput
+from ..base import validate
+from ..base.errors import InvalidInput
 
 Buffers = dict[str, list[torch.Tensor]]
 Powers = tuple[float, float]

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput, PrivacyError
-from ..laws import LAWS
-from ..rng import Stream
+from ..base import validate as check
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.laws import LAWS
+from ..base.rng import Stream
 from . import _clock, _lattice
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _validate as check
-from .._dispatch import op
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
 from ._clip_request import (
     ClipResult,
     Gradients,

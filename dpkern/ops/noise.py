@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from .. import _validate as check
-from .._dispatch import op
-from ..errors import InvalidInput, PrivacyError
-from ..laws import LAWS, SCALE_CELLS
-from ..rng import Stream
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.laws import LAWS, SCALE_CELLS
+from ..base.rng import Stream
 from . import _lattice
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy
 import torch
 
-from .. import _validate as check
-from .._dispatch import op
-from ..errors import InvalidInput
-from ..rng import Stream
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
+from ..base.rng import Stream
 from . import _lattice
 from .noise import check_recording, check_stream
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .. import _validate as check
-from .._dispatch import op
-from ..errors import InvalidInput
-from ..laws import SCALE_CELLS
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
+from ..base.laws import SCALE_CELLS
 from . import _lattice, _project
 from ._clock import check_clock, clock
 from ._count import Count, count

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...errors import InvalidInput
-from ...laws import LAWS
+from ...base.errors import InvalidInput
+from ...base.laws import LAWS
+from ...base.rng import Stream
 from ...ops import noise, update
-from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 

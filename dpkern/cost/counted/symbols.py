@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ...base.rng import Stream
 from ...ops import symbols as op
-from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from ...base.counts import Counts
 from ...ops import update
-from ..primitives import Counts
 from ._native import addresses, kernels, sizes, tallied
 from ._tally import Kernel, Tally
 from .noise import LAW_CODES

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
 from .._coef_noise import Noise, check_noise, quadratic_position
 from ..noise import FLOATS
 from .polynomial import add, check_out, check_targets, copied, lane_sum

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from .._coef_noise import Noise, check_noise, quadratic_position
 from ..noise import FLOATS, add_noise
 

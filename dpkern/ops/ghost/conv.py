@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 

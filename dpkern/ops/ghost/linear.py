@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ._bounds import OPERANDS, gamma, of_sums, squares, upper_square
 
 ROUTES = ("auto", "rank_one", "gram", "direct")

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ..._phase import CONSTANTS, phase
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.phase import CONSTANTS, phase
 from .._products import exact
 from ..ghost._bounds import FLOATS, of_sums
 from ..ghost._conv_geometry import Size

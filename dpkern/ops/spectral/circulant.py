@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from .._products import exact
 from ..ghost._bounds import FLOATS
 from ._band import Band, half_weights

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ..ghost._conv_geometry import Size
 from ._band import Band
 from ._sizes import Layer, check_layer

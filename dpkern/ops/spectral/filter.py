@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from .._products import exact
 from ..ghost._bounds import OPERANDS, of_sums
 from ._band import Band

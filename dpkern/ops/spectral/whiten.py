@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ..._dispatch import op
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from .. import ghost
 from ..ghost._bounds import FLOATS, gamma
 from ..ghost._conv_geometry import Geometry, Size, check_geometry
