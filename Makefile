@@ -25,7 +25,7 @@ INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constrain
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
 EMULATOR := $(wildcard tests/emulator/*)
-BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC)
+BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/base/version.py $(CSRC)
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:

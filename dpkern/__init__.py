@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 from typing import TYPE_CHECKING, Any
 
 from . import accounting, errors, interop, mechanisms, nn, ops, rng
 from .base.dispatch import use
+from .base.version import __version__
 from .errors import (
     BackendError,
     DPKernError,
