@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import accounting, errors, interop, mechanisms, nn, ops, rng
+from .base import dispatch
 from .base.dispatch import use
 from .base.version import __version__
 from .errors import (
@@ -17,6 +18,8 @@ from .errors import (
     UnsupportedModule,
 )
 from .step import DPStep
+
+dispatch.look_in(backends=f"{__name__}.ops.backends", costs=f"{__name__}.cost.forms")
 
 if TYPE_CHECKING:
     from .engine import PrivacyEngine

@@ -1,7 +1,8 @@
 """Imports point down: the floors of CONTRIBUTING.md are those of the code, and nothing is circular.
 
-Every import statement is read, those inside functions too. An import for type checkers only
-(``if TYPE_CHECKING``) may not point up either; it closes no circle, for nothing runs it.
+Every import statement is read, those inside functions too, and so are the names that
+``import_module`` is given in letters. An import for type checkers only (``if TYPE_CHECKING``) may
+not point up either; it closes no circle, for nothing runs it.
 """
 
 from __future__ import annotations
@@ -48,12 +49,26 @@ def statements(
         yield from statements(node, types_only or checked)
 
 
+def by_name(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """What ``import_module`` is asked for, where the call says it in letters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            named = ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition(".{")[0]
+            if named.split(".")[0] == PACKAGE:
+                yield named, node.lineno
+
+
 def imports(root: Path) -> list[Import]:
     """Every import of the package by itself."""
     known, found = modules(root), []
     for name, path in known.items():
         package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-        for node, types_only in statements(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        found += [
+            Import(f"{path.relative_to(root)}:{line}", name, target, False)
+            for target, line in by_name(tree)
+        ]
+        for node, types_only in statements(tree):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
             else:
@@ -145,6 +160,8 @@ def test_what_stands_at_the_top_only_hands_names_on() -> None:
         ("base/low.py", "import dpkern.engine.high\n", "engine"),
         ("engine/high.py", "from .. import __version__\n", "dpkern"),
         ("engine/high.py", "from ..cost import other\n", "cost"),
+        ("base/low.py", "import_module(f'dpkern.engine.{name}')\n", "engine"),
+        ("base/low.py", "importlib.import_module('dpkern.engine')\n", "engine"),
         ("engine/high.py", "from ..base import low\n", None),
         ("ops/kernels.py", "from .. import _C\n", None),
     ],
