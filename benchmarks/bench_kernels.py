@@ -11,7 +11,7 @@ import pytest
 
 from dpkern.base.rng import Purpose
 from dpkern.ops import noise, testing
-from dpkern.ops.backends import _extension, cpu
+from dpkern.ops.backends import _extension
 
 from .cases import LARGE_CASES, Case, ClipCase
 from .conftest import median_seconds
