@@ -48,10 +48,12 @@ NUMBERS: dict[str, str] = {
     "Index": "int",
     "Position": "int",
     "Count": "int",
+    "Word": "int",
     "Positive": "float",
     "NonNegative": "float",
 }
-"""Names of numbers in signatures, and the built-in type behind each."""
+"""Names of numbers in signatures, and the built-in type behind each. A ``Word`` has 64 bits and no
+sign; other integers have one."""
 
 _Item = TypeVar("_Item")
 
@@ -75,12 +77,13 @@ if TYPE_CHECKING:
     Index: TypeAlias = int
     Position: TypeAlias = int
     Count: TypeAlias = int
+    Word: TypeAlias = int
     Positive: TypeAlias = float
     NonNegative: TypeAlias = float
     Device: TypeAlias = torch.device | str
     OneOrMore: TypeAlias = _Item | Sequence[_Item]
 else:
-    Index = Position = Count = int
+    Index = Position = Count = Word = int
     Positive = NonNegative = float
     FloatDtype = Device = object
 
@@ -361,6 +364,7 @@ __all__ = [
     "Sum",
     "Symbol",
     "TensorParameter",
+    "Word",
     "any_number",
     "dense",
     "is_bound",

@@ -69,7 +69,7 @@ def keystream(
     first_block: Position,
     blocks: Count,
     device: Device = "cpu",
-) -> Int32[Tensor, "words: ..."]:
+) -> Int32[Tensor, "words: 16*blocks"]:
     """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
 
     Args:

@@ -10,7 +10,7 @@ from .. import _validate as check
 from .._dispatch import op
 from ..base.place import check_recording
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
-from ..base.signature import Position, Symbol
+from ..base.signature import Position, Symbol, Word
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
@@ -60,7 +60,7 @@ def randomize(
     symbols: Symbol[Tensor, "*S"],
     *,
     stream: Stream,
-    keep: int,
+    keep: Word,
     categories: int = 2,
     position: Position = 0,
 ) -> Symbol[Tensor, "randomized: *S"]:
