@@ -190,11 +190,19 @@ class Operator:
         self.into_out = into_out
         self.skipped = results.behind_out if into_out else 0
         self.carriers = [
-            carrier
-            for carrier in (_carrier(p, schema) for p in schema.signature.parameters)
-            if into_out or not (carrier.name == "out" and carrier.optional)
+            _carrier(parameter, schema)
+            for parameter in schema.signature.parameters
+            if not self._is_left_out(parameter)
         ]
+        places = (p.name for p in schema.signature.parameters if isinstance(p, DeviceParameter))
+        self.device = next(places, None)
         self.arguments = [name for carrier in self.carriers for name in carrier.arguments]
+
+    def _is_left_out(self, parameter: Parameter) -> bool:
+        """Whether the overload has no such parameter: results have no other device than ``out``."""
+        if self.into_out:
+            return isinstance(parameter, DeviceParameter)
+        return parameter.name == "out" and self.schema.call.parameters["out"].default is None
 
     @property
     def text(self) -> str:
@@ -228,14 +236,13 @@ class Operator:
     def flat(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The operator's arguments, from those of the op."""
         given = self.schema.call.bind(*args, **kwargs).arguments
-        return {
-            name: value
-            for carrier in self.carriers
-            if given.get(carrier.name) is not None
-            for name, value in zip(
-                carrier.arguments, carrier.flat(given[carrier.name]), strict=True
-            )
-        }
+        flat: dict[str, Any] = {}
+        for carrier in self.carriers:
+            if carrier.name in given:
+                value, names = given[carrier.name], carrier.arguments
+                values = (None,) * len(names) if value is None else carrier.flat(value)
+                flat.update(zip(names, values, strict=True))
+        return flat
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The op's arguments, from those of the operator."""
@@ -247,6 +254,8 @@ class Operator:
                 found[carrier.name] = carrier.read(*values)
             elif carrier.optional:
                 found[carrier.name] = None
+        if self.into_out and self.device is not None:
+            found[self.device] = found["out"].device
         return found
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:

@@ -109,7 +109,10 @@ def read(
         InvalidInput: other text, or the text of another process.
     """
     try:
-        return _made(_parsed(text), tensors, classes)
+        value = _parsed(text)
+        if not classes.keys() & value.keys():
+            raise KeyError
+        return _made(value, tensors, classes)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise InvalidInput(
             name,

@@ -11,7 +11,6 @@ from .._dispatch import OPS, Op
 from ..base.library import Operator, Results
 from ..base.schema import Bound, Schema
 from ._clip_request import Request, sum_dtype
-from .ghost._conv_geometry import Geometry
 from .spectral.bins import kept_bins
 
 
@@ -20,10 +19,9 @@ def _named(schema: Schema, bound: Bound) -> dict[str, Any]:
 
 
 def _convolution(args: dict[str, Any]) -> dict[str, Any]:
-    names = ("x", "g", "kernel_size", "stride", "padding", "dilation", "groups")
-    geometry = Geometry.of(*(args[name] for name in names))
-    _, per_group, *kernel = geometry.weight_shape
-    return {"c": per_group, "*K": kernel}
+    x, kernel = args["x"], args["kernel_size"]
+    axes = (kernel,) * (x.dim() - 2) if isinstance(kernel, int) else kernel
+    return {"c": x.shape[1] // args["groups"], "*K": axes}
 
 
 _SIZES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -42,7 +40,8 @@ def _declared(op: Op[..., Any]) -> Results:
         return schema.results(bound, sizes(_named(schema, bound)) if sizes else {})
 
     def of(made: Any) -> tuple[Any, ...]:
-        return (made,) if isinstance(made, torch.Tensor) else tuple(made or ())
+        parts = (made,) if isinstance(made, torch.Tensor) else made or ()
+        return tuple(part.contiguous() for part in parts)  # as the fakes are
 
     count = len(schema.signature.results or ())
     return Results(("Tensor",) * count, of, empty, count)

@@ -170,7 +170,7 @@ def _check_clip_sum(
 
 def _check_per_tensor(tensors: Sequence[Tensor], each: bool, **value: object) -> None:
     ((name, got),) = value.items()
-    if not each:
+    if not each or (len(tensors) == 1 and isinstance(got, (int, float))):
         check.positive_at(name, got)
         return
     if not isinstance(got, (list, tuple)) or len(got) != len(tensors):
@@ -232,7 +232,7 @@ def clip_sum(
         grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
             float64 or bfloat16.
         max_grad_norm: C, at least 2^-96, and at most 2^96 in exact arithmetic or automatic style;
-            per layer a sequence, one per tensor.
+            per layer a sequence, one per tensor (of one tensor also a number).
         p: 1 or 2.
         style: see above.
         arithmetic: ``float`` or ``exact``.
