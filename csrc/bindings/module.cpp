@@ -225,7 +225,7 @@ PYBIND11_MODULE(_C, m) {
   bindings::add_counted(counted);
   bindings::add_counted_coef(counted);
 #if DPKERN_CUDA
-  py::module_ cuda = m.def_submodule("cuda", "The CUDA launchers.");
+  py::module_ cuda = m.def_submodule("cuda", "The device kernels.");
   bindings::add_cuda(cuda);
 #endif
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/layouts.h"
-#include "cpu/clip.h"
 #include "cpu/explicit.h"
 #include "cpu/symbols.h"
 #include "cpu/update.h"

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import Arithmetic, Style
+from ..base.codes import Arithmetic, Style
 from ..ops import clip
 from . import _device, _tables
 from . import _kernels as table

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import CoefForm, NoiseSource
+from ..base.codes import CoefForm, NoiseSource
 from ..ops import _lattice, coef
 from . import _device, _numbers, _tables
 from . import _kernels as table

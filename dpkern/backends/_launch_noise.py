@@ -12,7 +12,7 @@ from . import _device, _numbers, _tables
 from . import _kernels as table
 from ._start import Device, Rows, refuse_nothing
 
-_INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
+INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
 FLOATS = {torch.float32: "float", torch.float64: "double"}
 """Types of C++."""
 
@@ -86,8 +86,8 @@ def add_noise(
     law = distribution.capitalize()
     with _device.guard(x.device) as cuda:
         given: dict[str, Any] = {"stream": _tables.stream(stream), "first": position, "x": x}
-        if x.dtype in _INTEGERS:
-            kernel, instance = table.ADD_NOISE_INTEGER, (_INTEGERS[x.dtype], law)
+        if x.dtype in INTEGERS:
+            kernel, instance = table.ADD_NOISE_INTEGER, (INTEGERS[x.dtype], law)
         else:
             assert scale is not None
             kernel, instance = table.ADD_NOISE_FLOAT, (FLOATS[x.dtype], law)

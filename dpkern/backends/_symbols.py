@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from ..ops import symbols as op
+from ..base.codes import SymbolType
+from ..base.dtypes import by_dtype
 from ..rng import Stream
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
 
-_CODES = {dtype: code for code, dtype in enumerate(op.DTYPES)}
+_CODES = by_dtype(SymbolType)
 
 
 def _refuse(symbols: torch.Tensor, **_: Any) -> str | None:

@@ -12,8 +12,9 @@ from torch.autograd.graph import increment_version
 
 from .. import _dispatch
 from .._threads import allowed
+from ..base.codes import Arithmetic, Distribution, GradType, Style, SumType
+from ..base.dtypes import by_dtype
 from ..errors import InvalidInput
-from ..laws import LAWS
 from ..ops import clip, noise, update
 from ..ops._draws import Draws
 from ..rng import Stream
@@ -29,10 +30,10 @@ from . import (
 )
 
 ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
-_LAW_CODES = {name: code for code, name in enumerate(LAWS)}
-_GRAD_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-_STYLE_CODES = {style: code for code, style in enumerate(clip.STYLES)}
-_SUM_CODES = {torch.int32: 0, torch.int64: 1}
+_LAW_CODES = Distribution.__members__
+_GRAD_CODES = by_dtype(GradType)
+_STYLE_CODES = Style.__members__
+_SUM_CODES = by_dtype(SumType)
 
 COMPILED = (
     "ghost.clip_factors",
@@ -268,7 +269,9 @@ def _sample_norm(grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor
     tensors = clip.tensors_of(grads)
     zeros = [0] * len(tensors)
     ones = [1.0] * len(tensors)
-    norms = _power_matrix(tensors, p, (0, 0), (zeros, ones, ones, zeros))
+    norms = _power_matrix(
+        tensors, p, (Style.flat, Arithmetic.norm_only), (zeros, ones, ones, zeros)
+    )
     return clip.combine_norms(norms, p)
 
 
@@ -289,7 +292,8 @@ def _clip_sum(
 ) -> clip.ClipResult:
     request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)
-    code = 1 if arithmetic == "float" else (2 if sums[0].dtype is torch.int32 else 3)
+    exact = Arithmetic.exact32 if sums[0].dtype is torch.int32 else Arithmetic.exact64
+    code = Arithmetic.float if arithmetic == "float" else exact
     items: tuple[list[Any], ...] = (
         [s.data_ptr() for s in sums],
         list(request.max_norms),
@@ -333,7 +337,7 @@ def _update_step(
     bad: int = _C.update_step(
         rule.packed(t, powers),
         packed,
-        _SUM_CODES.get(sums[0].dtype, 2),
+        _SUM_CODES.get(sums[0].dtype, SumType.float),
         dtype is torch.float64,
         gradient_scale,
         [t.data_ptr() for t in params],

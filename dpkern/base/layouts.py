@@ -1,8 +1,9 @@
-"""Declare the structs, codes and sizes that Python, compiled code and devices share.
+"""Declare the structs and sizes that Python, compiled code and devices share.
 
-Each stands here once. The C++ header ``core/layouts.h`` is generated from this file whenever
-kernels are compiled, and numpy's layouts are read from it (``dpkern.backends._tables``). Compiling
-the header proves that C++ lays every struct out as computed here.
+Each stands here once, as codes do in ``codes.py``. The C++ header ``core/layouts.h`` is generated
+from both whenever kernels are compiled, and numpy's layouts are read from here
+(``dpkern.backends._tables``). Compiling the header proves that C++ lays every struct out as
+computed here.
 
 Only the standard library is used: the build runs this file before anything is installed.
 """
@@ -14,110 +15,15 @@ from enum import IntEnum
 from functools import cached_property
 
 from .. import laws
-
-# codes
-
-
-class Distribution(IntEnum):
-    """Laws of the noise, see ``dpkern.laws``."""
-
-    gaussian = 0
-    laplace = 1
-
-
-class GradType(IntEnum):
-    """Types of explicit per-sample gradients."""
-
-    float32 = 0
-    float64 = 1
-    bfloat16 = 2
-
-
-class Style(IntEnum):
-    """Styles of clipping."""
-
-    flat = 0
-    per_layer = 1
-    automatic = 2
-
-
-class Arithmetic(IntEnum):
-    """What clipping sums in: nothing, the gradients' floats, or integers."""
-
-    norm_only = 0
-    float = 1
-    exact32 = 2
-    exact64 = 3
-
-
-class RuleKind(IntEnum):
-    """Optimizers."""
-
-    sgd = 0
-    adam = 1
-
-
-class RuleForm(IntEnum):
-    """What one element of an optimizer's rule computes."""
-
-    plain = 0
-    momentum = 1
-    nesterov = 2
-    adam = 3
-
-
-class SumType(IntEnum):
-    """Types of clipped sums; ``float`` is the type of the parameters."""
-
-    int32 = 0
-    int64 = 1
-    float = 2
-
-
-class NoisedType(IntEnum):
-    """Types of tensors that noise is added to in place."""
-
-    int32 = 0
-    int64 = 1
-    float32 = 2
-    float64 = 3
-
-
-class NoiseSource(IntEnum):
-    """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
-
-    none = 0
-    stream = 1
-    draws = 2
-
-
-class CoefForm(IntEnum):
-    """Polynomials that stand for a cross-entropy."""
-
-    printed = 0
-    taylor = 1
-
-
-class SymbolType(IntEnum):
-    """Types of the symbols of randomized response."""
-
-    uint8 = 0
-    int32 = 1
-    int64 = 2
-
-
-CODES: tuple[type[IntEnum], ...] = (
-    Distribution,
-    GradType,
-    Style,
+from .codes import (
     Arithmetic,
-    RuleKind,
-    RuleForm,
-    SumType,
-    NoisedType,
-    NoiseSource,
     CoefForm,
-    SymbolType,
+    Distribution,
+    NoiseSource,
+    RuleForm,
+    RuleKind,
+    Style,
+    SumType,
 )
 
 # sizes

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
 from ..base.place import check_recording
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
 from ..base.signature import Position, Symbol, Word
@@ -18,7 +19,7 @@ from .noise import check_stream
 
 DTYPES = DTYPES_BY_GROUP["Symbol"]
 MAX_CATEGORIES = 1 << 30
-PER_BLOCK = 8
+PER_BLOCK = int(SYMBOLS_PER_CIPHER_BLOCK)
 """A cipher block serves this many symbols, two words each."""
 
 

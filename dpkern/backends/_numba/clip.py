@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...base.codes import Style
 from ...ops import clip
 from .. import cpu
 from .compile import Array, addresses, entries, inner, kernel, like
@@ -15,7 +16,7 @@ from .parallel import in_parts, team_of
 from .rows import SHRINK, add_integer_row, add_row, clip_factor, power_sum, round_down
 
 _GRAIN = 1 << 16  # entries worth a thread
-FLAT, PER_LAYER, AUTOMATIC = range(3)
+PER_LAYER, AUTOMATIC = int(Style.per_layer), int(Style.automatic)
 
 
 @inner
@@ -102,7 +103,7 @@ def _integer_sums(
 
 
 def _call(request: clip.Request) -> tuple[int, int]:
-    return request.p, clip.STYLES.index(request.style)
+    return request.p, int(Style[request.style])
 
 
 def _items(request: clip.Request, held: list[torch.Tensor]) -> tuple[Array, ...]:

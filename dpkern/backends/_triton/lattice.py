@@ -13,12 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ...base.codes import Distribution
 from ...laws import LAWS, gaussian_tail
 from .chacha import blocks
 
-GAUSSIAN = tl.constexpr(0)
+GAUSSIAN = tl.constexpr(int(Distribution.gaussian))
 LAPLACE = tl.constexpr(1)
-LAW_CODES = {name: code for code, name in enumerate(LAWS)}
+LAW_CODES = {law.name: int(law) for law in Distribution}
 TAIL_SIZE = tl.constexpr(len(gaussian_tail()))
 
 LANES = tl.constexpr(16)

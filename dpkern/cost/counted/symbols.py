@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ...ops import symbols as op
+from ...base.codes import SymbolType
+from ...base.dtypes import by_dtype
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
+
+_CODES = by_dtype(SymbolType)
 
 
 def _randomize(
@@ -15,7 +18,7 @@ def _randomize(
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty_like(symbols)
     packed = kernels().randomize_symbols(
-        op.DTYPES.index(symbols.dtype),
+        _CODES[symbols.dtype],
         stream.packed(),
         position,
         categories,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ... import _validate as check
 from ..._dispatch import op
+from ...base.codes import CoefForm
 from ...base.signature import Double, Float
 from ...errors import InvalidInput
 from .._coef_noise import Noise, check_noise, quadratic_position
@@ -56,7 +57,7 @@ def packed(
     """What compiled kernels begin with: wide, form, noise, records, features."""
     release = None if noise is None else noise.packed(targets.numel())
     records, features = targets.shape
-    return targets.dtype is torch.float64, FORMS.index(form), release, records, features
+    return targets.dtype is torch.float64, CoefForm[form], release, records, features
 
 
 def _check_perturb(
