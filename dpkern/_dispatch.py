@@ -102,7 +102,7 @@ class Op(Generic[P, R]):
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         taken = any(other.operator == reference.__name__ for other in OPS.values())
-        self.operator = f"{stem}_{reference.__name__}" if taken else reference.__name__
+        self.operator: str = f"{stem}_{reference.__name__}" if taken else reference.__name__
         self.reference = reference
         self.schema = Schema(inspect.unwrap(reference), check)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}

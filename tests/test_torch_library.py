@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,9 +72,7 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
         torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2), r(5, 4), padding_idx=0
     ),
     "explicit_norm": lambda: _call([r(2, 3), r(2)]),
-    "group_norm_backward": lambda: _call(
-        r(2, 4, 3), r(2, 4, 3), r(2, 2), r(2, 2) + 1, weight=None
-    ),
+    "group_norm_backward": lambda: _call(r(2, 4, 3), r(2, 4, 3), r(2, 2), r(2, 2) + 1, weight=None),
     "layer_norm_backward": lambda: _call(r(2, 3, 4), r(2, 3, 4), r(2, 3), r(2, 3), weight=r(4)),
     "rms_norm_backward": lambda: _call(r(2, 3, 4), r(2, 3, 4), r(2, 3), weight=r(4)),
     "linear_gradient": lambda: _call(r(2, 3, 4).bfloat16(), r(2, 3, 5).bfloat16()),
@@ -203,6 +202,14 @@ def test_compiled_whole(backend: str, dynamic: bool) -> None:
         outs = torch.zeros(5, 4), torch.zeros(5, 4)
         torch.testing.assert_close(compiled(a, g, outs[0]), _clipped(a, g, outs[1]))
         torch.testing.assert_close(*outs)
+
+
+def test_the_snippet_of_the_readme() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    snippets = [part.split("```")[0] for part in readme.split("```python")[1:]]
+    found: dict[str, Any] = {}
+    exec(next(snippet for snippet in snippets if "torch.ops.dpkern" in snippet), found)
+    torch.testing.assert_close(found["params"], [torch.full((3,), -0.1)])
 
 
 def test_no_operator_has_a_derivative() -> None:

@@ -27,7 +27,7 @@ from .signature import (
     TensorParameter,
 )
 
-_library = torch.library.Library("dpkern", "FRAGMENT")
+_library: Any = torch.library.Library("dpkern", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _carrier(parameter: Parameter, schema: Schema) -> Carrier:
     if isinstance(parameter, ChoiceParameter):
         return Carrier(name, (type(parameter.options[0]).__name__,), _one, _same)
     if isinstance(parameter, NumberParameter) and parameter.rule == "Word":
-        return Carrier(name, ("str",), lambda number: (str(number),), int)
+        return Carrier(name, ("str",), lambda number: (str(number),), int)  # beyond int64
     if isinstance(parameter, NumberParameter):
         return Carrier(name, (parameter.type,), _one, _same, parameter.optional)
     if isinstance(parameter, DtypeParameter):

@@ -24,7 +24,7 @@ class _Namespace(_OpNamespace):
 
 def open_namespace(fill: Callable[[], object]) -> None:
     """Have ``fill`` register the operators before the first of them is looked up."""
-    torch.ops.dpkern = _Namespace(fill)
+    torch.ops.dpkern = _Namespace(fill)  # type: ignore[attr-defined]
 
 
 __all__ = ["open_namespace"]

@@ -95,9 +95,7 @@ def holds_tensors(classes: Mapping[str, type]) -> bool:
     )
 
 
-def read(
-    name: str, text: str, tensors: Sequence[torch.Tensor], classes: Mapping[str, type]
-) -> Any:
+def read(name: str, text: str, tensors: Sequence[torch.Tensor], classes: Mapping[str, type]) -> Any:
     """What ``flat`` made text of.
 
     Args:
