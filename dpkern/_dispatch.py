@@ -98,15 +98,20 @@ class Op(Generic[P, R]):
             if another op has taken it.
     """
 
-    def __init__(self, reference: Callable[P, R], check: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        check: Callable[..., Any] | None,
+        plan: type | None = None,
+    ) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         taken = any(other.operator == reference.__name__ for other in OPS.values())
         self.operator: str = f"{stem}_{reference.__name__}" if taken else reference.__name__
         self.reference = reference
-        self.schema = Schema(inspect.unwrap(reference), check)
+        self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[torch.device, _Order] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
@@ -171,13 +176,18 @@ class Op(Generic[P, R]):
         """Who runs a checked call, by name and kernel."""
         if wanted is not None:
             return wanted, self._asked_for(wanted, bound)
-        for found in self._candidates(bound.device.type):
+        order = self._orders.get(bound.device)
+        if order is None:
+            names = PREFERENCE.get(bound.device.type, ("reference",))
+            order = self._orders[bound.device] = _Order(names)
+        for found in order.found:
             refuse = found[1].refuse
             reason = None if refuse is None else refuse(bound)
             if reason is None:
                 return found
             _log_once(f"{self.name}: backend {found[0]} not used: it {reason}")
-        raise AssertionError("the reference refuses nothing")
+        self._load_next(order, bound.device.type)
+        return self._chosen(None, bound)
 
     def _asked_for(self, wanted: str, bound: Bound) -> Kernel:
         kernel = self._kernel(wanted)
@@ -194,22 +204,17 @@ class Op(Generic[P, R]):
             remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
         )
 
-    def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
-        """The device's kernels in order of preference; a backend is loaded when its turn comes."""
-        order = self._orders.get(device)
-        if order is None:
-            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
-        yield from order.found
-        while order.left:
-            name = order.left.pop(0)
-            kernel = self._kernel(name)
-            if isinstance(kernel, str):
-                _log_once(f"{self.name}: backend {name} not used: it {kernel}")
-                continue
-            if name == "reference" and device != "cpu":
-                _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
-            order.found.append((name, kernel))
-            yield name, kernel
+    def _load_next(self, order: _Order, device: str) -> None:
+        """Load the next backend in order of preference whose turn has come."""
+        assert order.left, "the reference refuses nothing"
+        name = order.left.pop(0)
+        kernel = self._kernel(name)
+        if isinstance(kernel, str):
+            _log_once(f"{self.name}: backend {name} not used: it {kernel}")
+            return
+        if name == "reference" and device != "cpu":
+            _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
+        order.found.append((name, kernel))
 
     def _kernel(self, name: str) -> Kernel | str:
         """The backend's kernel, or why there is none."""
@@ -248,16 +253,21 @@ class _Passing(threading.local):
 _passing = _Passing()
 
 
-def op(*, check: Callable[..., Any] | None = None) -> Callable[[Callable[P, R]], Op[P, R]]:
+def op(
+    *,
+    check: Callable[..., Any] | None = None,
+    plan: type | None = None,
+) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: its signature is the declaration (``base.signature``).
 
     Args:
         check: looks at what the signature cannot say, with every argument in the signature's order.
             It may return a plan, which kernels receive behind the arguments.
+        plan: its type, where compiled kernels receive it as a struct of this name.
     """
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, check)
+        return Op(reference, check, plan)
 
     return decorate
 

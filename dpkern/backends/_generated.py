@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import textwrap
 from collections.abc import Iterator, Sequence
-from enum import IntEnum
 
 from .. import laws
 from ..base import codes, layouts
@@ -65,10 +64,11 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield f"{line:<{width}}  // {comment}"
 
 
-def _enum(kind: type[IntEnum]) -> str:
-    values = ", ".join(f"{_name(item.name)} = {item.value}" for item in kind)
-    doc = " ".join((kind.__doc__ or "").replace("``", "").split())
-    return f"{_comment(doc)}\nenum class {kind.__name__} : std::int32_t {{ {values} }};\n"
+def _enum(kind: codes.Codes) -> str:
+    values = ", ".join(f"{_name(word)} = {code}" for word, code in codes.words(kind).items())
+    doc = kind.doc if isinstance(kind, codes.Options) else kind.__doc__ or ""
+    comment = _comment(" ".join(doc.replace("``", "").split()))
+    return f"{comment}\nenum class {codes.name_of(kind)} : std::int32_t {{ {values} }};\n"
 
 
 def _struct(struct: layouts.Struct) -> str:

@@ -25,7 +25,7 @@ FLOATS = ("float", "double")
 INTEGERS = ("std::int32_t", "std::int64_t")
 BOOLS = ("false", "true")
 SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
-LAWS = tuple(law.name.capitalize() for law in codes.Distribution)
+LAWS = tuple(law.capitalize() for law in codes.DISTRIBUTIONS.words)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
 

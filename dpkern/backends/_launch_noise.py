@@ -24,7 +24,6 @@ def keystream(
     first_block: int,
     blocks: int,
     device: torch.device | str = "cpu",
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32, device=on.place(device))
     with _device.guard(out.device) as cuda:
@@ -43,7 +42,6 @@ def lattice_draws(
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32, device=on.place(device))
     with _device.guard(made.device) as cuda:
@@ -61,7 +59,6 @@ def rounding_bits(
     count: int,
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int16, device=on.place(device))
     with _device.guard(made.device) as cuda:
@@ -80,7 +77,6 @@ def add_noise(
     scale: float | None = None,
     rounding: Stream | None = None,
     draws: None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     _device.refuse_noise_in_graphs(x.device)
     law = distribution.capitalize()

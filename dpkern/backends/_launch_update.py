@@ -11,8 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.codes import Distribution, NoiseSource, SumType
-from ..base.dtypes import by_dtype
+from ..base.codes import DISTRIBUTIONS, NoiseSource, SumType
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
@@ -64,7 +63,7 @@ class Planned:
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = NoiseSource.stream, Distribution[noise.distribution]
+            plan["noise"], plan["law"] = NoiseSource.stream, DISTRIBUTIONS.code(noise.distribution)
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
@@ -75,17 +74,20 @@ class Planned:
         kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
         return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
 
-
-def _kernel(
-    param: torch.dtype, total: torch.dtype, noise: update.Noise | None
-) -> tuple[table.Kernel, table.Instance]:
-    value = FLOATS[param]
-    if noise is None:
-        return table.UPDATE_FLAT, (value, value, "false")
-    sums = INTEGERS.get(total, value)
-    if noise.draws is not None:
-        return table.UPDATE_FLAT, (value, sums, "true")
-    return table.UPDATE_TILE, (value, sums, noise.distribution.capitalize())
+    def start(self, on: Device, nonfinite: torch.Tensor, cuda: int) -> None:
+        """Start the kernel of this plan."""
+        plan = self.plan
+        value = "double" if plan["wide"] else "float"
+        total = _SUM_NAMES.get(SumType(int(plan["sum_type"])), value)
+        source = NoiseSource(int(plan["noise"]))
+        if source is NoiseSource.stream:
+            law = DISTRIBUTIONS.words[int(plan["law"])].capitalize()
+            kernel, instance = table.UPDATE_TILE, (value, total, law)
+        elif source is NoiseSource.draws:
+            kernel, instance = table.UPDATE_FLAT, (value, total, "true")
+        else:
+            kernel, instance = table.UPDATE_FLAT, (value, value, "false")
+        on.start(kernel, instance, cuda, plan=plan, tasks=self.tasks, nonfinite=nonfinite)
 
 
 def step(
@@ -97,7 +99,6 @@ def step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     if not params:
         return 0
@@ -125,7 +126,7 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
 
 
 def advance(
-    on: Device, clock: torch.Tensor, *, rule: update.Rule, backend: str | None = None
+    on: Device, clock: torch.Tensor, *, rule: update.Rule
 ) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
     with _device.guard(clock.device) as cuda:

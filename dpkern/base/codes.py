@@ -1,39 +1,43 @@
 """Declare the codes that stand for names in compiled code: each once, for Python and C++ alike.
 
-A member has the name by which users or torch know it; ``per_layer`` is ``kPerLayer`` in C++. Only
+A word has the name by which users or torch know it; ``per_layer`` is ``kPerLayer`` in C++. Only
 the standard library is used: the build runs this file before anything is installed.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal, get_args
+
+from .. import laws
+
+Style = Literal["flat", "per_layer", "automatic"]
+CoefForm = Literal["printed", "taylor"]
 
 
-class Distribution(IntEnum):
-    """Laws of the noise, see ``dpkern.laws``."""
+@dataclass(frozen=True)
+class Options:
+    """Words that callers choose from; compiled code knows each by its place."""
 
-    gaussian = 0
-    laplace = 1
+    name: str
+    doc: str
+    words: tuple[str, ...]
 
-
-class GradType(IntEnum):
-    """Types of explicit per-sample gradients."""
-
-    float32 = 0
-    float64 = 1
-    bfloat16 = 2
+    def code(self, word: str) -> int:
+        """The place of a word."""
+        return self.words.index(word)
 
 
-class Style(IntEnum):
-    """Styles of clipping."""
-
-    flat = 0
-    per_layer = 1
-    automatic = 2
+DISTRIBUTIONS = Options("Distribution", "Laws of the noise, see dpkern.laws.", tuple(laws.LAWS))
+STYLES = Options("Style", "Styles of clipping.", get_args(Style))
+COEF_FORMS = Options(
+    "CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm)
+)
 
 
 class Arithmetic(IntEnum):
-    """What clipping sums in: nothing, the gradients' floats, or integers."""
+    """What clipping on a device sums in: nothing, the gradients' floats, or integers."""
 
     norm_only = 0
     float = 1
@@ -65,15 +69,6 @@ class SumType(IntEnum):
     float = 2
 
 
-class NoisedType(IntEnum):
-    """Types of tensors that noise is added to in place."""
-
-    int32 = 0
-    int64 = 1
-    float32 = 2
-    float64 = 3
-
-
 class NoiseSource(IntEnum):
     """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
 
@@ -82,31 +77,27 @@ class NoiseSource(IntEnum):
     draws = 2
 
 
-class CoefForm(IntEnum):
-    """Polynomials that stand for a cross-entropy."""
-
-    printed = 0
-    taylor = 1
+Codes = Options | type[IntEnum]
 
 
-class SymbolType(IntEnum):
-    """Types of the symbols of randomized response."""
+def words(codes: Codes) -> dict[str, int]:
+    """Return every word with its code."""
+    if isinstance(codes, Options):
+        return {word: code for code, word in enumerate(codes.words)}
+    return {item.name: item.value for item in codes}
 
-    uint8 = 0
-    int32 = 1
-    int64 = 2
+
+def name_of(codes: Codes) -> str:
+    """Return the name that C++ knows."""
+    return codes.name if isinstance(codes, Options) else codes.__name__
 
 
-CODES: tuple[type[IntEnum], ...] = (
-    Distribution,
-    GradType,
-    Style,
-    Arithmetic,
+CODES: tuple[Codes, ...] = (
+    DISTRIBUTIONS,
+    STYLES,
+    COEF_FORMS,
     RuleKind,
     RuleForm,
     SumType,
-    NoisedType,
     NoiseSource,
-    CoefForm,
-    SymbolType,
 )

@@ -96,6 +96,11 @@ def _carrier(parameter: Parameter, schema: Schema) -> Carrier:
         return Carrier(name, (type(parameter.options[0]).__name__,), _one, _same)
     if isinstance(parameter, NumberParameter) and parameter.rule == "Word":
         return Carrier(name, ("str",), lambda number: (str(number),), int)  # beyond int64
+    if isinstance(parameter, NumberParameter) and parameter.rule == "Scale":
+        types = ("float?", "Tensor?")
+        return Carrier(name, types, _flat_scale, _read_scale, parameter.optional)
+    if isinstance(parameter, NumberParameter) and parameter.many:
+        return Carrier(name, (f"{parameter.type}[]",), _listed, tuple, parameter.optional)
     if isinstance(parameter, NumberParameter):
         return Carrier(name, (parameter.type,), _one, _same, parameter.optional)
     if isinstance(parameter, DtypeParameter):
@@ -117,14 +122,10 @@ def _object_carrier(name: str, hint: Any) -> Carrier:
         into = tuple if kinds == {torch.Tensor} else next(iter(kinds))._make
         types = ("Tensor![]" if name == "out" else "Tensor[]",)
         return Carrier(name, types, _listed, into, optional)
-    if kinds == {torch.Tensor, float}:
-        return Carrier(name, ("float?", "Tensor?"), _flat_scale, _read_scale, optional)
     if kinds <= {int, float}:
         (kind,) = kinds
         if not lists:
             return Carrier(name, (kind.__name__,), _one, _same, optional)
-        if len(options) == 1:
-            return Carrier(name, (f"{kind.__name__}[]",), _listed, tuple, optional)
         return Carrier(name, (f"{kind.__name__}[1]",), _flat_numbers, _read_numbers, optional)
     return _text_carrier(name, kinds, optional)
 
@@ -196,7 +197,13 @@ class Operator:
         ]
         places = (p.name for p in schema.signature.parameters if isinstance(p, DeviceParameter))
         self.device = next(places, None)
-        self.arguments = [name for carrier in self.carriers for name in carrier.arguments]
+        crossing = [
+            (name, kind)
+            for carrier in self.carriers
+            for name, kind in zip(carrier.arguments, carrier.types, strict=True)
+        ]
+        self.arguments = [name for name, _ in crossing]
+        self.written = [name for name, kind in crossing if "!" in kind]
 
     def _is_left_out(self, parameter: Parameter) -> bool:
         """Whether the overload has no such parameter: results have no other device than ``out``."""
@@ -228,9 +235,7 @@ class Operator:
         """Make it known to PyTorch."""
         _library.define(self.text, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._run, "CompositeExplicitAutograd")
-        _library.impl(self.name, self._without_grad, "Autograd", with_keyset=True)
-        if "!" in self.text:
-            _library.impl(self.name, self._written, "ADInplaceOrView", with_keyset=True)
+        _library.impl(self.name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"dpkern::{self.name}", self._fake, lib=_library)
 
     def flat(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -258,39 +263,26 @@ class Operator:
             found[self.device] = found["out"].device
         return found
 
+    @torch.no_grad()
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        made = self.results.of(self.call(**self._read(args, kwargs)))
+        read = self._read(args, kwargs)
+        made = self.results.of(self.call(**read))
+        if self.written:
+            # Autograd refuses a backward pass that needs what is no longer there.
+            torch.autograd.graph.increment_version(self._changed(args, kwargs))
         return _returned(made[self.skipped :])
+
+    def _changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        given = dict(zip(self.arguments, args, strict=False), **kwargs)
+        held = [given[name] for name in self.written]
+        tensors = [t for each in held for t in ([each] if isinstance(each, torch.Tensor) else each)]
+        return [tensor for tensor in tensors if not tensor.is_inference()]
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         call = self.schema.call.bind(**self._read(args, kwargs))
         call.apply_defaults()
         bound = self.schema.declared(*call.arguments.values())
         return _returned(self.results.empty(bound)[self.skipped :])
-
-    @property
-    def _overload(self) -> Any:
-        name, _, overload = self.name.partition(".")
-        return getattr(getattr(torch.ops.dpkern, name), overload or "default")
-
-    def _without_grad(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return self._overload.redispatch(
-                keys & torch._C._after_autograd_keyset, *args, **kwargs
-            )
-
-    def _written(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
-        """Tell autograd which tensors have changed: it refuses a backward pass that needs them."""
-        with torch._C._AutoDispatchBelowADInplaceOrView():
-            made = self._overload.redispatch(
-                keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs
-            )
-        given = dict(zip(self.arguments, args, strict=False), **kwargs)
-        for carrier in self.carriers:
-            for name, kind in zip(carrier.arguments, carrier.types, strict=True):
-                if "!" in kind:
-                    torch.autograd.graph.increment_version(given[name])
-        return made
 
 
 def _returned(made: tuple[Any, ...]) -> Any:

@@ -10,7 +10,7 @@ import torch
 from .._dispatch import OPS, Op
 from ..base.library import Operator, Results
 from ..base.schema import Bound, Schema
-from ._clip_request import Request, sum_dtype
+from ._clip_request import Request
 from .spectral.bins import kept_bins
 
 
@@ -62,8 +62,7 @@ def _clipped(op: Op[..., Any]) -> Results:
         args = _named(op.schema, bound)
         args.pop("out")
         request = Request.of(**args)
-        exact = request.arithmetic == "exact"
-        dtype = request.exact_dtype if exact else sum_dtype(request.tensors[0].dtype)
+        dtype = request.sum_dtype
         sums = [torch.empty(t.shape[1:], dtype=dtype, device=t.device) for t in request.tensors]
         norms = torch.empty(len(request.tensors[0]), dtype=torch.float64, device=bound.device)
         return sums, norms, _counted(bound)
@@ -80,13 +79,6 @@ def _unclipped(op: Op[..., Any]) -> Results:
     return Results(("Tensor",), of, lambda bound: (_counted(bound),), 0)
 
 
-def _coefficients(op: Op[..., Any]) -> Results:
-    def empty(bound: Bound) -> tuple[Any, ...]:
-        return torch.empty_like(bound.args[0]), torch.empty_like(bound.args[0])
-
-    return Results(("Tensor", "Tensor"), tuple, empty, 2)
-
-
 def _nothing(op: Op[..., Any]) -> Results:
     """Of an op that returns the tensor that it has written."""
     return Results((), lambda made: (), lambda bound: (), 0)
@@ -94,7 +86,6 @@ def _nothing(op: Op[..., Any]) -> Results:
 
 _OTHERS: dict[str, Callable[[Op[..., Any]], Results]] = {
     "ClipResult": _clipped,
-    "Coefficients": _coefficients,
     "Count": _unclipped,
     "Tensor": _nothing,
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _validate as check
 from .._dispatch import op
 from ..base.place import check_recording
-from ..base.signature import Count, Device, Int16, Int32, Noised, Position, written
+from ..base.signature import Count, Device, Int16, Int32, Noised, Position, Scale, written
 from ..errors import InvalidInput, PrivacyError
 from ..laws import SCALE_CELLS, Distribution
 from ..rng import Stream
@@ -204,7 +204,7 @@ def add_noise(
     stream: Stream,
     position: Position = 0,
     distribution: Distribution = "gaussian",
-    scale: float | Tensor | None = None,
+    scale: Scale | None = None,
     rounding: Stream | None = None,
     draws: Draws | None = None,
 ) -> Tensor:

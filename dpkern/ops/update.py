@@ -19,7 +19,8 @@ from ._count import Count, count
 from ._draws import Draws
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
-from ._update_noise import Noise, at_clock, check_noise
+from ._update_noise import UpdateNoise as Noise
+from ._update_noise import at_clock, check_noise
 from .noise import INTEGERS
 
 

@@ -20,7 +20,7 @@ def _refuse_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
 
 
 def _norm(
-    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
+    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto"
 ) -> torch.Tensor:
     operands = Operands.linear(a, g)
     highs = a.new_zeros(a.shape[0], 1, dtype=torch.float64)
@@ -35,7 +35,7 @@ def _norm(
 
 
 def _gradient(
-    a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
+    a: torch.Tensor, g: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     operands = Operands.linear(a, g)
     grads = a.new_zeros(a.shape[0], g.shape[2], a.shape[2], dtype=operands.sums)
@@ -49,8 +49,6 @@ def _sum(
     g: torch.Tensor,
     factors: torch.Tensor,
     out: torch.Tensor,
-    *,
-    backend: str | None = None,
 ) -> None:
     operands = Operands.linear(a, g)
     if not operands.empty:

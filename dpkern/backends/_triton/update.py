@@ -150,7 +150,6 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     if not params:
         return 0

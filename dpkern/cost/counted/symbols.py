@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from ...base.codes import SymbolType
-from ...base.dtypes import by_dtype
+from ...backends._structs import BYTES
+from ...ops import symbols as op
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
-
-_CODES = by_dtype(SymbolType)
 
 
 def _randomize(
@@ -18,8 +16,8 @@ def _randomize(
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty_like(symbols)
     packed = kernels().randomize_symbols(
-        _CODES[symbols.dtype],
-        stream.packed(),
+        op.DTYPES.index(symbols.dtype),
+        BYTES["Stream"](stream),
         position,
         categories,
         keep,

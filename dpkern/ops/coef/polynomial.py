@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -25,11 +25,10 @@ from ..._dispatch import op
 from ...base.codes import CoefForm
 from ...base.signature import Double, Float
 from ...errors import InvalidInput
-from .._coef_noise import Noise, check_noise, quadratic_position
+from .._coef_noise import CoefNoise, check_noise, quadratic_position
 from ..noise import add_noise
 
-Form = Literal["printed", "taylor"]
-FORMS = get_args(Form)
+FORMS = get_args(CoefForm)
 LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
@@ -51,17 +50,8 @@ class Coefficients(NamedTuple):
     quadratic: Tensor
 
 
-def packed(
-    targets: Tensor, form: str, noise: Noise | None
-) -> tuple[bool, int, tuple[Any, ...] | None, int, int]:
-    """What compiled kernels begin with: wide, form, noise, records, features."""
-    release = None if noise is None else noise.packed(targets.numel())
-    records, features = targets.shape
-    return targets.dtype is torch.float64, CoefForm[form], release, records, features
-
-
 def _check_perturb(
-    targets: Tensor, form: str, noise: Noise | None, out: Coefficients | None
+    targets: Tensor, form: str, noise: CoefNoise | None, out: Coefficients | None
 ) -> None:
     if out is not None:
         like = targets.shape, targets.dtype
@@ -130,7 +120,7 @@ def refuse_release(targets: Tensor, made: tuple[Tensor, ...]) -> None:
     raise _outside("targets", *torch.aminmax(targets.detach()))
 
 
-def check_release(targets: Tensor, noise: Noise | None) -> None:
+def check_release(targets: Tensor, noise: CoefNoise | None) -> None:
     """For kernels that do not look at targets on a CPU as they go: ``check_targets``.
 
     ``validate`` leaves it to them there, because it takes a third of a release's time; on devices
@@ -149,7 +139,7 @@ def _linear_quadratic(targets: Tensor, form: str) -> Coefficients:
     return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
-def add(values: Tensor, noise: Noise, position: int) -> None:
+def add(values: Tensor, noise: CoefNoise, position: int) -> None:
     """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
     if isinstance(scale, Tensor):
@@ -169,10 +159,10 @@ def add(values: Tensor, noise: Noise, position: int) -> None:
 def perturb(
     targets: Float[Tensor, "B D"],
     *,
-    form: Form,
-    noise: Noise | None = None,
+    form: CoefForm,
+    noise: CoefNoise | None = None,
     out: Coefficients | None = None,
-) -> Coefficients:
+) -> Float[Coefficients, "linear: B D", "quadratic: B D"]:
     """Both coefficients of every target with Laplace noise on the lattice; new tensors.
 
     Exactly what ``noise.add_noise`` makes of the coefficients, the linear ones from
@@ -222,7 +212,7 @@ def _check_quadratic(
     z: Tensor,
     targets: Tensor,
     form: str,
-    noise: Noise | None,
+    noise: CoefNoise | None,
     shift: Tensor | None,
     out: tuple[Tensor, Tensor] | None,
 ) -> None:
@@ -237,8 +227,8 @@ def quadratic(
     z: Float[Tensor, "B D"],
     targets: Float[Tensor, "B D"],
     *,
-    form: Form,
-    noise: Noise | None = None,
+    form: CoefForm,
+    noise: CoefNoise | None = None,
     shift: Float[Tensor, "B"] | None = None,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Double[Tensor, "loss: B"], Float[Tensor, "dz: B D"]]:

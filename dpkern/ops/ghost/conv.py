@@ -84,7 +84,28 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-@op(check=_check_norm)
+def _direct_flops(geometry: Geometry) -> int:
+    """Of one sample: gradient (zeros of the padding included), squares, and the rounding bound from
+    the norms of x and g."""
+    entries = math.prod(geometry.weight_shape)
+    operands = geometry.reached + geometry.out_channels * geometry.positions
+    return 2 * entries * (geometry.positions + 1) + 2 * operands + 7
+
+
+def _gram_flops(geometry: Geometry) -> int:
+    """Of one sample: two symmetric matrices, sums of the first along rows of the kernel, and the
+    products of the second with sums along its columns."""
+    height, width = (1, *geometry.output)[-2:]
+    rows, (kernel_height, kernel_width) = (1, *geometry.input)[-2], (1, *geometry.kernel)[-2:]
+    inputs, outputs = math.prod(geometry.input), height * width
+    grams = geometry.in_channels * inputs * (inputs + 1) + geometry.out_channels * outputs * (
+        outputs + 1
+    )
+    along = rows * (rows + 1) // 2 * width**2 * kernel_width
+    return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
+
+
+@op(check=_check_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -140,7 +161,7 @@ def conv_norm(
     return squares
 
 
-@op(check=check_geometry)
+@op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
     x: Operand[Tensor, "B ci *S"],
@@ -182,7 +203,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(check=_check_sum)
+@op(check=_check_sum, plan=Geometry)
 @torch.no_grad()
 def conv_sum(
     x: Operand[Tensor, "B ci *S"],
