@@ -254,9 +254,7 @@ _passing = _Passing()
 
 
 def op(
-    *,
-    check: Callable[..., Any] | None = None,
-    plan: type | None = None,
+    *, check: Callable[..., Any] | None = None, plan: type | None = None
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: its signature is the declaration (``base.signature``).
 

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dpkern import laws
-from dpkern.backends import _generated, _tables
+from dpkern.backends import _generated, _structs, _tables
 from dpkern.backends import _kernels as table
 from dpkern.base import codes, layouts
 from dpkern.base.dtypes import by_dtype
+from dpkern.ops.ghost.conv import Geometry
+from dpkern.rng import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {**_generated.headers(), **_generated.units()}
@@ -161,3 +164,29 @@ def test_rooms_of_clipping() -> None:
     assert rooms(codes.Arithmetic.float, "double") == [8 * 140, 8 * 140, 0, 8 * 2 * 43]
     assert rooms(codes.Arithmetic.exact64, "float") == [8 * 140, 4 * 140, 8 * 140, 0]
     assert table.partial_sums(rows(31, 40), "double") == 0
+
+
+@pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: struct.name)
+def test_a_packed_struct_lies_as_numpy_reads_it(struct: layouts.Struct) -> None:
+    assert struct._packer.size == _tables.dtype(struct).itemsize == struct.size
+
+
+def test_a_stream_and_a_geometry_travel_as_their_structs() -> None:
+    stream = Stream(bytes(range(32)), 5, 6, 12)
+    assert _structs.BYTES["Stream"](stream) == _tables.stream(stream).tobytes()
+    line = Geometry(
+        batch=3,
+        in_channels=4,
+        out_channels=6,
+        groups=2,
+        input=(7,),
+        output=(4,),
+        kernel=(3,),
+        stride=(2,),
+        padding=(1,),
+        dilation=(1,),
+    )
+    packed = np.frombuffer(_structs.BYTES["Geometry"](line), _tables.dtype(layouts.GEOMETRY))[0]
+    assert (packed["batch"], packed["in_channels"], packed["out_channels"]) == (3, 4, 6)
+    for name, plane in (("input", (1, 7)), ("stride", (1, 2)), ("padding", (0, 1))):
+        assert packed[name].tolist() == plane

@@ -84,27 +84,6 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-def _direct_flops(geometry: Geometry) -> int:
-    """Of one sample: gradient (zeros of the padding included), squares, and the rounding bound from
-    the norms of x and g."""
-    entries = math.prod(geometry.weight_shape)
-    operands = geometry.reached + geometry.out_channels * geometry.positions
-    return 2 * entries * (geometry.positions + 1) + 2 * operands + 7
-
-
-def _gram_flops(geometry: Geometry) -> int:
-    """Of one sample: two symmetric matrices, sums of the first along rows of the kernel, and the
-    products of the second with sums along its columns."""
-    height, width = (1, *geometry.output)[-2:]
-    rows, (kernel_height, kernel_width) = (1, *geometry.input)[-2], (1, *geometry.kernel)[-2:]
-    inputs, outputs = math.prod(geometry.input), height * width
-    grams = geometry.in_channels * inputs * (inputs + 1) + geometry.out_channels * outputs * (
-        outputs + 1
-    )
-    along = rows * (rows + 1) // 2 * width**2 * kernel_width
-    return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
-
-
 @op(check=_check_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
