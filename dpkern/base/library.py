@@ -197,13 +197,7 @@ class Operator:
         ]
         places = (p.name for p in schema.signature.parameters if isinstance(p, DeviceParameter))
         self.device = next(places, None)
-        crossing = [
-            (name, kind)
-            for carrier in self.carriers
-            for name, kind in zip(carrier.arguments, carrier.types, strict=True)
-        ]
-        self.arguments = [name for name, _ in crossing]
-        self.written = [name for name, kind in crossing if "!" in kind]
+        self.arguments = [name for carrier in self.carriers for name in carrier.arguments]
 
     def _is_left_out(self, parameter: Parameter) -> bool:
         """Whether the overload has no such parameter: results have no other device than ``out``."""
@@ -263,20 +257,9 @@ class Operator:
             found[self.device] = found["out"].device
         return found
 
-    @torch.no_grad()
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        read = self._read(args, kwargs)
-        made = self.results.of(self.call(**read))
-        if self.written:
-            # Autograd refuses a backward pass that needs what is no longer there.
-            torch.autograd.graph.increment_version(self._changed(args, kwargs))
+        made = self.results.of(self.call(**self._read(args, kwargs)))
         return _returned(made[self.skipped :])
-
-    def _changed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        given = dict(zip(self.arguments, args, strict=False), **kwargs)
-        held = [given[name] for name in self.written]
-        tensors = [t for each in held for t in ([each] if isinstance(each, torch.Tensor) else each)]
-        return [tensor for tensor in tensors if not tensor.is_inference()]
 
     def _fake(self, *args: Any, **kwargs: Any) -> Any:
         call = self.schema.call.bind(**self._read(args, kwargs))
