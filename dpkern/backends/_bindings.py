@@ -146,7 +146,7 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
                 yield "bool", "bool", f"{parameter.name}_transposed"
             if parameter.group == "Summed":
                 yield parameter.group, "int", f"{parameter.name}_kind"
-        else:
+        elif isinstance(parameter, signature.ObjectParameter):
             kind = parameter.annotation
             kind = f"std::vector<{kind}>" if parameter.many else kind
             yield kind, "pybind11::bytes", parameter.name

@@ -18,7 +18,7 @@ from ._native import CPU, compiled
 
 
 @compiled
-def clip_rows(
+def clip_rows(  # type: ignore[empty-body]
     grads: Sequence[Gradient[Tensor, "B *P"]],
     sums: Sequence[Summed[Tensor, "*P", filled, any_number]],
     norms: Double[Tensor, "B", filled],
@@ -27,7 +27,7 @@ def clip_rows(
     p: Power,
     style: Style,
     fresh: bool,
-) -> int:  # type: ignore[empty-body]
+) -> int:
     """Norm of each sample, and the sums of the clipped samples if there are sums.
 
     Args:

@@ -12,6 +12,7 @@ from torch.autograd.graph import increment_version
 
 from ..base import layouts
 from ..base.codes import DISTRIBUTIONS, NoiseSource, SumType
+from ..base.dtypes import by_dtype
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
@@ -74,20 +75,17 @@ class Planned:
         kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
         return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
 
-    def start(self, on: Device, nonfinite: torch.Tensor, cuda: int) -> None:
-        """Start the kernel of this plan."""
-        plan = self.plan
-        value = "double" if plan["wide"] else "float"
-        total = _SUM_NAMES.get(SumType(int(plan["sum_type"])), value)
-        source = NoiseSource(int(plan["noise"]))
-        if source is NoiseSource.stream:
-            law = DISTRIBUTIONS.words[int(plan["law"])].capitalize()
-            kernel, instance = table.UPDATE_TILE, (value, total, law)
-        elif source is NoiseSource.draws:
-            kernel, instance = table.UPDATE_FLAT, (value, total, "true")
-        else:
-            kernel, instance = table.UPDATE_FLAT, (value, value, "false")
-        on.start(kernel, instance, cuda, plan=plan, tasks=self.tasks, nonfinite=nonfinite)
+
+def _kernel(
+    param: torch.dtype, total: torch.dtype, noise: update.Noise | None
+) -> tuple[table.Kernel, table.Instance]:
+    value = FLOATS[param]
+    if noise is None:
+        return table.UPDATE_FLAT, (value, value, "false")
+    sums = INTEGERS.get(total, value)
+    if noise.draws is not None:
+        return table.UPDATE_FLAT, (value, sums, "true")
+    return table.UPDATE_TILE, (value, sums, noise.distribution.capitalize())
 
 
 def step(
@@ -125,9 +123,7 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
         return Planned.of(params, *arguments, **named)
 
 
-def advance(
-    on: Device, clock: torch.Tensor, *, rule: update.Rule
-) -> torch.Tensor:
+def advance(on: Device, clock: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
     with _device.guard(clock.device) as cuda:
         on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..base import layouts
+from ..base.codes import DISTRIBUTIONS
 from ..ops._clip_request import ClipBounds
 from ..ops._coef_noise import CoefNoise
 from ..ops._draws import Draws
@@ -52,7 +53,7 @@ def _draws_fields(value: Draws | None) -> tuple[int, int, int, int]:
 
 
 def _update_noise(value: UpdateNoise) -> bytes:
-    law = layouts.DISTRIBUTIONS.code(value.distribution)
+    law = DISTRIBUTIONS.code(value.distribution)
     rounding = value.rounding or value.stream
     streams = *value.stream.packed(), *rounding.packed()
     return layouts.UPDATE_NOISE.pack(True, law, *streams, *_draws_fields(value.draws))

@@ -19,7 +19,7 @@ Rule = tuple[float, ...]
 
 
 @compiled
-def update_tensors(
+def update_tensors(  # type: ignore[empty-body]
     params: Sequence[Float[Tensor, "*P", written]],
     sums: Sequence[Summed[Tensor, "*P"]],
     buffers: Sequence[Float[Tensor, "...", written, any_number]],
@@ -29,7 +29,7 @@ def update_tensors(
     rule: Rule,
     noise: UpdateNoise | None,
     gradient_scale: Positive,
-) -> int:  # type: ignore[empty-body]
+) -> int:
     """Noise the sums and apply the rule.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
@@ -83,8 +84,9 @@ def load() -> tuple[bool, str]:
     _C = extension
     _native.connect(_C, _threads)
     for name in COMPILED:
-        compiled = _native.kernel(name, _C, _threads, _RESULTS.get(name), _coef.FOUND.get(name))
-        _dispatch.register(name, "cpu", _AROUND.get(name, lambda kernel: kernel)(compiled))
+        made = _native.kernel(name, _C, _threads, _RESULTS.get(name), _coef.FOUND.get(name))
+        around = _AROUND.get(name)
+        _dispatch.register(name, "cpu", made if around is None else around(made))
     for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
         _dispatch.register(name, "cpu", kernel)
     for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):
@@ -165,8 +167,10 @@ def _one_scale(kernel: Kernel) -> Kernel:
     return Kernel(kernel.run, refuse)
 
 
-_SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index("scale")
-_AROUND = {
+_SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index(
+    "scale"
+)
+_AROUND: dict[str, Callable[[Kernel], Kernel]] = {
     "ghost.contract": _explicit.contract,
     "ghost.conv_gradient": _ghost_conv.planar,
     "ghost.conv_norm": _ghost_conv.norm,

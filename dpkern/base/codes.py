@@ -31,9 +31,7 @@ class Options:
 
 DISTRIBUTIONS = Options("Distribution", "Laws of the noise, see dpkern.laws.", tuple(laws.LAWS))
 STYLES = Options("Style", "Styles of clipping.", get_args(Style))
-COEF_FORMS = Options(
-    "CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm)
-)
+COEF_FORMS = Options("CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm))
 
 
 class Arithmetic(IntEnum):

@@ -388,8 +388,8 @@ UPDATE_NOISE = Struct(
 # Coefficients of polynomial losses
 COEF_NOISE = Struct(
     "CoefNoise",
-    "Laplace noise of rows of coefficients on the CPU: linear ones from `linear` on, quadratic ones "
-    "from the next multiple of 512 behind them on.",
+    "Laplace noise of rows of coefficients on the CPU: linear ones from `linear` on, quadratic "
+    "ones from the next multiple of 512 behind them on.",
     on=BOOL,
     stream=STREAM,
     rounding=STREAM,

@@ -266,15 +266,17 @@ class Signature:
 STRUCTS = frozenset(struct.name for struct in layouts.STRUCTS if not struct.template)
 """Types of objects that compiled kernels take; ``backends._structs`` makes their bytes."""
 
+
 def kinds(signature: Signature) -> tuple[str, ...]:
-    """The dtypes of a compiled kernel's instances; none: it has only one. No operand has 16 bits."""
+    """The dtypes of a compiled kernel's instances; none: it has only one. Operands of 16 bits have
+    no kernel."""
     group = signature.group
     return () if group is None else GROUPS["Float" if group == "Operand" else group]
 
 
 def passed(signature: Signature) -> tuple[Parameter, ...]:
-    """The parameters that a compiled kernel receives: no dtypes, no objects but ``STRUCTS``, no room
-    for results, which follow; the plan comes last."""
+    """The parameters that a compiled kernel receives: no dtypes, no objects but ``STRUCTS``, no
+    room for results, which follow; the plan comes last."""
     plan = () if signature.plan is None else (ObjectParameter("plan", signature.plan),)
     return tuple(
         parameter
@@ -388,9 +390,7 @@ def _subscript(text: str) -> ast.Subscript:
     return tree
 
 
-def _tensor(
-    name: str, tree: ast.Subscript
-) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
+def _tensor(name: str, tree: ast.Subscript) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
     group = ast.unparse(tree.value)
     if group not in GROUPS:
         return None
@@ -437,13 +437,16 @@ __all__ = [
     "Parameter",
     "Position",
     "Positive",
+    "Scale",
     "Signature",
     "Sum",
+    "Summed",
     "Symbol",
     "TensorParameter",
     "Word",
     "any_number",
     "dense",
+    "filled",
     "is_bound",
     "passed",
     "read",

@@ -57,7 +57,9 @@ class UpdateNoise:
         return self.draws.bits_at(self.positions[i], count)
 
 
-def at_clock(noise: UpdateNoise | None, rule: Rule, steps: int) -> tuple[UpdateNoise | None, int, Powers]:
+def at_clock(
+    noise: UpdateNoise | None, rule: Rule, steps: int
+) -> tuple[UpdateNoise | None, int, Powers]:
     """The noise of the update at hand, its number t and its powers; a clock has the last word.
 
     Args:
@@ -75,7 +77,9 @@ def at_clock(noise: UpdateNoise | None, rule: Rule, steps: int) -> tuple[UpdateN
     return replace(noise, stream=stream, rounding=rounding, clock=None), steps + 1, powers
 
 
-def check_noise(noise: UpdateNoise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> None:
+def check_noise(
+    noise: UpdateNoise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
+) -> None:
     """Noise for these parameters.
 
     Raises:

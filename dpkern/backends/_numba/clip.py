@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...base.codes import Style
+from ...base.codes import STYLES
 from ...ops import clip
 from .. import cpu
 from .compile import Array, addresses, entries, inner, kernel, like
@@ -16,7 +16,7 @@ from .parallel import in_parts, team_of
 from .rows import SHRINK, add_integer_row, add_row, clip_factor, power_sum, round_down
 
 _GRAIN = 1 << 16  # entries worth a thread
-PER_LAYER, AUTOMATIC = int(Style.per_layer), int(Style.automatic)
+PER_LAYER, AUTOMATIC = STYLES.code("per_layer"), STYLES.code("automatic")
 
 
 @inner
@@ -103,7 +103,7 @@ def _integer_sums(
 
 
 def _call(request: clip.Request) -> tuple[int, int]:
-    return request.p, int(Style[request.style])
+    return request.p, STYLES.code(request.style)
 
 
 def _items(request: clip.Request, held: list[torch.Tensor]) -> tuple[Array, ...]:

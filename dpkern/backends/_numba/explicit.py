@@ -90,9 +90,7 @@ def _clip_factors(
     return factors, norms
 
 
-def _contracted(
-    grads: Tensors, factors: torch.Tensor, outs: Tensors
-) -> None:
+def _contracted(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
     # A gradient in another order of entries is summed in that order; the sum is put right at last.
     flat = [
         out if part.is_contiguous() else torch.zeros(out.numel(), dtype=out.dtype)

@@ -86,9 +86,7 @@ def _clip_factors(
     return factors, norms
 
 
-def _contract(
-    grads: Tensors, factors: torch.Tensor, outs: Tensors
-) -> None:
+def _contract(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
     for part, out in zip(grads, outs, strict=True):
         if part.is_contiguous():
             rows.add_rows(part, factors, out.numel(), out)

@@ -15,7 +15,6 @@ from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 
-
 _bytes = BYTES["Stream"]
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ... import _validate as check
 from ..._dispatch import op
 from ...base.signature import Double, Float
 from .._coef_noise import CoefNoise, check_noise, quadratic_position
@@ -31,9 +32,7 @@ ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
 
 
-def empty_results(
-    hidden: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the loss and both derivatives."""
     loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     return loss, torch.empty_like(weights), torch.empty_like(hidden)

@@ -33,13 +33,13 @@ LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> CoefForm:
     """Return the form with this name.
 
     Raises:
         InvalidInput: there is none.
     """
-    form: Form = check.choice(FORMS, form=name)
+    form: CoefForm = check.choice(FORMS, form=name)
     return form
 
 
