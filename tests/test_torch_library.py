@@ -181,6 +181,8 @@ def test_fake_tensors_have_shapes_and_refusals() -> None:
         squares = torch.ops.dpkern.linear_norm(torch.empty(2, 3, 4), torch.empty(2, 3, 5))
         assert squares.shape == (2,)
         assert squares.dtype is torch.float64
+        empty = torch.ops.dpkern.linear_norm(torch.empty(0, 3, 4), torch.empty(0, 3, 5))
+        assert empty.shape == (0,)
         with pytest.raises(InvalidInput, match="shape"):
             torch.ops.dpkern.linear_norm(torch.empty(2, 3, 4), torch.empty(2, 7, 5))
 
