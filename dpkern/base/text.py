@@ -16,7 +16,7 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
-from ..errors import InvalidInput
+from .errors import InvalidInput
 
 _TENSOR, _KEY, _DICT = "tensor", "key", "dict"
 _keys: dict[str, bytes] = {}

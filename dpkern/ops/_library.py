@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._dispatch import OPS, Op
+from ..base.dispatch import OPS, Op
 from ..base.library import Operator, Results
 from ..base.schema import Bound, Schema
 from ._clip_request import Request
