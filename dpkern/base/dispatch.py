@@ -91,6 +91,11 @@ class Op(Generic[P, R]):
 
     A call takes the reference's arguments and ``backend``: the name of a backend, or None for the
     first that supports the call.
+
+    Attributes:
+        name: ``stem.function``.
+        operator: its name in ``torch.ops.dpkern`` and in profiles: the function's, behind the stem
+            if another op has taken it.
     """
 
     def __init__(
@@ -101,6 +106,8 @@ class Op(Generic[P, R]):
     ) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
+        taken = any(other.operator == reference.__name__ for other in OPS.values())
+        self.operator: str = f"{stem}_{reference.__name__}" if taken else reference.__name__
         self.reference = reference
         self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
@@ -124,7 +131,7 @@ class Op(Generic[P, R]):
         bound = self.schema.bind(*args, **kwargs)
         kernel = self._chosen(wanted, bound)[1]
         if torch._C._autograd._profiler_enabled():
-            with torch.profiler.record_function(f"dpkern::{self.name}"):
+            with torch.profiler.record_function(f"dpkern::{self.operator}"):
                 return kernel.run(bound)
         return kernel.run(bound)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -177,6 +177,12 @@ class Schema:
         Raises:
             InvalidInput: the first argument that does not fit.
         """
+        bound = self.declared(*args)
+        plan = None if self.own_check is None else self.own_check(*bound.args)
+        return bound._replace(plan=plan)
+
+    def declared(self, *args: Any) -> Bound:
+        """``check`` without the op's own: it looks at no entry of a tensor."""
         look = _Look()
         args = tuple(
             (value,) if _alone(parameter) and isinstance(value, torch.Tensor) else value
@@ -184,13 +190,16 @@ class Schema:
         )
         for parameter, value in zip(self.signature.parameters, args, strict=True):
             look.at(parameter, value)
-        plan = None if self.own_check is None else self.own_check(*args)
         sizes = tuple(look.sizes[name] for name in self.signature.sizes)
-        return Bound(args, sizes, look.kind, look.device or torch.device("cpu"), plan)
+        return Bound(args, sizes, look.kind, look.device or torch.device("cpu"))
 
-    def results(self, bound: Bound) -> tuple[torch.Tensor, ...]:
-        """New tensors for the results of a checked call, not filled."""
+    def results(self, bound: Bound, more: Mapping[str, Any] = {}) -> tuple[torch.Tensor, ...]:
+        """New tensors for the results of a checked call, not filled.
+
+        ``more``: sizes that no argument has, by name.
+        """
         sizes = dict(zip(self.signature.sizes, bound.sizes, strict=True))
+        sizes.update(more)
         return tuple(
             torch.empty(
                 _shape(result, sizes), dtype=_dtype(result, bound.kind), device=bound.device
@@ -367,7 +376,8 @@ def _shape(tensor: TensorParameter, sizes: dict[str, Any]) -> tuple[int, ...]:
         if dim.startswith("*"):
             shape.extend(sizes[dim])
         else:
-            shape.append(math.prod(sizes.get(part) or int(part) for part in dim.split("*")))
+            parts = (sizes[part] if part in sizes else int(part) for part in dim.split("*"))
+            shape.append(math.prod(parts))
     return tuple(shape)
 
 

@@ -443,6 +443,7 @@ __all__ = [
     "Summed",
     "Symbol",
     "TensorParameter",
+    "Word",
     "any_number",
     "dense",
     "filled",

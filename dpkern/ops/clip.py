@@ -190,7 +190,7 @@ _known_bounds = lru_cache(maxsize=256)(_checked_bounds)
 
 def _check_per_tensor(count: int, each: bool, **value: object) -> None:
     ((name, got),) = value.items()
-    if not each:
+    if not each or (count == 1 and isinstance(got, (int, float))):
         check.positive_at(name, got)
         return
     if not isinstance(got, (list, tuple)) or len(got) != count:
@@ -264,7 +264,7 @@ def clip_sum(
         grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
             float64 or bfloat16.
         max_grad_norm: C, at least 2^-96, and at most 2^96 in exact arithmetic or automatic style;
-            per layer a sequence, one per tensor.
+            per layer a sequence, one per tensor (of one tensor also a number).
         p: 1 or 2.
         style: see above.
         arithmetic: ``float`` or ``exact``.
