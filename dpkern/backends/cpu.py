@@ -175,6 +175,7 @@ def _lattice_draws(
     made = torch.empty(count, dtype=torch.int32) if out is None else out
     law = _LAW_CODES[distribution]
     _C.lattice_draws(made.data_ptr(), stream.packed(), law, position, count, _threads())
+    increment_version(made)
     return made.to(device)
 
 
@@ -189,6 +190,7 @@ def _rounding_bits(
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int16) if out is None else out
     _C.rounding_draws(made.data_ptr(), stream.packed(), position, count, _threads())
+    increment_version(made)
     return made.to(device)
 
 
