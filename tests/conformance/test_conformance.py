@@ -19,7 +19,7 @@ def _has_kernel(name: str, backend: str) -> bool:
     if _dispatch.availability(backend)[0]:
         return backend in OPS[name].kernels
     kernels = testing.emulation(backend)
-    return isinstance(kernels, str) or any(name == kernel[0] for kernel in kernels)
+    return not isinstance(kernels, str) and any(name == kernel[0] for kernel in kernels)
 
 
 EVERY = [
@@ -44,7 +44,8 @@ def test_kernels_conform(name: str, backend: str) -> None:
 @pytest.mark.parametrize(("name", "backend"), [p for p in EVERY if FACTS[p.values[0]].samples])
 def test_samples_stay_apart(name: str, backend: str) -> None:
     for case in cases(OPS[name], FACTS[name]):
-        several = case.sizes[FACTS[name].samples] > SAMPLE
+        whole = case.profile in ("usual", "large")
+        several = whole and case.sizes[FACTS[name].samples] > SAMPLE
         interpreted = backend in INTERPRETED
         if interpreted and (case.name != "0 usual" or case.kind is torch.float64):
             continue
