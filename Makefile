@@ -24,8 +24,11 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
+DECLARED := $(wildcard csrc/generate.py dpkern/laws.py dpkern/base/codes.py dpkern/base/layouts.py \
+	dpkern/backends/_kernels.py dpkern/backends/_generated.py)
 EMULATOR := $(wildcard tests/emulator/*)
-BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC)
+BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC) \
+	$(DECLARED)
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DELETE_ON_ERROR:
@@ -42,7 +45,7 @@ help:
 	@echo "make wrappers  loops of Accelerate, Lightning and Transformers, which it installs"
 	@echo "make lint      ruff and clang-format, checks only"
 	@echo "make types     mypy --strict on dpkern/"
-	@echo "make sanitize  the native tests under the address and undefined-behaviour sanitizers"
+	@echo "make sanitize  kernels under the address and undefined-behaviour sanitizers"
 	@echo "make bench     the benchmarks: tables, and JSON in benchmarks/results/"
 	@echo "make evidence  the long proofs: JSON in benchmarks/results/"
 	@echo "make screenshot  the pictures of docs/cost.md, where Chromium is installed"
@@ -84,11 +87,16 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-sanitize: | $(CMAKE)
-	$(CMAKE) -S . -B build/sanitize -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off \
-		-DDPKERN_WERROR=$(DPKERN_WERROR)
+SANITIZE := -DDPKERN_SANITIZE=$(SANITIZERS) -DDPKERN_CUDA=off -DDPKERN_WERROR=$(DPKERN_WERROR) \
+	-DPython_EXECUTABLE=$(abspath $(PY))
+
+sanitize: $(VENV)/.dev
+	$(CMAKE) -S . -B build/sanitize $(SANITIZE)
 	$(CMAKE) --build build/sanitize --parallel 2
 	UBSAN_OPTIONS=print_stacktrace=1 build/sanitize/dpkern_native_tests
+	$(CMAKE) -S . -B build/sanitize-emulated $(SANITIZE) -DDPKERN_EMULATE=ON
+	$(CMAKE) --build build/sanitize-emulated --parallel 2
+	$(PY) -m tests.sanitized build/sanitize-emulated/_emulated*.so
 
 # glibc keeps the memory that a step gives back: fresh pages would be most of what a step takes.
 screenshot: $(VENV)/.dev

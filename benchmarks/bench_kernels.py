@@ -81,9 +81,12 @@ def bench_dispatch(benchmark: Any) -> None:
         for _ in range(loops):
             noise.add_noise(x, stream=stream)
 
+    run = noise.add_noise.kernels["cpu"].run
+    bound = noise.add_noise.schema.bind(x, stream=stream)
+
     def direct() -> None:
         for _ in range(loops):
-            cpu._add_noise(x, stream=stream)
+            run(bound)
 
     with testing.threads(1):
         through = median_seconds(dispatched) / loops

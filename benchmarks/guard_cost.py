@@ -97,7 +97,7 @@ def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
     capture.guard.after = lambda args, kwargs: None  # type: ignore[method-assign]
     capture.boundary = batches.boundary = batches.padding = None
     adapter.batches.boundary.has_loader = False
-    batches._checked = True  # neither collation nor padding is tried
+    batches._check_collation = lambda: None
 
     def hand_out(batch: YieldedBatch) -> None:
         adapter.hand_out(batch.size, first=batch.first, final=batch.final)
@@ -107,7 +107,7 @@ def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
 
 PARTS = (
     ("probe", ForwardGuard, "_check"),
-    ("scans", ForwardGuard, "_before"),
+    ("scans", ForwardGuard, "before"),
     ("scans", ForwardGuard, "after"),
     ("rows", boundary.ModuleBoundary, "enter"),
     ("rows", boundary.ModuleBoundary, "leave"),

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -46,15 +46,15 @@ SLOW = 1.0
 """Seconds: a step that takes longer is timed twice at most."""
 
 
-def released(task: Task, lr: float, mechanism: Callable[..., Mechanism], **fields: Any) -> Prepared:
+def released(task: Task, lr: float, mechanism: type[Mechanism], **options: Any) -> Prepared:
     """dpkern with a mechanism, flat clipping."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
 
     def begin(noise: float) -> Runner:
-        settings = fields | {"noise_multiplier": noise, "max_grad_norm": CLIP, "clipping": "flat"}
-        if mechanism is not DPSGD:
+        settings = options | {"noise_multiplier": noise, "max_grad_norm": CLIP, "clipping": "flat"}
+        if "sites" in {field.name for field in fields(mechanism)}:
             settings["sites"] = dpkern.survey(model, task.data()[0][:2])
         made = dpkern.PrivacyEngine().make_private(
             module=model,

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call moves and computes; equal to its counted execution (``dpkern.cost``).
+    """What one call moves and computes: the projection of its closed form (``dpkern.cost.forms``).
 
     Attributes:
         bytes_read, bytes_written: traffic at the call's edge: every byte of an operand that is read
@@ -87,7 +87,7 @@ class _Order:
 
 
 class Op(Generic[P, R]):
-    """An op: its declaration, reference, cost, and the kernels that backends registered for it.
+    """An op: its declaration, reference, and the kernels that backends registered for it.
 
     A call takes the reference's arguments and ``backend``: the name of a backend, or None for the
     first that supports the call.
@@ -97,15 +97,14 @@ class Op(Generic[P, R]):
         self,
         reference: Callable[P, R],
         check: Callable[..., Any] | None,
-        cost: Callable[..., Cost],
+        plan: type | None = None,
     ) -> None:
         stem = reference.__module__.split(".ops.", 1)[-1].split(".")[0]
         self.name = f"{stem}.{reference.__name__}"
         self.reference = reference
-        self.schema = Schema(inspect.unwrap(reference), check)
-        self.cost = cost
+        self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[torch.device, _Order] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
@@ -155,6 +154,12 @@ class Op(Generic[P, R]):
         """Check a call without running it: the type of the device that it would run on."""
         return self.schema.bind(*args, **kwargs).device.type
 
+    def cost(self, *args: Any, **kwargs: Any) -> Cost:
+        """What this call moves and computes; it is not run."""
+        if self.name not in _costs:
+            importlib.import_module(f"{__package__}.cost.forms")
+        return _costs[self.name](*args, **kwargs)
+
     def backend_of(self, *args: Any, **kwargs: Any) -> str:
         """The name of the backend that would run this call; it is not run."""
         wanted = _wanted_backend(kwargs)
@@ -164,13 +169,18 @@ class Op(Generic[P, R]):
         """Who runs a checked call, by name and kernel."""
         if wanted is not None:
             return wanted, self._asked_for(wanted, bound)
-        for found in self._candidates(bound.device.type):
+        order = self._orders.get(bound.device)
+        if order is None:
+            names = PREFERENCE.get(bound.device.type, ("reference",))
+            order = self._orders[bound.device] = _Order(names)
+        for found in order.found:
             refuse = found[1].refuse
             reason = None if refuse is None else refuse(bound)
             if reason is None:
                 return found
             _log_once(f"{self.name}: backend {found[0]} not used: it {reason}")
-        raise AssertionError("the reference refuses nothing")
+        self._load_next(order, bound.device.type)
+        return self._chosen(None, bound)
 
     def _asked_for(self, wanted: str, bound: Bound) -> Kernel:
         kernel = self._kernel(wanted)
@@ -187,22 +197,17 @@ class Op(Generic[P, R]):
             remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
         )
 
-    def _candidates(self, device: str) -> Iterator[tuple[str, Kernel]]:
-        """The device's kernels in order of preference; a backend is loaded when its turn comes."""
-        order = self._orders.get(device)
-        if order is None:
-            order = self._orders[device] = _Order(PREFERENCE.get(device, ("reference",)))
-        yield from order.found
-        while order.left:
-            name = order.left.pop(0)
-            kernel = self._kernel(name)
-            if isinstance(kernel, str):
-                _log_once(f"{self.name}: backend {name} not used: it {kernel}")
-                continue
-            if name == "reference" and device != "cpu":
-                _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
-            order.found.append((name, kernel))
-            yield name, kernel
+    def _load_next(self, order: _Order, device: str) -> None:
+        """Load the next backend in order of preference whose turn has come."""
+        assert order.left, "the reference refuses nothing"
+        name = order.left.pop(0)
+        kernel = self._kernel(name)
+        if isinstance(kernel, str):
+            _log_once(f"{self.name}: backend {name} not used: it {kernel}")
+            return
+        if name == "reference" and device != "cpu":
+            _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
+        order.found.append((name, kernel))
 
     def _kernel(self, name: str) -> Kernel | str:
         """The backend's kernel, or why there is none."""
@@ -223,6 +228,7 @@ class Op(Generic[P, R]):
 
 
 OPS: dict[str, Op[..., Any]] = {}
+_costs: dict[str, Callable[..., Cost]] = {}
 _wanted: ContextVar[str | None] = ContextVar("dpkern_backend", default=None)
 _availability: dict[str, tuple[bool, str]] = {"reference": (True, "")}
 _logged: set[str] = set()
@@ -241,18 +247,18 @@ _passing = _Passing()
 
 
 def op(
-    *, cost: Callable[..., Cost], check: Callable[..., Any] | None = None
+    *, check: Callable[..., Any] | None = None, plan: type | None = None
 ) -> Callable[[Callable[P, R]], Op[P, R]]:
     """Make a function an op: its signature is the declaration (``base.signature``).
 
     Args:
-        cost: its price, from the arguments of a call.
         check: looks at what the signature cannot say, with every argument in the signature's order.
             It may return a plan, which kernels receive behind the arguments.
+        plan: its type, where compiled kernels receive it as a struct of this name.
     """
 
     def decorate(reference: Callable[P, R]) -> Op[P, R]:
-        return Op(reference, check, cost)
+        return Op(reference, check, plan)
 
     return decorate
 
@@ -273,6 +279,11 @@ def register(
     found = OPS[name]
     found.kernels[backend] = run if isinstance(run, Kernel) else found.kernel(run, refuse)
     found._orders.clear()
+
+
+def register_costs(costs: Mapping[str, Callable[..., Cost]]) -> None:
+    """Register what calls of these ops cost, by the op's name: from their arguments alone."""
+    _costs.update(costs)
 
 
 def availability(backend: str) -> tuple[bool, str]:

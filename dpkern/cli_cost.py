@@ -75,7 +75,7 @@ def count(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """One mechanism and shape, line by line: closed form beside a counted execution."""
+    """One mechanism and shape, line by line: closed form beside a counted run."""
     options = counting(mode, settings)
     publish(
         lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),

@@ -15,13 +15,13 @@ from . import accounting
 from ._validate import choice, integer, probability
 from .accounting import shown_bound
 from .errors import InvalidInput
-from .mechanisms import RandomizedResponse
-from .mechanisms.base import Mechanism
+from .mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
 from .theory.adlm import Setting
 from .train import adlm_mechanism, display, objective_mechanism, responses
-from .train.adlm_options import MODELS
+from .train.adlm_options import MODELS, LabelledOptions
 from .train.mechanism import CALIBRATED_TO, MODES, NAMES, Run, make
 from .train.models import ALL_MODELS, build, example_rows
+from .train.objective_options import RecordOptions
 from .train.options import ARITHMETICS, CLIPPINGS
 from .train.report import dumps
 
@@ -29,22 +29,27 @@ OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
 """Options that a mechanism which perturbs a loss has."""
 OF_ADLM = (*OF_OBJECTIVES, "model", "row_shape", "classes", "sample_rate", "dataset_size")
 """Its noise follows from the sizes of network and data too."""
+OF_KIND = {"records": OF_OBJECTIVES, "labelled rows": OF_ADLM}
 OBJECTIVES = {
-    **dict.fromkeys(objective_mechanism.TYPES, OF_OBJECTIVES),
-    **dict.fromkeys(adlm_mechanism.TYPES, OF_ADLM),
+    kind.name: OF_KIND[kind.trained_by]
+    for kind in ObjectivePerturbation.all()
+    if kind.trained_by is not None
 }
 """Mechanisms without sampled steps, and their options."""
+OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
 
 
 def command(
     context: typer.Context,
     sample_rate: Annotated[
         float | None,
-        typer.Option(help="Expected batch size / number of rows; not of spof and fm."),
+        typer.Option(help=f"Expected batch size / number of rows; not of {OF_RECORDS}."),
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option(help="Number of steps; of spof, fm, adlm and ilm: visits of each record."),
+        typer.Option(
+            help=f"Number of steps; of {OF_RECORDS}, {OF_LABELLED}: visits of each record."
+        ),
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Noise, in units of the norm bound.")
@@ -62,7 +67,8 @@ def command(
         str, typer.Option(help=f"One of {', '.join(accounting.SAMPLING)}.")
     ] = "poisson",
     dataset_size: Annotated[
-        int | None, typer.Option(help="Number of rows; needed by fixed sampling, adlm and ilm.")
+        int | None,
+        typer.Option(help=f"Number of rows; needed by fixed sampling, {OF_LABELLED}."),
     ] = None,
     mechanism: Annotated[
         str, typer.Option(help=f"One of {', '.join(sorted((*NAMES, *OBJECTIVES)))}.")
@@ -78,7 +84,7 @@ def command(
         str | None,
         typer.Option(
             help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}. "
-            f"Of adlm and ilm: {', '.join(MODELS)}."
+            f"Of {OF_LABELLED}: {', '.join(MODELS)}."
         ),
     ] = None,
     row_shape: Annotated[
@@ -105,7 +111,7 @@ def command(
         choice(MODES, mode=mode)
         given: dict[str, Any] = {"mode": mode, "settings": settings or (), "epsilon": epsilon}
         visits = integer(1, visits=1 if steps is None else steps)
-        if mechanism in objective_mechanism.TYPES:
+        if OBJECTIVES[mechanism] is OF_OBJECTIVES:
             local = objective_mechanism.make(mechanism, **given)
             facts = objective_mechanism.facts(local, visits=visits, seeded=False)
         else:
@@ -162,7 +168,7 @@ def command(
         "sampling": sampling,
         "dataset_size": dataset_size,
     }
-    if isinstance(made, RandomizedResponse):
+    if isinstance(made, LabelMechanism):
         _print_response(made, json)
         return
     shapes = None if network is None else [tuple(p.shape) for p in network.parameters()]
@@ -202,7 +208,7 @@ def _print(
     _show(result, as_json)
 
 
-def _print_response(mechanism: RandomizedResponse, as_json: bool) -> None:
+def _print_response(mechanism: LabelMechanism, as_json: bool) -> None:
     """One response for each record, whatever the steps: sampling and delta do not count."""
     facts = responses.report(mechanism, seeded=False)
     certificate = facts.pop("certificate")
@@ -236,7 +242,7 @@ def _sizes(
     if model is None or rows is None or rate is None:
         raise InvalidInput(
             "model, dataset_size, sample_rate",
-            expected="all three: the noise of adlm and ilm follows from them",
+            expected=f"all three: the noise of {OF_LABELLED} follows from them",
             got=f"model {model}, dataset_size {rows}, sample_rate {rate}",
             remedy="Pass --model, --dataset-size and --sample-rate.",
         )

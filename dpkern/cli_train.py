@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .train import display
-from .train.adlm_options import MODELS
+from .train.adlm_options import MODELS, LabelledOptions
 from .train.ahead import SOURCES
 from .train.models import ALL_MODELS
 from .train.objective_options import CodeOptions, RecordOptions
@@ -28,6 +28,7 @@ from .train.report import dumps
 from .train.start import NAMES, AnySession, start
 
 INTERRUPTED = 130
+OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
 LABELLED = "Rows with labels (adlm)"
 RECORDS = "Tables of records (spof, fm)"
 
@@ -47,7 +48,7 @@ def command(
             PrivacyOptions,
             "data",
             "'digits', or a .npz or .csv file, or a folder with one. "
-            "Of spof and fm: 'generated', or a .csv file.",
+            f"Of {OF_RECORDS}: 'generated', or a .csv file.",
         ),
     ] = None,
     model: Annotated[
@@ -55,7 +56,7 @@ def command(
         _option(
             ModelOptions,
             "model",
-            f"One of {', '.join(ALL_MODELS)}. Of adlm and ilm: {', '.join(MODELS)}.",
+            f"One of {', '.join(ALL_MODELS)}. Of {OF_LABELLED}: {', '.join(MODELS)}.",
         ),
     ] = None,
     linear: Annotated[
@@ -107,7 +108,7 @@ def command(
             PrivacyOptions,
             "epochs",
             "Epochs of rows // batch size steps each. "
-            "Of spof and fm: visits of each record, usually 20.",
+            f"Of {OF_RECORDS}: visits of each record, usually {RecordOptions.epochs}.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -117,7 +118,8 @@ def command(
         ),
     ] = None,
     lr: Annotated[
-        float | None, _option(ModelOptions, "lr", "Learning rate; of spof and fm usually 0.05.")
+        float | None,
+        _option(ModelOptions, "lr", f"Learning rate; of {OF_RECORDS} usually {CodeOptions.lr}."),
     ] = None,
     optimizer: Annotated[
         str | None, _option(ModelOptions, "optimizer", f"One of {', '.join(OPTIMIZERS)}.")

@@ -10,16 +10,28 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-FLAGS = ("-std=c++17", "-fmad=false", f"-I{ROOT / 'csrc'}")
+_MADE = tempfile.TemporaryDirectory(prefix="dpkern-generated-")
+GENERATED = Path(_MADE.name)
+subprocess.run([sys.executable, ROOT / "csrc" / "generate.py", GENERATED], check=True)
+SOURCES = sorted((GENERATED / "cuda").glob("*.cu"))
+"""Each is a source of kernels with all its instances, as the build compiles it."""
+FLAGS = ("-std=c++17", "-fmad=false", f"-I{ROOT / 'csrc'}", f"-I{GENERATED}")
 BUDGETS = Path(__file__).with_name("cuda_budgets.json")
 ARCHS = (75, 80, 86, 89, 90, 100)
 EXACT = ("coef", "coef_features", "noise", "symbols", "update")
 """Sources whose bits are those of the CPU."""
+
+
+def may_fuse(source: Path) -> bool:
+    """Whether a source of ``SOURCES`` may ask for fused products."""
+    return source.stem.removesuffix("_kernels") not in EXACT
+
 
 FORBIDDEN = {
     "approximation": r"\.approx\b",

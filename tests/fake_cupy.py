@@ -30,6 +30,7 @@ class Program:
 
     code: str
     name: str
+    headers: dict[str, str]
     expressions: list[str] = field(default_factory=list)
     options: tuple[str, ...] = ()
 
@@ -50,8 +51,10 @@ class Recorder:
     def getSupportedArchs(self) -> tuple[int, ...]:
         return ARCHS
 
-    def createProgram(self, code: str, name: str, headers: object, names: object) -> int:
-        self.programs.append(Program(code, name))
+    def createProgram(
+        self, code: str, name: str, headers: Sequence[str], names: Sequence[str]
+    ) -> int:
+        self.programs.append(Program(code, name, dict(zip(names, headers, strict=True))))
         self.alive.add(len(self.programs))
         return len(self.programs)
 

@@ -9,6 +9,10 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from dpkern.backends._cupy_sources import expression
+from dpkern.backends._generated import headers
+from dpkern.backends._kernels import KERNELS
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -71,9 +75,15 @@ class Nvrtc:
         self._call("nvrtcGetSupportedArchs", found)
         return tuple(found)
 
-    def createProgram(self, code: str, name: str, *_: object) -> int:
+    def createProgram(
+        self, code: str, name: str, headers: Sequence[str] = (), names: Sequence[str] = ()
+    ) -> int:
         program = ctypes.c_void_p()
-        given = code.encode(), name.encode(), 0, None, None
+        texts, under = (
+            (ctypes.c_char_p * len(each))(*(text.encode() for text in each))
+            for each in (headers, names)
+        )
+        given = code.encode(), name.encode(), len(headers), texts, under
         self._call("nvrtcCreateProgram", ctypes.byref(program), *given)
         assert program.value is not None
         return program.value
@@ -105,14 +115,26 @@ class Nvrtc:
         self._call("nvrtcDestroyProgram", ctypes.byref(ctypes.c_void_p(program)))
 
 
+def expressions(source: str) -> list[str]:
+    """The names of every instance in a source of kernels."""
+    return [
+        expression(kernel.symbol(instance))
+        for kernel in KERNELS
+        if kernel.source == source
+        for instance in kernel.instances
+    ]
+
+
 def compile_source(source: str, options: Sequence[str], kernels: Sequence[str] = ()) -> Compiled:
-    """Compile for a device; ``kernels`` are instantiations such as ``f<float>``.
+    """Compile for a device; ``kernels`` are instantiations such as ``f<float>``. Generated headers
+    are given as the cupy backend gives them.
 
     Raises:
         RuntimeError: the compiler itself could not be used.
     """
     nvrtc = Nvrtc()
-    program = nvrtc.createProgram(source, "source.cu")
+    made = headers()
+    program = nvrtc.createProgram(source, "source.cu", tuple(made.values()), tuple(made.keys()))
     try:
         for kernel in kernels:
             nvrtc.addNameExpression(program, kernel)

@@ -166,8 +166,7 @@ class Case:
         else:
             step.add(given, released=self.samples == "released")
         step.finish()
-        if isinstance(self.mechanism, ProjectedSGD):
-            self.mechanism.project(step.params)
+        self.mechanism.project(step.params)
 
 
 def _convolution(site: Site, x: torch.Tensor, g: torch.Tensor) -> Convolution:

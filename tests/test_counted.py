@@ -38,18 +38,18 @@ def tensors_in(result: Any) -> Iterator[torch.Tensor]:
 
 
 def by_kernel(call: Call) -> Any:
-    """The call by the compiled kernel, or where there is none by the reference.
+    """The call by the backend that is chosen: the compiled kernel, if there is one.
 
     Draws made ahead are the streams'; the kernel makes them itself.
     """
     made = call.kwargs.get("noise")
     if made is not None:
         call.kwargs["noise"] = dataclasses.replace(made, draws=None)
-    refused = call.op.kernels["reference"]
-    kernel = call.op.kernels.get("cpu", refused)
-    if kernel.refuse(*call.args, **call.kwargs) is not None:
-        kernel = refused
-    return kernel.run(*call.args, **call.kwargs)
+    bound = call.op.schema.bind(*call.args, **call.kwargs)
+    kernel = call.op.kernels.get("cpu")
+    if kernel is None or (kernel.refuse is not None and kernel.refuse(bound) is not None):
+        kernel = call.op.kernels["reference"]
+    return kernel.run(bound)
 
 
 def check(call: Call) -> tuple[bool, bool]:

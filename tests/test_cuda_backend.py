@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dpkern import _C, _dispatch, testing
-from dpkern.backends import _device, _launch, _launch_update, _tables, cpu, cuda
+from dpkern.backends import _device, _generated, _launch_update, _tables, cpu, cuda
+from dpkern.backends import _kernels as table
+from dpkern.backends._start import Device
+from dpkern.base import layouts
 from dpkern.errors import BackendError, PrivacyError
 from dpkern.ops import clip, noise, update
 from dpkern.rng import Purpose
@@ -21,7 +25,7 @@ ROUNDING = testing.KEY.stream(Purpose.ROUNDING, 1)
 
 @pytest.fixture
 def emulator() -> Iterator[ModuleType]:
-    """The emulated launchers, with the cuda backend on CPU tensors."""
+    """The emulated kernels, with the cuda backend on CPU tensors."""
     module = cuda._emulated()
     if isinstance(module, str):
         pytest.skip(f"cuda {module}")
@@ -32,11 +36,13 @@ def emulator() -> Iterator[ModuleType]:
 
 def extension(*, built: str = "", count: int = 1) -> Any:
     """A compiled module as ``load`` sees it."""
-    launchers = SimpleNamespace(
-        device_count=lambda: (count, 0 if count else 35), error_text=lambda error: f"text {error}"
+    module = SimpleNamespace(
+        digest=_generated.digest(),
+        device_count=lambda: (count, 0 if count else 35),
+        error_text=lambda error: f"text {error}",
     )
     config = {"cuda": not built, "cuda_reason": built}
-    return SimpleNamespace(build_config=lambda: config, cuda=launchers)
+    return SimpleNamespace(build_config=lambda: config, cuda=module)
 
 
 # why it is missing
@@ -53,6 +59,15 @@ def test_built_without_cuda() -> None:
     assert "nvcc was not found when dpkern was built" in reason
     assert "DPKERN_CUDA=on" in reason
     assert "pip install triton" in reason
+
+
+def test_built_of_other_sources() -> None:
+    reason = "has kernels of another version of dpkern: reinstall it"
+    found = extension()
+    found.cuda.digest = "0" * 16
+    assert cuda._unavailable(found) == reason
+    del found.cuda.digest  # of before there was one
+    assert cuda._unavailable(found) == reason
 
 
 def test_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +90,9 @@ def test_a_build_with_cuda_works_without_a_driver() -> None:
     assert count == 0
     assert error != 0
     assert "driver" in _C.cuda.error_text(error) or "device" in _C.cuda.error_text(error)
-    assert _C.cuda.keystream(_tables.stream(STREAM).tobytes(), 0, 1, 0, 0) != 0
+    assert parameters(_C.cuda) == table.signatures()
+    with pytest.raises(BackendError, match=f"error {error}"):
+        _start_advance(cuda.device(_C.cuda))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
@@ -83,6 +100,16 @@ def test_asked_for_and_missing() -> None:
     with pytest.raises(BackendError, match=r"backend 'cuda' for noise.add_noise") as caught:
         noise.add_noise(torch.zeros(3, dtype=torch.int32), stream=STREAM, backend="cuda")
     assert _dispatch.availability("cuda")[1] in caught.value.got
+
+
+def parameters(module: Any) -> dict[str, str]:
+    """Those of every kernel, as compiled."""
+    return {name: found for name, (_, found) in module.kernels().items()}
+
+
+def _start_advance(on: Device) -> None:
+    clock = torch.zeros(3, dtype=torch.float64)
+    on.start(table.ADVANCE, (), 0, clock=clock, beta1=1.0, beta2=1.0)
 
 
 # what it refuses
@@ -137,10 +164,10 @@ def test_no_memory_left(emulator: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     def full(*_: Any, **__: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 bytes. GPU 0 ...")
 
-    x, launches = torch.zeros(3, dtype=torch.int32), emulator.launches()
+    x, launches = torch.zeros(3), emulator.launches()
     monkeypatch.setattr(torch, "zeros", full)
     with pytest.raises(BackendError, match=r"GPU memory: .* got CUDA out of memory") as caught:
-        noise.add_noise(x, stream=STREAM, backend="cuda")
+        noise.add_noise(x, stream=STREAM, rounding=ROUNDING, scale=1.0, backend="cuda")
     assert "max_physical_batch_size" in caught.value.remedy
     assert not x.any()
     assert emulator.launches() == launches
@@ -177,10 +204,10 @@ def test_a_prepared_update_may_be_recorded(
     )
     arguments: dict[str, Any] = {"rule": rule, "state": state, "noise": drawn}
     sums = [torch.ones(600, dtype=torch.int64)]
-    launcher = _launch.Launch(emulator, "cuda", "cpu", cpu._on_cpu)
+    emulated = cuda.emulated_device(emulator)
     _tables._made.clear()
     launches = emulator.launches()
-    planned = launcher.prepare_update(params, sums, **arguments)
+    planned = _launch_update.prepare(emulated, params, sums, **arguments)
     assert emulator.launches() == launches  # preparing releases nothing
     assert bool((params[0] == 1).all())
     assert state.steps == 0
@@ -195,20 +222,44 @@ def test_a_prepared_update_may_be_recorded(
 # what it passes on
 
 
-def test_structs_have_the_compiled_layout(emulator: ModuleType) -> None:
-    layouts = emulator.layouts()
-    assert set(layouts) == set(_tables.STRUCTS)
-    for name, struct in _tables.STRUCTS.items():
-        assert struct.fields is not None
-        offsets = {field: entry[1] for field, entry in struct.fields.items()}
-        assert (struct.itemsize, offsets) == layouts[name], name
-    sizes = {"tile": _tables.TILE, "chunk": _tables.CHUNK, "update_piece": _tables.PIECE}
-    assert emulator.constants() == sizes
+def test_every_instance_is_compiled_with_the_declared_parameters(emulator: ModuleType) -> None:
+    assert parameters(emulator) == table.signatures()
 
 
-def test_structs_of_another_size_are_refused(emulator: ModuleType) -> None:
-    with pytest.raises(ValueError, match="a struct of another size"):
-        emulator.keystream(b"short", 0, 1, 0, 0)
+@pytest.mark.parametrize("struct", layouts.STRUCTS, ids=lambda struct: str(struct.name))
+def test_numpy_lays_structs_out_as_declared(struct: layouts.Struct) -> None:
+    # C++ is asked by the generated header itself, whenever it is compiled.
+    found = _tables.dtype(struct)
+    natural = np.dtype([(name, found[name]) for name in struct.fields], align=True)
+    assert found.fields == natural.fields
+    assert found.itemsize == natural.itemsize
+
+
+def test_arguments_of_another_size_or_number_are_refused(emulator: ModuleType) -> None:
+    place, parameters = emulator.kernels()["rounding_kernel"]
+    assert parameters == "s44 i8 i8 p8"
+    sizes = 44, 8, 8, 8
+    before = emulator.launches()
+    with pytest.raises(ValueError, match="rounding_kernel: an argument of another size"):
+        emulator.launch(place, 1, 1, 128, [bytes(n) for n in (44, 8, 4, 8)], 0)
+    with pytest.raises(ValueError, match="rounding_kernel: another number of arguments"):
+        emulator.launch(place, 1, 1, 128, [bytes(n) for n in sizes[:3]], 0)
+    assert emulator.launches() == before
+    assert emulator.launch(place, 1, 1, 128, [bytes(n) for n in sizes], 0) == 0
+
+
+def test_too_many_blocks_fail_at_the_launch(emulator: ModuleType) -> None:
+    assert table.blocks_of(2**62) == 2**31
+    on, stream = cuda.emulated_device(emulator), _tables.stream(STREAM)
+    with pytest.raises(BackendError, match="error 9"):
+        on.start(table.KEYSTREAM, (), 0, stream=stream, first_block=0, blocks=2**62, out=None)
+
+
+def test_nothing_to_do_starts_nothing(emulator: ModuleType) -> None:
+    on, stream = cuda.emulated_device(emulator), _tables.stream(STREAM)
+    before = emulator.launches()
+    on.start(table.KEYSTREAM, (), 0, stream=stream, first_block=0, blocks=0, out=None)
+    assert emulator.launches() == before
 
 
 def test_tables_are_kept_by_their_content(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +269,8 @@ def test_tables_are_kept_by_their_content(monkeypatch: pytest.MonkeyPatch) -> No
     first = _tables.device_table(tables[0], device)
     assert first.numpy().tobytes() == tables[0].tobytes()
     assert _tables.device_table(tables[0].copy(), device) is first
-    for table in tables[1:]:
-        _tables.device_table(table, device)
+    for later in tables[1:]:
+        _tables.device_table(later, device)
     assert len(_tables._made) == _tables._KEPT
     assert _tables.device_table(tables[0], device) is not first
     monkeypatch.setattr(_device, "capturing", lambda device: True)

@@ -1,16 +1,14 @@
-"""The cupy backend without CuPy: a stand-in records what would be launched.
+"""The cupy backend without CuPy: a stand-in records what would be launched, the emulator runs it.
 
-The emulator records what the compiled launchers start; both must be the same kernels with the same
-grids, blocks and arguments, call by call.
+Every kernel is started by both, with the same grid, block and arguments; what the emulator computes
+is compared with the ops' references.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,68 +19,64 @@ import torch
 
 from benchmarks.cases import SMALL_CASES, ClipCase
 from dpkern import _dispatch, testing
-from dpkern.backends import _cupy_sources, cpu, cuda, cupy
-from dpkern.backends._cupy_kernels import Launchers
-from dpkern.backends._launch import Launch
+from dpkern.backends import _kernels as table
+from dpkern.backends import _launch, _start, cpu, cuda, cupy
+from dpkern.backends._cupy_launch import Compiling
+from dpkern.backends._kernels import Kernel
+from dpkern.backends._start import Device
 from dpkern.errors import BackendError
 from dpkern.ops import clip, coef, noise, symbols, update
 from dpkern.ops.ghost import explicit
 from dpkern.rng import Purpose
-from tests.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy, plain
+from tests.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
 
 STREAM = testing.KEY.stream(Purpose.NOISE, 1)
 
 
-@cache
-def functions(path: str) -> dict[int, str]:
-    """Functions of the emulator by their place in it."""
-    listed = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
-    rows = (line.split(" ", 2) for line in listed.splitlines() if "_kernel" in line)
-    return {int(place, 16): plain(name) for place, kind, name in rows if kind in "tT"}
-
-
 class Both:
-    """Every call on the emulated launchers and on CuPy's, compared."""
+    """Starts every kernel in the emulator, and as the cupy backend does; compares the two."""
 
     def __init__(self, emulator: ModuleType) -> None:
-        self.emulator, self.fake = emulator, FakeCupy()
-        self.other = Launchers(self.fake)
+        self.emulated, self.fake = cuda.Compiled(emulator), FakeCupy()
+        self.other = Compiling(self.fake)
         self.kernels: set[str] = set()
 
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any) -> Any:
-            self.emulator.record(on=True)
-            result = getattr(self.emulator, name)(*args)
-            started = self.emulator.recorded()
-            self.emulator.record(on=False)
-            self.fake.launches.clear()
-            assert getattr(self.other, name)(*args) == result
-            assert len(self.fake.launches) == len(started)
-            for (place, *sizes, wanted), (kernel, *mine, given) in zip(
-                started, self.fake.launches, strict=True
-            ):
-                assert kernel == functions(self.emulator.__file__)[place]
-                assert mine == sizes
-                self.kernels.add(kernel)
-                for packed, argument in zip(wanted, given, strict=True):
-                    assert len(packed) == argument.nbytes, kernel
-                    assert np.frombuffer(packed, argument.dtype) == argument, kernel
-            return result
+    def error_text(self, error: int) -> str:
+        return self.emulated.error_text(error)
 
-        return call
+    def preload(self) -> int:
+        return self.emulated.preload()
+
+    def start(
+        self,
+        kernel: Kernel,
+        instance: tuple[str, ...],
+        grid: tuple[int, int],
+        arguments: list[Any],
+        stream: int,
+    ) -> int:
+        self.fake.launches.clear()
+        assert self.other.start(kernel, instance, grid, arguments, stream) == 0
+        ((name, blocks, threads, given),) = self.fake.launches
+        assert name == kernel.symbol(instance)
+        assert (blocks, threads) == ((*grid, 1), kernel.threads)
+        assert all(argument.size == 1 for argument in given)  # CuPy passes these by value
+        packed = [argument.tobytes() for argument in given]
+        assert packed == [argument.tobytes() for argument in arguments]
+        self.kernels.add(name)
+        return self.emulated.start(kernel, instance, grid, arguments, stream)
 
 
 @pytest.fixture
 def both() -> Iterator[Both]:
-    """The cupy backend on both launchers."""
+    """The cupy backend on both starters."""
     module = cuda._emulated()
     if isinstance(module, str):
         pytest.skip(f"cuda {module}")
-    launchers = Both(module)
-    kernels = Launch(launchers, "cupy", "cpu", cpu._on_cpu).kernels()
+    starter = Both(module)
+    kernels = _launch.kernels(Device(starter, "cupy", "cpu", cpu._on_cpu))
     with _dispatch.replaced("cupy", kernels):
-        yield launchers
-    module.record(on=False)
+        yield starter
 
 
 FLOATS = (torch.float32, torch.float64)
@@ -160,7 +154,7 @@ def perturb_everything() -> None:
             coef.expanded(h, y, torch.ones(3, width, dtype=dtype), noise=given, backend="cupy")
 
 
-def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
+def test_every_kernel_is_started_as_in_the_emulator(both: Both) -> None:
     for case in SMALL_CASES:
         case.verify("cupy")
     clip_everything()
@@ -172,20 +166,40 @@ def test_every_launch_is_that_of_the_compiled_launchers(both: Both) -> None:
     for law in LAWS:
         noise.lattice_draws(STREAM, position=7, count=5000, distribution=law, backend="cupy")
     noise.rounding_bits(STREAM, position=7, count=5000, backend="cupy")
-    listed = {name for names in _cupy_sources.KERNELS.values() for name in names}
-    assert both.kernels == listed
+    assert both.kernels == set(table.signatures())
 
 
 def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkern.backends._cupy_launch.TILES_PER_BLOCK", 4)
-    with pytest.raises(AssertionError):
-        noise.lattice_draws(STREAM, position=0, count=5000, backend="cupy")
+    monkeypatch.setattr(table, "tile_blocks", lambda first, n: 1)
+    given: dict[str, Any] = {"position": 0, "count": 5000}
+    got, want = (noise.lattice_draws(STREAM, backend=b, **given) for b in ("cupy", "cpu"))
+    assert torch.equal(got[:4096], want[:4096])
+    assert not torch.equal(got, want)
 
 
 def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkern.backends._cupy_kernels._room", lambda count, size: count * size)
-    with pytest.raises(AssertionError):
-        ClipCase(batch=3, columns=(5,)).verify("cupy")
+    def short(kernel: Kernel, _: object) -> list[Any]:
+        return [(name, lambda _: np.float32(0)) for name in kernel.parameters]
+
+    monkeypatch.setattr(_start, "_converters", short)
+    with pytest.raises(ValueError, match="advance_kernel: an argument of another size"):
+        update.advance(
+            update.clock(update.SGD(lr=0.1), 0, "cpu"), rule=update.SGD(lr=0.1), backend="cupy"
+        )
+
+
+def test_missing_and_unknown_arguments_are_noticed(both: Both) -> None:
+    on = Device(both, "cupy", "cpu", cpu._on_cpu)
+    for names in (("clock", "beta1"), ("clock", "beta1", "beta2", "beta3")):
+        with pytest.raises(AssertionError, match="advance_kernel"):
+            on.start(table.ADVANCE, (), 0, **dict.fromkeys(names, 0))
+    with pytest.raises(AssertionError, match="draws_kernel"):
+        table.DRAWS.symbol(("Cauchy",))
+
+
+def test_everything_can_be_compiled_ahead(fake: FakeCupy) -> None:
+    assert Compiling(fake).preload() == 0
+    assert len(fake.binaries) == len(table.signatures())
 
 
 @pytest.fixture
@@ -199,7 +213,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 def run(fake: FakeCupy) -> None:
     """A call that fails as the stand-in says."""
-    kernels = Launch(Launchers(fake), "cupy", "cpu", cpu._on_cpu).kernels()
+    kernels = _launch.kernels(Device(Compiling(fake), "cupy", "cpu", cpu._on_cpu))
     with _dispatch.replaced("cupy", kernels):
         noise.add_noise(torch.zeros(3, dtype=torch.int32), stream=STREAM, backend="cupy")
 

@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from dpkern.backends import _cupy_sources
+from dpkern.backends import _cupy_sources, _generated
+from dpkern.backends import _kernels as table
 from dpkern.backends._cupy_compile import Compiler
-from dpkern.backends._cupy_kernels import Launchers
+from dpkern.backends._cupy_launch import Compiling
 from dpkern.errors import BackendError
 from tests import cuda_gate as gate
 from tests import nvrtc
 from tests.fake_cupy import FakeCupy
 
-STREAM = bytes(44)
 RELEASE = "noise", "add_noise_float_kernel<float, Gaussian>"
 needs_nvrtc = pytest.mark.skipif(nvrtc.library() is None, reason="libnvrtc is not installed")
 
 
 def test_a_kernel_is_compiled_once_with_the_tested_options_and_no_others() -> None:
     fake = FakeCupy()
-    launchers = Launchers(fake)
-    for law in (0, 1, 0):
-        assert launchers.lattice_draws(STREAM, law, 0, 600, 16, 77) == 0
+    starter = Compiling(fake)
+    for law in ("Gaussian", "Laplace", "Gaussian"):
+        assert starter.start(table.DRAWS, (law,), (1, 1), [], 77) == 0
     first, second = fake.nvrtc.programs
     assert first.options == (
         *_cupy_sources.options(_cupy_sources.sources()),
@@ -36,6 +36,7 @@ def test_a_kernel_is_compiled_once_with_the_tested_options_and_no_others() -> No
     assert second.options == first.options
     assert "--fmad=false" in first.options
     assert "draws_kernel" in first.code
+    assert first.headers == _generated.headers()
     assert len(fake.binaries) == 2
     assert not fake.nvrtc.alive
     assert fake.streams == [77] * 3

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dpkern.errors import InvalidInput, UnsupportedModule
+from dpkern.errors import InvalidInput, PrivacyError, UnsupportedModule
 from tests.engine_run import Run
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -100,3 +100,19 @@ def test_each_record_is_divided_by_its_own_targets() -> None:
     for name, parameter in run.module.named_parameters():
         expected = kept[name] - 0.1 * plain.get_parameter(name).grad
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+class LossAlone(WithLoss):
+    """Returns nothing but its loss."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, y)["loss"]
+
+
+def test_a_module_that_returns_its_loss_alone_is_told_what_to_return() -> None:
+    run = Run(module=LossAlone(RIGHT["mean"]), noise_multiplier=0.0)
+    x, y = next(iter(run.loader))
+    run.module(x, y).backward()
+    with pytest.raises(PrivacyError, match="returns the logits beside the loss"):
+        run.optimizer.step()
+    assert run.engine.step.steps == 0

@@ -343,3 +343,16 @@ def test_plain_samplers_are_replaced() -> None:
     with pytest.raises(InvalidInput, match="max_physical_batch_size"):
         private(max_physical_batch_size=0)
     assert math.isclose(private().sample_rate, 0.25)
+
+
+def test_trying_the_collation_leaves_the_draws_of_devices_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    original = DataLoader(
+        records(), batch_size=10, collate_fn=lambda rows: torch.stack([x for x, _ in rows])
+    )
+    loader = PrivateLoader(original, key=Key.from_unsafe_seed(1))
+    next(iter(loader))
+    assert not seeded

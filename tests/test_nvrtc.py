@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from dpkern.backends import _cupy_sources
+from dpkern.backends import _cupy_sources, _generated
+from dpkern.backends._kernels import KERNELS
 from tests import cuda_gate as gate
 from tests import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.library() is None, reason="libnvrtc is not installed")
 FOLDER = _cupy_sources.sources()
 OPTIONS = (*_cupy_sources.options(FOLDER), "--gpu-architecture=sm_90")
-NOT_LAUNCHED = {"rounding_kernel", "advance_kernel"}
-"""Kernels that only the compiled launchers start."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", _cupy_sources.KERNELS)
+@pytest.mark.parametrize("source", _generated.sources())
 def test_every_kernel_compiles_under_its_name(source: str) -> None:
-    kernels = [_cupy_sources.expression(kernel) for kernel in _cupy_sources.KERNELS[source]]
+    kernels = nvrtc.expressions(source)
     code = (FOLDER / "cuda" / f"{source}.cu").read_text()
     compiled = nvrtc.compile_source(code, OPTIONS, kernels)
     assert compiled.ok, compiled.log
@@ -37,8 +36,10 @@ def test_every_kernel_of_the_sources_is_listed() -> None:
     defined = set()
     for path in (FOLDER / "cuda").glob("*.cu*"):
         defined |= set(re.findall(r"__global__[^;{]*?(\w+_kernel)\(", path.read_text()))
-    listed = {kernel.split("<")[0] for names in _cupy_sources.KERNELS.values() for kernel in names}
-    assert listed | NOT_LAUNCHED == defined
+    assert {kernel.name for kernel in KERNELS} == defined
+    assert {f"{name}.cu" for name in (*_generated.sources(), "runtime")} == {
+        path.name for path in (FOLDER / "cuda").glob("*.cu")
+    }
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_warnings_are_errors_only_if_asked_for(tree: Path) -> None:
     ("target", "said"),
     [
         ("test", ["DPKERN_WERROR=on", "-DDPKERN_WERROR=on"]),
-        ("sanitize", ["-DDPKERN_WERROR=on"]),
+        ("sanitize", ["DPKERN_WERROR=on", "-DDPKERN_WERROR=on", "-DDPKERN_WERROR=on"]),
         ("demo", ["DPKERN_WERROR=off"]),
     ],
 )

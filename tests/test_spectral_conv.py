@@ -302,6 +302,8 @@ def test_whitened_norms_of_every_layout(
     grads[1, 0, 0, 0, 0] = math.nan
     got = spectral.whitened_norm(grads, torch.eye(9, dtype=torch.float64), backend=backend)
     assert torch.isfinite(got).tolist() == [True, False]
+    got = spectral.whitened_norm(grads[:0], torch.eye(9, dtype=torch.float64), backend=backend)
+    assert got.shape == (0,)
 
 
 @every_backend

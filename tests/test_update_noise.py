@@ -10,7 +10,7 @@ import torch
 
 import dpkern
 from dpkern import BackendError, InvalidInput, PrivacyError, testing
-from dpkern.backends._launch import Launch
+from dpkern.backends._start import Device
 from dpkern.ops import _clock, _lattice, noise, update
 from dpkern.ops._count import count
 from dpkern.rng import Purpose
@@ -152,9 +152,10 @@ def test_draws_for_a_device_are_that_devices_to_make(monkeypatch: pytest.MonkeyP
 
 
 def test_draws_are_made_where_the_kernels_run() -> None:
-    on_devices = Launch(None, "cuda", "cuda", lambda *_: None)
-    assert on_devices._at("cuda:1") == torch.device("cuda", 1)
-    assert on_devices._at("cpu") == torch.device("cuda")
+    starter: Any = None
+    on_devices = Device(starter, "cuda", "cuda", lambda *_: None)
+    assert on_devices.place("cuda:1") == torch.device("cuda", 1)
+    assert on_devices.place("cpu") == torch.device("cuda")
 
 
 def test_an_automatic_choice_finds_who_can_take_draws() -> None:

@@ -3,6 +3,7 @@
 #include "bindings/counted.h"
 
 #include "bindings/bindings.h"
+#include "counted/coef.h"
 #include "counted/kernels.h"
 
 namespace py = pybind11;
@@ -19,27 +20,27 @@ auto by_type(bool wide, const F& body) {
   return wide ? body(double{}) : body(float{});
 }
 
-py::tuple keystream(Address out, const py::tuple& stream, std::uint64_t first_block, Size blocks) {
-  const Stream s = stream_of(stream);
+py::tuple keystream(Address out, const py::bytes& stream, std::uint64_t first_block, Size blocks) {
+  const Stream s = from_bytes<Stream>(stream);
   return counted([&] { counted::keystream(s, first_block, blocks, pointer<std::uint32_t>(out)); });
 }
 
-py::tuple lattice_draws(Address out, const py::tuple& stream, int law, std::uint64_t first,
+py::tuple lattice_draws(Address out, const py::bytes& stream, int law, std::uint64_t first,
                         Size n) {
-  const Stream s = stream_of(stream);
+  const Stream s = from_bytes<Stream>(stream);
   return counted([&] {
     counted::lattice_draws(s, static_cast<Distribution>(law), first, n, pointer<std::int32_t>(out));
   });
 }
 
-py::tuple rounding_bits(Address out, const py::tuple& stream, std::uint64_t first, Size n) {
-  const Stream s = stream_of(stream);
+py::tuple rounding_bits(Address out, const py::bytes& stream, std::uint64_t first, Size n) {
+  const Stream s = from_bytes<Stream>(stream);
   return counted([&] { counted::rounding_bits(s, first, n, pointer<std::int16_t>(out)); });
 }
 
-py::tuple add_noise_integer(Address x, bool wide, const py::tuple& stream, int law,
+py::tuple add_noise_integer(Address x, bool wide, const py::bytes& stream, int law,
                             std::uint64_t first, Size n) {
-  const Stream s = stream_of(stream);
+  const Stream s = from_bytes<Stream>(stream);
   const auto distribution = static_cast<Distribution>(law);
   return counted([&] {
     if (wide) {
@@ -51,11 +52,11 @@ py::tuple add_noise_integer(Address x, bool wide, const py::tuple& stream, int l
 }
 
 // scales: an address of one scale per coordinate (of float64 if `wide_scales`), or 0.
-py::tuple add_noise_float(Address x, bool wide, const py::tuple& stream, const py::tuple& rounding,
+py::tuple add_noise_float(Address x, bool wide, const py::bytes& stream, const py::bytes& rounding,
                           int law, std::uint64_t first, Size n, double scale, Address scales,
                           bool wide_scales) {
-  const Stream s = stream_of(stream);
-  const Stream r = stream_of(rounding);
+  const Stream s = from_bytes<Stream>(stream);
+  const Stream r = from_bytes<Stream>(rounding);
   const auto distribution = static_cast<Distribution>(law);
   return counted([&] {
     by_type(wide, [&](auto zero) {
@@ -69,25 +70,42 @@ py::tuple add_noise_float(Address x, bool wide, const py::tuple& stream, const p
   });
 }
 
-// draws: None or (first position, how many, address, address of rounding bits or 0).
-py::tuple update_step(const py::tuple& rule, const py::object& noise, const py::object& draws,
-                      int sum_type, bool wide, double gradient_scale, const Addresses& params,
-                      const Addresses& sums, const Addresses& state1, const Addresses& state2,
-                      const Integers& sizes, const Integers& positions, const Numbers& scales) {
-  const Rule r = rule_of(rule);
-  const cpu::UpdateNoise n = update_noise_of(noise);
-  const auto items = update_items_of(params, sums, state1, state2, sizes, positions, scales);
-  counted::Draws ahead{};
-  if (!draws.is_none()) {
-    const py::tuple packed = draws.cast<py::tuple>();
-    ahead = {packed[0].cast<std::uint64_t>(), packed[1].cast<Size>(),
-             pointer<const std::int32_t>(packed[2].cast<Address>()),
-             pointer<const std::int16_t>(packed[3].cast<Address>())};
-  }
-  const auto type = static_cast<SumType>(sum_type);
+py::tuple update_tensors(bool wide, const Addresses& params, const Addresses& sums, int sums_kind,
+                         const Addresses& buffers, const Integers& positions,
+                         const std::vector<double>& scales, const py::bytes& rule,
+                         const py::bytes& noise, double gradient_scale, const Integers& sizes) {
   return counted([&] {
     return by_type(wide, [&](auto zero) {
-      return counted::update_step<decltype(zero)>(r, n, ahead, type, gradient_scale, items);
+      using T = decltype(zero);
+      return counted::update_tensors(cpu::UpdateTensors<T>{
+          pointers<T>(params), pointers<const void>(sums), static_cast<cpu::Summed>(sums_kind),
+          pointers<T>(buffers), positions, scales, from_bytes<Rule>(rule),
+          from_bytes<UpdateNoise>(noise), gradient_scale, sizes});
+    });
+  });
+}
+
+py::tuple perturb(bool wide, Address targets, int form, const py::bytes& noise, Address linear,
+                  Address quadratic, Size rows, Size columns) {
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using T = decltype(zero);
+      counted::perturb(cpu::Perturb<T>{pointer<const T>(targets), static_cast<CoefForm>(form),
+                                       from_bytes<CoefNoise>(noise), pointer<T>(linear),
+                                       pointer<T>(quadratic), rows, columns});
+    });
+  });
+}
+
+py::tuple quadratic(bool wide, Address z, Address targets, int form, const py::bytes& noise,
+                    Address shift, Address loss, Address dz, Size rows, Size columns) {
+  return counted([&] {
+    by_type(wide, [&](auto zero) {
+      using T = decltype(zero);
+      counted::quadratic(cpu::Quadratic<T>{
+          pointer<const T>(z), pointer<const T>(targets), static_cast<CoefForm>(form),
+          from_bytes<CoefNoise>(noise), pointer<const T>(shift), pointer<double>(loss),
+          pointer<T>(dz), rows, columns});
     });
   });
 }
@@ -105,10 +123,10 @@ py::tuple clip_factors(bool wide, const Addresses& squares, Size batch, double m
 }
 
 // type: 0 = uint8, 1 = int32, 2 = int64.
-py::tuple randomize_symbols(int type, const py::tuple& stream, std::uint64_t first,
+py::tuple randomize_symbols(int type, const py::bytes& stream, std::uint64_t first,
                             std::uint32_t categories, std::uint64_t keep, Address x, Size n,
                             Address out) {
-  const Stream s = stream_of(stream);
+  const Stream s = from_bytes<Stream>(stream);
   const Lies lies = lies_of(categories, keep);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
@@ -130,7 +148,9 @@ void add_counted(py::module_& m) {
   m.def("rounding_bits", &rounding_bits);
   m.def("add_noise_integer", &add_noise_integer);
   m.def("add_noise_float", &add_noise_float);
-  m.def("update_step", &update_step);
+  m.def("update_tensors", &update_tensors);
+  m.def("perturb", &perturb);
+  m.def("quadratic", &quadratic);
   m.def("clip_factors", &clip_factors);
   m.def("randomize_symbols", &randomize_symbols);
 }

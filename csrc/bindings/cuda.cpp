@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "cuda/digest.h"
 #include "cuda/launch.h"
 
 namespace py = pybind11;
@@ -65,6 +66,7 @@ py::tuple device_count() {
 
 void add_cuda(py::module_& m) {
   using Free = py::call_guard<py::gil_scoped_release>;
+  m.attr("digest") = cuda::kDigest;
   m.def("kernels", &kernels);
   m.def("launch", &launch, Free());
   m.def("preload", &preload, Free());

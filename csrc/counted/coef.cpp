@@ -11,43 +11,45 @@ struct Made {
   Coefficients<T> linear;
   Coefficients<T> quadratic;
 
-  Made(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
-       std::int64_t columns, const Operand<const T>& targets) {
-    for (std::int64_t i = 0; i < rows * columns; ++i) {
+  // Of a call that has targets, a form and noise.
+  template <class Call>
+  explicit Made(const Call& call) {
+    const Operand<const T> targets(call.targets, call.B * call.D);
+    for (std::int64_t i = 0; i < call.B * call.D; ++i) {
       linear.push_back(linear_coefficient(targets[i]));
-      quadratic.push_back(quadratic_coefficient(targets[i], form));
+      quadratic.push_back(quadratic_coefficient(targets[i], call.form));
     }
-    add_noise(noise, ahead, rows, linear, quadratic);
+    add_noise(call.noise, call.B, linear, quadratic);
   }
 };
 
 }  // namespace
 
 template <class T>
-void perturb(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
-             std::int64_t columns, const T* targets, T* linear, T* quadratic) {
-  const Made<T> made(form, noise, ahead, rows, columns, {targets, rows * columns});
-  Operand<T> a1(linear, rows * columns), a2(quadratic, rows * columns);
-  for (std::int64_t i = 0; i < rows * columns; ++i) {
+void perturb(const cpu::Perturb<T>& call) {
+  const std::int64_t count = call.B * call.D;
+  const Made<T> made(call);
+  Operand<T> a1(call.linear, count), a2(call.quadratic, count);
+  for (std::int64_t i = 0; i < count; ++i) {
     a1.store(i, made.linear[static_cast<std::size_t>(i)]);
     a2.store(i, made.quadratic[static_cast<std::size_t>(i)]);
   }
 }
 
 template <class T>
-void quadratic_loss(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead,
-                    std::int64_t rows, std::int64_t columns, const T* z, const T* targets,
-                    const T* shift, double* loss, T* dz) {
-  const Made<T> made(form, noise, ahead, rows, columns, {targets, rows * columns});
-  const Operand<const T> logits(z, rows * columns), shifts(shift, shift == nullptr ? 0 : rows);
-  Operand<T> slopes(dz, rows * columns);
-  Operand<double> losses(loss, rows);
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const Counted<T> moved = shift == nullptr ? Counted<T>{} : shifts[row];
+void quadratic(const cpu::Quadratic<T>& call) {
+  const std::int64_t count = call.B * call.D;
+  const bool shifted = call.shift != nullptr;
+  const Made<T> made(call);
+  const Operand<const T> logits(call.z, count), shifts(call.shift, shifted ? call.B : 0);
+  Operand<T> slopes(call.dz, count);
+  Operand<double> losses(call.loss, call.B);
+  for (std::int64_t row = 0; row < call.B; ++row) {
+    const Counted<T> moved = shifted ? shifts[row] : Counted<T>{};
     Counted<double> lanes[kLossLanes];
-    for (std::int64_t column = 0; column < columns; ++column) {
-      const std::int64_t i = row * columns + column;
-      const Counted<T> w = shift == nullptr ? logits[i] : logits[i] + moved;
+    for (std::int64_t column = 0; column < call.D; ++column) {
+      const std::int64_t i = row * call.D + column;
+      const Counted<T> w = shifted ? logits[i] + moved : logits[i];
       const Counted<T> a1 = made.linear[static_cast<std::size_t>(i)];
       const Counted<T> a2 = made.quadratic[static_cast<std::size_t>(i)];
       slopes.store(i, quadratic_slope(a1, a2, w));
@@ -57,15 +59,9 @@ void quadratic_loss(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahe
   }
 }
 
-template void perturb(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t, std::int64_t,
-                      const float*, float*, float*);
-template void perturb(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t, std::int64_t,
-                      const double*, double*, double*);
-template void quadratic_loss(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t,
-                             std::int64_t, const float*, const float*, const float*, double*,
-                             float*);
-template void quadratic_loss(CoefForm, const cpu::CoefNoise&, const Draws&, std::int64_t,
-                             std::int64_t, const double*, const double*, const double*, double*,
-                             double*);
+template void perturb(const cpu::Perturb<float>&);
+template void perturb(const cpu::Perturb<double>&);
+template void quadratic(const cpu::Quadratic<float>&);
+template void quadratic(const cpu::Quadratic<double>&);
 
 }  // namespace dpkern::counted

@@ -1,18 +1,13 @@
 #pragma once
-// Coefficients of polynomial losses, counted.
+// Coefficients of polynomial losses, counted. T = float or double.
 
 #include "counted/kernels.h"
-#include "cpu/coef.h"
 
 namespace dpkern::counted {
 
-// As csrc/cpu/coef.h; draws made ahead are `ahead`, not the noise's own.
 template <class T>
-void perturb(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
-             std::int64_t columns, const T* targets, T* linear, T* quadratic);
+void perturb(const cpu::Perturb<T>& call);
 template <class T>
-void quadratic_loss(CoefForm form, const cpu::CoefNoise& noise, const Draws& ahead,
-                    std::int64_t rows, std::int64_t columns, const T* z, const T* targets,
-                    const T* shift, double* loss, T* dz);
+void quadratic(const cpu::Quadratic<T>& call);
 
 }  // namespace dpkern::counted

@@ -3,8 +3,9 @@
 
 #include <vector>
 
+#include "core/coef.h"
 #include "counted/tensor_noise.h"
-#include "cpu/coef.h"
+#include "cpu/coef_noise.h"
 
 namespace dpkern::counted {
 
@@ -13,7 +14,7 @@ using Coefficients = std::vector<Counted<T>>;
 
 // 1 / u and the cell of every row; one for all where there is one scale.
 template <class T>
-std::vector<Grid<T>> grids_of(const cpu::CoefNoise& noise, std::int64_t rows) {
+std::vector<Grid<T>> grids_of(const CoefNoise& noise, std::int64_t rows) {
   if (noise.scales == nullptr) return {Grid<T>(noise.scale)};
   std::vector<Grid<T>> grids;
   const auto make = [&](const auto* scales) {
@@ -30,15 +31,16 @@ std::vector<Grid<T>> grids_of(const cpu::CoefNoise& noise, std::int64_t rows) {
 
 // Noise of both kinds; every row has equally many of each.
 template <class T>
-void add_noise(const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t rows,
-               Coefficients<T>& linear, Coefficients<T>& quadratic) {
+void add_noise(const CoefNoise& noise, std::int64_t rows, Coefficients<T>& linear,
+               Coefficients<T>& quadratic) {
   if (!noise.on || linear.empty()) return;
   const std::vector<Grid<T>> grids = grids_of<T>(noise, rows);
-  cpu::UpdateNoise streams{};
+  UpdateNoise streams{};
   streams.law = Distribution::kLaplace;
   streams.stream = noise.stream;
   streams.rounding = noise.rounding;
-  TensorNoise drawn(streams, ahead, true);
+  streams.draws = noise.draws;
+  TensorNoise drawn(streams, true);
   const auto add = [&](Coefficients<T>& values, std::uint64_t first) {
     const std::size_t columns = values.size() / static_cast<std::size_t>(rows);
     drawn.make(first, static_cast<std::int64_t>(values.size()));
@@ -49,7 +51,7 @@ void add_noise(const cpu::CoefNoise& noise, const Draws& ahead, std::int64_t row
     }
   };
   add(linear, noise.linear);
-  add(quadratic, noise.quadratic);
+  add(quadratic, cpu::quadratic_position(noise, static_cast<std::int64_t>(linear.size())));
 }
 
 }  // namespace dpkern::counted

@@ -6,10 +6,8 @@
 #include <vector>
 
 #include "core/layouts.h"
-#include "cpu/clip.h"
-#include "cpu/explicit.h"
-#include "cpu/symbols.h"
-#include "cpu/update.h"
+#include "core/lies.h"
+#include "cpu/ops.h"
 
 namespace dpkern::counted {
 
@@ -29,19 +27,9 @@ template <class T, class R>
 void add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
                      std::uint64_t first, std::int64_t n, double scale, const R* scales, T* x);
 
-// Draws made ahead; values null: the streams make them.
-struct Draws {
-  std::uint64_t first;  // position of the first
-  std::int64_t size;
-  const std::int32_t* values;
-  const std::int16_t* rounding;  // null: the stream makes them
-};
-
 // Returns how many sums were not finite. T = float or double.
 template <class T>
-std::int64_t update_step(const Rule& rule, const cpu::UpdateNoise& noise, const Draws& ahead,
-                         SumType sum_type, double gradient_scale,
-                         const std::vector<cpu::UpdateItem>& items);
+std::int64_t update_tensors(const cpu::UpdateTensors<T>& call);
 
 template <class F>
 void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,

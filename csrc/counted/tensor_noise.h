@@ -31,12 +31,11 @@ struct Grid {
 // The draws and rounding bits of one tensor, from the streams or made ahead.
 class TensorNoise {
  public:
-  TensorNoise(const cpu::UpdateNoise& noise, const Draws& ahead, bool rounded)
+  TensorNoise(const UpdateNoise& noise, bool rounded)
       : noise_(noise),
-        ahead_(ahead),
         rounded_(rounded),
-        values_(ahead.values, ahead.values == nullptr ? 0 : ahead.size),
-        bits_made_(ahead.rounding, ahead.rounding == nullptr ? 0 : ahead.size) {}
+        values_(noise.draws.values, noise.draws.values == nullptr ? 0 : noise.draws.count),
+        bits_made_(noise.draws.rounding, noise.draws.rounding == nullptr ? 0 : noise.draws.count) {}
 
   void make(std::uint64_t first, std::int64_t n) {
     draws.assign(static_cast<std::size_t>(n), Draw{});
@@ -44,13 +43,13 @@ class TensorNoise {
     cpu::for_tiles(first, 0, n, [&](const cpu::TilePart& part) {
       Draw tile[kTile];
       Word round[kTile];
-      if (ahead_.values == nullptr) draw_tile(noise_.stream, noise_.law, part.tile, tile);
-      const bool made = ahead_.rounding != nullptr;
+      if (noise_.draws.values == nullptr) draw_tile(noise_.stream, noise_.law, part.tile, tile);
+      const bool made = noise_.draws.rounding != nullptr;
       if (rounded_ && !made) rounding_tile(noise_.rounding, part.tile, round);
       for (int i = 0; i < part.count; ++i) {
         const auto at = static_cast<std::size_t>(part.index + i);
-        const auto there = static_cast<std::int64_t>(first - ahead_.first) + part.index + i;
-        draws[at] = ahead_.values == nullptr ? tile[part.offset + i] : values_[there];
+        const auto there = static_cast<std::int64_t>(first - noise_.draws.first) + part.index + i;
+        draws[at] = noise_.draws.values == nullptr ? tile[part.offset + i] : values_[there];
         if (!rounded_) continue;
         bits[at] =
             made ? Word(static_cast<std::uint16_t>(bits_made_.raw(there))) : round[part.offset + i];
@@ -62,8 +61,7 @@ class TensorNoise {
   std::vector<Word> bits;
 
  private:
-  const cpu::UpdateNoise& noise_;
-  const Draws& ahead_;
+  const UpdateNoise& noise_;
   bool rounded_;
   Operand<const std::int32_t> values_;
   Operand<const std::int16_t> bits_made_;

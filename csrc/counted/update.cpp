@@ -10,11 +10,15 @@ namespace {
 
 // One tensor: `gradient(i)`, then the rule.
 template <class Rule, class T, class Gradient>
-void apply_rule(const Rule& rule, const cpu::UpdateItem& item, const Gradient& gradient) {
-  Operand<T> param(static_cast<T*>(item.param), item.size);
-  Operand<T> state1(static_cast<T*>(item.state1), Rule::kStates > 0 ? item.size : 0);
-  Operand<T> state2(static_cast<T*>(item.state2), Rule::kStates > 1 ? item.size : 0);
-  for (std::int64_t i = 0; i < item.size; ++i) {
+void apply_rule(const Rule& rule, const cpu::UpdateTensors<T>& call, std::size_t item,
+                const Gradient& gradient) {
+  const std::int64_t size = call.P[item];
+  const auto state = [&](std::size_t place) {
+    const bool used = static_cast<std::size_t>(Rule::kStates) > place;
+    return Operand<T>(used ? call.buffers[place * call.P.size() + item] : nullptr, used ? size : 0);
+  };
+  Operand<T> param(call.params[item], size), state1 = state(0), state2 = state(1);
+  for (std::int64_t i = 0; i < size; ++i) {
     const Counted<T> g = gradient(i);
     Counted<T> p = param[i];
     Counted<T> first = Rule::kStates > 0 ? state1[i] : Counted<T>{};
@@ -27,61 +31,66 @@ void apply_rule(const Rule& rule, const cpu::UpdateItem& item, const Gradient& g
 }
 
 template <class T, class Gradient>
-void apply_form(const RuleNumbers& numbers, const cpu::UpdateItem& item, const Gradient& gradient) {
+void apply_form(const RuleNumbers& numbers, const cpu::UpdateTensors<T>& call, std::size_t item,
+                const Gradient& gradient) {
   using C = Counted<T>;
   switch (numbers.form) {
     case RuleForm::kPlain:
-      return apply_rule<PlainSgd<C>, T>(plain_sgd<C>(numbers), item, gradient);
+      return apply_rule<PlainSgd<C>, T>(plain_sgd<C>(numbers), call, item, gradient);
     case RuleForm::kMomentum:
-      return apply_rule<Momentum<C>, T>(momentum<C>(numbers), item, gradient);
+      return apply_rule<Momentum<C>, T>(momentum<C>(numbers), call, item, gradient);
     case RuleForm::kNesterov:
-      return apply_rule<Nesterov<C>, T>(nesterov<C>(numbers), item, gradient);
+      return apply_rule<Nesterov<C>, T>(nesterov<C>(numbers), call, item, gradient);
     case RuleForm::kAdam:
-      return apply_rule<Adam<C>, T>(adam<C>(numbers), item, gradient);
+      return apply_rule<Adam<C>, T>(adam<C>(numbers), call, item, gradient);
   }
 }
 
 }  // namespace
 
 template <class T>
-std::int64_t update_step(const Rule& rule, const cpu::UpdateNoise& noise, const Draws& ahead,
-                         SumType sum_type, double gradient_scale,
-                         const std::vector<cpu::UpdateItem>& items) {
+std::int64_t update_tensors(const cpu::UpdateTensors<T>& call) {
   using C = Counted<T>;
-  const RuleNumbers numbers = numbers_of(rule);
+  const RuleNumbers numbers = numbers_of(call.rule);
+  const UpdateNoise& noise = call.noise;
   Counted<std::int64_t> nonfinite{};
-  const bool rounded = noise.on && sum_type == SumType::kFloat;
-  TensorNoise made(noise, ahead, rounded);
+  const bool integers = call.sums_kind <= cpu::Summed::kInt64;
+  TensorNoise made(noise, noise.on && !integers);
   const auto is_finite = [&](C x) {
     const bool finite = isfinite(x);
     nonfinite += finite ? 0 : 1;
     return finite;
   };
-  for (const cpu::UpdateItem& item : items) {
+  for (std::size_t item = 0; item < call.P.size(); ++item) {
+    const std::int64_t size = call.P[item];
+    const auto sum_of = [&](auto zero) {
+      return Operand<const decltype(zero)>(static_cast<const decltype(zero)*>(call.sums[item]), size);
+    };
     if (!noise.on) {
-      const Operand<const T> sum(static_cast<const T*>(item.sum), item.size);
-      const C factor(gradient_scale);
-      apply_form<T>(numbers, item, [&](std::int64_t i) {
+      const auto sum = sum_of(T{});
+      const C factor(call.gradient_scale);
+      apply_form<T>(numbers, call, item, [&](std::int64_t i) {
         const C total = sum[i];
         return choose(is_finite(total), total * factor, C{});
       });
       continue;
     }
-    made.make(item.first_position, item.size);
+    const double scale = call.scales[item];
+    made.make(static_cast<std::uint64_t>(call.positions[item]), size);
     const auto draw = [&](std::int64_t i) { return made.draws[static_cast<std::size_t>(i)]; };
-    const C step(item.scale / 64 * gradient_scale);
-    const auto integers = [&](const auto& sum) {
-      apply_form<T>(numbers, item,
+    const C step(scale / 64 * call.gradient_scale);
+    const auto count = [&](const auto& sum) {
+      apply_form<T>(numbers, call, item,
                     [&](std::int64_t i) { return C(release_integer(sum[i], draw(i))) * step; });
     };
-    if (sum_type == SumType::kInt32) {
-      integers(Operand<const std::int32_t>(static_cast<const std::int32_t*>(item.sum), item.size));
-    } else if (sum_type == SumType::kInt64) {
-      integers(Operand<const std::int64_t>(static_cast<const std::int64_t*>(item.sum), item.size));
+    if (call.sums_kind == cpu::Summed::kInt32) {
+      count(sum_of(std::int32_t{}));
+    } else if (call.sums_kind == cpu::Summed::kInt64) {
+      count(sum_of(std::int64_t{}));
     } else {
-      const Operand<const T> sum(static_cast<const T*>(item.sum), item.size);
-      const C per_unit(cpu::Lattice<T>(item.scale).per_unit);
-      apply_form<T>(numbers, item, [&](std::int64_t i) {
+      const auto sum = sum_of(T{});
+      const C per_unit(cpu::Lattice<T>(scale).per_unit);
+      apply_form<T>(numbers, call, item, [&](std::int64_t i) {
         const C units = sum[i] * per_unit;
         const C finite = choose(is_finite(units), units, C{});
         return release_float(finite, made.bits[static_cast<std::size_t>(i)], draw(i)) * step;
@@ -91,17 +100,7 @@ std::int64_t update_step(const Rule& rule, const cpu::UpdateNoise& noise, const 
   return nonfinite.value;
 }
 
-void advance(std::int64_t* clock, double beta1, double beta2) {
-  Operand<std::int64_t> steps(clock, 1);
-  steps.store(0, steps[0] + 1);
-  Operand<double> powers(reinterpret_cast<double*>(clock + 1), 2);
-  powers.store(0, powers[0] * beta1);
-  powers.store(1, powers[1] * beta2);
-}
-
-template std::int64_t update_step<float>(const Rule&, const cpu::UpdateNoise&, const Draws&,
-                                         SumType, double, const std::vector<cpu::UpdateItem>&);
-template std::int64_t update_step<double>(const Rule&, const cpu::UpdateNoise&, const Draws&,
-                                          SumType, double, const std::vector<cpu::UpdateItem>&);
+template std::int64_t update_tensors(const cpu::UpdateTensors<float>&);
+template std::int64_t update_tensors(const cpu::UpdateTensors<double>&);
 
 }  // namespace dpkern::counted

@@ -1,12 +1,15 @@
-#include "cpu/clip.h"
+// Per-sample norms and clipped sums of explicit per-sample gradients, several tensors at a time,
+// each row read from memory once: norm, factor and sum follow while the row is in the cache.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <type_traits>
 
 #include "core/clip_factor.h"
 #include "cpu/isa.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
@@ -25,63 +28,64 @@ class Share {
  public:
   using Factor = typename RowOf<G>::Value;  // float, or double for double gradients
 
-  Share(const ClipPlan& plan, const std::vector<ClipItem>& items, const std::vector<S*>& sums,
-        double* norms)
-      : plan_(plan),
-        items_(items),
+  Share(const ClipRows<G>& call, const std::vector<S*>& sums)
+      : call_(call),
+        p_(call.p == Power::k2 ? 2 : 1),
         sums_(sums),
-        norms_(norms),
-        factors_(items.size() * kMostRows),
-        power_(items.size()) {}
+        factors_(sums.size() * kMostRows),
+        power_(call.grads.size()) {}
 
-  void run(Range rows, int parts) {
+  // Returns how many rows are not finite.
+  std::int64_t run(Range rows, int parts) {
     std::int64_t row_bytes = 1;  // of one row on every thread
-    for (const ClipItem& item : items_) {
-      row_bytes += item.columns * static_cast<std::int64_t>(sizeof(G)) * parts;
+    for (const std::int64_t columns : call_.P) {
+      row_bytes += columns * static_cast<std::int64_t>(sizeof(G)) * parts;
     }
     const std::int64_t group = std::clamp<std::int64_t>(kGroupBytes / row_bytes, 1, kMostRows);
+    std::int64_t nonfinite = 0;
     for (std::int64_t row = rows.begin; row < rows.end; row += group) {
       const int count = static_cast<int>(std::min(group, rows.end - row));
-      for (int r = 0; r < count; ++r) measure(row + r, r);
+      for (int r = 0; r < count; ++r) nonfinite += measure(row + r, r) ? 0 : 1;
       if constexpr (std::is_integral_v<S>) {
         for (int r = 0; r < count; ++r) add_integers(row + r, r);
-      } else if (plan_.arithmetic == Arithmetic::kFloat) {
+      } else {
         add_floats(row, count);
       }
     }
+    return nonfinite;
   }
 
  private:
   const G* row_of(std::size_t item, std::int64_t row) const {
-    return static_cast<const G*>(items_[item].gradients) + row * items_[item].columns;
+    return call_.grads[item] + row * call_.P[item];
   }
   Factor& factor(std::size_t item, int r) {
     return factors_[item * kMostRows + static_cast<std::size_t>(r)];
   }
+  double norm_of(double power) const { return p_ == 2 ? std::sqrt(power) : power; }
 
-  // Norms of one row, and from them its clip factors; 0 for a row that is not finite.
-  void measure(std::int64_t row, int r) {
-    const std::size_t n = items_.size();
+  // The norm of one row, and from it its clip factors; 0 for a row that is not finite. Returns
+  // whether it is.
+  bool measure(std::int64_t row, int r) {
     double total = 0;
-    for (std::size_t i = 0; i < n; ++i) {
-      power_[i] = power_sum(row_of(i, row), items_[i].columns, plan_.p);
+    for (std::size_t i = 0; i < power_.size(); ++i) {
+      power_[i] = power_sum(row_of(i, row), call_.P[i], p_);
       total += power_[i];
-      norms_[static_cast<std::size_t>(row) * n + i] =
-          plan_.p == 2 ? std::sqrt(power_[i]) : power_[i];
     }
+    call_.norms[row] = norm_of(total);
     const bool finite = std::isfinite(total);
-    for (std::size_t i = 0; i < n; ++i) {
-      const double used = plan_.style == Style::kPerLayer ? power_[i] : total;
-      const double norm = plan_.p == 2 ? std::sqrt(used) : used;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      const double norm = norm_of(call_.style == Style::kPerLayer ? power_[i] : total);
+      const ClipBound& bound = call_.bounds[i];
       const double clip =
-          finite ? clip_factor(norm, items_[i].max_norm, plan_.style == Style::kAutomatic) : 0;
-      const bool exact = plan_.arithmetic != Arithmetic::kFloat;
-      factor(i, r) = round_down<Factor>(exact ? clip * items_[i].per_unit : clip);
+          finite ? clip_factor(norm, bound.max_norm, call_.style == Style::kAutomatic) : 0;
+      factor(i, r) = round_down<Factor>(std::is_integral_v<S> ? clip * bound.per_unit : clip);
     }
+    return finite;
   }
 
   void add_floats(std::int64_t row, int count) {
-    for (std::size_t i = 0; i < items_.size(); ++i) {
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
       const G* rows[kMostRows];
       Factor weights[kMostRows];
       int used = 0;
@@ -90,7 +94,7 @@ class Share {
         rows[used] = row_of(i, row + r);
         weights[used++] = factor(i, r);
       }
-      add_rows(rows, weights, used, items_[i].columns, sums_[i]);
+      add_rows(rows, weights, used, call_.P[i], sums_[i]);
     }
   }
 
@@ -100,7 +104,7 @@ class Share {
     for (;;) {
       if (within_bounds(row, r, 1)) return;
       within_bounds(row, r, -1);
-      for (std::size_t i = 0; i < items_.size(); ++i) factor(i, r) *= Factor(1 - 0x1p-16);
+      for (std::size_t i = 0; i < sums_.size(); ++i) factor(i, r) *= Factor(1 - 0x1p-16);
     }
   }
 
@@ -108,24 +112,21 @@ class Share {
   bool within_bounds(std::int64_t row, int r, int sign) {
     bool kept = true;
     std::int64_t power = 0;
-    for (std::size_t i = 0; i < items_.size(); ++i) {
-      const ClipItem& item = items_[i];
-      if (plan_.style == Style::kPerLayer) power = 0;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      const std::int64_t most = call_.bounds[i].unit_bound;
+      if (call_.style == Style::kPerLayer) power = 0;
       if (factor(i, r) != 0) {
-        power +=
-            add_integer_row(row_of(i, row), factor(i, r), sign, plan_.p, item.columns, sums_[i]);
+        power += add_integer_row(row_of(i, row), factor(i, r), sign, p_, call_.P[i], sums_[i]);
       }
-      const bool group_ends = plan_.style == Style::kPerLayer || i + 1 == items_.size();
-      const std::int64_t bound = plan_.p == 2 ? item.unit_bound * item.unit_bound : item.unit_bound;
-      if (group_ends && power > bound) kept = false;
+      const bool group_ends = call_.style == Style::kPerLayer || i + 1 == sums_.size();
+      if (group_ends && power > (p_ == 2 ? most * most : most)) kept = false;
     }
     return kept;
   }
 
-  const ClipPlan& plan_;
-  const std::vector<ClipItem>& items_;
-  const std::vector<S*>& sums_;
-  double* norms_;
+  const ClipRows<G>& call_;
+  const int p_;
+  const std::vector<S*>& sums_;  // none: norms only
   std::vector<Factor> factors_;  // [item, row of the group]
   std::vector<double> power_;
 };
@@ -148,76 +149,69 @@ S* room_for(std::int64_t entries, std::unique_ptr<S[]>& large) {
 
 // Thread 0 adds to the caller's sums, the others to sums of their own, added at the end in order:
 // the result depends on the number of threads (floats: in the last bits; integers: not at all).
-template <class G, class S>
-void run(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms, int threads) {
-  const bool has_sums = plan.arithmetic != Arithmetic::kNormOnly;
+template <class S, class G>
+std::int64_t run(const ClipRows<G>& call, int threads) {
+  std::vector<S*> sums;
+  for (void* const sum : call.sums) sums.push_back(static_cast<S*>(sum));
   std::int64_t columns = 0;
-  for (const ClipItem& item : items) columns += item.columns;
+  for (std::size_t i = 0; i < call.P.size(); ++i) {
+    columns += call.P[i];
+    if (call.fresh && !sums.empty()) std::fill_n(sums[i], call.P[i], S{0});
+  }
+  if (call.B == 0) return 0;
   const std::int64_t row_entries = std::max<std::int64_t>(1, columns);
   const std::int64_t rows_worth = std::max<std::int64_t>(kMostRows, kGrain / row_entries);
-  const int team = useful_threads(plan.rows, rows_worth, threads);
+  const int team = useful_threads(call.B, rows_worth, threads);
+  if (team <= 1) return Share<G, S>(call, sums).run({0, call.B}, 1);
 
   std::unique_ptr<S[]> large;
-  S* const room = has_sums && team > 1 ? room_for<S>(columns * (team - 1), large) : nullptr;
+  S* const room = sums.empty() ? nullptr : room_for<S>(columns * (team - 1), large);
   std::vector<S*> own(static_cast<std::size_t>(team), nullptr);
+  std::atomic<std::int64_t> nonfinite{0};
   const auto share = [&](int index, int parts) {
-    std::vector<S*> sums;
-    S* next = nullptr;
-    if (has_sums && index > 0) {
-      next = room + columns * (index - 1);
-      std::fill_n(next, columns, S{0});
-      own[static_cast<std::size_t>(index)] = next;
+    const Range rows = part_of(call.B, index, parts);
+    if (sums.empty() || index == 0) {
+      nonfinite += Share<G, S>(call, sums).run(rows, parts);
+      return;
     }
-    for (const ClipItem& item : items) {
-      sums.push_back(index == 0 ? static_cast<S*>(item.sum) : next);
-      if (next != nullptr) next += item.columns;
+    S* next = room + columns * (index - 1);
+    std::fill_n(next, columns, S{0});
+    own[static_cast<std::size_t>(index)] = next;
+    std::vector<S*> mine;
+    for (const std::int64_t size : call.P) {
+      mine.push_back(next);
+      next += size;
     }
-    Share<G, S>(plan, items, sums, norms).run(part_of(plan.rows, index, parts), parts);
+    nonfinite += Share<G, S>(call, mine).run(rows, parts);
   };
-  if (team <= 1) return share(0, 1);
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(team)
 #endif
   share(thread_index(), team_size());
-  if (!has_sums) return;
   std::int64_t before = 0;
-  for (const ClipItem& item : items) {
-    parallel_for(item.columns, kGrain, team, [&](std::int64_t begin, std::int64_t end) {
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    parallel_for(call.P[i], kGrain, team, [&](std::int64_t begin, std::int64_t end) {
       for (const S* other : own) {
         if (other == nullptr) continue;
-        add_to(other + before + begin, end - begin, static_cast<S*>(item.sum) + begin);
+        add_to(other + before + begin, end - begin, sums[i] + begin);
       }
     });
-    before += item.columns;
+    before += call.P[i];
   }
-}
-
-template <class G>
-void run_with_sums(const ClipPlan& plan, const std::vector<ClipItem>& items, double* norms,
-                   int threads) {
-  switch (plan.arithmetic) {
-    case Arithmetic::kExact32:
-      return run<G, std::int32_t>(plan, items, norms, threads);
-    case Arithmetic::kExact64:
-      return run<G, std::int64_t>(plan, items, norms, threads);
-    default:
-      return run<G, typename RowOf<G>::Value>(plan, items, norms, threads);
-  }
+  return nonfinite;
 }
 
 }  // namespace
 
-void clip_sum(const ClipPlan& plan, GradType type, const std::vector<ClipItem>& items,
-              double* norms, int threads) {
-  if (plan.rows == 0 || items.empty()) return;
-  switch (type) {
-    case GradType::kFloat32:
-      return run_with_sums<float>(plan, items, norms, threads);
-    case GradType::kFloat64:
-      return run_with_sums<double>(plan, items, norms, threads);
-    case GradType::kBfloat16:
-      return run_with_sums<Bfloat16>(plan, items, norms, threads);
-  }
+template <class G>
+std::int64_t clip_rows(const ClipRows<G>& call, int threads) {
+  if (call.sums_kind == Summed::kInt32) return run<std::int32_t>(call, threads);
+  if (call.sums_kind == Summed::kInt64) return run<std::int64_t>(call, threads);
+  return run<typename RowOf<G>::Value>(call, threads);
 }
+
+template std::int64_t clip_rows(const ClipRows<float>&, int);
+template std::int64_t clip_rows(const ClipRows<double>&, int);
+template std::int64_t clip_rows(const ClipRows<Bfloat16>&, int);
 
 }  // namespace dpkern::cpu

@@ -1,9 +1,10 @@
-#include "cpu/coef.h"
+// Coefficients of polynomial losses, written with their noise or evaluated with it in registers.
 
 #include <algorithm>
 
 #include "cpu/coef_noise.h"
 #include "cpu/isa.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/streamed.h"
 
@@ -48,13 +49,14 @@ struct Run {
 // begin at multiples of a tile's size in their row, or in all, wherever the noise's tiles do: so
 // that lanes of a sum and lines of memory stay whole.
 template <class T, class F>
-void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t columns, bool by_row,
-              std::int64_t begin, std::int64_t end, const F& body) {
+void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
+              bool by_row, std::int64_t begin, std::int64_t end, const F& body) {
   NoiseWindow linear(noise), quadratic(noise);
+  const std::uint64_t behind = quadratic_position(noise, rows * columns);
   const std::int64_t row_size = by_row ? std::max<std::int64_t>(1, columns) : end;
   for (std::int64_t row = begin / row_size; row * row_size < end; ++row) {
     const std::int64_t first = row * row_size, last = std::min(end, first + row_size);
-    const Lattice<T> lattice(noise.scale_of(row));
+    const Lattice<T> lattice(noise.on ? scale_of(noise, row) : 1.0);
     for (std::int64_t index = std::max(begin, first); index < last;) {
       const auto at = static_cast<std::uint64_t>(index);
       const std::int64_t cut = index + kTile - (index - first) % kTile;
@@ -62,11 +64,11 @@ void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t columns, bool 
       const auto noised = [&](auto bits) {
         using Bits = decltype(bits);
         return Noised<T, Bits>{form, lattice, linear.at<Bits>(noise.linear + at, run.count),
-                               quadratic.at<Bits>(noise.quadratic + at, run.count)};
+                               quadratic.at<Bits>(behind + at, run.count)};
       };
       if (!noise.on) {
         body(run, Plain<T>{form});
-      } else if (noise.ahead.rounding != nullptr) {
+      } else if (noise.draws.rounding != nullptr) {
         body(run, noised(std::int16_t{}));
       } else {
         body(run, noised(std::uint32_t{}));
@@ -165,67 +167,70 @@ int evaluate(const Coefficients& coefficients, int count, const T* z, const T* t
 
 }  // namespace
 
+// Coefficients of the targets. Returns 1 if there is noise and a target outside [0, 1]: then nothing
+// that was written may be released.
 template <class T>
-bool perturb(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
-             const T* targets, T* linear, T* quadratic, int threads) {
+std::int64_t perturb(const Perturb<T>& call, int threads) {
+  const CoefNoise& noise = call.noise;
+  const std::int64_t count = call.B * call.D;
   const bool by_row = noise.scales != nullptr;
-  const bool streamed = noise.ahead.rounding != nullptr && rows * columns >= kStreamed;
+  const bool streamed = noise.draws.rounding != nullptr && count >= kStreamed;
   int found = 0;
-  parallel_for(rows * columns, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(count, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     int bad = 0;
     alignas(64) T first[kTile], second[kTile];
-    for_runs<T>(form, noise, columns, by_row, begin, end, [&](const Run& run, const auto& made) {
-      const T* x = targets + run.index;
+    const auto add = [&](const Run& run, const auto& made) {
+      const T* x = call.targets + run.index;
+      T *const linear = call.linear + run.index, *const quadratic = call.quadratic + run.index;
       if (!streamed) {
-        bad |= make(made, run.count, x, linear + run.index, quadratic + run.index);
+        bad |= make(made, run.count, x, linear, quadratic);
         return;
       }
       bad |= make(made, run.count, x, first, second);
-      copy_past_caches(first, run.count, linear + run.index);
-      copy_past_caches(second, run.count, quadratic + run.index);
-    });
+      copy_past_caches(first, run.count, linear);
+      copy_past_caches(second, run.count, quadratic);
+    };
+    for_runs<T>(call.form, noise, call.B, call.D, by_row, begin, end, add);
     if (streamed) end_of_streamed();
     __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
-  return noise.on && found != 0;
+  return noise.on && found != 0 ? 1 : 0;
 }
 
+// loss[row] = sum of w (a1 + a2 w), dz = a1 + 2 a2 w, with w = z + shift[row]; shift null: z.
+// Returns what `perturb` does.
 template <class T>
-bool quadratic_loss(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int64_t columns,
-                    const T* z, const T* targets, const T* shift, double* loss, T* dz,
-                    int threads) {
-  std::fill(loss, loss + rows, 0.0);
-  if (columns == 0) return false;
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / columns);
-  const bool streamed = noise.ahead.rounding != nullptr && rows * columns >= kStreamed;
+std::int64_t quadratic(const Quadratic<T>& call, int threads) {
+  const CoefNoise& noise = call.noise;
+  std::fill_n(call.loss, call.B, 0.0);
+  if (call.D == 0) return 0;
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrain / call.D);
+  const bool streamed = noise.draws.rounding != nullptr && call.B * call.D >= kStreamed;
   int found = 0;
-  parallel_for(rows, grain, threads, [&](std::int64_t first, std::int64_t last) {
+  parallel_for(call.B, grain, threads, [&](std::int64_t first, std::int64_t last) {
     int bad = 0;
     alignas(64) double lanes[kLossLanes] = {};
     alignas(64) T slopes[kTile];
     const auto add = [&](const Run& run, const auto& made) {
-      T* const to = dz + run.index;
-      bad |= evaluate(made, run.count, z + run.index, targets + run.index,
-                      shift == nullptr ? nullptr : shift + run.row, lanes, streamed ? slopes : to);
+      T* const to = call.dz + run.index;
+      const T* const shift = call.shift == nullptr ? nullptr : call.shift + run.row;
+      bad |= evaluate(made, run.count, call.z + run.index, call.targets + run.index, shift, lanes,
+                      streamed ? slopes : to);
       if (streamed) copy_past_caches(slopes, run.count, to);
-      if (run.index + run.count < (run.row + 1) * columns) return;
-      loss[run.row] = sum_of_lanes(lanes);
+      if (run.index + run.count < (run.row + 1) * call.D) return;
+      call.loss[run.row] = sum_of_lanes(lanes);
       std::fill(lanes, lanes + kLossLanes, 0.0);
     };
-    for_runs<T>(form, noise, columns, true, first * columns, last * columns, add);
+    for_runs<T>(call.form, noise, call.B, call.D, true, first * call.D, last * call.D, add);
     if (streamed) end_of_streamed();
     __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
-  return noise.on && found != 0;
+  return noise.on && found != 0 ? 1 : 0;
 }
 
-template bool perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*, float*,
-                      float*, int);
-template bool perturb(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
-                      double*, double*, int);
-template bool quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const float*,
-                             const float*, const float*, double*, float*, int);
-template bool quadratic_loss(CoefForm, const CoefNoise&, std::int64_t, std::int64_t, const double*,
-                             const double*, const double*, double*, double*, int);
+template std::int64_t perturb(const Perturb<float>&, int);
+template std::int64_t perturb(const Perturb<double>&, int);
+template std::int64_t quadratic(const Quadratic<float>&, int);
+template std::int64_t quadratic(const Quadratic<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <vector>
 
-#include "cpu/coef.h"
 #include "cpu/coef_noise.h"
 #include "cpu/isa.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
@@ -34,6 +34,7 @@ class Padded {
 template <class T>
 struct Problem {
   const CoefNoise& noise;
+  std::uint64_t quadratic;  // position of the noise of the first quadratic coefficient
   std::int64_t classes;
   std::int64_t width;
   std::int64_t stride;    // of a row of `weights`: whole lanes
@@ -62,7 +63,7 @@ void add_noise(const CoefNoise& noise, NoiseWindow& window, const Lattice<T>& la
   if (!noise.on) return;
   for_tiles(position, 0, count, [&](const TilePart& part) {
     const std::uint64_t at = position + static_cast<std::uint64_t>(part.index);
-    if (noise.ahead.rounding != nullptr) {
+    if (noise.draws.rounding != nullptr) {
       add_noise(values + part.index, lattice, window.at<std::int16_t>(at, part.count), part.count);
     } else {
       add_noise(values + part.index, lattice, window.at<std::uint32_t>(at, part.count), part.count);
@@ -92,7 +93,7 @@ class Records {
   void evaluate(std::int64_t record, const T* hidden, const T* targets, double* loss,
                 double* by_weights, T* dhidden) {
     const Problem<T>& p = problem_;
-    const Lattice<T> lattice(p.noise.scale_of(record));
+    const Lattice<T> lattice(p.noise.on ? scale_of(p.noise, record) : 1.0);
     T* const h = hidden_.data();
     T* const eighths = eighths_.data();
     for (std::int64_t e = 0; e < p.width; ++e) {
@@ -129,7 +130,7 @@ class Records {
       const std::int64_t rows = std::min(rows_at_once_, width - row);
       make_rows(row, rows);
       const auto before = static_cast<std::uint64_t>((pair * width + row) * width);
-      add_noise(problem_.noise, quadratic_noise_, lattice, problem_.noise.quadratic + before,
+      add_noise(problem_.noise, quadratic_noise_, lattice, problem_.quadratic + before,
                 rows * width, quadratic_.data());
       use_rows(row, rows, weights);
     }
@@ -215,16 +216,18 @@ class Records {
 
 }  // namespace
 
+// The loss of M classes whose coefficients hold the hidden layer: (1/2 - y_l) h and h h^T / 8 of
+// each record and class l.
 template <class T>
-void expanded_loss(const CoefNoise& noise, std::int64_t records, std::int64_t classes,
-                   std::int64_t width, const T* hidden, const T* targets, const T* weights,
-                   double* loss, T* dweights, T* dhidden, int threads) {
+void expanded(const Expanded<T>& call, int threads) {
+  const std::int64_t records = call.B, classes = call.M, width = call.H;
   const std::int64_t stride = whole_lanes(width), numbers = classes * stride;
   Padded<double> wide(numbers);
   for (std::int64_t label = 0; label < classes; ++label) {
-    std::copy_n(weights + label * width, width, wide.data() + label * stride);
+    std::copy_n(call.weights + label * width, width, wide.data() + label * stride);
   }
-  const Problem<T> problem{noise, classes, width, stride, wide.data()};
+  const std::uint64_t behind = quadratic_position(call.noise, records * classes * width);
+  const Problem<T> problem{call.noise, behind, classes, width, stride, wide.data()};
   const std::int64_t runs = (records + kRecordRun - 1) / kRecordRun;
   Padded<double> of_runs(runs * numbers);
   const std::int64_t each = std::max<std::int64_t>(1, kRecordRun * classes * width * width);
@@ -232,8 +235,8 @@ void expanded_loss(const CoefNoise& noise, std::int64_t records, std::int64_t cl
   parallel_for(runs, grain, threads, [&](std::int64_t first, std::int64_t last) {
     Records<T> own(problem);
     for (std::int64_t i = first * kRecordRun; i < std::min(last * kRecordRun, records); ++i) {
-      own.evaluate(i, hidden + i * width, targets + i * classes, loss + i,
-                   of_runs.data() + i / kRecordRun * numbers, dhidden + i * width);
+      own.evaluate(i, call.hidden + i * width, call.targets + i * classes, call.loss + i,
+                   of_runs.data() + i / kRecordRun * numbers, call.dhidden + i * width);
     }
   });
   Padded<double> total(numbers);
@@ -242,15 +245,12 @@ void expanded_loss(const CoefNoise& noise, std::int64_t records, std::int64_t cl
   }
   for (std::int64_t label = 0; label < classes; ++label) {
     for (std::int64_t e = 0; e < width; ++e) {
-      dweights[label * width + e] = static_cast<T>(total.data()[label * stride + e]);
+      call.dweights[label * width + e] = static_cast<T>(total.data()[label * stride + e]);
     }
   }
 }
 
-template void expanded_loss(const CoefNoise&, std::int64_t, std::int64_t, std::int64_t,
-                            const float*, const float*, const float*, double*, float*, float*, int);
-template void expanded_loss(const CoefNoise&, std::int64_t, std::int64_t, std::int64_t,
-                            const double*, const double*, const double*, double*, double*, double*,
-                            int);
+template void expanded(const Expanded<float>&, int);
+template void expanded(const Expanded<double>&, int);
 
 }  // namespace dpkern::cpu

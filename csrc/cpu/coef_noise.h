@@ -5,18 +5,31 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cpu/coef.h"
+#include "core/coef.h"
 #include "cpu/isa.h"
+#include "cpu/noise.h"
 #include "cpu/tiles.h"
 
 namespace dpkern::cpu {
+
+// Of the coefficients of one row.
+inline double scale_of(const CoefNoise& noise, std::int64_t row) {
+  if (noise.scales == nullptr) return noise.scale;
+  return noise.wide_scales ? static_cast<const double*>(noise.scales)[row]
+                           : static_cast<double>(static_cast<const float*>(noise.scales)[row]);
+}
+
+// Where the quadratic coefficients stand, behind `count` linear ones.
+inline std::uint64_t quadratic_position(const CoefNoise& noise, std::int64_t count) {
+  return (noise.linear + static_cast<std::uint64_t>(count) + kTile - 1) / kTile * kTile;
+}
 
 // Draws and rounding bits of positions that grow, at most a tile of them at a time. The two kinds
 // of coefficients cut tiles at different places: a tile is kept until it was used to its end.
 class NoiseWindow {
  public:
   explicit NoiseWindow(const CoefNoise& noise)
-      : stream_(noise.stream), rounded_(noise.rounding), ahead_(noise.ahead) {}
+      : stream_(noise.stream), rounded_(noise.rounding), made_(noise.draws) {}
 
   // Bits = uint32_t, or int16_t if they were made ahead.
   template <class Bits>
@@ -28,13 +41,13 @@ class NoiseWindow {
   // Valid until the next call.
   template <class Bits>
   Part<Bits> at(std::uint64_t position, int count) {
-    const std::uint64_t place = position - ahead_.first;
+    const std::uint64_t place = position - made_.first;
     if constexpr (std::is_same_v<Bits, std::int16_t>) {
-      return {ahead_.values + place, ahead_.rounding + place};
+      return {made_.values + place, made_.rounding + place};
     } else {
       const std::uint64_t offset = position % kTile;
       hold(position / kTile, static_cast<int>(offset) + count > kTile);
-      return {ahead_.values == nullptr ? draws_ + offset : ahead_.values + place, bits_ + offset};
+      return {made_.values == nullptr ? draws_ + offset : made_.values + place, bits_ + offset};
     }
   }
 
@@ -57,13 +70,13 @@ class NoiseWindow {
     }
   }
   void make(std::uint64_t tile, int at) {
-    if (ahead_.values == nullptr) draw_tile(stream_, Distribution::kLaplace, tile, draws_ + at);
+    if (made_.values == nullptr) draw_tile(stream_, Distribution::kLaplace, tile, draws_ + at);
     rounded_.bits(tile, bits_ + at);
   }
 
   const Stream& stream_;
   RoundingTiles rounded_;
-  const Ahead& ahead_;
+  const Draws& made_;
   std::uint64_t first_ = kNone;   // the tile in the first half
   std::uint64_t second_ = kNone;  // and in the second
   alignas(64) std::int32_t draws_[2 * kTile];

@@ -39,7 +39,7 @@ void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::int6
 #endif
 }
 
-std::int64_t entries_of(const ConvPlan& plan) {
+std::int64_t entries_of(const Geometry& plan) {
   return plan.out_channels * (plan.in_channels / plan.groups) * plan.kernel.height *
          plan.kernel.width;
 }
@@ -104,7 +104,7 @@ std::vector<double> touches(std::int64_t input, std::int64_t output, std::int64_
 template <class T, class In>
 class UpperNorm {
  public:
-  UpperNorm(const ConvPlan& plan, std::int64_t longest)
+  UpperNorm(const Geometry& plan, std::int64_t longest)
       : plan_(plan), conv_(plan, ConvLayout::kPlain, longest) {
     const auto rows = touches(plan.input.height, plan.output.height, plan.kernel.height,
                               plan.stride.height, plan.padding.height, plan.dilation.height);
@@ -161,14 +161,14 @@ class UpperNorm {
   }
 
  private:
-  const ConvPlan plan_;
+  const Geometry plan_;
   const DirectConv<T, In> conv_;
   std::vector<double> touched_;    // [input position]
   std::vector<double> roundings_;  // [output position], squared
 };
 
 template <class T, class In>
-void upper_norms(const ConvPlan& plan, std::int64_t longest, const In* x, const In* g,
+void upper_norms(const Geometry& plan, std::int64_t longest, const In* x, const In* g,
                  double* squares, const std::vector<std::int64_t>& samples,
                  std::vector<char>* loose, int threads) {
   const UpperNorm<T, In> norm(plan, longest);
@@ -191,55 +191,67 @@ void upper_norms(const ConvPlan& plan, std::int64_t longest, const In* x, const 
 }  // namespace
 
 template <class In>
-void conv_wide_norm(const ConvPlan& plan, const In* x, const In* g, double* squares,
+void conv_wide_norm(const Geometry& plan, const In* x, const In* g, double* squares,
                     const std::vector<std::int64_t>& samples, int threads) {
   upper_norms<double, In>(plan, 0, x, g, squares, samples, nullptr, threads);
 }
 
+std::int64_t conv_order(const ConvOrder& call, int) {
+  return static_cast<std::int64_t>(conv_layout(call.plan, call.wide));
+}
+
+// grads [batch][order of conv_order]; squares [batch]: of these numbers, from above.
 template <class T>
-void conv_gradient(const ConvPlan& plan, const T* x, const T* g, T* gradients, double* squares,
-                   int threads) {
+void conv_gradient(const ConvGradient<T>& call, int threads) {
+  const Geometry& plan = call.plan;
   const DirectConv<T, T> conv(plan, conv_layout(plan, sizeof(T) == sizeof(double)), 0);
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
   const std::int64_t g_size = plan.out_channels * area_of(plan.output);
   const std::int64_t entries = entries_of(plan);
-  ask_for_large_pages(gradients, plan.batch * entries * static_cast<std::int64_t>(sizeof(T)));
+  ask_for_large_pages(call.grads, plan.batch * entries * static_cast<std::int64_t>(sizeof(T)));
   parallel_for(plan.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     std::unique_ptr<T[]> large[2];
     T* const vectors = conv_scratch<T, 0>(conv.vector_size(), large[0]);
     T* const scalars = conv_scratch<T, 1>(conv.scalar_size(), large[1]);
     for (std::int64_t b = begin; b < end; ++b) {
-      T* const gradient = gradients + b * entries;
-      double square = conv.run(x + b * x_size, g + b * g_size, vectors, scalars, gradient).last;
+      T* const gradient = call.grads + b * entries;
+      double square =
+          conv.run(call.x + b * x_size, call.g + b * g_size, vectors, scalars, gradient).last;
       if (std::is_same_v<T, float> && !in_range(square)) square = power_sum(gradient, entries, 2);
-      squares[b] = inflated<T>(square, conv.additions());
+      call.squares[b] = inflated<T>(square, conv.additions());
     }
   });
 }
 
+// squares [batch]: of the exact gradients, from above; directly unless the route is Gram's.
 template <class T>
-void conv_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, int threads) {
+void conv_norm(const ConvNorm<T>& call, int threads) {
+  if (call.route == ConvRoute::kGram) return conv_gram_norm(call, threads);
+  const Geometry& plan = call.plan;
   std::vector<std::int64_t> samples(static_cast<std::size_t>(plan.batch));
   for (std::size_t b = 0; b < samples.size(); ++b) samples[b] = static_cast<std::int64_t>(b);
   if constexpr (std::is_same_v<T, double>) {
-    conv_wide_norm(plan, x, g, squares, samples, threads);
+    conv_wide_norm(plan, call.x, call.g, call.squares, samples, threads);
   } else {
     // Random products keep 1 / sqrt(positions) of their plain sum: so short are the runs of floats.
     const double positions = static_cast<double>(std::max<std::int64_t>(1, area_of(plan.output)));
     const auto longest = static_cast<std::int64_t>(std::max(4.0, 360 / std::sqrt(positions)));
     std::vector<char> loose(samples.size());
-    upper_norms<float, float>(plan, longest, x, g, squares, samples, &loose, threads);
+    upper_norms<float, float>(plan, longest, call.x, call.g, call.squares, samples, &loose,
+                              threads);
     std::vector<std::int64_t> again;
     for (std::size_t i = 0; i < samples.size(); ++i) {
       if (loose[i]) again.push_back(samples[i]);
     }
-    if (!again.empty()) conv_wide_norm(plan, x, g, squares, again, threads);
+    if (!again.empty()) conv_wide_norm(plan, call.x, call.g, call.squares, again, threads);
   }
 }
 
+// out [co, ci / groups, kh, kw] += factors [batch] times the gradients; samples of factor 0 are not
+// read.
 template <class T>
-void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T* total,
-              int threads) {
+void conv_sum(const ConvSum<T>& call, int threads) {
+  const Geometry& plan = call.plan;
   if (plan.batch == 0) return;
   const DirectConv<T, T> conv(plan, ConvLayout::kPlain, 0);
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
@@ -266,9 +278,10 @@ void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T*
     const Range range = part_of(plan.batch, index, parts);
     for (std::int64_t b = range.begin; b < range.end;) {
       std::int64_t count = 0;  // neighbours that are used: 0 times NaN would not vanish
-      while (count < most && b + count < range.end && factors[b + count] != 0) ++count;
+      while (count < most && b + count < range.end && call.factors[b + count] != 0) ++count;
       if (count > 0) {
-        conv.add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, sums);
+        conv.add(call.x + b * x_size, call.g + b * g_size, call.factors + b, count, vectors,
+                 scalars, sums);
       }
       b += std::max<std::int64_t>(1, count);
     }
@@ -282,18 +295,18 @@ void conv_sum(const ConvPlan& plan, const T* x, const T* g, const T* factors, T*
     share(thread_index(), team_size());
   }
   own.erase(std::remove(own.begin(), own.end(), nullptr), own.end());
-  conv.finish(own, threads, total);
+  conv.finish(own, threads, call.out);
 }
 
-template void conv_gradient(const ConvPlan&, const float*, const float*, float*, double*, int);
-template void conv_gradient(const ConvPlan&, const double*, const double*, double*, double*, int);
-template void conv_sum(const ConvPlan&, const float*, const float*, const float*, float*, int);
-template void conv_sum(const ConvPlan&, const double*, const double*, const double*, double*, int);
-template void conv_wide_norm(const ConvPlan&, const float*, const float*, double*,
+template void conv_gradient<float>(const ConvGradient<float>&, int);
+template void conv_gradient<double>(const ConvGradient<double>&, int);
+template void conv_sum<float>(const ConvSum<float>&, int);
+template void conv_sum<double>(const ConvSum<double>&, int);
+template void conv_wide_norm(const Geometry&, const float*, const float*, double*,
                              const std::vector<std::int64_t>&, int);
-template void conv_wide_norm(const ConvPlan&, const double*, const double*, double*,
+template void conv_wide_norm(const Geometry&, const double*, const double*, double*,
                              const std::vector<std::int64_t>&, int);
-template void conv_norm(const ConvPlan&, const float*, const float*, double*, int);
-template void conv_norm(const ConvPlan&, const double*, const double*, double*, int);
+template void conv_norm<float>(const ConvNorm<float>&, int);
+template void conv_norm<double>(const ConvNorm<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -17,7 +17,7 @@ std::int64_t vector_steps(std::int64_t lanes, std::int64_t channels, std::int64_
   return pieces_of(channels, lanes) * others;
 }
 
-bool wants_inputs_last(const ConvPlan& plan, std::int64_t lanes) {
+bool wants_inputs_last(const Geometry& plan, std::int64_t lanes) {
   const std::int64_t in = plan.in_channels / plan.groups;
   const std::int64_t out = plan.out_channels / plan.groups;
   return vector_steps(lanes, in, out) <= vector_steps(lanes, out, in);
@@ -29,13 +29,13 @@ std::int64_t lanes_of(Isa isa, bool wide) {
 
 }  // namespace
 
-ConvLayout conv_layout(const ConvPlan& plan, bool wide) {
+ConvLayout conv_layout(const Geometry& plan, bool wide) {
   if (wants_inputs_last(plan, lanes_of(isa(), wide))) return ConvLayout::kInputsLast;
   return plan.groups == 1 ? ConvLayout::kOutputsLast : ConvLayout::kPlain;
 }
 
 template <class T, class In>
-DirectConv<T, In>::DirectConv(const ConvPlan& plan, ConvLayout layout, std::int64_t longest)
+DirectConv<T, In>::DirectConv(const Geometry& plan, ConvLayout layout, std::int64_t longest)
     : plan_(plan),
       isa_(isa()),
       inputs_last_(wants_inputs_last(plan, lanes_of(isa_, sizeof(T) == sizeof(double)))),

@@ -40,7 +40,7 @@ template <class T, class In>
 class DirectConv {
  public:
   // Sums are spilled after at most `longest` positions (rows are split evenly); 0: never.
-  DirectConv(const ConvPlan& plan, ConvLayout layout, std::int64_t longest);
+  DirectConv(const Geometry& plan, ConvLayout layout, std::int64_t longest);
 
   const std::vector<Segment>& segments() const { return segments_; }
   std::int64_t vector_size() const { return vector_size_; }  // entries of scratch for a sample
@@ -79,7 +79,7 @@ class DirectConv {
   template <class F>
   void each_entry(const VectorGroup& vs, const ScalarGroup<T>& ss, const F& entry) const;
 
-  const ConvPlan plan_;
+  const Geometry plan_;
   const Isa isa_;
   const bool inputs_last_;
   const std::int64_t in_;  // channels of a group
@@ -104,7 +104,7 @@ class DirectConv {
 
 // conv_norm of some samples with sums in float64.
 template <class In>
-void conv_wide_norm(const ConvPlan& plan, const In* x, const In* g, double* squares,
+void conv_wide_norm(const Geometry& plan, const In* x, const In* g, double* squares,
                     const std::vector<std::int64_t>& samples, int threads);
 
 }  // namespace dpkern::cpu

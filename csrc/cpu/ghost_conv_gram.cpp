@@ -29,7 +29,7 @@ std::int64_t rounded_up(std::int64_t n) { return (n + kStep - 1) / kStep * kStep
 // between the rows of an image.
 class GramNorm {
  public:
-  explicit GramNorm(const ConvPlan& plan)
+  explicit GramNorm(const Geometry& plan)
       : plan_(plan),
         pitch_(plan.input.width + 2 * plan.padding.width),
         sum_columns_(rounded_up((plan.input.height + 2 * plan.padding.height) * pitch_) +
@@ -192,7 +192,7 @@ class GramNorm {
     return result;
   }
 
-  const ConvPlan plan_;
+  const Geometry plan_;
   const std::int64_t pitch_;
   const std::int64_t sum_columns_;
   const Side x_;
@@ -202,7 +202,8 @@ class GramNorm {
 }  // namespace
 
 template <class T>
-void conv_gram_norm(const ConvPlan& plan, const T* x, const T* g, double* squares, int threads) {
+void conv_gram_norm(const ConvNorm<T>& call, int threads) {
+  const Geometry& plan = call.plan;
   const GramNorm norm(plan);
   const std::int64_t x_size = plan.in_channels * plan.input.height * plan.input.width;
   const std::int64_t g_size = plan.out_channels * plan.output.height * plan.output.width;
@@ -212,8 +213,8 @@ void conv_gram_norm(const ConvPlan& plan, const T* x, const T* g, double* square
     double* const sample = conv_scratch<double, 0>(norm.sample_size(), large[0]);
     double* const matrices = conv_scratch<double, 1>(norm.matrix_size(), large[1]);
     for (std::int64_t b = begin; b < end; ++b) {
-      const auto result = norm.run(x + b * x_size, g + b * g_size, sample, matrices);
-      squares[b] = result.square;
+      const auto result = norm.run(call.x + b * x_size, call.g + b * g_size, sample, matrices);
+      call.squares[b] = result.square;
       loose[static_cast<std::size_t>(b)] = !result.tight;
     }
   });
@@ -221,10 +222,10 @@ void conv_gram_norm(const ConvPlan& plan, const T* x, const T* g, double* square
   for (std::size_t b = 0; b < loose.size(); ++b) {
     if (loose[b]) again.push_back(static_cast<std::int64_t>(b));
   }
-  if (!again.empty()) conv_wide_norm(plan, x, g, squares, again, threads);
+  if (!again.empty()) conv_wide_norm(plan, call.x, call.g, call.squares, again, threads);
 }
 
-template void conv_gram_norm(const ConvPlan&, const float*, const float*, double*, int);
-template void conv_gram_norm(const ConvPlan&, const double*, const double*, double*, int);
+template void conv_gram_norm<float>(const ConvNorm<float>&, int);
+template void conv_gram_norm<double>(const ConvNorm<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -235,41 +235,46 @@ void RoundingTiles::bits(std::uint64_t tile, std::uint32_t* out) {
     for (int half = 0; half < kTile / kLanes; ++half) {
       const std::uint32_t* row = rows + (half >> 1) * kLanes;
       for (int l = 0; l < kLanes; ++l) {
-        out[half * kLanes + l] = rounding_bits(row[l], half);
+        out[half * kLanes + l] = dpkern::rounding_bits(row[l], half);
       }
     }
   });
 }
 
-void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blocks,
-               std::uint32_t* out, int threads) {
-  parallel_for(blocks, kGrain / 16, threads, [&](std::int64_t begin, std::int64_t end) {
+// out[0 .. 16 blocks) = keystream words in the order of RFC 8439.
+void keystream(const Keystream& call, int threads) {
+  const auto first = static_cast<std::uint64_t>(call.first_block);
+  auto* const out = reinterpret_cast<std::uint32_t*>(call.words);
+  parallel_for(call.blocks, kGrain / 16, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      chacha_block(stream, stream.n0, first_block + static_cast<std::uint64_t>(i), out + 16 * i);
+      const std::uint64_t block = first + static_cast<std::uint64_t>(i);
+      chacha_block(call.stream, call.stream.n0, block, out + 16 * i);
     }
   });
 }
 
-void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                   std::int32_t* x, int threads) {
-  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+// draws[i] = the draw at position + i.
+void lattice_draws(const LatticeDraws& call, int threads) {
+  const auto first = static_cast<std::uint64_t>(call.position);
+  parallel_for(call.count, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::int32_t draws[kTile];
-      draw_tile(stream, law, part.tile, draws);
-      if (n >= kStreamed) {
-        copy_past_caches(draws + part.offset, part.count, x + part.index);
+      draw_tile(call.stream, call.distribution, part.tile, draws);
+      if (call.count >= kStreamed) {
+        copy_past_caches(draws + part.offset, part.count, call.draws + part.index);
       } else {
-        std::copy(draws + part.offset, draws + part.offset + part.count, x + part.index);
+        std::copy_n(draws + part.offset, part.count, call.draws + part.index);
       }
     });
     end_of_streamed();
   });
 }
 
-void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n, std::int16_t* bits,
-                    int threads) {
-  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
-    RoundingTiles rounded(rounding);
+// bits[i] = the 16 rounding bits at position + i.
+void rounding_bits(const RoundingBits& call, int threads) {
+  const auto first = static_cast<std::uint64_t>(call.position);
+  parallel_for(call.count, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+    RoundingTiles rounded(call.stream);
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::uint32_t made[kTile];
       alignas(64) std::int16_t narrow[kTile];
@@ -279,10 +284,10 @@ void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n,
         const std::uint32_t* from = made + part.offset;
         for (int i = 0; i < count; ++i) narrow[i] = static_cast<std::int16_t>(from[i]);
       });
-      if (n >= kStreamed) {
-        copy_past_caches(narrow, part.count, bits + part.index);
+      if (call.count >= kStreamed) {
+        copy_past_caches(narrow, part.count, call.bits + part.index);
       } else {
-        std::copy(narrow, narrow + part.count, bits + part.index);
+        std::copy_n(narrow, part.count, call.bits + part.index);
       }
     });
     end_of_streamed();
@@ -290,10 +295,10 @@ void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n,
 }
 
 template <class T>
-void add_noise_integer(const Stream& stream, Distribution law, const Ahead& ahead,
+void add_noise_integer(const Stream& stream, Distribution law, const Draws& made,
                        std::uint64_t first, std::int64_t n, T* x, int threads) {
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
-    NoiseTiles tiles(stream, law, stream, ahead);
+    NoiseTiles tiles(stream, law, stream, made);
     for_tiles(first, begin, end, [&](const TilePart& part) {
       const std::int32_t* noise = tiles.draws(part);
       versioned([&]() DPK_INLINE {
@@ -308,13 +313,13 @@ void add_noise_integer(const Stream& stream, Distribution law, const Ahead& ahea
 
 template <class T>
 std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
-                             const Ahead& ahead, std::uint64_t first, std::int64_t n, double scale,
+                             const Draws& made, std::uint64_t first, std::int64_t n, double scale,
                              T* x, int threads) {
   const Lattice<T> lattice(scale);
   std::int64_t nonfinite = 0;
   parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
-    NoiseTiles tiles(stream, law, rounding, ahead);
+    NoiseTiles tiles(stream, law, rounding, made);
     for_tiles(first, begin, end, [&](const TilePart& part) {
       const std::int32_t* noise = tiles.draws(part);
       const std::uint32_t* bits = tiles.rounding(part);
@@ -339,13 +344,29 @@ std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distr
   return nonfinite;
 }
 
-template void add_noise_integer(const Stream&, Distribution, const Ahead&, std::uint64_t,
+template void add_noise_integer(const Stream&, Distribution, const Draws&, std::uint64_t,
                                 std::int64_t, std::int32_t*, int);
-template void add_noise_integer(const Stream&, Distribution, const Ahead&, std::uint64_t,
+template void add_noise_integer(const Stream&, Distribution, const Draws&, std::uint64_t,
                                 std::int64_t, std::int64_t*, int);
-template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Ahead&,
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Draws&,
                                       std::uint64_t, std::int64_t, double, float*, int);
-template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Ahead&,
+template std::int64_t add_noise_float(const Stream&, const Stream&, Distribution, const Draws&,
                                       std::uint64_t, std::int64_t, double, double*, int);
+
+template <class F>
+void add_noise(const AddNoise<F>& call, int threads) {
+  const auto first = static_cast<std::uint64_t>(call.position);
+  if constexpr (std::is_integral_v<F>) {
+    add_noise_integer(call.stream, call.distribution, call.draws, first, call.S, call.x, threads);
+  } else {
+    add_noise_float(call.stream, call.rounding, call.distribution, call.draws, first, call.S,
+                    *call.scale, call.x, threads);
+  }
+}
+
+template void add_noise(const AddNoise<std::int32_t>&, int);
+template void add_noise(const AddNoise<std::int64_t>&, int);
+template void add_noise(const AddNoise<float>&, int);
+template void add_noise(const AddNoise<double>&, int);
 
 }  // namespace dpkern::cpu

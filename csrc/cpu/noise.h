@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/layouts.h"
+#include "cpu/ops.h"
 #include "cpu/tiles.h"
 
 namespace dpkern::cpu {
@@ -35,31 +36,24 @@ class RoundingTiles {
   alignas(64) std::uint32_t rows_[3 * 16 * kLanes];
 };
 
-// Draws of one step that were made before: X and the 16 rounding bits at `first`, `first + 1`, ...
-struct Ahead {
-  const std::int32_t* values;    // null: none, the streams give everything
-  const std::int16_t* rounding;  // null: the rounding stream gives them
-  std::uint64_t first;
-};
-
 // The draws and rounding bits of one part of a tile after the other, from wherever they come.
 class NoiseTiles {
  public:
-  NoiseTiles(const Stream& stream, Distribution law, const Stream& rounding, const Ahead& ahead)
-      : stream_(stream), law_(law), rounded_(rounding), ahead_(ahead) {}
+  NoiseTiles(const Stream& stream, Distribution law, const Stream& rounding, const Draws& made)
+      : stream_(stream), law_(law), rounded_(rounding), made_(made) {}
 
   // X of the part's coordinates; valid until the next call.
   const std::int32_t* draws(const TilePart& part) {
-    if (ahead_.values != nullptr) return ahead_.values + place(part);
+    if (made_.values != nullptr) return made_.values + place(part);
     draw_tile(stream_, law_, part.tile, draws_);
     return draws_ + part.offset;
   }
 
   // The rounding bits of the part's coordinates; valid until the next call.
   const std::uint32_t* rounding(const TilePart& part) {
-    if (ahead_.rounding != nullptr) {
-      const std::int16_t* made = ahead_.rounding + place(part);
-      for (int i = 0; i < part.count; ++i) bits_[i] = static_cast<std::uint16_t>(made[i]);
+    if (made_.rounding != nullptr) {
+      const std::int16_t* bits = made_.rounding + place(part);
+      for (int i = 0; i < part.count; ++i) bits_[i] = static_cast<std::uint16_t>(bits[i]);
       return bits_;
     }
     rounded_.bits(part.tile, bits_);
@@ -68,39 +62,27 @@ class NoiseTiles {
 
  private:
   std::uint64_t place(const TilePart& part) const {
-    return kTile * part.tile + static_cast<std::uint64_t>(part.offset) - ahead_.first;
+    return kTile * part.tile + static_cast<std::uint64_t>(part.offset) - made_.first;
   }
 
   const Stream& stream_;
   Distribution law_;
   RoundingTiles rounded_;
-  const Ahead& ahead_;
+  const Draws& made_;
   alignas(64) std::int32_t draws_[kTile];
   alignas(64) std::uint32_t bits_[kTile];
 };
 
-// out[0 .. 16 blocks) = keystream words in the order of RFC 8439.
-void keystream(const Stream& stream, std::uint64_t first_block, std::int64_t blocks,
-               std::uint32_t* out, int threads);
-
-// x[i] = draw at position first + i.
-void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first, std::int64_t n,
-                   std::int32_t* x, int threads);
-
-// bits[i] = the 16 rounding bits at position first + i.
-void rounding_draws(const Stream& rounding, std::uint64_t first, std::int64_t n, std::int16_t* bits,
-                    int threads);
-
 // Integers: counts of u become counts of g. T = int32_t or int64_t.
 template <class T>
-void add_noise_integer(const Stream& stream, Distribution law, const Ahead& ahead,
+void add_noise_integer(const Stream& stream, Distribution law, const Draws& made,
                        std::uint64_t first, std::int64_t n, T* x, int threads);
 
 // Floats: rounded stochastically to u = scale / 2^20, noised, written as multiples of scale / 64.
 // Returns how many entries were not finite (each counts as zero). T = float or double.
 template <class T>
 std::int64_t add_noise_float(const Stream& stream, const Stream& rounding, Distribution law,
-                             const Ahead& ahead, std::uint64_t first, std::int64_t n, double scale,
+                             const Draws& made, std::uint64_t first, std::int64_t n, double scale,
                              T* x, int threads);
 
 }  // namespace dpkern::cpu

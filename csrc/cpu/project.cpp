@@ -1,9 +1,11 @@
-#include "cpu/project.h"
+// Parameters, read as one vector, moved to the nearest point of a ball or a simplex, in place.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
 
@@ -12,6 +14,20 @@ namespace {
 
 constexpr std::int64_t kPiece = 1 << 14;  // entries of a partial sum: threads change no bit
 constexpr std::int64_t kGrain = 4;        // pieces worth a thread
+
+template <class F>
+struct Part {
+  F* values;
+  std::int64_t size;
+};
+
+template <class F>
+std::vector<Part<F>> parts_of(const std::vector<F*>& values,
+                              const std::vector<std::int64_t>& sizes) {
+  std::vector<Part<F>> parts;
+  for (std::size_t i = 0; i < values.size(); ++i) parts.push_back({values[i], sizes[i]});
+  return parts;
+}
 
 template <class F>
 double square_of(const Part<F>& part, int threads) {
@@ -106,26 +122,30 @@ double threshold_of(const std::vector<Part<F>>& parts, double total) {
 
 }  // namespace
 
+// x min(1, radius / ||x||), the norm and the product in float64; inside, nothing is written.
 template <class F>
-void project_ball(const std::vector<Part<F>>& parts, double radius, int threads) {
+void project_ball(const ProjectBall<F>& call, int threads) {
+  const std::vector<Part<F>> parts = parts_of<F>(call.params, call.S);
   double square = 0;
   for (const Part<F>& part : parts) square += square_of(part, threads);
   const double norm = std::sqrt(square);
-  if (norm <= radius) return;
-  const double factor = radius / norm;
+  if (norm <= call.radius) return;
+  const double factor = call.radius / norm;
   each(parts, threads, [=](double x) DPK_INLINE { return x * factor; });
 }
 
+// max(x - t, 0) with the t for which they add to `total`.
 template <class F>
-void project_simplex(const std::vector<Part<F>>& parts, double total, int threads) {
-  const double t = threshold_of(parts, total);
+void project_simplex(const ProjectSimplex<F>& call, int threads) {
+  const std::vector<Part<F>> parts = parts_of<F>(call.params, call.S);
+  const double t = threshold_of(parts, call.total);
   // In this order NaN stays.
   each(parts, threads, [=](double x) DPK_INLINE { return x - t < 0 ? 0.0 : x - t; });
 }
 
-template void project_ball(const std::vector<Part<float>>&, double, int);
-template void project_ball(const std::vector<Part<double>>&, double, int);
-template void project_simplex(const std::vector<Part<float>>&, double, int);
-template void project_simplex(const std::vector<Part<double>>&, double, int);
+template void project_ball<float>(const ProjectBall<float>&, int);
+template void project_ball<double>(const ProjectBall<double>&, int);
+template void project_simplex<float>(const ProjectSimplex<float>&, int);
+template void project_simplex<double>(const ProjectSimplex<double>&, int);
 
 }  // namespace dpkern::cpu

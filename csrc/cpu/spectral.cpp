@@ -1,10 +1,12 @@
-#include "cpu/spectral.h"
+// Spectra of a layer's operands: their powers, the norm that is a product over frequencies, the
+// bins that a mechanism keeps, and norms in whitened coordinates.
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "cpu/ghost_tiles.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
@@ -61,29 +63,28 @@ struct Sums {
 };
 
 // One group of one sample; `folded` has room for the bins of g.
-DPK_INLINE inline void add_group(const SpectralGrid& grid, const double* x, const double* g,
+DPK_INLINE inline void add_group(const SpectralSquares& call, const double* x, const double* g,
                                  double* __restrict folded, Sums& sums) {
-  if (grid.index == nullptr) {
-    for (std::int64_t k = 0; k < grid.x_bins; ++k) folded[k] = grid.factors[k] * x[k];
+  if (call.index == nullptr) {
+    for (std::int64_t k = 0; k < call.K; ++k) folded[k] = call.factors[k] * x[k];
   } else {
-    std::fill(folded, folded + grid.g_bins, 0.0);
-    for (std::int64_t k = 0; k < grid.x_bins; ++k) folded[grid.index[k]] += grid.factors[k] * x[k];
+    std::fill(folded, folded + call.L, 0.0);
+    for (std::int64_t k = 0; k < call.K; ++k) folded[call.index[k]] += call.factors[k] * x[k];
   }
-  sums.product += dot(folded, g, grid.g_bins);
-  sums.x_norm += dot(grid.x_weights, x, grid.x_bins);
-  sums.g_norm += dot(grid.g_weights, g, grid.g_bins);
-  sums.x_most = std::max(sums.x_most, most(folded, grid.g_bins));
-  sums.g_most = std::max(sums.g_most, most(g, grid.g_bins));
+  sums.product += dot(folded, g, call.L);
+  sums.x_norm += dot(call.x_weights, x, call.K);
+  sums.g_norm += dot(call.g_weights, g, call.L);
+  sums.x_most = std::max(sums.x_most, most(folded, call.L));
+  sums.g_most = std::max(sums.g_most, most(g, call.L));
 }
 
 // || (A + e)(B + f) || <= || A B || + max A || f || + max B || e || + || e || || f ||.
-double from_above(const SpectralGrid& grid, const Sums& sums) {
+double from_above(double error, double share, const Sums& sums) {
   constexpr double kNorms = 1 + 0x1p-10;  // the operands' norms come from computed spectra
   const double x_norm = kNorms * std::sqrt(sums.x_norm);
   const double g_norm = kNorms * std::sqrt(sums.g_norm);
-  const double slack =
-      grid.error * (std::sqrt(sums.g_most) * x_norm +
-                    grid.share * g_norm * (std::sqrt(sums.x_most) + grid.error * x_norm));
+  const double slack = error * (std::sqrt(sums.g_most) * x_norm +
+                                share * g_norm * (std::sqrt(sums.x_most) + error * x_norm));
   const double norm = std::sqrt(sums.product) + slack;
   return norm * norm * (1 + 0x1p-42);
 }
@@ -128,56 +129,59 @@ DPK_INLINE inline Doubles tile_squares(const Doubles* tile, const double* matrix
 
 }  // namespace
 
+// powers [B, G, K] = sum over a group's channels of | spectra |^2; spectra are complex [B, C, K].
 template <class T>
-void spectral_powers(const T* spectra, std::int64_t batch, std::int64_t groups,
-                     std::int64_t channels, std::int64_t bins, double* powers, int threads) {
+void spectral_powers(const SpectralPowers<T>& call, int threads) {
+  const std::int64_t bins = call.K, channels = call.C / call.G;
   const std::int64_t blocks = (bins + kBlock - 1) / kBlock;
-  const std::int64_t pieces = batch * groups * blocks;
+  const std::int64_t pieces = call.B * call.G * blocks;
   const std::int64_t grain = grain_of(2 * channels * std::min(bins, kBlock));
   parallel_for(pieces, grain, threads, [&](std::int64_t begin, std::int64_t end) {
     versioned([&]() DPK_INLINE {
       for (std::int64_t piece = begin; piece < end; ++piece) {
         const std::int64_t set = piece / blocks, first = piece % blocks * kBlock;
-        add_powers(spectra + 2 * (set * channels * bins + first), channels, bins,
-                   std::min(kBlock, bins - first), powers + set * bins + first);
+        add_powers(call.spectra + 2 * (set * channels * bins + first), channels, bins,
+                   std::min(kBlock, bins - first), call.powers + set * bins + first);
       }
     });
   });
 }
 
-void spectral_squares(const SpectralGrid& grid, const double* x_powers, const double* g_powers,
-                      std::int64_t batch, std::int64_t groups, double* squares, int threads) {
-  const std::int64_t grain = grain_of(groups * (grid.x_bins + grid.g_bins));
-  parallel_for(batch, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-    double* const folded = scratch<double, 0>(grid.g_bins);
+// squares [B]: sum over groups and bins of factors x_powers g_powers, raised by what the error of
+// the transforms can hide.
+void spectral_squares(const SpectralSquares& call, int threads) {
+  const std::int64_t grain = grain_of(call.G * (call.K + call.L));
+  parallel_for(call.B, grain, threads, [&](std::int64_t begin, std::int64_t end) {
+    double* const folded = scratch<double, 0>(call.L);
     for (std::int64_t b = begin; b < end; ++b) {
       Sums sums;
       versioned([&]() DPK_INLINE {
-        for (std::int64_t set = b * groups; set < (b + 1) * groups; ++set) {
-          add_group(grid, x_powers + set * grid.x_bins, g_powers + set * grid.g_bins, folded, sums);
+        for (std::int64_t set = b * call.G; set < (b + 1) * call.G; ++set) {
+          add_group(call, call.x_powers + set * call.K, call.g_powers + set * call.L, folded, sums);
         }
       });
-      squares[b] = from_above(grid, sums);
+      call.squares[b] = from_above(call.error, call.share, sums);
     }
   });
 }
 
+// out [N, R, 2, C] at rows `first`.. = real and imaginary parts of the kept bins of complex spectra
+// [B, C, K].
 template <class T>
-void spectral_gather(const T* spectra, std::int64_t batch, std::int64_t channels, std::int64_t bins,
-                     const std::int64_t* kept, std::int64_t count, std::int64_t rows,
-                     std::int64_t row, T* out, int threads) {
+void spectral_gather(const SpectralGather<T>& call, int threads) {
   constexpr std::int64_t kBins = 16;  // whose lines are written while the channels are read
-  parallel_for(batch, grain_of(channels * count), threads,
+  parallel_for(call.B, grain_of(call.C * call.N), threads,
                [&](std::int64_t begin, std::int64_t end) {
+                 const std::int64_t channels = call.C;
                  for (std::int64_t b = begin; b < end; ++b) {
-                   const T* const from = spectra + 2 * b * channels * bins;
-                   T* const to = out + (row + b) * 2 * channels;
-                   for (std::int64_t first = 0; first < count; first += kBins) {
-                     const std::int64_t last = std::min(count, first + kBins);
+                   const T* const from = call.spectra + 2 * b * channels * call.K;
+                   T* const to = call.out + (call.first + b) * 2 * channels;
+                   for (std::int64_t first = 0; first < call.N; first += kBins) {
+                     const std::int64_t last = std::min(call.N, first + kBins);
                      for (std::int64_t c = 0; c < channels; ++c) {
                        for (std::int64_t k = first; k < last; ++k) {
-                         const T* const bin = from + 2 * (c * bins + kept[k]);
-                         T* const at = to + k * rows * 2 * channels + c;
+                         const T* const bin = from + 2 * (c * call.K + call.kept[k]);
+                         T* const at = to + k * call.R * 2 * channels + c;
                          at[0] = bin[0];
                          at[channels] = bin[1];
                        }
@@ -187,26 +191,26 @@ void spectral_gather(const T* spectra, std::int64_t batch, std::int64_t channels
                });
 }
 
+// squares [B] of matrix [r, taps] times every channel pair's taps, from above; grads are
+// [B, outer, taps, inner].
 template <class T>
-void whitened_norm(const T* gradients, std::int64_t batch, std::int64_t outer, std::int64_t taps,
-                   std::int64_t inner, const double* matrix, std::int64_t rows, double* squares,
-                   int threads) {
-  const std::int64_t pairs = outer * inner;
-  const std::int64_t used = round_up(rows, kTogether);
+void whitened_norm(const WhitenedNorm<T>& call, int threads) {
+  const std::int64_t pairs = call.outer * call.inner, taps = call.taps;
+  const std::int64_t used = round_up(call.r, kTogether);
   std::vector<double> padded(static_cast<std::size_t>(used * taps), 0.0);
-  std::copy(matrix, matrix + rows * taps, padded.begin());
-  const double size = std::sqrt(square_of(matrix, rows * taps));
+  std::copy(call.matrix, call.matrix + call.r * taps, padded.begin());
+  const double size = std::sqrt(square_of(call.matrix, call.r * taps));
   // Cauchy-Schwarz over the taps: || error || <= gamma_taps || matrix || || gradient ||.
   const double error = static_cast<double>(taps + 8) * 0x1p-53 * size;
-  parallel_for(batch, grain_of(pairs * taps), threads, [&](std::int64_t begin, std::int64_t end) {
+  parallel_for(call.B, grain_of(pairs * taps), threads, [&](std::int64_t begin, std::int64_t end) {
     Doubles* const tile = reinterpret_cast<Doubles*>(scratch<double, 1>(taps * kLanes));
     for (std::int64_t b = begin; b < end; ++b) {
-      const T* const from = gradients + b * pairs * taps;
+      const T* const from = call.grads + b * pairs * taps;
       double total = 0, plain = 0;
       versioned([&]() DPK_INLINE {
         Doubles sums{}, squares_of_taps{};
         for (std::int64_t pair = 0; pair < pairs; pair += kLanes) {
-          load_tile(from, pair, pairs, taps, inner, tile);
+          load_tile(from, pair, pairs, taps, call.inner, tile);
           for (std::int64_t t = 0; t < taps; ++t) squares_of_taps += tile[t] * tile[t];
           sums += tile_squares(tile, padded.data(), used, taps);
         }
@@ -214,24 +218,16 @@ void whitened_norm(const T* gradients, std::int64_t batch, std::int64_t outer, s
         plain = sum_lanes<Doubles, kLanes>(squares_of_taps);
       });
       const double norm = std::sqrt(total) + error * std::sqrt(plain);
-      squares[b] = norm * norm * (1 + 0x1p-42);
+      call.squares[b] = norm * norm * (1 + 0x1p-42);
     }
   });
 }
 
-template void spectral_powers<float>(const float*, std::int64_t, std::int64_t, std::int64_t,
-                                     std::int64_t, double*, int);
-template void spectral_powers<double>(const double*, std::int64_t, std::int64_t, std::int64_t,
-                                      std::int64_t, double*, int);
-template void spectral_gather<float>(const float*, std::int64_t, std::int64_t, std::int64_t,
-                                     const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                                     float*, int);
-template void spectral_gather<double>(const double*, std::int64_t, std::int64_t, std::int64_t,
-                                      const std::int64_t*, std::int64_t, std::int64_t, std::int64_t,
-                                      double*, int);
-template void whitened_norm<float>(const float*, std::int64_t, std::int64_t, std::int64_t,
-                                   std::int64_t, const double*, std::int64_t, double*, int);
-template void whitened_norm<double>(const double*, std::int64_t, std::int64_t, std::int64_t,
-                                    std::int64_t, const double*, std::int64_t, double*, int);
+template void spectral_powers<float>(const SpectralPowers<float>&, int);
+template void spectral_powers<double>(const SpectralPowers<double>&, int);
+template void spectral_gather<float>(const SpectralGather<float>&, int);
+template void spectral_gather<double>(const SpectralGather<double>&, int);
+template void whitened_norm<float>(const WhitenedNorm<float>&, int);
+template void whitened_norm<double>(const WhitenedNorm<double>&, int);
 
 }  // namespace dpkern::cpu

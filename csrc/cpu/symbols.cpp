@@ -1,9 +1,11 @@
-#include "cpu/symbols.h"
+// Randomized response: every symbol keeps or changes by the value of one 64-bit word.
 
 #include <algorithm>
 
+#include "core/lies.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {
@@ -33,18 +35,20 @@ DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves,
 
 }  // namespace
 
+// randomized[i] = the response to symbols[i], a category below `categories`. Symbol i takes words
+// 2 (position + i) and 2 (position + i) + 1 of the keystream.
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, const T* x,
-               std::int64_t n, T* out, int threads) {
-  parallel_for(n, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
+void randomize(const Randomize<T>& call, int threads) {
+  const Lies lies = lies_of(static_cast<std::uint32_t>(call.categories), call.keep);
+  parallel_for(call.S, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end;) {
-      const std::uint64_t position = first + static_cast<std::uint64_t>(index);
+      const std::uint64_t position = static_cast<std::uint64_t>(call.position + index);
       const int offset = static_cast<int>(position % kTileSymbols);
       const auto left =
           static_cast<int>(std::min<std::int64_t>(kTileSymbols - offset, end - index));
       alignas(64) std::uint32_t rows[kRowBlocks * kLanes];
       alignas(64) std::uint32_t moves[kTileSymbols];
-      keystream_rows(stream, position / kTileSymbols * kRowBlocks, rows);
+      keystream_rows(call.stream, position / kTileSymbols * kRowBlocks, rows);
       versioned([&]() DPK_INLINE {
         const Lies told = lies;
         if (told.categories == 2) {
@@ -52,8 +56,8 @@ void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, cons
         } else {
           moves_of(rows, moves, [=](std::uint64_t u) { return lie_of(told, u); });
         }
-        const T* from = x + index;
-        T* to = out + index;
+        const T* from = call.symbols + index;
+        T* to = call.randomized + index;
         const std::uint32_t* move = moves + offset;
         for (int i = 0; i < left; ++i) {
           const auto symbol = static_cast<std::uint32_t>(from[i]);
@@ -65,11 +69,8 @@ void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, cons
   });
 }
 
-template void randomize(const Stream&, std::uint64_t, const Lies&, const std::uint8_t*,
-                        std::int64_t, std::uint8_t*, int);
-template void randomize(const Stream&, std::uint64_t, const Lies&, const std::int32_t*,
-                        std::int64_t, std::int32_t*, int);
-template void randomize(const Stream&, std::uint64_t, const Lies&, const std::int64_t*,
-                        std::int64_t, std::int64_t*, int);
+template void randomize<std::uint8_t>(const Randomize<std::uint8_t>&, int);
+template void randomize<std::int32_t>(const Randomize<std::int32_t>&, int);
+template void randomize<std::int64_t>(const Randomize<std::int64_t>&, int);
 
 }  // namespace dpkern::cpu

@@ -1,10 +1,13 @@
-#include "cpu/update.h"
+// Noise, division by the public batch size and the optimizer rule in one pass over the parameters.
 
+#include <atomic>
 #include <cmath>
 
 #include "core/lattice.h"
 #include "core/optimizer.h"
 #include "cpu/isa.h"
+#include "cpu/noise.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/tiles.h"
 
@@ -73,34 +76,41 @@ void apply_rule(const Rule& rule, const T* gradient, int count, T* param, T* sta
   });
 }
 
-// One tile of one tensor: its gradient into a buffer in the first-level cache, then the rule.
+// Pointer `i` of a list, `index` elements further; null where the list is empty or ends before.
 template <class T>
-std::int64_t update_tile(const RuleNumbers& rule, const UpdateNoise& noise, SumType sum_type,
-                         double gradient_scale, const UpdateItem& item, const TilePart& part,
-                         NoiseTiles& tiles) {
+T* at(const std::vector<T*>& list, std::size_t i, std::int64_t index) {
+  return i < list.size() ? list[i] + index : nullptr;
+}
+
+// One tile of tensor `i`: its gradient into a buffer in the first-level cache, then the rule.
+template <class T>
+std::int64_t update_tile(const UpdateTensors<T>& call, const RuleNumbers& rule, std::size_t i,
+                         const TilePart& part, NoiseTiles& tiles) {
   alignas(64) T gradient[kTile];
   std::int64_t nonfinite = 0;
-  if (!noise.on) {
-    nonfinite = gradient_without_noise(static_cast<const T*>(item.sum) + part.index,
-                                       static_cast<T>(gradient_scale), part.count, gradient);
+  const void* const sum = call.sums[i];
+  if (!call.noise.on) {
+    nonfinite = gradient_without_noise(static_cast<const T*>(sum) + part.index,
+                                       static_cast<T>(call.gradient_scale), part.count, gradient);
   } else {
-    const std::int32_t* noise_here = tiles.draws(part);
-    const T step = static_cast<T>(item.scale / 64 * gradient_scale);
-    if (sum_type == SumType::kInt32) {
-      gradient_of_integers(static_cast<const std::int32_t*>(item.sum) + part.index, noise_here,
-                           step, part.count, gradient);
-    } else if (sum_type == SumType::kInt64) {
-      gradient_of_integers(static_cast<const std::int64_t*>(item.sum) + part.index, noise_here,
-                           step, part.count, gradient);
+    const std::int32_t* noise = tiles.draws(part);
+    const double scale = call.scales[i];
+    const T step = static_cast<T>(scale / 64 * call.gradient_scale);
+    if (call.sums_kind == Summed::kInt32) {
+      gradient_of_integers(static_cast<const std::int32_t*>(sum) + part.index, noise, step,
+                           part.count, gradient);
+    } else if (call.sums_kind == Summed::kInt64) {
+      gradient_of_integers(static_cast<const std::int64_t*>(sum) + part.index, noise, step,
+                           part.count, gradient);
     } else {
       nonfinite =
-          gradient_of_floats(static_cast<const T*>(item.sum) + part.index, tiles.rounding(part),
-                             noise_here, Lattice<T>(item.scale), step, part.count, gradient);
+          gradient_of_floats(static_cast<const T*>(sum) + part.index, tiles.rounding(part), noise,
+                             Lattice<T>(scale), step, part.count, gradient);
     }
   }
-  T* param = static_cast<T*>(item.param) + part.index;
-  T* state1 = item.state1 == nullptr ? nullptr : static_cast<T*>(item.state1) + part.index;
-  T* state2 = item.state2 == nullptr ? nullptr : static_cast<T*>(item.state2) + part.index;
+  T* const param = call.params[i] + part.index;
+  T* const state1 = at(call.buffers, i, part.index);
+  T* const state2 = at(call.buffers, call.params.size() + i, part.index);
   switch (rule.form) {
     case RuleForm::kPlain:
       apply_rule(plain_sgd<T>(rule), gradient, part.count, param, state1, state2);
@@ -118,41 +128,41 @@ std::int64_t update_tile(const RuleNumbers& rule, const UpdateNoise& noise, SumT
   return nonfinite;
 }
 
-std::int64_t tiles_of(const UpdateItem& item) { return (item.size + kTile - 1) / kTile; }
+std::int64_t tiles_of(std::int64_t size) { return (size + kTile - 1) / kTile; }
 
 }  // namespace
 
+// gradient = gradient_scale * (noisy sum). Returns the number of sums that were not finite (each
+// counts as zero).
 template <class T>
-std::int64_t update_step(const Rule& rule, const UpdateNoise& noise, SumType sum_type,
-                         double gradient_scale, const std::vector<UpdateItem>& items, int threads) {
+std::int64_t update_tensors(const UpdateTensors<T>& call, int threads) {
   std::int64_t tiles = 0;
-  for (const UpdateItem& item : items) tiles += tiles_of(item);
-  std::int64_t nonfinite = 0;
-  const RuleNumbers numbers = numbers_of(rule);
+  for (const std::int64_t size : call.P) tiles += tiles_of(size);
+  std::atomic<std::int64_t> nonfinite{0};
+  const RuleNumbers numbers = numbers_of(call.rule);
+  const UpdateNoise& noise = call.noise;
   // All tensors end to end, in pieces of 512 elements; a thread takes a contiguous share.
   parallel_for(tiles, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     std::int64_t mine = 0;
-    NoiseTiles drawn(noise.stream, noise.law, noise.rounding, noise.ahead);
+    NoiseTiles drawn(noise.stream, noise.law, noise.rounding, noise.draws);
     std::int64_t before = 0;
-    for (const UpdateItem& item : items) {
+    for (std::size_t i = 0; i < call.P.size(); ++i) {
+      const std::int64_t size = call.P[i];
       const std::int64_t from = std::max<std::int64_t>(begin - before, 0);
-      const std::int64_t to = std::min(end - before, tiles_of(item));
-      before += tiles_of(item);
+      const std::int64_t to = std::min(end - before, tiles_of(size));
+      before += tiles_of(size);
       if (from >= to) continue;
-      for_tiles(item.first_position, from * kTile, std::min(to * kTile, item.size),
-                [&](const TilePart& part) {
-                  mine +=
-                      update_tile<T>(numbers, noise, sum_type, gradient_scale, item, part, drawn);
-                });
+      const auto first = noise.on ? static_cast<std::uint64_t>(call.positions[i]) : 0;
+      for_tiles(first, from * kTile, std::min(to * kTile, size), [&](const TilePart& part) {
+        mine += update_tile(call, numbers, i, part, drawn);
+      });
     }
-    __atomic_fetch_add(&nonfinite, mine, __ATOMIC_RELAXED);
+    nonfinite += mine;
   });
   return nonfinite;
 }
 
-template std::int64_t update_step<float>(const Rule&, const UpdateNoise&, SumType, double,
-                                         const std::vector<UpdateItem>&, int);
-template std::int64_t update_step<double>(const Rule&, const UpdateNoise&, SumType, double,
-                                          const std::vector<UpdateItem>&, int);
+template std::int64_t update_tensors(const UpdateTensors<float>&, int);
+template std::int64_t update_tensors(const UpdateTensors<double>&, int);
 
 }  // namespace dpkern::cpu

@@ -1,13 +1,14 @@
-"""Write the border between Python and the compiled CPU kernels from the ops' signatures.
+"""Write the border between Python and the compiled CPU kernels from their signatures.
 
-For every op that ``cpu.COMPILED`` names: a struct of its arguments, the enums of its options, the
-kernel's declaration ``void linear_norm(const LinearNorm<F>& call, int threads)``, and the kernel as
-a function of Python's module, ``linear_norm_float32(...)``.
+For every op that ``cpu.COMPILED`` names, and every function of a backend that is marked
+``@compiled``: a struct of its arguments, the enums of its options, the kernel's declaration
+``void linear_norm(const LinearNorm<F>& call, int threads)``, and the kernel as a function of
+Python's module, ``linear_norm_float32(...)``. F is the dtype of the call, where it has one.
 
-Tensors are pointers (null for None), options enums, sizes 64-bit integers that bear the signature's
-names. An op whose tensors may be of more types than float and double receives ``void`` pointers and
-the place of its dtype in its group. Only the standard library is used: the build runs this file
-before anything is installed, and reads the sources of ops without importing them.
+Tensors are pointers (null for None), options enums, structs of ``layouts`` bytes. Sizes are 64-bit
+integers that bear the signature's names: ``*S`` is the product of its sizes, in lists one for each
+tensor. Only the standard library is used: the build runs this file before anything is installed,
+and reads the sources of ops without importing them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base import signature
+from ..base import codes, signature
 
 PACKAGE = Path(__file__).resolve().parents[1]
 TYPES = {
@@ -27,15 +29,23 @@ TYPES = {
     "Int32": "std::int32_t",
     "Int16": "std::int16_t",
 }
-TEMPLATED = ("Float", "Operand")
-SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool"}
-FLOATS = {"float32": "float", "float64": "double"}
+SHARED = {kind.name: kind.words for kind in codes.CODES if isinstance(kind, codes.Options)}
+"""Options that ``core/layouts.h`` declares."""
+SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool", "Word": "std::uint64_t"}
+KINDS = {
+    "float32": "float",
+    "float64": "double",
+    "uint8": "std::uint8_t",
+    "int32": "std::int32_t",
+    "int64": "std::int64_t",
+    "bfloat16": "cpu::Bfloat16",
+}
 
 
-def compiled() -> tuple[str, ...]:
-    """Names of the ops with a compiled kernel, ``stem.function``."""
-    source = Path(__file__).with_name("cpu.py").read_text()
-    return tuple(_constants(ast.parse(source))["COMPILED"])
+def compiled() -> dict[str, bool]:
+    """Names of the ops with a compiled kernel, ``stem.function``, and whether it counts."""
+    found = _constants(ast.parse(Path(__file__).with_name("cpu.py").read_text()))
+    return {name: name in found["COUNTING"] for name in found["COMPILED"]}
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -57,22 +67,38 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def ops() -> Iterator[Any]:
-    """The signatures of the compiled ops, in the order of their names."""
-    wanted = set(compiled())
-    sources = sorted((PACKAGE / "ops").rglob("*.py"))
+def kernels() -> Iterator[Any]:
+    """The signatures of the compiled kernels: ops in the order of their names, then the others."""
+    wanted = compiled()
+    folders = ("ops", "backends")
+    sources = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.py"))]
+    sources += [PACKAGE / "laws.py", PACKAGE / "base/codes.py"]  # which options there are
     trees = {source: ast.parse(source.read_text()) for source in sources}
     literals: dict[str, Any] = {}
     for tree in trees.values():
         literals.update(_constants(tree))
     for source, tree in trees.items():
-        stem = source.relative_to(PACKAGE / "ops").with_suffix("").parts[0]
+        stem = (*source.relative_to(PACKAGE).with_suffix("").parts, "")[1]
         for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and f"{stem}.{node.name}" in wanted:
-                wanted.remove(f"{stem}.{node.name}")
-                yield signature.read(node.name, _annotations(node), literals.get)
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            counts = wanted.pop(f"{stem}.{node.name}", None)
+            if counts is not None or "compiled" in _decorators(node):
+                read = signature.read(node.name, _annotations(node), literals.get, _plan(node))
+                yield replace(read, number="int") if counts else read
     if wanted:
         raise SystemExit(f"COMPILED names no op of dpkern/ops: {', '.join(sorted(wanted))}")
+
+
+def _decorators(node: ast.FunctionDef) -> list[str]:
+    return [ast.unparse(decorator) for decorator in node.decorator_list]
+
+
+def _plan(node: ast.FunctionDef) -> str | None:
+    """The type of the plan of ``@op(..., plan=Geometry)``."""
+    calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
+    given = (word for call in calls for word in call.keywords)
+    return next((ast.unparse(word.value) for word in given if word.arg == "plan"), None)
 
 
 def _annotations(node: ast.FunctionDef) -> dict[str, str]:
@@ -88,8 +114,13 @@ def camel(name: str) -> str:
 
 
 def is_templated(op: Any) -> bool:
-    """Whether a kernel is a template on float and double."""
-    return any(getattr(p, "group", None) in TEMPLATED for p in op.parameters)
+    """Whether a kernel is a template on its dtype."""
+    return bool(signature.kinds(op))
+
+
+def answer(op: Any) -> str:
+    """The C++ type that a kernel returns."""
+    return SCALARS[op.number] if op.number else "void"
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
@@ -99,11 +130,13 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
             yield kind, "int", parameter.name
         elif isinstance(parameter, signature.NumberParameter):
-            kind = SCALARS[parameter.type]
+            kind = SCALARS.get(parameter.rule) or SCALARS[parameter.type]
+            if parameter.many:
+                kind = f"std::vector<{kind}>"
             kind = f"std::optional<{kind}>" if parameter.optional else kind
             yield kind, kind, parameter.name
         elif isinstance(parameter, signature.TensorParameter):
-            const = "" if "written" in parameter.marks else "const "
+            const = "" if {"written", "filled"} & {*parameter.marks} else "const "
             pointer = f"{const}{_type(op, parameter)}*"
             if parameter.many:
                 yield f"std::vector<{pointer}>", "Addresses", parameter.name
@@ -111,35 +144,41 @@ def fields(op: Any) -> Iterator[tuple[str, str, str]]:
                 yield pointer, "Address", parameter.name
             if "transposable" in parameter.marks:
                 yield "bool", "bool", f"{parameter.name}_transposed"
+            if parameter.group == "Summed":
+                yield parameter.group, "int", f"{parameter.name}_kind"
         elif isinstance(parameter, signature.ObjectParameter):
-            struct = signature.STRUCTS[parameter.annotation]
-            yield struct, "pybind11::object", parameter.name
+            kind = parameter.annotation
+            kind = f"std::vector<{kind}>" if parameter.many else kind
+            yield kind, "pybind11::bytes", parameter.name
     for result in op.results or ():
         yield f"{_type(op, result)}*", "Address", result.name
-    lists = {dim for tensor in op.tensors if tensor.many for dim in tensor.dims}
     for size in op.sizes:
-        if size[0] == "*":
-            if size not in lists:
-                raise SystemExit(f"{op.name}: a compiled kernel takes no {size} outside of lists")
+        if any(parameter.name == size for parameter in op.parameters):
+            continue  # a count, which is passed as itself
+        if size in op.lists and size[0] == "*":
             yield "std::vector<std::int64_t>", "Integers", size[1:]
         else:
-            yield "std::int64_t", "std::int64_t", size
+            yield "std::int64_t", "std::int64_t", size.lstrip("*")
 
 
 def _type(op: Any, tensor: Any) -> str:
     if tensor.group in TYPES:
         return TYPES[tensor.group]
+    if tensor.group == "Summed":
+        return "void"
     return "F" if is_templated(op) else "void"
 
 
 def header(found: Sequence[Any]) -> Iterator[str]:
     """``ops.h``."""
     yield "#pragma once"
-    yield "// Generated by the build from the signatures in dpkern/ops; do not edit."
+    yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
     yield "#include <cstdint>"
     yield "#include <optional>"
     yield "#include <vector>"
+    yield ""
+    yield '#include "core/layouts.h"'
     yield ""
     yield "namespace dpkern::cpu {"
     enums: dict[str, tuple[Any, ...]] = {}
@@ -149,7 +188,15 @@ def header(found: Sequence[Any]) -> Iterator[str]:
                 kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
                 if enums.setdefault(kind, parameter.options) != parameter.options:
                     raise SystemExit(f"{kind}: two lists of options with one name")
+            elif getattr(parameter, "group", None) == "Summed":
+                enums["Summed"] = signature.GROUPS["Summed"]
+    yield ""
+    yield "struct Bfloat16;"
     for kind, options in enums.items():
+        if kind in SHARED:
+            if SHARED[kind] != options:
+                raise SystemExit(f"{kind}: two lists of options with one name")
+            continue
         names = ", ".join(f"k{camel(option)}" for option in options)
         yield ""
         yield f"enum class {kind} : int {{ {names} }};"
@@ -165,14 +212,15 @@ def header(found: Sequence[Any]) -> Iterator[str]:
         yield "};"
         if template:
             yield template
-        yield f"void {op.name}(const {struct}{'<F>' if template else ''}& call, int threads);"
+        given = f"const {struct}{'<F>' if template else ''}& call"
+        yield f"{answer(op)} {op.name}({given}, int threads);"
     yield ""
     yield "}  // namespace dpkern::cpu"
 
 
 def source(found: Sequence[Any]) -> Iterator[str]:
     """``ops.cpp``."""
-    yield "// Generated by the build from the signatures in dpkern/ops; do not edit."
+    yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
     yield '#include "cpu/ops.h"'
     yield ""
@@ -191,20 +239,21 @@ def source(found: Sequence[Any]) -> Iterator[str]:
             yield "template <class F>"
         made = list(fields(op))
         taken = ", ".join(f"{_border(border)} {name}" for _, border, name in made)
-        yield from _wrapped(f"void {op.name}(", f"{taken}, int threads", ") {")
+        yield from _wrapped(f"{answer(op)} {op.name}(", f"{taken}, int threads", ") {")
         given = ", ".join(_converted(*field) for field in made)
         yield from _wrapped(f"  const {struct} call{{", given, "};")
         yield "  pybind11::gil_scoped_release release;"
-        yield f"  cpu::{op.name}(call, threads);"
+        yield f"  return cpu::{op.name}(call, threads);"
         yield "}"
     yield ""
     yield "}  // namespace"
     yield ""
     yield "void add_ops(pybind11::module_& m) {"
     for op in found:
-        for kind, scalar in FLOATS.items() if is_templated(op) else (("", ""),):
-            name = f"{op.name}_{kind}" if kind else op.name
-            yield f'  m.def("{name}", &{op.name}{f"<{scalar}>" if scalar else ""});'
+        if not is_templated(op):
+            yield f'  m.def("{op.name}", &{op.name});'
+        for kind in signature.kinds(op):
+            yield f'  m.def("{op.name}_{kind}", &{op.name}<{KINDS[kind]}>);'
     yield "}"
     yield ""
     yield "}  // namespace dpkern::bindings"
@@ -218,7 +267,7 @@ def _wrapped(begin: str, items: str, end: str) -> Iterator[str]:
 
 
 def _border(kind: str) -> str:
-    by_reference = kind in ("Addresses", "Integers", "pybind11::object")
+    by_reference = kind in ("Addresses", "Integers", "pybind11::bytes") or "vector" in kind
     return f"const {kind}&" if by_reference else kind
 
 
@@ -229,15 +278,17 @@ def _converted(kind: str, border: str, name: str) -> str:
         inner = kind.removeprefix("std::vector<").removesuffix("*>")
         return f"pointers<{inner}>({name})"
     if border == "int":
-        return f"static_cast<cpu::{kind}>({name})"
-    if border == "pybind11::object":
-        return f"from_python<{kind}>({name})"
+        return f"static_cast<{'' if kind in SHARED else 'cpu::'}{kind}>({name})"
+    if border == "pybind11::bytes" and kind.startswith("std::vector"):
+        return f"list_from_bytes<{kind[12:-1]}>({name})"
+    if border == "pybind11::bytes":
+        return f"from_bytes<{kind}>({name})"
     return name
 
 
 def files() -> dict[str, str]:
     """Return the texts by the names under which sources include or CMake compiles them."""
-    found = list(ops())
+    found = list(kernels())
     return {
         "cpu/ops.h": "\n".join(header(found)) + "\n",
         "bindings/ops.cpp": "\n".join(source(found)) + "\n",

@@ -6,7 +6,6 @@ their rounding; powers and norms are float64. Nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,24 +33,14 @@ def _add_powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
 
 @torch.no_grad()
 def _conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    size: Sequence[int],
-    band: Band | None = None,
-    backend: str | None = None,
+    x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: Layer, **_: Any
 ) -> torch.Tensor:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
-    grid = Grid.of(layer, band)
+    groups = plan.geometry.groups
+    grid = Grid.of(plan, band)
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         _add_powers(spectra, groups, powers[0][part])
-    if layer.extent == (1, 1):
+    if plan.extent == (1, 1):
         powers[1].copy_(constant(g, groups))
     else:
         for part, spectra in chunks(g, grid, "g", _CHUNK):
@@ -61,26 +50,17 @@ def _conv_norm(
 
 @torch.no_grad()
 def _conv_bins(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    band: Band,
-    backend: str | None = None,
+    x: torch.Tensor, g: torch.Tensor, *, band: Band, plan: Layer, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
-    grid, kind = Grid(layer, layer.size, None), of_sums(x.dtype)
+    groups = plan.geometry.groups
+    grid, kind = Grid(plan, plan.size, None), of_sums(x.dtype)
     powers = room(x, groups, grid)
     kept = on(x.device, bins.kept_bins, band)
     x_bins, g_bins = (t.new_empty(len(kept), len(t), 2, t.shape[1], dtype=kind) for t in (x, g))
     for part, spectra in chunks(x, grid, "x", _CHUNK):
         _add_powers(spectra, groups, powers[0][part])
         x_bins[:, part] = _gathered(spectra, kept)
-    if layer.extent == (1, 1):
+    if plan.extent == (1, 1):
         powers[1].copy_(constant(g, groups))
         g_bins[:, :, 0] = g.flatten(1)
         g_bins[:, :, 1] = 0
@@ -108,7 +88,6 @@ def _bins_sum(
     dilation: Size = 1,
     groups: int = 1,
     band: Band,
-    backend: str | None = None,
 ) -> None:
     # Which samples have factor 0 is known on the device alone.
     unused = (factors == 0)[:, None, None]
@@ -117,9 +96,7 @@ def _bins_sum(
 
 
 @torch.no_grad()
-def _whitened_norm(
-    grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
-) -> torch.Tensor:
+def _whitened_norm(grads: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     # In float64, so a few samples at a time.
     samples = max(1, _CHUNK // (8 * max(1, grads[:1].numel())))
     parts = [whitened_norm.reference(part, matrix) for part in torch.split(grads, samples)]
@@ -127,9 +104,7 @@ def _whitened_norm(
 
 
 @torch.no_grad()
-def _circulant_norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None, backend: str | None = None
-) -> torch.Tensor:
+def _circulant_norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torch.Tensor:
     if not (x.numel() and g.numel()):
         return x.new_zeros(len(x), dtype=torch.float64)
     return circulant.norm_of_spectra(x, g, torch.fft.rfft(x), torch.fft.rfft(g), band)
@@ -143,7 +118,6 @@ def _circulant_sum(
     out: torch.Tensor,
     *,
     band: Band | None = None,
-    backend: str | None = None,
 ) -> None:
     if not (x.numel() and g.numel()):
         return

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from ..base import layouts
+from ..base import codes, layouts
 from ..base.layouts import F32, F64, I32, I64, U64, Struct, Type, pointer
 
 Grid = int | tuple[int, int]
@@ -25,7 +25,7 @@ FLOATS = ("float", "double")
 INTEGERS = ("std::int32_t", "std::int64_t")
 BOOLS = ("false", "true")
 SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
-LAWS = tuple(law.name.capitalize() for law in layouts.Distribution)
+LAWS = tuple(law.capitalize() for law in codes.DISTRIBUTIONS.words)
 GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
 """Types of gradients, each with that of its factors and float sums."""
 
@@ -36,7 +36,7 @@ MAX_BLOCKS = 2**31 - 1
 """Of a grid. A grid of more fails at its launch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kernel:
     """One kernel of ``csrc/cuda``.
 
@@ -372,12 +372,12 @@ def sum_grid(rows: Any) -> tuple[int, int]:
     return blocks_of(chunks * (layouts.CHUNK // layouts.BLOCK_COLUMNS)), splits(n, count, columns)
 
 
-def clip_rooms(rows: Any, arithmetic: layouts.Arithmetic, value: str) -> dict[str, int]:
+def clip_rooms(rows: Any, arithmetic: codes.Arithmetic, value: str) -> dict[str, int]:
     """Return the bytes of a call's intermediate arrays; ``value``: the type of its factors."""
     size = _BYTES[value]
     batch, count, chunks = (int(rows[name]) for name in ("rows", "count", "chunks"))
-    floats = arithmetic is layouts.Arithmetic.float
-    has_sums = arithmetic is not layouts.Arithmetic.norm_only
+    floats = arithmetic is codes.Arithmetic.float
+    has_sums = arithmetic is not codes.Arithmetic.norm_only
     return {
         "partial": 8 * batch * chunks,
         "factors": size * batch * count if has_sums else 0,
@@ -400,3 +400,12 @@ def feature_rooms(records: int, classes: int, width: int) -> dict[str, int]:
 
 KERNELS = tuple(value for value in list(globals().values()) if isinstance(value, Kernel))
 """Every kernel."""
+
+
+def signatures() -> dict[str, str]:
+    """Return the parameters of every instance, as a compiled module tells them: "s44 i8 p8"."""
+    return {
+        kernel.symbol(instance): " ".join(type_.signature for type_ in kernel.types(instance))
+        for kernel in KERNELS
+        for instance in kernel.instances
+    }

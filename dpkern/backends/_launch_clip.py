@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import Arithmetic, Style
+from ..base.codes import STYLES, Arithmetic
 from ..ops import clip
 from . import _device, _tables
 from . import _kernels as table
@@ -49,10 +49,9 @@ def _run(
         bounds["per_unit"] = 1.0 if per_units is None else per_units
         norms = torch.zeros(batch, count, dtype=torch.float64, device=device)
         room = _device.Workspace(table.clip_rooms(rows, arithmetic, value), device)
-        style = Style[request.style]
         how = _tables.one(
             layouts.CLIP,
-            style=style,
+            style=STYLES.code(request.style),
             p=request.p,
             has_sums=arithmetic is not Arithmetic.norm_only,
             exact=exact,
@@ -66,7 +65,7 @@ def _run(
         on.start(table.FACTOR, (value,), cuda, all=rows, clip=how, partial=partial)
         if arithmetic is Arithmetic.norm_only:
             return norms
-        each = style is Style.per_layer
+        each = request.style == "per_layer"
         factors = _tables.one(layouts.FACTORS, of=room["factors"], row_stride=count, task_stride=1)
         powers = _tables.one(
             layouts.POWERS,
@@ -115,7 +114,6 @@ def clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> clip.ClipResult:
     request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)

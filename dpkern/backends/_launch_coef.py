@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import CoefForm, NoiseSource
+from ..base.codes import COEF_FORMS, NoiseSource
 from ..ops import _lattice, coef
 from . import _device, _numbers, _tables
 from . import _kernels as table
@@ -36,7 +36,7 @@ def plan(
         layouts.COEF_PLAN,
         rows=rows,
         columns=columns,
-        form=CoefForm[form],
+        form=COEF_FORMS.code(form),
         wide=dtype is torch.float64,
     )
     kept: Tensors = ()
@@ -88,7 +88,6 @@ def perturb(
     form: str,
     noise: coef.Noise | None = None,
     out: coef.Coefficients | None = None,
-    backend: str | None = None,
 ) -> coef.Coefficients:
     coef.check_release(targets, noise)
     with _device.guard(targets.device) as cuda:
@@ -111,7 +110,6 @@ def quadratic(
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     coef.check_release(targets, noise)
     with _device.guard(z.device) as cuda:
@@ -134,7 +132,6 @@ def expanded(
     *,
     noise: coef.Noise | None = None,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     records, classes, width = len(hidden), *weights.shape
     numbers = classes * width

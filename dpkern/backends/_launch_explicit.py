@@ -19,7 +19,7 @@ from ._start import Device, Rows, refuse_first
 Tensors = Sequence[torch.Tensor]
 
 
-def explicit_norm(on: Device, grads: Tensors, *, backend: str | None = None) -> torch.Tensor:
+def explicit_norm(on: Device, grads: Tensors) -> torch.Tensor:
     batch, device = grads[0].shape[0], grads[0].device
     with _device.guard(device) as cuda:
         rows, _kept = _tables.row_list(grads, _columns(grads), batch)
@@ -41,7 +41,6 @@ def clip_factors(
     dtype: torch.dtype,
     scale: float = 1.0,
     automatic: bool = False,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, device = squares[0].shape[0], squares[0].device
     rule = _tables.one(
@@ -73,8 +72,6 @@ def contract(
     grads: Tensors,
     factors: torch.Tensor,
     outs: Tensors,
-    *,
-    backend: str | None = None,
 ) -> None:
     device, value = factors.device, FLOATS[factors.dtype]
     with _device.guard(device) as cuda:

@@ -12,7 +12,7 @@ from . import _device, _numbers, _tables
 from . import _kernels as table
 from ._start import Device, Rows, refuse_nothing
 
-_INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
+INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
 FLOATS = {torch.float32: "float", torch.float64: "double"}
 """Types of C++."""
 
@@ -24,7 +24,6 @@ def keystream(
     first_block: int,
     blocks: int,
     device: torch.device | str = "cpu",
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32, device=on.place(device))
     with _device.guard(out.device) as cuda:
@@ -43,7 +42,6 @@ def lattice_draws(
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32, device=on.place(device))
     with _device.guard(made.device) as cuda:
@@ -61,7 +59,6 @@ def rounding_bits(
     count: int,
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int16, device=on.place(device))
     with _device.guard(made.device) as cuda:
@@ -80,14 +77,13 @@ def add_noise(
     scale: float | None = None,
     rounding: Stream | None = None,
     draws: None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     _device.refuse_noise_in_graphs(x.device)
     law = distribution.capitalize()
     with _device.guard(x.device) as cuda:
         given: dict[str, Any] = {"stream": _tables.stream(stream), "first": position, "x": x}
-        if x.dtype in _INTEGERS:
-            kernel, instance = table.ADD_NOISE_INTEGER, (_INTEGERS[x.dtype], law)
+        if x.dtype in INTEGERS:
+            kernel, instance = table.ADD_NOISE_INTEGER, (INTEGERS[x.dtype], law)
         else:
             assert scale is not None
             kernel, instance = table.ADD_NOISE_FLOAT, (FLOATS[x.dtype], law)

@@ -30,7 +30,6 @@ def randomize(
     keep: int,
     categories: int = 2,
     position: int = 0,
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(symbols)
     with _device.guard(symbols.device) as cuda:

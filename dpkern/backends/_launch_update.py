@@ -11,17 +11,18 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..base import layouts
-from ..base.layouts import Distribution, NoiseSource, SumType
+from ..base.codes import DISTRIBUTIONS, NoiseSource, SumType
+from ..base.dtypes import by_dtype
 from ..ops import update
 from ..ops._count import Count, known
 from . import _device, _numbers, _tables
 from . import _kernels as table
+from ._launch_noise import FLOATS, INTEGERS
 from ._start import Device, Rows, refuse_first
 
 Tensors = Sequence[torch.Tensor]
 
-_SUM_CODES = {torch.int32: SumType.int32, torch.int64: SumType.int64}
-_SUM_NAMES = {SumType.int32: "std::int32_t", SumType.int64: "std::int64_t"}
+_SUM_CODES = by_dtype(SumType)
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,13 @@ class Planned:
     Attributes:
         plan: ``UpdatePlan``.
         tasks: the table, which a recorded launch needs for as long as it is replayed.
+        kernel, instance: who computes it.
     """
 
     plan: _tables.Table
     tasks: torch.Tensor
+    kernel: table.Kernel
+    instance: table.Instance
 
     @classmethod
     def of(
@@ -60,7 +64,7 @@ class Planned:
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = NoiseSource.stream, Distribution[noise.distribution]
+            plan["noise"], plan["law"] = NoiseSource.stream, DISTRIBUTIONS.code(noise.distribution)
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
@@ -68,22 +72,20 @@ class Planned:
                 bits = noise.draws.rounding
                 plan["noise"], plan["draws"] = NoiseSource.draws, noise.draws.values.data_ptr()
                 plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
-        return cls(plan, _tables.device_table(tasks, first.device))
+        kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
+        return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
 
-    def start(self, on: Device, nonfinite: torch.Tensor, cuda: int) -> None:
-        """Start the kernel of this plan."""
-        plan = self.plan
-        value = "double" if plan["wide"] else "float"
-        total = _SUM_NAMES.get(SumType(int(plan["sum_type"])), value)
-        source = NoiseSource(int(plan["noise"]))
-        if source is NoiseSource.stream:
-            law = Distribution(int(plan["law"])).name.capitalize()
-            kernel, instance = table.UPDATE_TILE, (value, total, law)
-        elif source is NoiseSource.draws:
-            kernel, instance = table.UPDATE_FLAT, (value, total, "true")
-        else:
-            kernel, instance = table.UPDATE_FLAT, (value, value, "false")
-        on.start(kernel, instance, cuda, plan=plan, tasks=self.tasks, nonfinite=nonfinite)
+
+def _kernel(
+    param: torch.dtype, total: torch.dtype, noise: update.Noise | None
+) -> tuple[table.Kernel, table.Instance]:
+    value = FLOATS[param]
+    if noise is None:
+        return table.UPDATE_FLAT, (value, value, "false")
+    sums = INTEGERS.get(total, value)
+    if noise.draws is not None:
+        return table.UPDATE_FLAT, (value, sums, "true")
+    return table.UPDATE_TILE, (value, sums, noise.distribution.capitalize())
 
 
 def step(
@@ -95,7 +97,6 @@ def step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     if not params:
         return 0
@@ -107,7 +108,8 @@ def step(
         planned = Planned.of(
             params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
         )
-        planned.start(on, nonfinite, cuda)
+        given = {"plan": planned.plan, "tasks": planned.tasks, "nonfinite": nonfinite}
+        on.start(planned.kernel, planned.instance, cuda, **given)
     increment_version(params)
     state.steps += 1
     return 0 if sums[0].dtype in _SUM_CODES else known(nonfinite[0])
@@ -121,9 +123,7 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
         return Planned.of(params, *arguments, **named)
 
 
-def advance(
-    on: Device, clock: torch.Tensor, *, rule: update.Rule, backend: str | None = None
-) -> torch.Tensor:
+def advance(on: Device, clock: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
     with _device.guard(clock.device) as cuda:
         on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)

@@ -18,8 +18,6 @@ def _matmul(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None = None,
-    *,
-    backend: str | None = None,
 ) -> torch.Tensor:
     return x @ w if bias is None else torch.addmm(bias, x, w)
 

@@ -1,20 +1,29 @@
-"""The compiled CPU kernels of projections: a ball's and a simplex's; a box is torch's clamp."""
+"""Projections on the CPU: onto a ball or a simplex compiled kernels, onto a box torch's clamp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.autograd.graph import increment_version
+from torch import Tensor
 
+from ..base.signature import Float, Positive, written
 from ..ops import _project as op
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._native import compiled
 
-Tensors = Sequence[torch.Tensor]
+
+@compiled
+def project_ball(params: Sequence[Float[Tensor, "*S", written]], radius: Positive) -> None:
+    """``x min(1, radius / ||x||)``, in place; inside, nothing is written."""
 
 
-def _refuse(params: Tensors, onto: op.Projection, **_: Any) -> str | None:
+@compiled
+def project_simplex(params: Sequence[Float[Tensor, "*S", written]], total: Positive) -> None:
+    """``max(x - t, 0)`` with the t for which they add to ``total``, in place."""
+
+
+def _refuse(params: Sequence[Tensor], onto: op.Projection) -> str | None:
     if any(param.dtype is not params[0].dtype for param in params):
         return "takes parameters of one dtype"
     if not all(param.is_contiguous() for param in params):
@@ -22,15 +31,13 @@ def _refuse(params: Tensors, onto: op.Projection, **_: Any) -> str | None:
     return _cpu._on_cpu(params[0])
 
 
-def _project(params: Tensors, onto: op.Projection, *, backend: str | None = None) -> None:
-    if isinstance(onto, op.Box):
+def _project(params: Sequence[Tensor], onto: op.Projection) -> None:
+    if isinstance(onto, op.Ball):
+        project_ball(params, onto.radius)
+    elif isinstance(onto, op.Simplex):
+        project_simplex(params, onto.total)
+    else:
         op.move(params, onto)
-        return
-    name, number = ("ball", onto.radius) if isinstance(onto, op.Ball) else ("simplex", onto.total)
-    kind = "float64" if params[0].dtype is torch.float64 else "float32"
-    run = getattr(_cpu._C, f"project_{name}_{kind}")
-    run([p.data_ptr() for p in params], [p.numel() for p in params], number, _cpu._threads())
-    increment_version(list(params))
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.project", _project, _refuse),)

@@ -3,149 +3,149 @@ that take their spectra while they are in the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..base.schema import memory_order
+from ..base.schema import FLOATS, memory_order
+from ..base.signature import Double, Float, Index, Int64, written
 from ..ops.spectral import bins
 from ..ops.spectral._band import Band
 from ..ops.spectral._sizes import Layer
 from ..ops.spectral._spectra import Grid, parseval, transform_error
 from ..ops.spectral.filter import filtered
-from . import _ghost_dense
 from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._native import compiled
 from ._spectra import chunks, constant, room
 
 _CHUNK = 1 << 20
 """Bytes of a chunk's spectra, which stay in the second cache."""
 
 
-def _refuse(x: torch.Tensor, *_: Any, **__: Any) -> str | None:
-    return _cpu._on_cpu(x) or _ghost_dense.not_wide(x)
+@compiled
+def spectral_powers(
+    spectra: Float[Tensor, "B C K 2"], powers: Double[Tensor, "B G K", written]
+) -> None:
+    """Powers of complex spectra, summed over the channels of each group."""
 
 
-def _powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
-    batch, channels, points = spectra.shape
-    kind = spectra.real.dtype
-    sizes = batch, groups, channels // groups, points
-    _ghost_dense._call("spectral_powers", kind, spectra, *sizes, out)
+@compiled
+def spectral_squares(
+    x_powers: Double[Tensor, "B G K"],
+    g_powers: Double[Tensor, "B G L"],
+    index: Int64[Tensor, "K"] | None,
+    factors: Double[Tensor, "K"],
+    x_weights: Double[Tensor, "K"],
+    g_weights: Double[Tensor, "L"],
+    error: float,
+    share: float,
+) -> Double[Tensor, "squares: B"]:
+    """Sums over groups and bins of ``factors x_powers g_powers``, raised by what the error of the
+    transforms can hide.
+
+    Args:
+        x_powers, g_powers: of a layer's inputs and of its output gradients.
+        index: which bin of g belongs to a bin of x, where g has a smaller grid.
+        factors: gains^2 times the bins that one stands for, over P Q.
+        x_weights, g_weights: Parseval's, from powers to the squared norm of an operand.
+        error: of the transforms, relative to the norm of one map.
+        share: ``sqrt(P' Q')`` of g's grid.
+    """
+    raise NotImplementedError
 
 
-def _squares(grid: Grid, powers: list[torch.Tensor], eta: float) -> torch.Tensor:
+@compiled
+def spectral_gather(
+    spectra: Float[Tensor, "B C K 2"],
+    kept: Int64[Tensor, "N"],
+    first: Index,
+    out: Float[Tensor, "N R 2 C", written],
+) -> None:
+    """Real and imaginary parts of the kept bins, for rows of ``out`` from ``first`` on."""
+
+
+@compiled
+def whitened_norm(
+    grads: Float[Tensor, "B outer taps inner"], matrix: Double[Tensor, "r taps"]
+) -> Double[Tensor, "squares: B"]:
+    """Squares, from above, of the matrix times every channel pair's taps."""
+    raise NotImplementedError
+
+
+def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
+    if x.dtype not in FLOATS:
+        kind = str(x.dtype).removeprefix("torch.")
+        return _cpu._on_cpu(x) or f"has float32 and float64 operands, got {kind}"
+    return _cpu._on_cpu(x)
+
+
+def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
     x_powers, g_powers = powers
-    batch, groups = x_powers.shape[:2]
-    squares = torch.empty(batch, dtype=torch.float64)
-    index = grid.index
-    _cpu._C.spectral_squares(
-        x_powers.data_ptr(),
-        g_powers.data_ptr(),
-        batch,
-        groups,
-        x_powers.shape[2],
-        g_powers.shape[2],
-        0 if index is None else index.data_ptr(),
-        grid.factors.data_ptr(),
-        parseval(grid.size).data_ptr(),
-        parseval(grid.folded).data_ptr(),
-        eta,
-        (grid.folded[0] * grid.folded[1]) ** 0.5,
-        squares.data_ptr(),
-        _cpu._threads(),
+    x_weights, g_weights = parseval(grid.size), parseval(grid.folded)
+    share = (grid.folded[0] * grid.folded[1]) ** 0.5
+    return spectral_squares(
+        x_powers, g_powers, grid.index, grid.factors, x_weights, g_weights, eta, share
     )
-    return squares
-
-
-def _gather(spectra: torch.Tensor, at: torch.Tensor, part: slice, out: torch.Tensor) -> None:
-    """Bins ``at`` of a chunk's samples, into ``[K, B, 2, channels]``."""
-    kept, batch, _, channels = out.shape
-    sizes = len(spectra), channels, spectra.shape[2], at, kept, batch, part.start
-    _ghost_dense._call("spectral_gather", out.dtype, spectra, *sizes, out)
 
 
 @torch.no_grad()
-def _conv_norm(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Any,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    size: Sequence[int],
-    band: Band | None = None,
-    backend: str | None = None,
-) -> torch.Tensor:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
-    grid = Grid.of(layer, band)
+def _conv_norm(x: Tensor, g: Tensor, *, band: Band | None, plan: Layer, **_: Any) -> Tensor:
+    grid, groups = Grid.of(plan, band), plan.geometry.groups
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
-        _powers(spectra, groups, powers[0][part])
-    if layer.extent == (1, 1):
+        spectral_powers(torch.view_as_real(spectra), powers[0][part])
+    if plan.extent == (1, 1):
         powers[1].copy_(constant(g, groups))
     else:
         for part, spectra in chunks(g, grid, "g", _CHUNK):
-            _powers(spectra, groups, powers[1][part])
+            spectral_powers(torch.view_as_real(spectra), powers[1][part])
     return _squares(grid, powers, transform_error(x.dtype, grid.size))
 
 
 @torch.no_grad()
 def _conv_bins(
-    x: torch.Tensor,
-    g: torch.Tensor,
-    *,
-    kernel_size: Any,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    band: Band,
-    backend: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
-    grid = Grid(layer, layer.size, None)
+    x: Tensor, g: Tensor, *, band: Band, plan: Layer, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid, groups = Grid(plan, plan.size, None), plan.geometry.groups
     powers = room(x, groups, grid)
     kept = bins.kept_bins(band)
     found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
     for part, spectra in chunks(x, grid, "x", _CHUNK):
-        _powers(spectra, groups, powers[0][part])
-        _gather(spectra, kept, part, found[0])
-    if layer.extent == (1, 1):
+        parts = torch.view_as_real(spectra)
+        spectral_powers(parts, powers[0][part])
+        spectral_gather(parts, kept, part.start, found[0])
+    if plan.extent == (1, 1):
         powers[1].copy_(constant(g, groups))
         found[1][:, :, 0] = g.flatten(1)
         found[1][:, :, 1] = 0
     else:
         at = bins.gradient_bins(band, grid.size, grid.folded)
         for part, spectra in chunks(g, grid, "g", _CHUNK):
-            _powers(spectra, groups, powers[1][part])
-            _gather(spectra, at, part, found[1])
+            parts = torch.view_as_real(spectra)
+            spectral_powers(parts, powers[1][part])
+            spectral_gather(parts, at, part.start, found[1])
     squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
     return found[0], bins.unfold(found[1], grid, band), squares
 
 
-def _whitened_norm(
-    grads: torch.Tensor, matrix: torch.Tensor, *, backend: str | None = None
-) -> torch.Tensor:
-    batch, taps = len(grads), matrix.shape[1]
-    squares = torch.empty(batch, dtype=torch.float64)
+def _whitened_norm(grads: Tensor, matrix: Tensor) -> Tensor:
+    """With the gradients as they lie in memory, a view of them."""
     order = memory_order(grads)
     shape = [grads.shape[i] for i in order]
     first = min(place for place, i in enumerate(order) if i > 2)
     outer, inner = (
-        int(torch.Size(s).numel()) for s in (shape[:first], shape[first + _axes(grads) :])
+        torch.Size(sizes).numel() for sizes in (shape[:first], shape[first + _axes(grads) :])
     )
-    sizes = batch, outer, taps, inner, matrix, len(matrix)
-    _ghost_dense._call("whitened_norm", grads.dtype, grads, *sizes, squares)
-    return squares
+    rows = grads.permute(0, *order).reshape(len(grads), outer, matrix.shape[1], inner)
+    return whitened_norm(rows, matrix)
 
 
-def _axes(grads: torch.Tensor) -> int:
+def _axes(grads: Tensor) -> int:
     return grads.dim() - 3
 
 
-def _refuse_whitened(grads: torch.Tensor, *_: Any, **__: Any) -> str | None:
+def _refuse_whitened(grads: Tensor, *_: Any, **__: Any) -> str | None:
     order = memory_order(grads)
     taps = [place for place, i in enumerate(order) if i > 2]
     if [order[place] for place in taps] != list(range(3, grads.dim())) or taps != list(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,10 +75,7 @@ class Device:
         columns, rows = grid if isinstance(grid, tuple) else (grid, 1)
         if not columns:
             return
-        packed = [
-            _packed(type_, arguments[name])
-            for name, type_ in zip(kernel.parameters, kernel.types(instance), strict=True)
-        ]
+        packed = [convert(arguments[name]) for name, convert in _converters(kernel, instance)]
         self.check(self.starter.start(kernel, instance, (columns, rows), packed, stream))
 
     def check(self, error: int) -> None:
@@ -96,13 +94,26 @@ class Device:
         return wanted if wanted.type == self.type else torch.device(self.type)
 
 
-def _packed(type_: Type | Struct, value: Any) -> Any:
+@cache
+def _converters(kernel: Kernel, instance: Instance) -> list[tuple[str, Callable[[Any], Any]]]:
+    """What makes numpy's values of a kernel's arguments, by the names of its parameters."""
+    types = zip(kernel.parameters, kernel.types(instance), strict=True)
+    return [(name, _converter(type_)) for name, type_ in types]
+
+
+def _converter(type_: Type | Struct) -> Callable[[Any], Any]:
     if isinstance(type_, Struct):
-        # CuPy passes arrays of one element by value.
-        return np.array(value).reshape(1)
-    if isinstance(value, torch.Tensor):
-        value = value.data_ptr()
-    return np.dtype(type_.format).type(0 if value is None else value)
+        return lambda value: value.reshape(1)  # CuPy passes arrays of one element by value
+    number = np.dtype(type_.format).type
+    if not type_.cpp.endswith("*"):
+        return number
+
+    def address(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return number(value.data_ptr())
+        return number(0 if value is None else value)
+
+    return address
 
 
 def refuse_nothing(on: Device, *_: Any, **__: Any) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..base import layouts
+from ..base import codes, layouts
 from ..base.layouts import Struct
 from ..errors import BackendError
 from ..ops import update
@@ -89,10 +89,11 @@ def row_list(
     return made, tasks
 
 
-def _sgd_form(rule: update.SGD) -> layouts.RuleForm:
+def sgd_form(rule: update.SGD) -> codes.RuleForm:
+    """What one element computes."""
     if not rule.momentum:
-        return layouts.RuleForm.plain
-    return layouts.RuleForm.nesterov if rule.nesterov else layouts.RuleForm.momentum
+        return codes.RuleForm.plain
+    return codes.RuleForm.nesterov if rule.nesterov else codes.RuleForm.momentum
 
 
 def rule_numbers(rule: update.Rule, t: int) -> Table:
@@ -100,7 +101,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
     if isinstance(rule, update.SGD):
         return one(
             layouts.RULE_NUMBERS,
-            form=_sgd_form(rule),
+            form=sgd_form(rule),
             first_step=t == 1,
             lr=rule.lr,
             decay=rule.weight_decay,
@@ -110,7 +111,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
     beta1, beta2 = rule.betas
     return one(
         layouts.RULE_NUMBERS,
-        form=layouts.RuleForm.adam,
+        form=codes.RuleForm.adam,
         lr=rule.lr,  # with a clock, the step size is made on the device
         decay=0.0 if rule.decoupled else rule.weight_decay,
         shrink=1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,

@@ -13,9 +13,13 @@ import torch
 
 from .. import _dispatch
 from ..errors import BackendError
-from . import _device, _launch, _launch_update, cpu
+from . import _device, _generated, _launch, _launch_update, cpu
 from ._kernels import KERNELS, Instance, Kernel
 from ._start import Device
+
+_NAME = f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
+EMULATED = Path(__file__).resolve().parents[2] / "build" / "emulated" / _NAME
+"""The kernels compiled as C++, in a checkout."""
 
 
 def load() -> tuple[bool, str]:
@@ -38,7 +42,12 @@ class Compiled:
         self.error_text = module.error_text
         self.preload = module.preload
         self._launch = module.launch
-        self._places = {name: place for name, (place, _) in module.kernels().items()}
+        places = {name: place for name, (place, _) in module.kernels().items()}
+        self._places = {
+            (kernel, instance): places[kernel.symbol(instance)]
+            for kernel in KERNELS
+            for instance in kernel.instances
+        }
 
     def start(
         self,
@@ -49,7 +58,7 @@ class Compiled:
         stream: int,
     ) -> int:
         """``Starter.start``."""
-        place = self._places[kernel.symbol(instance)]
+        place = self._places[kernel, instance]
         packed = [argument.tobytes() for argument in arguments]
         error: int = self._launch(place, *grid, kernel.threads, packed, stream)
         return error
@@ -60,13 +69,9 @@ def device(module: Any) -> Device:
     return Device(Compiled(module), "cuda", "cuda", _device.refusal)
 
 
-def declared() -> dict[str, str]:
-    """Every instance of the launch table and its parameters, as a compiled module tells them."""
-    return {
-        kernel.symbol(instance): " ".join(type_.signature for type_ in kernel.types(instance))
-        for kernel in KERNELS
-        for instance in kernel.instances
-    }
+def outdated(module: Any) -> bool:
+    """Whether a compiled module was made from other declarations of structs, codes and kernels."""
+    return getattr(module, "digest", "") != _generated.digest()
 
 
 def prepare_update(*arguments: Any, **named: Any) -> Any:
@@ -95,7 +100,7 @@ def _unavailable(extension: Any) -> str | None:
             f"has no CUDA kernels ({config['cuda_reason']}): install nvcc and reinstall with "
             "DPKERN_CUDA=on, or pip install triton"
         )
-    if {name: types for name, (_, types) in extension.cuda.kernels().items()} != declared():
+    if outdated(extension.cuda):
         return "has kernels of another version of dpkern: reinstall it"
     if torch.version.cuda is None:
         return f"needs a CUDA build of torch, found {torch.__version__}"
@@ -120,13 +125,13 @@ def emulated_device(module: Any) -> Device:
 
 @cache
 def _emulated() -> ModuleType | str:
-    folder = Path(__file__).resolve().parents[2] / "build" / "emulated"
-    path = folder / f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
-    if not path.is_file():
+    if not EMULATED.is_file():
         return "is not built for the emulator: make emulated"
-    spec = importlib.util.spec_from_file_location("_emulated", path)
+    spec = importlib.util.spec_from_file_location("_emulated", EMULATED)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if outdated(module):
+        return "was built for the emulator of other sources: make emulated"
     return module

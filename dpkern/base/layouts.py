@@ -1,123 +1,31 @@
-"""Declare the structs, codes and sizes that Python, compiled code and devices share.
+"""Declare the structs and sizes that Python, compiled code and devices share.
 
-Each stands here once. The C++ header ``core/layouts.h`` is generated from this file whenever
-kernels are compiled, and numpy's layouts are read from it (``dpkern.backends._tables``). Compiling
-the header proves that C++ lays every struct out as computed here.
+Each stands here once, as codes do in ``codes.py``. The C++ header ``core/layouts.h`` is generated
+from both whenever kernels are compiled, and numpy's layouts are read from here
+(``dpkern.backends._tables``). Compiling the header proves that C++ lays every struct out as
+computed here.
 
 Only the standard library is used: the build runs this file before anything is installed.
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import cached_property
 
 from .. import laws
-
-# codes
-
-
-class Distribution(IntEnum):
-    """Laws of the noise, see ``dpkern.laws``."""
-
-    gaussian = 0
-    laplace = 1
-
-
-class GradType(IntEnum):
-    """Types of explicit per-sample gradients."""
-
-    float32 = 0
-    float64 = 1
-    bfloat16 = 2
-
-
-class Style(IntEnum):
-    """Styles of clipping."""
-
-    flat = 0
-    per_layer = 1
-    automatic = 2
-
-
-class Arithmetic(IntEnum):
-    """What clipping sums in: nothing, the gradients' floats, or integers."""
-
-    norm_only = 0
-    float = 1
-    exact32 = 2
-    exact64 = 3
-
-
-class RuleKind(IntEnum):
-    """Optimizers."""
-
-    sgd = 0
-    adam = 1
-
-
-class RuleForm(IntEnum):
-    """What one element of an optimizer's rule computes."""
-
-    plain = 0
-    momentum = 1
-    nesterov = 2
-    adam = 3
-
-
-class SumType(IntEnum):
-    """Types of clipped sums; ``float`` is the type of the parameters."""
-
-    int32 = 0
-    int64 = 1
-    float = 2
-
-
-class NoisedType(IntEnum):
-    """Types of tensors that noise is added to in place."""
-
-    int32 = 0
-    int64 = 1
-    float32 = 2
-    float64 = 3
-
-
-class NoiseSource(IntEnum):
-    """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
-
-    none = 0
-    stream = 1
-    draws = 2
-
-
-class CoefForm(IntEnum):
-    """Polynomials that stand for a cross-entropy."""
-
-    printed = 0
-    taylor = 1
-
-
-class SymbolType(IntEnum):
-    """Types of the symbols of randomized response."""
-
-    uint8 = 0
-    int32 = 1
-    int64 = 2
-
-
-CODES: tuple[type[IntEnum], ...] = (
-    Distribution,
-    GradType,
-    Style,
-    Arithmetic,
-    RuleKind,
-    RuleForm,
-    SumType,
-    NoisedType,
+from .codes import (
+    COEF_FORMS,
+    DISTRIBUTIONS,
+    STYLES,
+    Codes,
     NoiseSource,
-    CoefForm,
-    SymbolType,
+    RuleForm,
+    RuleKind,
+    SumType,
+    name_of,
 )
 
 # sizes
@@ -214,9 +122,9 @@ def pointer(to: str) -> Type:
     return Type(f"{to}*", "u8", 8)
 
 
-def code(kind: type[IntEnum]) -> Type:
+def code(codes: Codes) -> Type:
     """Return the type of a field that holds one of these codes."""
-    return Type(kind.__name__, "i4", 4)
+    return Type(name_of(codes), "i4", 4)
 
 
 class Struct:
@@ -258,6 +166,30 @@ class Struct:
         """As of a ``Type``."""
         return f"s{self.size}"
 
+    def pack(self, *values: float | bytes) -> bytes:
+        """The struct's bytes, from its fields in order: those of a struct one by one, an array as
+        its own bytes."""
+        return self._packer.pack(*values)
+
+    @cached_property
+    def _packer(self) -> struct.Struct:
+        return struct.Struct("<" + "".join(self._formats()))
+
+    def _formats(self) -> Iterator[str]:
+        end = 0
+        for name, field in self.fields.items():
+            yield f"{self.offsets[name] - end}x"
+            if isinstance(field, Struct):
+                yield from field._formats()
+            else:
+                yield _PACKED[field.format] if field.count is None else f"{field.size}s"
+            end = self.offsets[name] + field.size
+        yield f"{self.size - end}x"
+
+
+_PACKED = {"i4": "i", "u4": "I", "i8": "q", "u8": "Q", "f4": "f", "f8": "d", "?": "?"}
+"""Names of numpy's formats in the standard library's ``struct``."""
+
 
 STREAM = Struct(
     "Stream",
@@ -266,6 +198,14 @@ STREAM = Struct(
     n0=U32("nonce"),
     n1=U32,
     rounds=I32("20, 12 or 8"),
+)
+DRAWS = Struct(
+    "Draws",
+    "Draws of one step that were made before, at positions first, first + 1, ...",
+    first=U64,
+    count=I64,
+    values=pointer("const std::int32_t")("null: none, the streams give everything"),
+    rounding=pointer("const std::int16_t")("16 bits each; null: the rounding stream gives them"),
 )
 LIES = Struct(
     "Lies",
@@ -277,15 +217,24 @@ LIES = Struct(
     categories=U32,
 )
 
-# Clipping. Devices read lists of tensors from tables in their own memory.
-CLIP_PLAN = Struct(
-    "ClipPlan",
-    "What clipping is asked for.",
-    rows=I64,
-    p=I32("1 or 2"),
-    style=code(Style),
-    arithmetic=code(Arithmetic),
+# Convolutions
+CONV_SIZE = Struct("ConvSize", "Rows and columns.", height=I64, width=I64)
+GEOMETRY = Struct(
+    "Geometry",
+    "A convolution of zero-padded planes; one spatial dimension is a plane of height 1.",
+    batch=I64,
+    in_channels=I64,
+    out_channels=I64,
+    groups=I64,
+    input=CONV_SIZE,
+    output=CONV_SIZE,
+    kernel=CONV_SIZE,
+    stride=CONV_SIZE,
+    padding=CONV_SIZE,
+    dilation=CONV_SIZE,
 )
+
+# Clipping. Devices read lists of tensors from tables in their own memory.
 CLIP_RULE = Struct(
     "ClipRule",
     "Clip factors from squared norms.",
@@ -324,7 +273,7 @@ CLIP = Struct(
     "arithmetic only, the powers of each row's integers by clip group: [row] or, per layer, "
     "[row, task].",
     template="Value",
-    style=code(Style),
+    style=code(STYLES),
     p=I32,
     has_sums=BOOL,
     exact=BOOL,
@@ -421,12 +370,35 @@ UPDATE_PLAN = Struct(
     tasks=I64,
     pieces=I64,
     noise=code(NoiseSource),
-    law=code(Distribution),
+    law=code(DISTRIBUTIONS),
     sum_type=code(SumType),
     wide=I32("parameters, states and float sums are double"),
 )
 
+UPDATE_NOISE = Struct(
+    "UpdateNoise",
+    "The noise of an update on the CPU.",
+    on=BOOL,
+    law=code(DISTRIBUTIONS),
+    stream=STREAM,
+    rounding=STREAM("only read for float sums"),
+    draws=DRAWS,
+)
+
 # Coefficients of polynomial losses
+COEF_NOISE = Struct(
+    "CoefNoise",
+    "Laplace noise of rows of coefficients on the CPU: linear ones from `linear` on, quadratic "
+    "ones from the next multiple of 512 behind them on.",
+    on=BOOL,
+    stream=STREAM,
+    rounding=STREAM,
+    draws=DRAWS,
+    linear=U64,
+    scale=F64("of all rows"),
+    scales=pointer("const void")("of each row; null: scale"),
+    wide_scales=BOOL("double, else float"),
+)
 COEF_PLAN = Struct(
     "CoefPlan",
     "Noise of the coefficients of rows x columns targets: element i has its linear coefficient at "
@@ -446,7 +418,7 @@ COEF_PLAN = Struct(
     rows=I64,
     columns=I64,
     noise=code(NoiseSource),
-    form=code(CoefForm),
+    form=code(COEF_FORMS),
     wide=I32("targets are double"),
     aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),
 )

@@ -8,6 +8,7 @@ argument, which raises the error that names it, or lets the call pass after all 
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -116,11 +117,18 @@ class Schema:
         function: the op's reference, whose annotations are the declaration.
         check: looks at what the signature cannot say, with the signature's arguments; raises
             ``InvalidInput``, and may return a plan for kernels.
+        plan: the type of this plan, where compiled kernels receive it.
     """
 
-    def __init__(self, function: Callable[..., Any], check: Callable[..., Any] | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        check: Callable[..., Any] | None,
+        plan: type | None = None,
+    ) -> None:
         self.function = function
         self.own_check = check
+        self.plan = plan
         self.call = inspect.signature(function)
 
     @cached_property
@@ -132,7 +140,8 @@ class Schema:
             found = names.get(name)
             return get_args(found) if get_origin(found) is Literal else None
 
-        return read(self.function.__name__, self.function.__annotations__, choices)
+        plan = None if self.plan is None else self.plan.__name__
+        return read(self.function.__name__, self.function.__annotations__, choices, plan)
 
     @cached_property
     def bind(self) -> Callable[..., Bound]:
@@ -214,7 +223,7 @@ class _Look:
             self.kind = validate.choice(DTYPES[parameter.group], **{parameter.name: value})
         elif isinstance(parameter, ChoiceParameter):
             validate.choice(parameter.options, **{parameter.name: value})
-        elif isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+        elif isinstance(parameter, NumberParameter) and _has_range(parameter):
             if value is not None or not parameter.optional:
                 RANGES[parameter.rule].check(**{parameter.name: value})
             if parameter.rule == "Count":
@@ -316,6 +325,10 @@ class _Look:
         return None
 
 
+def _has_range(parameter: NumberParameter) -> bool:
+    return parameter.rule in RANGES and not parameter.many
+
+
 def _no_list(parameter: TensorParameter, value: Any) -> InvalidInput:
     is_list = isinstance(value, (list, tuple))
     if parameter.alone:
@@ -358,7 +371,7 @@ def _shape(tensor: TensorParameter, sizes: dict[str, Any]) -> tuple[int, ...]:
         if dim.startswith("*"):
             shape.extend(sizes[dim])
         else:
-            shape.append(sizes[dim] if is_bound(dim) else int(dim))
+            shape.append(math.prod(sizes.get(part) or int(part) for part in dim.split("*")))
     return tuple(shape)
 
 
@@ -376,6 +389,7 @@ def _bind_source(schema: Schema) -> Iterator[str]:
     names = [parameter.name for parameter in parameters]
     yield f"def bind({_call_source(schema)}):"
     yield "    try:"
+    yield "        pass"  # there may be nothing to look at
     known: set[str] = set()
     place: dict[str, str] = {}
     for parameter in parameters:
@@ -562,7 +576,7 @@ def _value_source(parameter: Parameter) -> str:
     if isinstance(parameter, ChoiceParameter):
         kind = type(parameter.options[0]).__name__
         return f"{name}.__class__ is {kind} and {name} in _options_{name}"
-    if isinstance(parameter, NumberParameter) and parameter.rule in RANGES:
+    if isinstance(parameter, NumberParameter) and _has_range(parameter):
         common = RANGES[parameter.rule].common.format(x=name)
         return f"{name} is None or ({common})" if parameter.optional else common
     return ""

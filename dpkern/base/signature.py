@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
+from . import layouts
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "Float": ("float32", "float64"),
     "Operand": ("float32", "float64", "bfloat16", "float16"),
@@ -34,9 +36,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Int16": ("int16",),
     "Symbol": ("uint8", "int32", "int64"),
     "Noised": ("int32", "int64", "float32", "float64"),
+    "Summed": ("int32", "int64", "float32", "float64"),
 }
 """Dtypes by group. A call has one dtype of ``Float``, ``Operand`` or ``Gradient``: the first tensor
-decides. ``Sum`` is the dtype of its sums: itself, or float32 for 16 bits."""
+decides. ``Sum`` is the dtype of its sums: itself, or float32 for 16 bits. ``Summed`` is a dtype of
+its own: compiled kernels receive untyped pointers and its place in the group."""
 
 LEADING = ("Float", "Operand", "Gradient", "Symbol", "Noised")
 """Groups whose first tensor decides the dtype of the others of that group, and of ``Sum``."""
@@ -48,10 +52,13 @@ NUMBERS: dict[str, str] = {
     "Index": "int",
     "Position": "int",
     "Count": "int",
+    "Word": "int",
     "Positive": "float",
     "NonNegative": "float",
+    "Scale": "float",
 }
-"""Names of numbers in signatures, and the built-in type behind each."""
+"""Names of numbers in signatures, and the built-in type behind each. A ``Word`` has 64 bits and no
+sign; other integers have one. A ``Scale`` may be a tensor, with one number per coordinate."""
 
 _Item = TypeVar("_Item")
 
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
     from typing import Annotated as Noised
     from typing import Annotated as Operand
     from typing import Annotated as Sum
+    from typing import Annotated as Summed
     from typing import Annotated as Symbol
 
     import torch
@@ -75,14 +83,16 @@ if TYPE_CHECKING:
     Index: TypeAlias = int
     Position: TypeAlias = int
     Count: TypeAlias = int
+    Word: TypeAlias = int
     Positive: TypeAlias = float
     NonNegative: TypeAlias = float
+    Scale: TypeAlias = float | torch.Tensor
     Device: TypeAlias = torch.device | str
     OneOrMore: TypeAlias = _Item | Sequence[_Item]
 else:
-    Index = Position = Count = int
+    Index = Position = Count = Word = int
     Positive = NonNegative = float
-    FloatDtype = Device = object
+    FloatDtype = Device = Scale = object
 
     class _Group:
         """A dtype group, for readers of annotations at run time: ``Float[Tensor, "B T"]``."""
@@ -103,10 +113,15 @@ else:
     Double, Float, Gradient, Int16, Int32, Int64 = map(
         _Group, ("Double", "Float", "Gradient", "Int16", "Int32", "Int64")
     )
-    Noised, Operand, Sum, Symbol = map(_Group, ("Noised", "Operand", "Sum", "Symbol"))
+    Noised, Operand, Sum, Summed, Symbol = map(
+        _Group, ("Noised", "Operand", "Sum", "Summed", "Symbol")
+    )
 
 written = "written"
 """Mark of a tensor that the op changes in place."""
+filled = "filled"
+"""Mark of a tensor that a kernel writes and nobody has seen before, or whose version the caller of
+the kernel counts up."""
 strided = "strided"
 """Mark of a tensor that may have any strides."""
 dense = "dense"
@@ -133,7 +148,7 @@ class TensorParameter:
     @property
     def layout(self) -> str:
         """How it lies in memory: ``contiguous``, or one of the marks for it."""
-        others = (written, any_number)
+        others = (written, filled, any_number)
         return next((mark for mark in self.marks if mark not in others), "contiguous")
 
 
@@ -153,6 +168,7 @@ class NumberParameter:
     name: str
     rule: str
     optional: bool = False
+    many: bool = False
 
     @property
     def type(self) -> str:
@@ -177,10 +193,16 @@ class DeviceParameter:
 
 @dataclass(frozen=True)
 class ObjectParameter:
-    """Anything else: the op's own ``check`` looks at it."""
+    """Anything else: the op's own ``check`` looks at it.
+
+    A compiled kernel receives it if its type bears the name of a struct of ``layouts``; None: all
+    zeros. ``many``: a list of them.
+    """
 
     name: str
     annotation: str
+    optional: bool = False
+    many: bool = False
 
 
 Parameter = (
@@ -199,12 +221,30 @@ class Signature:
 
     Attributes:
         parameters: in the order of the call.
-        results: tensors that the op makes; None if it returns something else.
+        results: tensors that the op makes, or finds in its parameter ``out``; None if it returns
+            something else.
+        made_into: the named tuple that holds them.
+        number: the type of the number that it returns instead.
+        plan: the type of what its own check makes for kernels.
     """
 
     name: str
     parameters: tuple[Parameter, ...]
     results: tuple[TensorParameter, ...] | None
+    number: str | None = None
+    plan: str | None = None
+    made_into: str | None = None
+
+    @property
+    def group(self) -> str | None:
+        """The dtype group that decides the dtype of a call."""
+        groups = (getattr(parameter, "group", None) for parameter in self.parameters)
+        return next((group for group in groups if group in LEADING), None)
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """Names of the sizes that lists of tensors have."""
+        return frozenset(dim for tensor in self.tensors if tensor.many for dim in tensor.dims)
 
     @property
     def tensors(self) -> Iterator[TensorParameter]:
@@ -223,17 +263,29 @@ class Signature:
         return tuple(found)
 
 
-STRUCTS: dict[str, str] = {}
-"""Objects that compiled kernels take, by the name of their type in signatures: the C++ struct."""
+STRUCTS = frozenset(struct.name for struct in layouts.STRUCTS if not struct.template)
+"""Types of objects that compiled kernels take; ``backends._structs`` makes their bytes."""
+
+
+def kinds(signature: Signature) -> tuple[str, ...]:
+    """The dtypes of a compiled kernel's instances; none: it has only one. Operands of 16 bits have
+    no kernel."""
+    group = signature.group
+    return () if group is None else GROUPS["Float" if group == "Operand" else group]
 
 
 def passed(signature: Signature) -> tuple[Parameter, ...]:
-    """The parameters that a compiled kernel receives: no dtypes, and no objects but ``STRUCTS``."""
+    """The parameters that a compiled kernel receives: no dtypes, no objects but ``STRUCTS``, no
+    room for results, which follow; the plan comes last."""
+    plan = () if signature.plan is None else (ObjectParameter("plan", signature.plan),)
     return tuple(
         parameter
-        for parameter in signature.parameters
-        if not isinstance(parameter, (DtypeParameter, DeviceParameter, ObjectParameter))
-        or (isinstance(parameter, ObjectParameter) and parameter.annotation in STRUCTS)
+        for parameter in (*signature.parameters, *plan)
+        if not (signature.results and parameter.name == "out")
+        and (
+            not isinstance(parameter, (DtypeParameter, DeviceParameter, ObjectParameter))
+            or (isinstance(parameter, ObjectParameter) and parameter.annotation in STRUCTS)
+        )
     )
 
 
@@ -246,18 +298,21 @@ def read(
     name: str,
     annotations: dict[str, str],
     choices: Callable[[str], Sequence[Any] | None],
+    plan: str | None = None,
 ) -> Signature:
     """Read a signature from its annotations' source.
 
     Args:
         name: of the op.
-        annotations: source by parameter, ``return`` last; ``backend`` is no part of a signature.
+        annotations: source by parameter, ``return`` last.
         choices: the options of a type with this name, None if it is no ``Literal``.
+        plan: the type of what the op's own check makes for kernels.
     """
     trees = {key: ast.parse(text, mode="eval").body for key, text in annotations.items()}
     result = trees.pop("return")
     parameters = tuple(_parameter(key, tree, choices) for key, tree in trees.items())
-    return Signature(name, parameters, _results(result))
+    number = NUMBERS.get(ast.unparse(result))
+    return Signature(name, parameters, _results(result), number, plan, _made_into(result))
 
 
 def _parameter(
@@ -273,6 +328,11 @@ def _parameter(
             if item is not None:
                 alone = head == "OneOrMore"
                 return TensorParameter(name, *item, optional=optional, many=True, alone=alone)
+        if head == "Sequence" and isinstance(tree.slice, ast.Name):
+            if tree.slice.id in STRUCTS:
+                return ObjectParameter(name, tree.slice.id, optional, many=True)
+            if tree.slice.id in NUMBERS:
+                return NumberParameter(name, tree.slice.id, optional, many=True)
         item = _tensor(name, tree)
         if item is not None:
             return TensorParameter(name, *item, optional=optional)
@@ -286,6 +346,8 @@ def _parameter(
         group = tree.id.removesuffix("Dtype")
         if group in GROUPS and group != tree.id:
             return DtypeParameter(name, group)
+        if tree.id in STRUCTS:
+            return ObjectParameter(name, tree.id, optional)
         options = None if optional else choices(tree.id)
         if options is not None:
             return ChoiceParameter(name, tuple(options), tree.id)
@@ -298,7 +360,11 @@ def _results(tree: ast.expr) -> tuple[TensorParameter, ...] | None:
     if not isinstance(tree, ast.Subscript):
         return None
     parts = [tree]
-    if ast.unparse(tree.value) == "tuple" and isinstance(tree.slice, ast.Tuple):
+    if _made_into(tree) is not None:
+        group = ast.unparse(tree.value)
+        labels = (ast.unparse(label) for label in _elements(tree).elts[1:])
+        parts = [_subscript(f"{group}[Tensor, {label}]") for label in labels]
+    elif ast.unparse(tree.value) == "tuple" and isinstance(tree.slice, ast.Tuple):
         parts = [part for part in tree.slice.elts if isinstance(part, ast.Subscript)]
     found = [_tensor("", part) for part in parts]
     if None in found:
@@ -308,6 +374,20 @@ def _results(tree: ast.expr) -> tuple[TensorParameter, ...] | None:
         label, _, rest = " ".join(dims).partition(":")
         made.append(TensorParameter(label.strip(), group, tuple(rest.split()), marks))
     return tuple(made)
+
+
+def _made_into(tree: ast.expr) -> str | None:
+    """The named tuple of ``Float[Coefficients, "linear: B D", "quadratic: B D"]``."""
+    if not isinstance(tree, ast.Subscript) or ast.unparse(tree.value) not in GROUPS:
+        return None
+    first = ast.unparse(_elements(tree).elts[0])
+    return None if first == "Tensor" else first
+
+
+def _subscript(text: str) -> ast.Subscript:
+    tree = ast.parse(text, mode="eval").body
+    assert isinstance(tree, ast.Subscript)
+    return tree
 
 
 def _tensor(name: str, tree: ast.Subscript) -> tuple[str, tuple[str, ...], tuple[str, ...]] | None:
@@ -357,12 +437,15 @@ __all__ = [
     "Parameter",
     "Position",
     "Positive",
+    "Scale",
     "Signature",
     "Sum",
+    "Summed",
     "Symbol",
     "TensorParameter",
     "any_number",
     "dense",
+    "filled",
     "is_bound",
     "passed",
     "read",

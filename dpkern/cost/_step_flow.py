@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..mechanisms import Mechanism, Open, Pruned
-from ..mechanisms.plan import Block, Plan, first_positions, laid_out
-from ..mechanisms.pruning import Kept, Largest
+from ..mechanisms import Mechanism
+from ..mechanisms.plan import Block, Plan, first_positions
 from ..ops import clip, update
 from ..rng import Purpose
 from . import _glue as glue
 from ._glue import WIDE
 from ._ops import call, shaped, stream
-from ._step_learning import learning, released, replanning
-from ._step_maps import Items, back, centred, exact, pruned, signal, spread
+from ._step_maps import Items, centred, exact, signal
+from ._step_maps import noised as mapped
 from ._step_operands import summing
-from .phases import CLIP, IMPORTANCE, NOISE, UPDATE
+from ._step_work import Lines
+from .phases import CLIP, IMPORTANCE, LEARN, NOISE, UPDATE
 from .primitives import Counts
 
 SAMPLES = ("gradients", "released", "sum", "operands")
@@ -61,20 +61,6 @@ class Setting:
     def sizes(self) -> list[int]:
         """Entries per parameter."""
         return [math.prod(shape) for shape in self.shapes]
-
-
-def planned(mechanism: Mechanism, plan: Plan, number: int) -> Plan:
-    """The plan of step ``number``: pruned coordinates are as many as they will be then."""
-    if not isinstance(mechanism, Pruned):
-        return plan
-    blocks = []
-    for block in plan.blocks:
-        release = block.release
-        if isinstance(release, Kept):
-            count = released(mechanism, math.prod(block.shape), number)
-            release = replace(release, places=torch.empty(count, device="meta"))
-        blocks.append(replace(block, release=release))
-    return replace(plan, blocks=laid_out(blocks))
 
 
 def adding(s: Setting, plan: Plan) -> Items:
@@ -196,8 +182,10 @@ def finishing(s: Setting, plan: Plan) -> Items:
     for block in ready:
         items += _gradient(s, plan, block)
     if s.learns:
-        items += learning(s.mechanism, s.shapes)
-        items += replanning(s.mechanism, s.shapes, s.number)
+        lines = Lines(LEARN)
+        s.mechanism.count_learning(lines, s.sizes)
+        s.mechanism.count_plan(lines, s.sizes, s.number)
+        items += lines.items
     for block in ready:
         items += exact(
             f"{UPDATE}: formats", glue.converted(math.prod(block.shape), _ready(block, s), s.dtype)
@@ -230,7 +218,9 @@ def _weighed(s: Setting, plan: Plan) -> Items:
             f"{IMPORTANCE}: mean and norm", mean + norm + glue.each(n, MUL=1) + glue.each(n)
         )
         items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.sd)
-    return items + replanning(s.mechanism, s.shapes, s.number, IMPORTANCE)
+    lines = Lines(IMPORTANCE)
+    s.mechanism.count_plan(lines, s.sizes, s.number)
+    return items + lines.items
 
 
 def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: float | None) -> Items:
@@ -255,21 +245,15 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     scaled = exact(f"{UPDATE}: scaling", glue.each(n, MUL=1))
     noised: Items = []
     if plan.distribution is not None and block.sd > 0:
-        # Coordinates that are not the signal's own are drawn on float64 zeros.
-        drawn = WIDE if isinstance(release, Open) else dtype
-        values = shaped(block.release_shape, drawn)
+        values = shaped(block.release_shape, dtype)
         scale = None if exact_sums else block.sd
         noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
     if release is None or release.plain:
         return noised + exact(f"{UPDATE}: formats", glue.converted(n, dtype, s.dtype)) + scaled
-    if isinstance(release, Open):
-        return noised + spread(release, block, dtype) + scaled
-    if isinstance(release, Largest):
-        return noised + pruned(release, block, dtype) + scaled
     restored = Counts()
     if release.restore and release.centre is not None:
         restored = glue.each(n, reads=2, ADD=1)
-    return noised + back(block, dtype) + scaled + exact(f"{UPDATE}: centre restored", restored)
+    return noised + mapped(block, dtype) + scaled + exact(f"{UPDATE}: centre restored", restored)
 
 
 def _sums_dtype(s: Setting, plan: Plan) -> torch.dtype:
@@ -302,4 +286,4 @@ def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -
     return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
 
 
-__all__ = ["SAMPLES", "Setting", "adding", "finishing", "planned"]
+__all__ = ["SAMPLES", "Setting", "adding", "finishing"]

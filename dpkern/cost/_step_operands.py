@@ -14,7 +14,7 @@ import torch
 
 from ..errors import InvalidInput
 from ..mechanisms.plan import Block
-from ..mechanisms.release import Crop, Open
+from ..mechanisms.release import Taps
 from ..mechanisms.site import Site
 from ..ops import spectral
 from ..ops.spectral import Band
@@ -24,8 +24,6 @@ from ._ops import call, shaped
 from ._step_maps import Items, exact
 from .phases import CLIP
 from .primitives import Counts
-
-Taps = Crop | Open
 
 
 def operands(site: Site, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +55,7 @@ def release_of(block: Block) -> Taps:
         InvalidInput: another one.
     """
     release = block.release
-    if isinstance(release, (Crop, Open)) and release.norm in ("spectrum", "kept"):
+    if isinstance(release, Taps) and release.norm in ("spectrum", "kept"):
         return release
     raise InvalidInput(
         "samples",

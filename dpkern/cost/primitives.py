@@ -112,6 +112,9 @@ class Item:
             expected number is in the note).
         note: what a reader must know about the line.
         evidence: how the counts are known, one of ``EVIDENCE``.
+        bytes_read, bytes_written: what the loads and stores hold.
+        flops: operations on floating numbers; None: all additions, subtractions, products,
+            quotients and roots of the counts are.
     """
 
     name: str
@@ -119,6 +122,16 @@ class Item:
     kind: str = "exact"
     note: str = ""
     evidence: str = FORMULA
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int | None = None
+
+    @property
+    def floating(self) -> int:
+        """Operations on floating numbers."""
+        if self.flops is not None:
+            return self.flops
+        return sum(self.counts[p] for p in ("ADD", "SUB", "MUL", "DIV", "SQRT"))
 
 
 @dataclass(frozen=True)

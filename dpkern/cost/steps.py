@@ -12,15 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from .. import _validate as check
-from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
+from ..mechanisms import LabelMechanism, Mechanism
 from ..ops import update
-from ..rng import Purpose
-from . import _glue as glue
-from ._ops import call, shaped, stream
-from ._step_flow import SAMPLES, Setting, adding, finishing, planned
-from ._step_maps import Items, exact
-from .phases import LEARN, NOISE, PROJECT, by_line
-from .primitives import Counts, Itemised
+from ._ops import call, shaped
+from ._step_flow import SAMPLES, Setting, adding, finishing
+from ._step_maps import Items
+from ._step_work import Lines
+from .phases import NOISE, PROJECT, by_line
+from .primitives import Itemised
 
 
 def form(
@@ -38,18 +37,18 @@ def form(
     """What one step takes, line by line; ``phases.by_phase`` adds the lines up.
 
     Args:
-        mechanism: the configuration; ``RandomizedResponse`` has ``response`` instead.
+        mechanism: the configuration; one that releases labels has ``response`` instead.
         shapes: of the parameters.
         batch: samples of the step, in one physical batch; all finite.
         dtype: of parameters and gradients, float32 or float64.
         rule: the optimizer's; None: ``finish`` hands the gradients out.
         clipped: how many samples are shrunk, of every clip group alike or of each; None: all.
-        number: of the step, from 1. The first one fills momentum buffers; ``Pruned`` releases
-            everything now and then.
+        number: of the step, from 1. The first one fills momentum buffers; a mechanism may
+            release more in some steps than in others.
         samples: what ``add`` is given: ``gradients``, ``released`` coordinates, or a clipped
             ``sum``, whose own making is then not part of the count; ``operands``: such a sum of
             spectral layers, made of their inputs and output gradients.
-        moved: whether the projection of ``ProjectedSGD`` onto a ball moves the parameters.
+        moved: whether the mechanism's projection onto a ball moves the parameters.
 
     Raises:
         InvalidInput: numbers out of range, or a mechanism that does not fit the shapes.
@@ -62,7 +61,7 @@ def form(
     check.choice((torch.float32, torch.float64), dtype=dtype)
     check.choice(SAMPLES, samples=samples)
     sizes = tuple(tuple(int(n) for n in shape) for shape in shapes)
-    plan = planned(mechanism, mechanism.plan(sizes), number)
+    plan = mechanism.plan_at(mechanism.plan(sizes), number)
     shrunk = batch if clipped is None else clipped
     each = (shrunk,) * len(plan.groups) if isinstance(shrunk, int) else tuple(shrunk)
     check.one_each("clipped", each, len(plan.groups))
@@ -77,14 +76,14 @@ def form(
         samples=samples,
     )
     items: Items = adding(setting, plan) + finishing(setting, plan)
-    if isinstance(mechanism, ProjectedSGD) and mechanism.projection is not None:
+    if mechanism.projection is not None:
         params = [shaped(shape, dtype) for shape in sizes]
         items += call("update.project", PROJECT, params, mechanism.projection, moved=moved)
     return by_line(Itemised(tuple(items)))
 
 
 def response(
-    mechanism: RandomizedResponse, records: int, *, dtype: torch.dtype = torch.int64
+    mechanism: LabelMechanism, records: int, *, dtype: torch.dtype = torch.int64
 ) -> Itemised:
     """What one response of each record takes, and the estimate of the frequencies from them.
 
@@ -96,22 +95,9 @@ def response(
     Raises:
         InvalidInput: no records.
     """
-    n, k = check.integer(1, records=records), mechanism.categories
-    symbols = shaped((n,), dtype)
-    items = call(
-        "symbols.randomize",
-        NOISE,
-        symbols,
-        stream=stream(Purpose.SYMBOLS),
-        keep=mechanism.keep,
-        categories=k,
-    )
-    widened = glue.each(n) if dtype is not torch.int64 else Counts()
-    counted = Counts(LOAD=n, ADD=n, STORE=k)
-    shares = glue.converted(k, torch.int64, torch.float64) + glue.each(k, DIV=1)
-    unbiased = glue.each(k, SUB=1) + glue.each(k, DIV=1)
-    items += exact(f"{LEARN}: frequencies", widened + counted + shares + unbiased)
-    return by_line(Itemised(tuple(items)))
+    lines = Lines(NOISE)
+    mechanism.count_response(lines, check.integer(1, records=records), dtype)
+    return by_line(Itemised(tuple(lines.items)))
 
 
 __all__ = ["form", "response"]

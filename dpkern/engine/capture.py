@@ -375,7 +375,8 @@ class Capture:
                 expected="uses that the check of the batch dimension has seen",
                 got="a use outside the module's forward pass, or without a tensor output",
                 remedy="Call the module itself and let it return a tensor whose first dimension "
-                "is the batch, or call engine.validate(function, *inputs) first.",
+                "is the batch (one that computes its loss returns the logits beside the loss), or "
+                "call engine.validate(function, *inputs) first.",
             )
 
     def _check_leaks(self) -> None:
@@ -444,9 +445,11 @@ class Capture:
         if self.guard.running:
             return None
         self._skipped = False
-        if self.boundary is None or self.collected is not None:
-            return None
-        return self.boundary.enter(args, kwargs)
+        changed = None
+        if self.boundary is not None and self.collected is None:
+            changed = args, kwargs = self.boundary.enter(args, kwargs)
+        self.guard.before(args, kwargs)
+        return changed
 
     def _before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from ..errors import InvalidInput
 from .empty import records_of
+from .random_state import RandomState
 
 Collate = Callable[[list[Any]], Any]
 
@@ -54,7 +55,7 @@ def check_collate(dataset: Any, collate: Collate, size: int) -> None:
 
 
 def _collated(collate: Collate, records: list[Any], seed: int) -> Any:
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # devices draw on as before
     np.random.seed(seed)
     random.seed(seed)
     return collate(copy.deepcopy(records))
@@ -62,13 +63,11 @@ def _collated(collate: Collate, records: list[Any], seed: int) -> Any:
 
 @contextmanager
 def _random_state_kept() -> Iterator[None]:
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
+    kept = RandomState()
+    try:
+        yield
+    finally:
+        kept.restore()
 
 
 def _equal_rows(one: Any, two: Any, count: int, rows: int, *, cut: bool) -> bool:

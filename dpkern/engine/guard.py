@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
-from .hooks import Hook
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
 from .outcome import Outcome
@@ -41,7 +40,7 @@ class ForwardGuard:
         self._is_paused = False
         self.on_late_finding: Callable[[str], None] | None = None
         self.probes = 0
-        self._handles: list[Any] = []
+        self._attached = False
         self._occasions = Occasions(self.module)
         self._structure = self._occasions.refreshed
         self.state = StateGuard(self.module, self._trained, self._whole)
@@ -53,20 +52,14 @@ class ForwardGuard:
         self._watched: Snapshot | None = None
 
     def attach(self) -> None:
-        """Register the hook, in front of all others: a probe runs those too."""
-        if self._handles:
-            return
-        before = Hook(self._before)
-        self._handles = [
-            self.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        ]
-        self.state.attach()
+        """Guard the passes from now on."""
+        if not self._attached:
+            self._attached = True
+            self.state.attach()
 
     def detach(self) -> None:
-        """Remove the hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Guard none any more."""
+        self._attached = False
         self.state.detach()
 
     @contextmanager
@@ -101,12 +94,11 @@ class ForwardGuard:
     def _whole(self) -> bool:
         return self.capture.anywhere is None
 
-    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._watched = None
+    def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A pass begins, with these arguments, and no hook but the capture's has run."""
+        self._watched = self._found = None
         capture = self.capture
-        if not self.running:
-            self._found = None
-        if self.running or self._is_paused or capture.in_public:
+        if not self._attached or self._is_paused or capture.in_public:
             return
         recording = torch.is_grad_enabled()
         why = self._occasions.due(recording, _flags(args, kwargs))
@@ -126,7 +118,7 @@ class ForwardGuard:
         if capture.anywhere is not None:
             wanted = capture.anywhere(wanted)
         if wanted:
-            self._check(module, args, kwargs, batch, why or "new")
+            self._check(args, kwargs, batch, why or "new")
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Samples of this pass; 0 where it is not one of the samples handed out."""
@@ -136,9 +128,8 @@ class ForwardGuard:
             return handed if any(size and size % handed == 0 for size in sizes) else 0
         return sizes[0] if sizes else 0
 
-    def _check(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str
-    ) -> None:
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> None:
+        module = self.module
         outcome = self._probe(
             module, args, kwargs, batch, full=why == "new", secret=why == "secret"
         )
@@ -257,9 +248,14 @@ class ForwardGuard:
 
 def _flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments that are no tensors: what a flag among them switches on is another pass."""
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+        return _ONE_TENSOR
     named = [(k, v) for k, v in kwargs.items() if v is None or isinstance(v, (bool, str))]
     placed = [a if a is None or isinstance(a, (bool, str)) else type(a).__name__ for a in args]
     return (*placed, *named, *kwargs)
+
+
+_ONE_TENSOR = ("Tensor",)
 
 
 def without_failing_kernels(call: Callable[..., Any]) -> Callable[..., Any]:

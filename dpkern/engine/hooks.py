@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch._compile import _disable_dynamo
+from .uncompiled import uncompiled
 
 
 class Hook:
@@ -14,7 +14,7 @@ class Hook:
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
 
-    @_disable_dynamo  # the engine's own work is no part of a compiled module
+    @uncompiled  # the engine's own work is no part of a compiled module
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
 

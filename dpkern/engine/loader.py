@@ -161,10 +161,7 @@ class PrivateLoader(DataLoader[Any]):
         # Masks that were drawn ahead and never handed out are drawn again.
         self.batches.step = self.position
         parts.left, parts.most = parts.steps - self._place, self._most
-        check_collate(self.dataset, self.collate_fn, round(self.expected_batch_size))
-        if not self._checked and self.padding is not None:
-            self.padding.try_records(self.dataset, self.collate_fn)
-        self._checked = True
+        self._check_collation()
         with parts.iterated_by_its_loader():
             source = super().__iter__()
         queue = parts.queue
@@ -182,6 +179,13 @@ class PrivateLoader(DataLoader[Any]):
         self._place = 0
         if self.boundary is not None:
             self.boundary.check_finished()
+
+    def _check_collation(self) -> None:
+        """Try on a few records whether they meet when they are joined into a batch."""
+        check_collate(self.dataset, self.collate_fn, round(self.expected_batch_size))
+        if not self._checked and self.padding is not None:
+            self.padding.try_records(self.dataset, self.collate_fn)
+        self._checked = True
 
     def _evened(self, part: Part) -> list[Part]:
         """The part, after empty ones if another process has more parts of this logical batch."""

@@ -42,8 +42,13 @@ class Occasions:
         self._returns = 0
         self._sure = random.SystemRandom()
         self._gap = self._draw()
+        self._seen = False
+        """Whether there was a pass."""
+        self._contents: list[dict[Any, Any]] = []
+        self._counts: list[int] = []
+        self._values: list[Any] = []
+        self._trained: list[bool] = []
         self._refresh()
-        self._last: Any = None
         self._behind = False
         """Whether passes change the module themselves."""
         self._key = 0
@@ -57,13 +62,14 @@ class Occasions:
             given: flags among the arguments of the pass.
         """
         self._given = given
-        now, returned = self._look(), False
-        if not _same(now, self._last):
+        returned = False
+        if not self._same():
+            self._read()
             before, self._key = self._key, self._combination()
-            returned = self._last is not None
+            returned = self._seen
             # The pass before may have changed it itself: from now on a look behind tells.
             self._behind = self._behind or self._key == before
-        self._last = now
+        self._seen = True
         if hash((self._key, recording, self._given)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
                 return "new"
@@ -84,8 +90,8 @@ class Occasions:
 
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
-        if self._behind:
-            self._last = self._look()
+        if self._behind and not self._same():
+            self._read()
 
     def _draw(self) -> int:
         """Passes to the next secret probe: geometric, so that none tells the next."""
@@ -112,50 +118,49 @@ class Occasions:
         own = {id(table) for part in modules for table in _tables(part)}
         self._attributes = [a for a in self._attributes if id(a) not in own]
         self._children = [part._modules for part in modules if part._modules]
-        # A look touches what the module's author put there; torch's tables are told by their sizes.
+        self._hooks = [table for part in modules for table in _hooks(part)]
+        self._parameters = list(self.module.parameters())
+        tables = [table for part in modules for table in _tables(part)]
+        self._empty = [table for table in tables if not table]
+        self._tables = [*self._children, *(table for table in self._hooks if table)]
+        self._sized = [*self._attributes, *self._tables]
+        self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
+        # A look touches what the module's author put there, and torch's tables that hold something.
         self._getters: list[Any] = []
         for held in self._attributes:
-            names = [n for n in held if n not in _STANDARD or n in _TABLES]
-            if len(names) > 1:
+            if names := [n for n in held if n not in _STANDARD or n in _TABLES]:
                 self._getters.append((itemgetter(*names), held))
-            elif names:
-                self._getters.append((dict.values, held))
-        # Views show what is in a table now, without a call for each.
-        self._parts = [table.values() for table in self._children]
-        self._sizes: list[Any] = [t for part in modules for t in _tables(part)]
-        self._sizes += self._attributes
-        self._hooks: list[Any] = [
-            table
-            for part in modules
-            for table in (
-                *(part._forward_hooks, part._forward_pre_hooks),
-                *(part._backward_hooks, part._backward_pre_hooks),
-            )
-        ]
-        # A table that fills changes its size, which reads everything anew.
-        self._hooked = [(i, table) for i, table in enumerate(self._hooks) if table]
-        self._parameters = list(self.module.parameters())
 
-    def _look(self) -> Any:
-        """What is there now; another structure than last time is read anew."""
+    def _same(self) -> bool:
+        """Whether everything is what it was when it was read."""
         try:
-            now = self._scan()
-        except KeyError:  # an attribute was deleted
-            now = None
-        if now is None or self._last is None or now[1:3] != self._last[1:3]:
-            self._refresh()
-            now = self._scan()
-        return now
+            with plainly():
+                return self._has_structure() and bool(
+                    [get(held) for get, held in self._getters] == self._values
+                    and self._tables == self._contents
+                    and [p.requires_grad for p in self._parameters] == self._trained
+                )
+        except (KeyError, RuntimeError, ValueError, TypeError):  # deleted, or replaced tensors
+            return False
 
-    def _scan(self) -> Any:
+    def _has_structure(self) -> bool:
+        """Whether tables and attributes have as many entries as they had."""
+        return self._seen and not any(self._empty) and [*map(len, self._sized)] == self._counts
+
+    def _read(self) -> None:
+        """Remember what is there now; another structure than last time is read anew."""
+        children = [*map(dict, self._children)]
+        if not self._has_structure() or children != self._contents[: len(children)]:
+            self._refresh()
         with plainly():
-            return (
-                [tuple(get(held)) for get, held in self._getters],
-                [*map(tuple, self._parts)],
-                [*map(len, self._sizes)],
-                [(i, *table) for i, table in self._hooked],
-                [parameter.requires_grad for parameter in self._parameters],
-            )
+            try:
+                self._values = [get(held) for get, held in self._getters]
+            except KeyError:  # one attribute for another
+                self._refresh()
+                self._values = [get(held) for get, held in self._getters]
+            self._trained = [p.requires_grad for p in self._parameters]
+        self._contents = [*map(dict, self._tables)]
+        self._counts = [*map(len, self._sized)]
 
     def _combination(self) -> int:
         """A hash of everything discrete."""
@@ -175,9 +180,10 @@ class Occasions:
 
 
 def _tables(part: nn.Module) -> Iterable[Any]:
-    yield part._parameters
-    yield part._buffers
-    yield part._modules
+    return (part._parameters, part._buffers, part._modules, *_hooks(part))
+
+
+def _hooks(part: nn.Module) -> Iterable[Any]:
     yield part._forward_hooks
     yield part._forward_pre_hooks
     yield part._backward_hooks
@@ -186,13 +192,6 @@ def _tables(part: nn.Module) -> Iterable[Any]:
 
 def _function(value: Any) -> Any:
     return getattr(value, "__func__", value)
-
-
-def _same(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError, TypeError):  # tensors and arrays that were replaced
-        return False
 
 
 def _power_of_four(number: int) -> bool:

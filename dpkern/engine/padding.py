@@ -87,6 +87,12 @@ class PaddingCheck:
 
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
-    if type(tree) in (tuple, list) and {*map(type, tree)} == {Tensor}:
-        return [t.shape[1:] for t in tree if t.dim()]
+    found: list[tuple[int, ...]] = []
+    for item in tree if type(tree) in (tuple, list) else ():
+        if type(item) is not Tensor or not item.dim():
+            break
+        found.append(item.shape[1:])
+    else:
+        if found:
+            return found
     return [tuple(t.shape[1:]) for t, packed in tensors_of(tree) if t.dim() and not packed]

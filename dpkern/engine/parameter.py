@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo  # the public one imports the compiler at once
 
 from ..errors import PrivacyError, UnsupportedModule
+from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
     from .uses import Source
@@ -119,7 +119,7 @@ class PrivateParameter(nn.Parameter):
     _private: Source
 
     @classmethod
-    @_disable_dynamo  # torch.compile breaks its graph here
+    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -162,7 +162,7 @@ class PrivateExpression(Tensor):
     _private: Source
 
     @classmethod
-    @_disable_dynamo  # torch.compile breaks its graph here
+    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,

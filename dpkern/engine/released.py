@@ -22,7 +22,7 @@ from torch import Tensor
 from .._phase import MAP, phase
 from ..errors import PrivacyError, UnsupportedModule
 from ..mechanisms import Plan
-from ..mechanisms.release import Crop, Diagonal, Open, Release
+from ..mechanisms.release import Diagonal, Release, Taps
 from ..ops import spectral
 from ..ops.spectral import Band
 from .records import (
@@ -39,8 +39,6 @@ from .uses import Slot
 
 if TYPE_CHECKING:
     from .capture import Capture
-
-Taps = Crop | Open
 
 
 @dataclass
@@ -353,9 +351,9 @@ def in_front(slot: Slot, record: Record, capture: Capture, scale: float = 1.0) -
     if isinstance(release, Diagonal):
         written = release.scale is not None and release.norm == "release"
         return Scaled(budget.kept(record, written=written), release, scale)
-    if not isinstance(release, (Crop, Open)):
+    if not isinstance(release, Taps):
         return Mapped(budget.kept(record, written=True), release, capture.p)
-    signal = release.signal if isinstance(release, Crop) and release.norm == "release" else None
+    signal = release.signal if release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
     if not release.operands:
         record = budget.kept(record, written=matrix is not None)

@@ -3,10 +3,12 @@
 from .adaclip import AdaClip
 from .adlm import ILM, AdLM
 from .base import Mechanism
+from .catalogue import CataloguedMechanism
 from .directional import Directional
 from .dpsgd import DPSGD
 from .functional import FM, SPOF
 from .gredp import GReDP
+from .labels import LabelMechanism
 from .laplace_sgd import LaplaceSGD
 from .memory import Memory
 from .notes import Note
@@ -28,11 +30,13 @@ __all__ = [
     "AdLM",
     "AdaClip",
     "Block",
+    "CataloguedMechanism",
     "Crop",
     "Diagonal",
     "Directional",
     "GReDP",
     "Importance",
+    "LabelMechanism",
     "LaplaceSGD",
     "Mechanism",
     "Memory",

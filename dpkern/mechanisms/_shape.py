@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
+from .work import Work
+
 
 def printed(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor]:
     """``|w_i|^(1/3) (sum |w|^(4/3))^(1/2) / ||w||_2``, in units of the isotropic scale.
@@ -39,3 +41,30 @@ def _scaled(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor]
     sizes = [w.detach().double().abs() for w in weights]
     largest = max((v.max().item() for v in sizes if v.numel()), default=0.0)
     return [(v / largest).clamp_(min=floor) for v in sizes] if largest > 0 else None
+
+
+def count(work: Work, sizes: Sequence[int], *, powers: bool, raised: bool) -> None:
+    """Book relative scales of weights that are not all zero.
+
+    Args:
+        work: where.
+        sizes: of the parameters.
+        powers: of ``printed``; else of ``elliptic``.
+        raised: whether small scales of ``printed`` are raised afterwards.
+    """
+    line = "scales"
+    for n in sizes:
+        work.each(line, n, AND=1)
+        work.folded(line, n, 1, "CMP", "MUX")
+        work.read_out(line)
+        work.each(line, n, DIV=1)
+        work.each(line, n, CMP=1, MUX=1)
+        work.each(line, n, MUL=1)
+        work.summed(line, n)
+        work.each(line, n, MUL=1)
+        if powers:
+            work.each(line, n, LOG=1, MUL=1, EXP=1)
+            work.each(line, n, LOG=1, MUL=1, EXP=1)
+            work.summed(line, n)
+        if powers and raised:
+            work.each(line, n, CMP=1, MUX=1)

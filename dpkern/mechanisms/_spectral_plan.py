@@ -48,6 +48,7 @@ from ._spectral_options import (
 )
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
+from .examples import CIRCULANT, UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
@@ -100,6 +101,15 @@ class SpectralMechanism(Mechanism):
         PrivacyError: a positive noise multiplier outside [2^-4, 2^10].
     """
 
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example({**UNIT, "sites": lambda layer: layer.sites}),
+        Example(
+            {**UNIT, "sites": lambda layer: layer.sites, "mode": "published"},
+            "-published",
+            " as published",
+        ),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT, shapes=CIRCULANT),)
     clip_domains: ClassVar[tuple[str, ...]]
     defaults: ClassVar[dict[str, dict[str, Any]]]
     """By mode: what fields left None become."""

@@ -30,10 +30,12 @@ from ..errors import InvalidInput
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
 from .release import Diagonal
+from .work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,12 @@ class AdaClip(Mechanism):
     """
 
     name: ClassVar[str] = "adaclip"
+    title: ClassVar[str] = "AdaClip"
+    source: ClassVar[str] = "Pichapati et al., 2019"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example({"noise_multiplier": 1.0, "expected_batch_size": 1.0}),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT, published={"gamma": 0.01}),)
     clipping: ClassVar[str] = "flat"
 
     noise_multiplier: float
@@ -174,6 +182,27 @@ class AdaClip(Mechanism):
             variance = (away**2 - (scale * noise) ** 2).clamp_(self.h1, self.h2)
             square.lerp_(variance, 1 - self.beta2)
             mean.lerp_(gradient.double(), 1 - self.beta1)
+
+    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
+        """Book the scales, ``clamp((g - m)^2 - (b noise)^2)`` into s^2, and g into the mean."""
+        self.count_plan(work, sizes, 0)
+        for n in sizes:
+            work.each("moments", n, reads=2, SUB=1)
+            for _ in ("square of g - m", "b times the noise", "its square"):
+                work.each("moments", n, MUL=1)
+            work.each("moments", n, reads=2, SUB=1)
+            work.each("moments", n, CMP=2, MUX=2)
+            for _ in ("square", "mean"):
+                work.each("moments", n, reads=2, SUB=1, MUL=1, ADD=1)
+
+    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        """Book ``s``, its sum over everything, and ``sqrt(s)`` times a number."""
+        del step
+        for n in sizes:
+            work.each("scales", n, SQRT=1)
+            work.summed("scales", n)
+            work.each("scales", n, SQRT=1)
+            work.each("scales", n, MUL=1)
 
     def _scales(self, memory: Memory) -> list[torch.Tensor]:
         """``b = sqrt(s) sqrt(sum s) / sqrt(gamma)``, the sum over all parameters."""

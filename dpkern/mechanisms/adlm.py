@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -31,9 +31,10 @@ from ..accounting.history import NOTHING
 from ..errors import InvalidInput
 from ..nn.relevance import RANGES
 from ..theory import adlm
-from ..theory.adlm import Setting
+from ..theory.adlm import FirstLayer, Setting
 from . import _adlm_certificate as certificate
 from ._statement import MODES
+from .examples import FEATURE, Audit
 from .notes import Note, notes
 from .objective import ObjectivePerturbation, checked_epsilon
 from .randomized_response import RandomizedResponse
@@ -48,6 +49,28 @@ RELEVANCE_TARGETS = ("label", "predicted")
 """Whose score is propagated: the true class', or the predicted one's."""
 
 COEFFICIENT_FORMS = ("label_scalar", "feature_expanded")
+
+_SETTING = Setting(
+    name="small",
+    layer=FirstLayer(features=3, maps=32),
+    records=60_000,
+    batch=1800,
+    classes=10,
+    hidden=25,
+)
+"""The sizes of AdLM's MNIST run, with a record of three features."""
+
+_AUDIT = Audit(
+    releases="labelled record",
+    # Sizes at which all of epsilon is seen often: that takes every part of the release.
+    fields={
+        "epsilon": 1.0,
+        "setting": replace(_SETTING, classes=2, layer=FirstLayer(features=2, maps=32)),
+    },
+    published={"setting": _SETTING},
+    shapes=FEATURE,
+    takes=(),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +100,10 @@ class AdLM(ObjectivePerturbation):
     """
 
     name: ClassVar[str] = "adlm"
+    trained_by: ClassVar[str | None] = "labelled rows"
+    audits: ClassVar[tuple[Audit, ...]] = (
+        replace(_AUDIT, fields={**_AUDIT.fields, "relevance_from": "public"}),
+    )
     adaptive: ClassVar[bool] = True
 
     epsilon: float
@@ -324,6 +351,7 @@ class ILM(AdLM):
     """
 
     name: ClassVar[str] = "ilm"
+    audits: ClassVar[tuple[Audit, ...]] = (_AUDIT,)
     adaptive: ClassVar[bool] = False
 
     def betas(self, relevance: Tensor | None = None) -> Tensor:

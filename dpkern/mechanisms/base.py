@@ -8,22 +8,29 @@ certified scale it is drawn. The event is computed from exactly these numbers; n
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, ClassVar, Self
 
 import torch
 
+from .._phase import PROJECT, phase
 from .._validate import integer
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from ..errors import InvalidInput, PrivacyError
+from ..ops import update
 from ..ops.clip import MIN_BOUND
+from ..ops.update import Projection
+from .catalogue import CataloguedMechanism
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note
 from .plan import Plan
+from .run_facts import RunFacts
+from .work import Work
 
 MAX_BOUND = 2.0**96
 """Outside MIN_BOUND .. MAX_BOUND the lattice unit would leave float32's normal numbers."""
@@ -33,21 +40,35 @@ LATER = {"later": True}
 of the fingerprint, so that they still load."""
 
 
-class Mechanism(ABC):
+class Mechanism(CataloguedMechanism):
     """Base of the configurations; subclasses are frozen keyword-only dataclasses.
 
-    Besides ``event_spec``, ``plan`` and ``certified_for`` everything has a default. A mechanism
-    that adapts to its own noisy outputs keeps them in a ``Memory``: ``memory`` makes it, ``plan``
-    reads it, ``weigh`` and ``learn`` change it.
+    Besides ``title``, ``source``, ``event_spec``, ``plan`` and ``certified_for`` everything has a
+    default. A mechanism that adapts to its own noisy outputs keeps them in a ``Memory``: ``memory``
+    makes it, ``plan`` reads it, ``weigh`` and ``learn`` change it, and ``count_plan`` and
+    ``count_learning`` say what that takes.
 
     Attributes:
         name: the mechanism's name.
+        title: in tables and figures.
+        source: of the mechanism, in a few words.
+        examples: its forms, whose steps are counted, compared and tested.
+        derived: fields that ``fields_of_run`` decides and no setting of a run may name, besides
+            those that every mechanism derives.
+        budget: modes in which the epsilon that a run asks for is a field of the mechanism, and
+            nothing is calibrated.
         neighbouring: the relation that its event's multiplier refers to.
         noise_multiplier: noise scale in units of the bound, as calibration and schedules set it.
         mode: ``corrected`` or ``published``.
     """
 
-    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    trained_by: ClassVar[str | None] = "gradients"
+    examples: ClassVar[tuple[Example, ...]] = (Example(UNIT),)
+    audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT),)
+    derived: ClassVar[tuple[str, ...]] = ()
+    budget: ClassVar[tuple[str, ...]] = ()
     neighbouring: ClassVar[str] = "add_remove"
 
     noise_multiplier: float
@@ -138,6 +159,98 @@ class Mechanism(ABC):
     def realised(self, memory: Memory | None) -> dict[str, float]:
         """Numbers of the last step that depend on released values; reported, never certified."""
         return {}
+
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields that follow from a run.
+
+        The base fills in ``sites``, ``expected_batch_size`` and, with ``clipping="group"``,
+        ``groups``, where the class has such a field.
+
+        Args:
+            run: what is trained.
+            given: the fields that were asked for, ``mode`` among them.
+
+        Raises:
+            InvalidInput: the run lacks what a field follows from.
+        """
+        known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        found: dict[str, Any] = {}
+        if "sites" in known:
+            found["sites"] = run.sites()
+        if "expected_batch_size" in known:
+            found["expected_batch_size"] = float(run.batch_size)
+        if "groups" in known and given.get("clipping") == "group":
+            found["groups"] = run.layers()
+        return found
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """Arguments ``sampling``, ``dataset_size`` and ``sample_rate`` of the only batches that
+        the mechanism is meant for; empty: any."""
+        return {}
+
+    @property
+    def noise_moves(self) -> bool:
+        """Whether the coordinates that are noised change from step to step."""
+        return False
+
+    @property
+    def projection(self) -> Projection | None:
+        """The set that parameters are projected onto after every step; None: none."""
+        return None
+
+    def rate(self, step: int, dimension: int) -> float | None:
+        """The learning rate of plain SGD in this step, from 1; None: the optimizer's own.
+
+        Args:
+            step: number of the step.
+            dimension: number of parameters.
+        """
+        del step, dimension
+        return None
+
+    def project(self, params: Sequence[torch.Tensor]) -> None:
+        """Project parameters in place, after a step; post-processing."""
+        if self.projection is not None:
+            with phase(PROJECT):
+                update.project(params, self.projection)
+
+    def plan_at(self, plan: Plan, step: int) -> Plan:
+        """A first step's plan with the sizes that it has in a later step, for counting.
+
+        Args:
+            plan: made without a memory.
+            step: number of the step, from 1.
+        """
+        del step
+        return plan
+
+    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
+        """Book what ``learn`` takes on float64 gradients of these sizes.
+
+        Raises:
+            InvalidInput: a mechanism with a memory that does not say.
+        """
+        del work, sizes
+        raise self._uncounted()
+
+    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        """Book what ``plan`` takes that is made anew from the memory, after step ``step``.
+
+        Raises:
+            InvalidInput: a mechanism with a memory that does not say.
+        """
+        del work, sizes, step
+        raise self._uncounted()
+
+    def _uncounted(self) -> InvalidInput:
+        return InvalidInput(
+            "mechanism",
+            expected="one whose learning has a closed form",
+            got=type(self).__name__,
+            remedy="Define its count_learning and count_plan, or use cost.counting.count.",
+        )
 
     @property
     def fingerprint(self) -> str:

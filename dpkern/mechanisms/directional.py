@@ -24,9 +24,9 @@ Source: directional noise for DP-SGD, equations (6)-(13) and algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -38,18 +38,17 @@ from ..accounting.planning import epsilon as certified_epsilon
 from ..errors import InvalidInput
 from ..theory import markov
 from . import _budget, _shape
+from . import _directional_options as options
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Importance, Plan, laid_out
 from .release import Diagonal
-
-GENERATORS = ("ours", "ours_w1", "gaussian")
-SOURCES = ("lot", "full", "running")
-TARGETS = ("sum", "average")
-SHAPES = ("isotropic", "elliptic")
+from .run_facts import RunFacts
+from .work import Work
 
 _ROUNDED = 1 + 2.0**-40
 """Covers the rounding of scales that are computed in float64."""
@@ -96,6 +95,22 @@ class Directional(Mechanism):
     """
 
     name: ClassVar[str] = "directional"
+    title: ClassVar[str] = "Directional"
+    source: ClassVar[str] = "directional noise for DP-SGD"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(UNIT, words=", isotropic"),
+        Example({**UNIT, "shape": "elliptic"}, "-elliptic", ", elliptic"),
+        Example(
+            {**UNIT, "mode": "published", "importance_multiplier": 1.0},
+            "-published",
+            " as published",
+        ),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(fields=UNIT, published={"importance_multiplier": 0.05}),
+    )
+    derived: ClassVar[tuple[str, ...]] = ("delta", "epsilon", "lot", "sample_rate", "steps")
+    budget: ClassVar[tuple[str, ...]] = ("published",)
     clipping: ClassVar[str] = "flat"
 
     max_grad_norm: float
@@ -121,7 +136,9 @@ class Directional(Mechanism):
 
     def __post_init__(self) -> None:
         choice(MODES, mode=self.mode)
-        self._check_generator()
+        options.check_shape(
+            generator=self.generator, w_source=self.w_source, shape=self.shape, mode=self.mode
+        )
         choice(markov.ORDERS, beta=self.beta)
         open_unit(budget_split=self.budget_split)
         open_unit(floor=self.least)
@@ -132,7 +149,7 @@ class Directional(Mechanism):
             )
         bound = checked_bound("max_grad_norm", self.max_grad_norm)
         object.__setattr__(self, "max_grad_norm", bound)
-        self._check_target()
+        options.check_target(noise_target=self.noise_target, lot=self.lot, mode=self.mode)
         self._set_noise()
         if self.arithmetic is None:
             object.__setattr__(self, "arithmetic", "float" if self._stretch > 1 else "exact")
@@ -143,36 +160,6 @@ class Directional(Mechanism):
                 got="exact",
                 remedy="Integers are bounded by the clip norm itself.",
             )
-
-    def _check_generator(self) -> None:
-        if self.generator == "adaclip":
-            raise InvalidInput(
-                "generator",
-                expected=f"one of {', '.join(GENERATORS)}",
-                got=self.generator,
-                remedy="Use dpkern.mechanisms.AdaClip: it clips and adapts by rules of its own.",
-            )
-        choice(GENERATORS, generator=self.generator)
-        choice(SOURCES, w_source=self.w_source)
-        if choice(SHAPES, shape=self.shape) == "elliptic" and self.mode == "published":
-            raise InvalidInput(
-                "shape",
-                expected="'isotropic' with mode='published'",
-                got=self.shape,
-                remedy="The printed shape follows from generator; elliptic noise is corrected.",
-            )
-
-    def _check_target(self) -> None:
-        average = choice(TARGETS, noise_target=self.noise_target) == "average"
-        if average and (self.mode != "published" or self.lot is None):
-            raise InvalidInput(
-                "noise_target",
-                expected="'sum', or 'average' with mode='published' and lot=",
-                got=self.noise_target,
-                remedy="Noise meant for one sample goes to the sum; lot is the public size.",
-            )
-        if self.lot is not None:
-            integer(1, lot=self.lot)
 
     def _set_noise(self) -> None:
         """Derive what is not given; a derived value given again must be the same."""
@@ -195,10 +182,12 @@ class Directional(Mechanism):
     def _set(self, name: str, follows: float | None, *, needed: bool) -> None:
         given = getattr(self, name)
         if given is not None and follows is not None and given != follows:
-            raise _no_budget(name, f"None, or {follows}, which follows from the budget", given)
+            raise options.no_budget(
+                name, f"None, or {follows}, which follows from the budget", given
+            )
         value = follows if given is None else given
         if value is None and needed:
-            raise _no_budget(
+            raise options.no_budget(
                 name, "a number, or in published mode a budget to derive it from", None
             )
         object.__setattr__(self, name, value)
@@ -328,6 +317,25 @@ class Directional(Mechanism):
         for held, new in zip(memory["running"], gradients, strict=True):
             held.lerp_(new.double().abs(), 1 - self.decay)
 
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What the printed noise follows from, where the budget is given and not the noise."""
+        if "epsilon" not in given:
+            return {"lot": run.batch_size}
+        steps, rate = run.steps, run.sample_rate
+        return {"lot": run.batch_size, "delta": run.delta, "steps": steps, "sample_rate": rate}
+
+    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
+        """Book how magnitudes join their running mean, where there is one."""
+        for n in () if self._releases_importance else sizes:
+            work.each("running mean", n, AND=1)
+            work.each("running mean", n, reads=2, SUB=1, MUL=1, ADD=1)
+
+    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        """Book the relative scales of importances that are not all zero."""
+        del step
+        _shape.count(work, sizes, powers=self._shaped, raised=self.kappa_max is not None)
+
     def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
         """The plan for parameters of these shapes; without a memory its noise is isotropic.
 
@@ -376,7 +384,7 @@ class Directional(Mechanism):
             InvalidInput: no budget says how many steps, at which rate and delta.
         """
         if self.steps is None or self.sample_rate is None or self.delta is None:
-            raise _no_budget("steps", "numbers that say what would be composed", None)
+            raise options.no_budget("steps", "numbers that say what would be composed", None)
         as_if = replace(self, kappa_max=max(1.0, kappa))
         return certified_epsilon(
             as_if, sample_rate=self.sample_rate, steps=self.steps, delta=self.delta
@@ -427,12 +435,3 @@ class Directional(Mechanism):
         lot = self.importance is not None and self.importance.source == "lot"
         together = [*blocks, *(self._importance_blocks() if lot else [])]
         return gaussian_spec(together, str(self.arithmetic), dimension * (1 + lot))
-
-
-def _no_budget(name: str, expected: str, got: object) -> InvalidInput:
-    return InvalidInput(
-        name,
-        expected=expected,
-        got=got,
-        remedy="Pass either the noise, or epsilon=, delta=, steps= and sample_rate=.",
-    )

@@ -37,6 +37,7 @@ from ..errors import InvalidInput
 from ._statement import ARITHMETIC, MODES, statement
 from .base import LATER, Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import exact_multiplier, float_multiplier, gaussian_spec, lattice_bound
+from .examples import UNIT, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
@@ -75,6 +76,20 @@ class DPSGD(Mechanism):
     """
 
     name: ClassVar[str] = "dpsgd"
+    title: ClassVar[str] = "DP-SGD"
+    source: ClassVar[str] = "Abadi et al., 2016"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(UNIT),
+        Example({**UNIT, "clipping": "per_layer"}, "-per-layer", ", per layer"),
+        Example({**UNIT, "clipping": "automatic"}, "-automatic", ", automatic", "Bu et al., 2023"),
+        Example({**UNIT, "clipping": "group", "groups": (0, 1, 1)}, "-group", ", group-wise"),
+        Example(
+            {**UNIT, "mode": "published", "noise_point": "per_sample"},
+            "-per-sample-noise",
+            ", noise per sample",
+            "GReDP, algorithm 2",
+        ),
+    )
 
     noise_multiplier: float
     max_grad_norm: float | tuple[float, ...]

@@ -33,6 +33,7 @@ from ..laws import SCALE_UNITS
 from ..theory import environment, spof_sensitivity
 from ..theory.spof_loss import FORMS
 from ._statement import MODES
+from .examples import FEATURE, Audit
 from .notes import Note, notes
 from .objective import (
     COORDINATES,
@@ -64,6 +65,18 @@ class Functional(ObjectivePerturbation):
     Raises:
         InvalidInput: a field out of its range, or one that this mode does not have.
     """
+
+    trained_by: ClassVar[str | None] = "records"
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(releases="record", fields={"epsilon": 1.0}, shapes=FEATURE, corrected=("shapes",)),
+        Audit(
+            releases="visits",
+            suffix="_training",
+            fields={"epsilon": 1.0},
+            shapes=FEATURE,
+            takes=("steps", "shapes"),
+        ),
+    )
 
     epsilon: float
     mode: str = "corrected"
@@ -295,6 +308,7 @@ class FM(Functional):
     """
 
     name: ClassVar[str] = "fm"
+    single_user: ClassVar[bool] = True
 
     joint: bool = False
 

@@ -54,6 +54,8 @@ class GReDP(SpectralMechanism):
     """
 
     name: ClassVar[str] = "gredp"
+    title: ClassVar[str] = "GReDP"
+    source: ClassVar[str] = "GReDP, algorithms 1 and 2"
     clip_domains: ClassVar[tuple[str, ...]] = ("spectrum", "cropped")
     defaults: ClassVar[dict[str, dict[str, Any]]] = {
         "published": {

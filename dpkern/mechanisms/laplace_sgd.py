@@ -30,6 +30,7 @@ from ..errors import InvalidInput
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import laplace_spec
+from .examples import UNIT, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
@@ -55,6 +56,12 @@ class LaplaceSGD(Mechanism):
     """
 
     name: ClassVar[str] = "laplace_sgd"
+    title: ClassVar[str] = "Laplace SGD"
+    source: ClassVar[str] = "stabilised perturbed loss, algorithm 2"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(UNIT),
+        Example({**UNIT, "mode": "published"}, "-published", " as published"),
+    )
 
     noise_multiplier: float
     max_grad_norm: float

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from ..accounting.events import LAPLACE_EVENT, EventSpec, Leaf, build
 from ..accounting.history import NOTHING
 from ..accounting.tails import escape_mass
 from ..errors import InvalidInput
+from .catalogue import CataloguedMechanism
 from .notes import Note
 
 COORDINATES = 1 << 20
@@ -31,16 +32,20 @@ MOST_TAIL = 2.0**-40
 SEEDED = "the noise comes from a known seed: whoever knows it can subtract the noise"
 
 
-class ObjectivePerturbation(ABC):
+class ObjectivePerturbation(CataloguedMechanism):
     """Base of the configurations; subclasses are frozen keyword-only dataclasses.
 
     Attributes:
         name: the mechanism's name.
+        single_user: whether it trains on the records of one user alone.
+        claims_visits: whether the source claims ``epsilon`` of a visit, not of a record.
         epsilon: what the source calls epsilon; ``math.inf`` adds no noise.
         mode: ``corrected`` or ``published``.
     """
 
-    name: ClassVar[str]
+    single_user: ClassVar[bool] = False
+    claims_visits: ClassVar[bool] = False
+
     epsilon: float
     mode: str
 

@@ -30,6 +30,7 @@ from ..theory import spof_sensitivity
 from ..theory.spof_sensitivity import OUTPUT_GRADIENTS
 from ._statement import MODES
 from .dpsgd import DPSGD
+from .examples import FEATURE, Audit
 from .laplace_sgd import LaplaceSGD
 from .notes import Note, notes
 from .objective import (
@@ -67,6 +68,18 @@ class OutputSGD(ObjectivePerturbation):
     """
 
     name: ClassVar[str] = "output_sgd"
+    trained_by: ClassVar[str | None] = None
+    claims_visits: ClassVar[bool] = True
+    # Corrected: a bound that the gradient of one record reaches.
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(
+            releases="visits",
+            fields={"epsilon": 1.0, "max_grad_norm": 0.1},
+            published={"max_grad_norm": 4.0},
+            shapes=FEATURE,
+            takes=("steps", "shapes"),
+        ),
+    )
 
     epsilon: float
     mode: str = "corrected"

@@ -19,13 +19,10 @@ Source: lecture notes on private projected SGD, subsampling and local differenti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
-import torch
-
-from .._phase import PROJECT, phase
 from .._validate import choice, integer, positive
 from ..accounting import events
 from ..accounting.events import EventSpec
@@ -37,9 +34,11 @@ from ..theory import pnsgd
 from ._statement import ARITHMETIC, MODES, statement
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
+from .run_facts import RunFacts
 
 STEPS = ("bound", "constant")
 
@@ -67,6 +66,19 @@ class ProjectedSGD(Mechanism):
     """
 
     name: ClassVar[str] = "projected_sgd"
+    title: ClassVar[str] = "Projected SGD"
+    source: ClassVar[str] = "lecture notes on private projected SGD"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(
+            {
+                "n": lambda layer: layer.features,
+                "noise_multiplier": 1.0,
+                "projection": update.Ball(1.0),
+            }
+        ),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (Audit(fields={**UNIT, "n": 10}),)
+    derived: ClassVar[tuple[str, ...]] = ("learning_rate", "n")
     neighbouring: ClassVar[str] = "replace_one"
     clipping: ClassVar[str] = "flat"
 
@@ -206,11 +218,21 @@ class ProjectedSGD(Mechanism):
         bound = pnsgd.gradient_bound(self.n, self.max_grad_norm, dimension, self.sigma)
         return pnsgd.step_sizes(diameter, bound)(integer(1, t=t))
 
-    def project(self, params: Sequence[torch.Tensor]) -> None:
-        """Pi, in place; post-processing."""
-        if self.projection is not None:
-            with phase(PROJECT):
-                update.project(params, self.projection)
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """n, and the run's rate over n: the notes minimise the sum of the losses."""
+        constant = given.get("steps", "constant") == "constant"
+        chosen = {"steps": "constant", "learning_rate": run.lr / run.rows} if constant else {}
+        return {"n": run.rows, **chosen}
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """One uniform record a step."""
+        return {"sampling": "fixed", "dataset_size": self.n, "sample_rate": 1 / self.n}
+
+    def rate(self, step: int, dimension: int) -> float:
+        """``n eta_t``: the sum of one clipped gradient stands for ``n grad l / n``."""
+        return self.n * self.step_size(step, dimension)
 
     def _block(self, shape: tuple[int, ...]) -> Block:
         bound = self.max_grad_norm

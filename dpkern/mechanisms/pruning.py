@@ -17,13 +17,12 @@ Source: directional noise for DP-SGD, section on pruning with error feedback.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from .._phase import MAP, phase
 from .._validate import choice, half_open_unit, integer, positive
 from ..accounting import events
 from ..accounting.events import EventSpec
@@ -31,89 +30,21 @@ from ..accounting.history import NOTHING
 from ..errors import InvalidInput
 from ..ops import noise
 from ..rng import Key, Purpose
+from ._pruned_release import Kept, Largest, largest
 from .base import Mechanism
+from .dpsgd import DPSGD
+from .examples import UNIT, Audit, Example
 from .memory import Memory
 from .notes import Note, notes
 from .plan import Block, Plan, laid_out
-from .release import AddNoise, Diagonal, Release
+from .release import Release
+from .run_facts import RunFacts
+from .work import Work
 
 MASKS = ("published", "previous", "random")
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Kept(Release):
-    """Some of a parameter's coordinates, chosen before the step.
-
-    Attributes:
-        places: int64 ``[m]``, positions in the flat parameter, increasing.
-        parameter: its shape.
-    """
-
-    places: torch.Tensor
-    parameter: tuple[int, ...]
-
-    @property
-    def mask(self) -> torch.Tensor:
-        """float64, of the parameter's shape: 1 where a coordinate is kept, else 0."""
-        return self.back(torch.ones(len(self.places), device=self.places.device))
-
-    def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
-        return (len(self.places),)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        lead = rows.shape[: rows.dim() - len(self.parameter)]
-        return rows.reshape(*lead, -1)[..., self.places.to(rows.device)].double()
-
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
-        whole = noisy.new_zeros(math.prod(self.parameter), dtype=torch.float64)
-        return whole.index_copy_(0, self.places.to(noisy.device), noisy.double()).view(
-            self.parameter
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Largest(Diagonal):
-    """The coordinates of the sum that are largest, found before they are noised, as printed.
-
-    Attributes:
-        count: how many.
-        error: takes the rest, divided by ``batch``, in place; None: nothing is remembered.
-        batch: public number of samples.
-    """
-
-    count: int
-    error: torch.Tensor | None
-    batch: float
-
-    @property
-    def plain(self) -> bool:
-        return False
-
-    @property
-    def protects(self) -> bool:
-        return False
-
-    def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.count,)
-
-    def signal_shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
-        return parameter
-
-    def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        with phase(MAP):
-            whole = signal.double().flatten()
-            places = largest(whole, self.count)
-            kept = torch.zeros_like(whole)
-            if self.error is not None:
-                rest = whole.index_fill(0, places, 0.0) / self.batch
-                self.error.copy_(rest.view(signal.shape))
-            kept[places] = add_noise(signal.flatten()[places].contiguous()).double()
-            return kept.view(signal.shape)
-
-
-def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of the ``count`` largest magnitudes of a flat tensor, increasing."""
-    return values.abs().topk(count).indices.sort().values
+_INNER = DPSGD(**UNIT)
+_UNIT = {"inner": _INNER, "expected_batch_size": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +78,17 @@ class Pruned(Mechanism):
     max_grad_norm: Any = None
 
     name: ClassVar[str] = "pruned"
+    title: ClassVar[str] = "Pruned"
+    source: ClassVar[str] = "directional noise for DP-SGD"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example(_UNIT),
+        Example({**_UNIT, "mask": "random"}, "-random", " at random"),
+        Example({**_UNIT, "mask": "published"}, "-published", " as published"),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(fields={"inner": _INNER, "ratio": 0.5}, published={"mask": "published"}),
+    )
+    derived: ClassVar[tuple[str, ...]] = ("inner",)
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, Mechanism) or isinstance(self.inner, Pruned):
@@ -283,6 +225,81 @@ class Pruned(Mechanism):
             spec=events.non_private() if self._leaks else inner.spec,
             notes=self.notes,
         )
+
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """DP-SGD inside; the printed mask in published mode, unless another one is named.
+
+        Raises:
+            InvalidInput: the printed mask in corrected mode.
+        """
+        published = given["mode"] == "published"
+        mask = given.get("mask", "published" if published else "previous")
+        if mask == "published" and not published:
+            raise InvalidInput(
+                "mask",
+                expected="previous or random in corrected mode",
+                got=mask,
+                remedy="Pass --mode published: a mask chosen from the samples leaks.",
+            )
+        shared = {name: given[name] for name in ("noise_multiplier", "max_grad_norm", "mode")}
+        return {"inner": DPSGD(**shared), "mask": mask, **super().fields_of_run(run, given)}
+
+    @property
+    def noise_moves(self) -> bool:
+        """With the mask ``previous``, which releases everything now and then."""
+        return self.mask == "previous"
+
+    def plan_at(self, plan: Plan, step: int) -> Plan:
+        """As many kept coordinates as the step releases."""
+        blocks = []
+        for block in plan.blocks:
+            release = block.release
+            if isinstance(release, Kept):
+                count = self._kept_at(math.prod(block.shape), step)
+                release = replace(release, places=torch.empty(count, device="meta"))
+            blocks.append(replace(block, release=release))
+        return replace(plan, blocks=laid_out(blocks))
+
+    def _kept_at(self, size: int, step: int) -> int:
+        """How many of so many coordinates step ``step`` (from 1) releases."""
+        everything = self.mask == "previous" and (step - 1) % self.refresh == 0
+        return size if everything else self._count(size)
+
+    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
+        """Book the next mask and what the update leaves for later."""
+        work.counts("number of the step", ADD=1, LOAD=1, STORE=1)
+        if self._leaks:
+            return
+        work.read_out("number of the step")
+        for n in sizes:
+            k = self._count(n)
+            if self.mask == "previous":
+                work.filled("next mask", n)
+                work.largest("next mask", n, k)
+                work.scattered("next mask", k, 1)
+            if self.feedback:
+                work.each("error feedback", n, reads=2, ADD=1)
+                work.filled("error feedback", n)
+                work.largest("error feedback", n, k)
+                work.gathered("error feedback", k)
+                work.scattered("error feedback", k, k)
+                work.each("error feedback", n, reads=2, SUB=1)
+                for _ in ("error", "update"):
+                    work.each("error feedback", n)
+
+    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        """Book the places of the next step."""
+        for n in sizes:
+            if self._leaks and self.feedback:
+                work.each("error feedback", n, SUB=1)
+            elif self.mask == "previous":
+                work.counts("next mask", LOAD=n, CMP=n, STORE=self._kept_at(n, step + 1))
+            elif self.mask == "random":
+                work.read_out("number of the step")
+                coins = Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1)
+                work.op("noise.keystream", coins, first_block=0, blocks=-(-n // 16))
+                work.chosen("next mask", n, self._count(n))
 
     @property
     def _leaks(self) -> bool:

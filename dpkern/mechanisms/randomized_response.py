@@ -16,11 +16,11 @@ Randomized Response, 1965; Kairouz, Oh and Viswanath, 2014, for k categories.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar, NoReturn, Self
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,14 +28,14 @@ from .._phase import LEARN, NOISE, phase
 from .._validate import choice, integer, positive
 from ..accounting import events, shown_bound
 from ..accounting.events import EventSpec
-from ..accounting.history import RELEASED_BITS
 from ..errors import InvalidInput
 from ..ops import symbols
-from ..rng import Stream
+from ..rng import Key, Purpose, Stream
 from ._statement import MODES
-from .base import Mechanism
-from .memory import Memory
-from .plan import Plan
+from .examples import FEATURE, Audit, Example
+from .labels import LabelMechanism
+from .run_facts import RunFacts
+from .work import Work
 
 MIN_EPSILON, MAX_EPSILON = 2.0**-20, 32.0
 """Below, 64-bit words tell truth and lie apart too coarsely; above, a lie has too few of them."""
@@ -45,7 +45,7 @@ _FIXED_POINT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomizedResponse(Mechanism):
+class RandomizedResponse(LabelMechanism):
     """Configuration of binary or k-ary randomized response.
 
     It acts on symbols, not on gradients: ``randomize`` releases them once, and whatever is computed
@@ -61,6 +61,16 @@ class RandomizedResponse(Mechanism):
     """
 
     name: ClassVar[str] = "randomized_response"
+    title: ClassVar[str] = "Randomized response"
+    source: ClassVar[str] = "Warner, 1965"
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example({"epsilon": 1.0, "categories": lambda layer: max(2, layer.code)}),
+    )
+    audits: ClassVar[tuple[Audit, ...]] = (
+        Audit(releases="response", fields={"epsilon": 1.0}, shapes=FEATURE, takes=("backend",)),
+    )
+    derived: ClassVar[tuple[str, ...]] = ("categories", "epsilon")
+    budget: ClassVar[tuple[str, ...]] = MODES
     neighbouring: ClassVar[str] = "replace_one"
 
     epsilon: float
@@ -188,37 +198,41 @@ class RandomizedResponse(Mechanism):
             "num_buckets": k,
         }
 
-    @property
-    def certified_for(self) -> str:
-        """Integers only: the responses themselves."""
-        return RELEASED_BITS
-
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """There is none.
+    @classmethod
+    def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One category for each label.
 
         Raises:
-            InvalidInput: always.
+            InvalidInput: no epsilon.
         """
-        del shapes, memory
-        self._no_gradients()
+        if "epsilon" not in given:
+            raise InvalidInput(
+                "epsilon",
+                expected="the epsilon of one response",
+                got="none",
+                remedy="Pass --epsilon; the probability of a lie follows from it.",
+            )
+        return {"categories": run.classes}
 
-    def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """There is none.
-
-        Raises:
-            InvalidInput: always.
-        """
-        del noise_multiplier
-        self._no_gradients()
-
-    def _no_gradients(self) -> NoReturn:
-        raise InvalidInput(
-            "mechanism",
-            expected="one that noises gradients",
-            got=type(self).__name__,
-            remedy="Release symbols with RandomizedResponse.randomize(values, stream=...), or "
-            "dpkern.ops.symbols.randomize, and train on them without noise.",
+    def count_response(self, work: Work, records: int, dtype: torch.dtype) -> None:
+        """Book one response of each record, and the estimate of the frequencies from them."""
+        k = self.categories
+        work.under(NOISE).op(
+            "symbols.randomize",
+            torch.empty((records,), dtype=dtype, device="meta"),
+            stream=Key.from_unsafe_seed(0).stream(Purpose.SYMBOLS, 1),
+            keep=self.keep,
+            categories=k,
         )
+        line = "frequencies"
+        work = work.under(LEARN)
+        if dtype is not torch.int64:
+            work.each(line, records)
+        work.counts(line, LOAD=records, ADD=records, STORE=k)
+        work.converted(line, k, torch.int64, torch.float64)
+        work.each(line, k, DIV=1)
+        work.each(line, k, SUB=1)
+        work.each(line, k, DIV=1)
 
 
 def survey(

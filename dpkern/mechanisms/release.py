@@ -14,6 +14,7 @@ Maps hold float64 constants; they are compared by value.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
@@ -23,10 +24,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .._phase import NOISE, phase
+from .._phase import BACK, NOISE, phase
 from .._validate import choice
 from ..errors import InvalidInput
 from .site import Site
+from .work import Work
 
 Matrix = NDArray[np.float64]
 AddNoise = Callable[[torch.Tensor], torch.Tensor]
@@ -104,6 +106,43 @@ class Release(ABC):
         """What ``forward`` returned, noised and mapped back: float64 ``[*parameter]``."""
         return self.back(add_noise(signal))
 
+    def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:
+        """Noise scale of each gradient entry in units of the block's, float64 ``[*parameter]``.
+
+        None: noise does not stand on every entry by itself.
+        """
+        del parameter
+        return None
+
+    def count_forward(
+        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+    ) -> None:
+        """Book ``forward`` of so many gradients or sums, and their dtype restored.
+
+        The base books the two changes of format.
+        """
+        taken, given = math.prod(parameter), math.prod(self.signal_shape(parameter))
+        work.converted("formats", rows * taken, dtype, torch.float64)
+        work.converted("formats", rows * given, torch.float64, dtype)
+
+    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Book ``back`` of noisy coordinates of this dtype.
+
+        Raises:
+            InvalidInput: a map that does not say.
+        """
+        del work, parameter, dtype
+        raise InvalidInput(
+            "release",
+            expected="one whose maps have a closed form",
+            got=type(self).__name__,
+            remedy="Define its count_forward and count_back, or use cost.counting.count.",
+        )
+
+    def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Book what ``noised`` takes besides the noise itself."""
+        self.count_back(work.under(BACK), parameter, dtype)
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -145,9 +184,27 @@ class Diagonal(Release):
     def back(self, noisy: torch.Tensor) -> torch.Tensor:
         return noisy.double() if self.scale is None else noisy.double() * _on(self.scale, noisy)
 
+    def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:
+        ones = torch.ones(parameter, dtype=torch.float64)
+        return ones if self.scale is None else self.scale * ones
+
+    def count_forward(
+        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+    ) -> None:
+        super().count_forward(work, parameter, rows, dtype)
+        n = math.prod(parameter)
+        if self.scale is not None:
+            work.each("scales", rows * n, DIV=1, extra=n if rows else 0)
+
+    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        n = math.prod(parameter)
+        work.converted("scales", n, dtype, torch.float64)
+        if self.scale is not None:
+            work.each("scales", n, reads=2, MUL=1)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Taps(Release):
+class Taps(Release):
     """What the releases of a spectral layer share; the taps of a channel pair are mapped alike.
 
     Attributes:
@@ -177,6 +234,24 @@ class _Taps(Release):
     def operands(self) -> bool:
         return self.norm in ("spectrum", "kept") or self.band is not None
 
+    @property
+    def signal(self) -> Matrix | None:
+        """Map of a channel pair's taps to released coordinates; None: the identity."""
+        return None
+
+    def count_forward(
+        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+    ) -> None:
+        super().count_forward(work, parameter, rows, dtype)
+        n = rows * math.prod(parameter)
+        if self.signal is None:
+            work.each("gain", n, MUL=1)
+            return
+        taps, rank = self.site.taps, len(self.signal)
+        work.multiplied("matrix", n // taps, taps, rank)
+        work.each("gain and constants", taps * rank)  # copied from the mechanism's own
+        work.each("gain and constants", n // taps * rank, MUL=1)
+
     def _taps(self, rows: torch.Tensor) -> torch.Tensor:
         """``[..., *lead, *kernel] -> [..., *lead, taps]``, float64."""
         return rows.double().flatten(rows.dim() - self.site.axes)
@@ -186,7 +261,7 @@ class _Taps(Release):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crop(_Taps):
+class Crop(Taps):
     """``y = gain signal F`` per channel pair, and ``post y`` back, ``F`` the taps of a sum.
 
     ``F`` is the gradient at the kernel's lags, of the correlation filtered by ``band`` if there is
@@ -248,9 +323,18 @@ class Crop(_Taps):
         flat = noisy.double().reshape(*lead, self.rank)
         return (flat @ _on(self.post, noisy).T).reshape(*lead, *self.site.kernel)
 
+    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        noisy, taps = math.prod(self.shape(parameter)), self.site.taps
+        work.converted("formats", noisy, dtype, torch.float64)
+        if self.post is None:
+            work.each("copy", math.prod(parameter))
+            return
+        work.each("constants", self.rank * taps)
+        work.multiplied("matrix", noisy // self.rank, self.rank, taps)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Open(_Taps):
+class Open(Taps):
     """``gain F + noise z`` per channel pair, where some direction of ``F`` gets no noise.
 
     Nothing is protected; the law of the output is still the printed one.
@@ -298,6 +382,19 @@ class Open(_Taps):
         with phase(NOISE):
             return signal.double() + spread
 
+    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        del dtype  # noise is drawn in float64
+        columns, taps = self.noise.shape[1], self.site.taps
+        work.each("constants", columns * taps)
+        work.multiplied("matrix", math.prod(parameter) // taps, columns, taps)
+
+    def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        n, beside = math.prod(parameter), work.under(NOISE)
+        beside.filled("beside the signal", math.prod(self.shape(parameter)))
+        beside.converted("beside the signal", n, dtype, torch.float64)
+        beside.each("beside the signal", n, reads=2, ADD=1)
+        super().count_noised(work, parameter, dtype)
+
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A constant in float64 where the other tensor is."""
@@ -314,4 +411,4 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-__all__ = ["NORMS", "AddNoise", "Crop", "Diagonal", "Matrix", "Open", "Release"]
+__all__ = ["NORMS", "AddNoise", "Crop", "Diagonal", "Matrix", "Open", "Release", "Taps"]

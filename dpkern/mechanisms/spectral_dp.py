@@ -61,6 +61,8 @@ class SpectralDP(SpectralMechanism):
     """
 
     name: ClassVar[str] = "spectral_dp"
+    title: ClassVar[str] = "Spectral-DP"
+    source: ClassVar[str] = "Feng et al., 2023"
     clip_domains: ClassVar[tuple[str, ...]] = ("spectrum", "whitened", "kept", "cropped")
     defaults: ClassVar[dict[str, dict[str, Any]]] = {
         "published": {

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 from .._validate import choice, integer, non_negative, positive
-from ..mechanisms import FM, SPOF, OutputSGD
+from ..mechanisms import OutputSGD
+from ..mechanisms.functional import Functional
 
 LOSSES = ("bce", "printed", "taylor")
 
@@ -58,4 +59,4 @@ class Schedule:
         integer(1, epochs=self.epochs)
 
 
-Method: TypeAlias = SPOF | FM | OutputSGD | NonPrivate
+Method: TypeAlias = Functional | OutputSGD | NonPrivate

@@ -24,7 +24,8 @@ from torch import Tensor
 from .._threads import limited
 from .._validate import integer, non_negative, tensor_at
 from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import FM, OutputSGD
+from ..mechanisms import ObjectivePerturbation
+from ..mechanisms.functional import Functional
 from ..ops.coef import check_targets
 from ..rng import Key
 from ..theory.spof_loss import cross_entropy
@@ -158,7 +159,7 @@ class Training:
         method, keys = self.method, self.keys
         if isinstance(method, NonPrivate):
             return Plain(method)
-        if isinstance(method, OutputSGD):
+        if not isinstance(method, Functional):
             if not method.full_parameter:
                 return OutputNoise(method, keys, users=users, n=n)
             size = 2 * n * self.weights.code
@@ -337,10 +338,10 @@ def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
         ):
             integer(1, **{f"{what} of {name}": size})
         check_targets(name, part)
-    if isinstance(method, FM) and users != 1:
+    if isinstance(method, ObjectivePerturbation) and method.single_user and users != 1:
         raise InvalidInput(
             "records",
-            expected="one user with FM, which trains a single autoencoder",
+            expected=f"one user with {type(method).__name__}, which trains a single autoencoder",
             got=f"{users} users",
             remedy="Use dpkern.objective.pooled(records).",
         )

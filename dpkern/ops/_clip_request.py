@@ -6,10 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from .. import _validate as check
+from ..base.layouts import CLIP_BOUND
 from ..errors import InvalidInput
 from ._count import Count, count
 
@@ -52,13 +55,62 @@ class ClipResult:
 
 
 @dataclass(frozen=True)
-class Request:
-    """The arguments of one ``clip_sum`` call with what follows from them."""
+class ClipBounds:
+    """The clipping bounds of a list of tensors and what follows from them, one number per tensor.
 
-    tensors: tuple[torch.Tensor, ...]
+    Attributes:
+        max_norms: C of its clip group.
+        units: u; 1 in float arithmetic.
+        unit_bounds: ``M = floor(C / u)``; 0 in float arithmetic.
+        norm_bound: what no sample's own contribution exceeds.
+        enforced: the bound per clip group: one number, or one per tensor (per layer).
+        unit: ``units`` in exact arithmetic, else None.
+    """
+
     max_norms: tuple[float, ...]
     units: tuple[float, ...]
     unit_bounds: tuple[int, ...]
+    norm_bound: float
+    enforced: tuple[float, ...]
+    unit: tuple[float, ...] | None
+
+    @staticmethod
+    def of(
+        max_grad_norm: float | Sequence[float],
+        unit: float | Sequence[float] | None,
+        count: int,
+        p: int,
+        style: str,
+    ) -> ClipBounds:
+        """Spread bounds and units over ``count`` tensors."""
+        max_norms = _one_each(max_grad_norm, count)
+        units = _one_each(1.0 if unit is None else unit, count)
+        pairs = zip(max_norms, units, strict=True)
+        most = (0,) * count if unit is None else tuple(unit_bound(c, u) for c, u in pairs)
+        groups = range(count) if style == "per_layer" else range(1)
+        enforced = [max_norms[i] if unit is None else most[i] * units[i] for i in groups]
+        return ClipBounds(
+            max_norms,
+            units,
+            most,
+            sum(enforced) if p == 1 else math.hypot(*enforced),
+            tuple(max_norms[i] for i in groups),
+            None if unit is None else units,
+        )
+
+    @cached_property
+    def packed(self) -> bytes:
+        """As compiled kernels take them."""
+        per_units = (1.0 / unit for unit in self.units)
+        each = zip(self.max_norms, per_units, self.unit_bounds, strict=True)
+        return b"".join(CLIP_BOUND.pack(*bound) for bound in each)
+
+
+class Request(NamedTuple):
+    """The arguments of one ``clip_sum`` call with what follows from them."""
+
+    tensors: tuple[torch.Tensor, ...]
+    bounds: ClipBounds
     p: int
     style: str
     arithmetic: str
@@ -73,15 +125,25 @@ class Request:
         arithmetic: str,
         unit: float | Sequence[float] | None,
     ) -> Request:
-        """Spread bounds and units over the tensors; ``M = floor(C / u)``."""
+        """The call of these arguments."""
         tensors = tensors_of(grads)
-        max_norms = _one_each(max_grad_norm, len(tensors))
-        units = _one_each(1.0 if unit is None else unit, len(tensors))
-        if arithmetic == "float":
-            bounds = (0,) * len(tensors)
-        else:
-            bounds = tuple(unit_bound(c, u) for c, u in zip(max_norms, units, strict=True))
-        return cls(tensors, max_norms, units, bounds, p, style, arithmetic)
+        bounds = ClipBounds.of(max_grad_norm, unit, len(tensors), p, style)
+        return cls(tensors, bounds, p, style, arithmetic)
+
+    @property
+    def max_norms(self) -> tuple[float, ...]:
+        """C per tensor."""
+        return self.bounds.max_norms
+
+    @property
+    def units(self) -> tuple[float, ...]:
+        """u per tensor."""
+        return self.bounds.units
+
+    @property
+    def unit_bounds(self) -> tuple[int, ...]:
+        """M per tensor."""
+        return self.bounds.unit_bounds
 
     @property
     def batch_size(self) -> int:
@@ -94,36 +156,52 @@ class Request:
         most = self.batch_size * max(self.unit_bounds)
         return torch.int32 if most <= _INT32_MOST else torch.int64
 
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """The dtype of new sums."""
+        exact = self.arithmetic == "exact"
+        return self.exact_dtype if exact else sum_dtype(self.tensors[0].dtype)
+
     def accumulators(self, out: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
         """The tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
-        most = self.batch_size * max(self.unit_bounds)
         if out is not None:
+            return self.with_room(out)
+        dtype = self.sum_dtype
+        return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
+
+    def with_room(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """``out``, whose int32 entries have room for this batch.
+
+        Raises:
+            InvalidInput: they have not.
+        """
+        if self.arithmetic == "exact":
+            most = self.batch_size * max(self.unit_bounds)
             for tensor in out:
                 if tensor.dtype is torch.int32 and tensor.numel():
                     _check_room(tensor, most)
-            return tuple(out)
-        exact = self.arithmetic == "exact"
-        dtype = self.exact_dtype if exact else sum_dtype(self.tensors[0].dtype)
-        return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
+        return tuple(out)
 
-    def result(self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor) -> ClipResult:
+    def result(
+        self, sums: tuple[torch.Tensor, ...], norms: torch.Tensor, nonfinite: Count | None = None
+    ) -> ClipResult:
         """Wrap sums and norms with the bound that was enforced."""
-        exact = self.arithmetic == "exact"
-        groups = range(len(self.tensors)) if self.style == "per_layer" else (0,)
-        bounds = tuple(
-            self.unit_bounds[i] * self.units[i] if exact else self.max_norms[i] for i in groups
-        )
-        return ClipResult(
+        bounds = self.bounds
+        made = object.__new__(ClipResult)  # whose own way of setting attributes takes 2 us
+        made.__dict__.update(
             sums=sums,
-            norm_bound=sum(bounds) if self.p == 1 else math.hypot(*bounds),
+            norm_bound=bounds.norm_bound,
             norms=norms,
-            nonfinite=count(~torch.isfinite(norms)),
-            batch_size=self.batch_size,
+            nonfinite=count(~torch.isfinite(norms)) if nonfinite is None else nonfinite,
+            batch_size=self.tensors[0].shape[0],
             arithmetic=self.arithmetic,
-            unit=self.units if exact else None,
+            unit=bounds.unit,
             p=self.p,
-            max_norms=tuple(self.max_norms[i] for i in groups),
+            max_norms=bounds.enforced,
+            raw=None,
+            clipped_as=None,
         )
+        return made
 
 
 def unit_bound(max_norm: float, unit: float) -> int:
@@ -147,7 +225,7 @@ def combine_norms(norms: torch.Tensor, p: int) -> torch.Tensor:
 
 
 def _one_each(value: float | Sequence[float], count: int) -> tuple[float, ...]:
-    return (float(value),) * count if isinstance(value, (int, float)) else tuple(value)
+    return (float(value),) * count if isinstance(value, (int, float)) else (*map(float, value),)
 
 
 def _check_room(total: torch.Tensor, more: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,7 +12,6 @@ from ..errors import InvalidInput
 from ..rng import Stream
 from ._draws import Draws, check_draws
 from ._lattice import TILE
-from ._noise_cost import RELEASE_FLOPS, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
 from .noise import (
     FLOATS,
@@ -25,7 +23,7 @@ _LAST_POSITION = 2**62
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class CoefNoise:
     """Laplace noise of the linear and the quadratic coefficients of one release.
 
     Attributes:
@@ -43,25 +41,6 @@ class Noise:
     rounding: Stream | None = None
     position: int = 0
     draws: Draws | None = None
-
-    def packed(self, count: int) -> tuple[Any, ...]:
-        """The noise of ``count`` linear and as many quadratic coefficients, for a kernel."""
-        each = self.scale if isinstance(self.scale, torch.Tensor) else None
-        made = self.draws
-        bits = None if made is None else made.rounding
-        return (
-            self.stream.packed(),
-            (self.rounding or self.stream).packed(),
-            self.position,
-            quadratic_position(self.position, count),
-            1.0 if isinstance(self.scale, torch.Tensor) else float(self.scale),
-            0 if each is None else each.data_ptr(),
-            each is not None and each.dtype is torch.float64,
-            0 if made is None else made.first,
-            0 if made is None else len(made.values),
-            0 if made is None else made.values.data_ptr(),
-            0 if bits is None else bits.data_ptr(),
-        )
 
 
 def quadratic_position(position: int, count: int) -> int:
@@ -83,7 +62,7 @@ def check_noise(
         InvalidInput: anything else.
         PrivacyError: words that would be used twice.
     """
-    if not isinstance(noise, Noise):
+    if not isinstance(noise, CoefNoise):
         raise InvalidInput(
             "noise",
             expected="a coef.Noise or None",
@@ -113,25 +92,4 @@ def check_noise(
     check_recording(like.device)
 
 
-def noise_cost(noise: Noise | None, linear: int, quadratic: int) -> tuple[int, int, int]:
-    """Bytes read, operations on floats and words of the noise of so many coefficients."""
-    count = linear + quadratic
-    if noise is None or not count:
-        return 0, 0, 0
-    read, flops = 0, (RELEASE_FLOPS + 1) * count
-    if isinstance(noise.scale, torch.Tensor):
-        read += noise.scale.numel() * noise.scale.element_size()
-        flops += 2 * noise.scale.numel()
-    behind = quadratic_position(noise.position, linear)
-    made = tiles(noise.position, linear) + tiles(behind, quadratic)
-    ahead = noise.draws
-    words = noise_words(TILE) * made if ahead is None else 0
-    read += 0 if ahead is None else 4 * count
-    if ahead is not None and ahead.rounding is not None:
-        read += 2 * count
-    else:
-        words += rounding_words(TILE) * made
-    return read, flops, words
-
-
-__all__ = ["Noise", "check_noise", "noise_cost", "quadratic_position"]
+__all__ = ["CoefNoise", "check_noise", "quadratic_position"]

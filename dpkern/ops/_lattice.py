@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from ..base import layouts
 from ..laws import (
     ESCAPE,
     FINE_BITS,
@@ -23,8 +24,7 @@ from ..laws import (
 from ..rng import Stream
 from ._count import Count, count
 
-TILE = 512
-LANES = 16
+TILE, LANES = int(layouts.TILE), int(layouts.LANES)
 _TILES_AT_ONCE = 128
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _TAIL_DOMAIN = 1 << 31

@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from .. import _validate as validate
-from .._dispatch import Cost
 from ..errors import InvalidInput
 
 
@@ -72,18 +70,6 @@ def check(params: Sequence[torch.Tensor], onto: Projection) -> None:
             got=type(onto).__name__,
             remedy="Take one from dpkern.ops.update.",
         )
-
-
-def cost(params: Sequence[torch.Tensor], onto: Projection, **_: Any) -> Cost:
-    # Everything is taken for outside the ball.
-    size = sum(p.numel() * p.element_size() for p in params)
-    n = sum(p.numel() for p in params)
-    if isinstance(onto, Box) or not n:
-        flops = 0
-    else:
-        # Norm, factor and product; or, behind a library's sort, threshold and shift.
-        flops = 3 * n + 1 if isinstance(onto, Ball) else 4 * n - 1
-    return Cost(bytes_read=size, bytes_written=size, flops=flops)
 
 
 @torch.no_grad()

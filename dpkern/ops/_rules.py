@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .. import _validate as validate
+from ..base.codes import RuleKind
 from ..errors import InvalidInput
 
 Buffers = dict[str, list[torch.Tensor]]
@@ -118,7 +119,7 @@ class SGD:
         """The kernels' form, at update number t (from 1)."""
         first = t == 1
         numbers = (self.momentum, self.dampening, self.nesterov, first)
-        return (0, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
+        return (RuleKind.sgd, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
 
     def apply(
         self,
@@ -185,7 +186,17 @@ class Adam:
         """The kernels' form, at update number t (from 1), with the powers if they are at hand."""
         power1, power2 = self.powers(t) if powers is None else powers
         moments = (*self.betas, self.eps, 1 - power1, 1 - power2)
-        return (1, self.lr, self.weight_decay, self.decoupled, 0.0, 0.0, False, False, *moments)
+        return (
+            RuleKind.adam,
+            self.lr,
+            self.weight_decay,
+            self.decoupled,
+            0.0,
+            0.0,
+            False,
+            False,
+            *moments,
+        )
 
     def apply(
         self,

@@ -21,7 +21,7 @@ from .noise import INTEGERS, check_rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noise:
+class UpdateNoise:
     """The noise of one step.
 
     Attributes:
@@ -57,7 +57,9 @@ class Noise:
         return self.draws.bits_at(self.positions[i], count)
 
 
-def at_clock(noise: Noise | None, rule: Rule, steps: int) -> tuple[Noise | None, int, Powers]:
+def at_clock(
+    noise: UpdateNoise | None, rule: Rule, steps: int
+) -> tuple[UpdateNoise | None, int, Powers]:
     """The noise of the update at hand, its number t and its powers; a clock has the last word.
 
     Args:
@@ -75,14 +77,16 @@ def at_clock(noise: Noise | None, rule: Rule, steps: int) -> tuple[Noise | None,
     return replace(noise, stream=stream, rounding=rounding, clock=None), steps + 1, powers
 
 
-def check_noise(noise: Noise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]) -> None:
+def check_noise(
+    noise: UpdateNoise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
+) -> None:
     """Noise for these parameters.
 
     Raises:
         InvalidInput: anything else.
         PrivacyError: words that would be used twice.
     """
-    if not isinstance(noise, Noise):
+    if not isinstance(noise, UpdateNoise):
         raise InvalidInput(
             "noise",
             expected="an update.Noise",
@@ -127,7 +131,7 @@ def check_noise(noise: Noise, params: Sequence[torch.Tensor], sums: Sequence[tor
 
 
 def _check_draws(
-    noise: Noise, draws: Draws, taken: Sequence[tuple[int, int]], device: torch.device
+    noise: UpdateNoise, draws: Draws, taken: Sequence[tuple[int, int]], device: torch.device
 ) -> None:
     if noise.clock is not None:
         raise InvalidInput(
@@ -141,4 +145,4 @@ def _check_draws(
     check_draws("noise.draws", draws, first, end, device)
 
 
-__all__ = ["Draws", "Noise", "at_clock", "check_noise"]
+__all__ = ["Draws", "UpdateNoise", "at_clock", "check_noise"]

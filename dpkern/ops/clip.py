@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, get_args
 
 import torch
@@ -11,11 +12,12 @@ from torch import Tensor
 
 from .. import _validate as check
 from .._dispatch import op
+from ..base.codes import Style
 from ..base.schema import DTYPES
 from ..base.signature import Double, Gradient, OneOrMore, strided
 from ..errors import InvalidInput
-from . import _clip_cost
 from ._clip_request import (
+    ClipBounds,
     ClipResult,
     Gradients,
     Request,
@@ -26,7 +28,6 @@ from ._clip_request import (
 )
 from ._lattice import round_down
 
-Style = Literal["flat", "per_layer", "automatic"]
 Arithmetic = Literal["float", "exact"]
 Power = Literal[1, 2]
 STYLES = get_args(Style)
@@ -69,7 +70,7 @@ def _check_sample_norm(
                 )
 
 
-@op(check=_check_sample_norm, cost=_clip_cost.sample_norm)
+@op(check=_check_sample_norm)
 @torch.no_grad()
 def sample_norm(
     grads: OneOrMore[Gradient[Tensor, "B *P", strided]],
@@ -129,7 +130,24 @@ def _check_clip_sum(
     unit: float | Sequence[float] | None,
     out: Sequence[Tensor] | None,
 ) -> Request:
-    _check_per_tensor(tensors, style == "per_layer", max_grad_norm=max_grad_norm)
+    count = len(tensors)
+    single = max_grad_norm.__class__ is float and (unit is None or unit.__class__ is float)
+    checked = _known_bounds if single else _checked_bounds
+    bounds = checked(max_grad_norm, unit, count, p, style, arithmetic)
+    if out is not None:
+        _check_out(tensors, arithmetic, out)
+    return Request(tuple(tensors), bounds, p, style, arithmetic)
+
+
+def _checked_bounds(
+    max_grad_norm: float | Sequence[float],
+    unit: float | Sequence[float] | None,
+    count: int,
+    p: int,
+    style: str,
+    arithmetic: str,
+) -> ClipBounds:
+    _check_per_tensor(count, style == "per_layer", max_grad_norm=max_grad_norm)
     if (unit is None) != (arithmetic == "float"):
         raise InvalidInput(
             "unit",
@@ -154,31 +172,32 @@ def _check_clip_sum(
             remedy="Gradients are scaled up to the bound, which floats must hold.",
         )
     if unit is not None:
-        _check_per_tensor(tensors, style == "per_layer", unit=unit)
-    request = Request.of(tensors, max_grad_norm, p, style, arithmetic, unit)
-    if unit is not None:
-        for bound in request.unit_bounds:
-            if not 1 <= bound <= _MOST_UNITS:
-                raise InvalidInput(
-                    "unit",
-                    expected="1 <= max_grad_norm / unit <= 2^24",
-                    got=f"{bound} units",
-                    remedy="Use noise multipliers from 2^-4 to 2^10: unit = scale / 2^20.",
-                )
-    if out is not None:
-        _check_out(tensors, arithmetic, out)
-    return request
+        _check_per_tensor(count, style == "per_layer", unit=unit)
+    made = ClipBounds.of(max_grad_norm, unit, count, p, style)
+    for bound in made.unit_bounds if unit is not None else ():
+        if not 1 <= bound <= _MOST_UNITS:
+            raise InvalidInput(
+                "unit",
+                expected="1 <= max_grad_norm / unit <= 2^24",
+                got=f"{bound} units",
+                remedy="Use noise multipliers from 2^-4 to 2^10: unit = scale / 2^20.",
+            )
+    return made
 
 
-def _check_per_tensor(tensors: Sequence[Tensor], each: bool, **value: object) -> None:
+_known_bounds = lru_cache(maxsize=256)(_checked_bounds)
+"""A run clips by the same few numbers at every step."""
+
+
+def _check_per_tensor(count: int, each: bool, **value: object) -> None:
     ((name, got),) = value.items()
     if not each:
         check.positive_at(name, got)
         return
-    if not isinstance(got, (list, tuple)) or len(got) != len(tensors):
+    if not isinstance(got, (list, tuple)) or len(got) != count:
         raise InvalidInput(
             name,
-            expected=f"{len(tensors)} numbers, one per tensor, for per-layer clipping",
+            expected=f"{count} numbers, one per tensor, for per-layer clipping",
             got=got,
             remedy="Pass a list with one number per parameter.",
         )
@@ -196,13 +215,25 @@ def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]
         )
     integers = (torch.int32, torch.int64)
     dtypes = integers if arithmetic == "exact" else (sum_dtype(tensors[0].dtype),)
+    first = getattr(out[0], "dtype", None)
+    # The common case is decided here: this op is called once per step and group of samples.
     for i, (g, o) in enumerate(zip(tensors, out, strict=True)):
+        if (
+            o.__class__ is Tensor
+            and o.dtype is first
+            and first in dtypes
+            and o.shape == g.shape[1:]
+            and o.layout is torch.strided
+            and o.device == g.device
+            and o.is_contiguous()
+        ):
+            continue
         name = f"out[{i}]"
         check.tensor_at(name, o, shape=g.shape[1:], dtypes=dtypes, device=g.device, contiguous=True)
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
-@op(check=_check_clip_sum, cost=_clip_cost.clip_sum)
+@op(check=_check_clip_sum)
 @torch.no_grad()
 def clip_sum(
     grads: OneOrMore[Gradient[Tensor, "B *P", strided]],

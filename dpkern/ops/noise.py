@@ -11,11 +11,11 @@ from torch import Tensor
 from .. import _validate as check
 from .._dispatch import op
 from ..base.place import check_recording
-from ..base.signature import Count, Device, Int16, Int32, Noised, Position, written
+from ..base.signature import Count, Device, Int16, Int32, Noised, Position, Scale, written
 from ..errors import InvalidInput, PrivacyError
 from ..laws import SCALE_CELLS, Distribution
 from ..rng import Stream
-from . import _lattice, _noise_cost
+from . import _lattice
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles
 from ._scale import check_scale, check_scales
@@ -62,14 +62,14 @@ def _check_keystream(stream: Stream, first_block: int, blocks: int, device: Devi
     check_stream(stream=stream)
 
 
-@op(check=_check_keystream, cost=_noise_cost.keystream)
+@op(check=_check_keystream)
 def keystream(
     stream: Stream,
     *,
     first_block: Position,
     blocks: Count,
     device: Device = "cpu",
-) -> Int32[Tensor, "words: ..."]:
+) -> Int32[Tensor, "words: 16*blocks"]:
     """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
 
     Args:
@@ -96,7 +96,7 @@ def _check_draws(
     check_stream(stream=stream)
 
 
-@op(check=_check_draws, cost=_noise_cost.lattice_draws)
+@op(check=_check_draws)
 def lattice_draws(
     stream: Stream,
     *,
@@ -133,7 +133,7 @@ def _check_rounding_bits(
     check_stream(stream=stream)
 
 
-@op(check=_check_rounding_bits, cost=_noise_cost.rounding_bits)
+@op(check=_check_rounding_bits)
 def rounding_bits(
     stream: Stream,
     *,
@@ -197,14 +197,14 @@ def _check_add_noise(
         check_rounding("rounding", rounding, stream)
 
 
-@op(check=_check_add_noise, cost=_noise_cost.add_noise)
+@op(check=_check_add_noise)
 def add_noise(
     x: Noised[Tensor, "*S", written],
     *,
     stream: Stream,
     position: Position = 0,
     distribution: Distribution = "gaussian",
-    scale: float | Tensor | None = None,
+    scale: Scale | None = None,
     rounding: Stream | None = None,
     draws: Draws | None = None,
 ) -> Tensor:

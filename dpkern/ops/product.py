@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..base.schema import FLOATS, is_matrix
 from ..base.signature import Float, transposable
 
@@ -19,18 +17,7 @@ def fits(x: Tensor, w: Tensor, bias: Tensor | None = None) -> bool:
     return alike and dense and (bias is None or (bias.dtype is x.dtype and bias.is_contiguous()))
 
 
-def _cost(x: Tensor, w: Tensor, bias: Tensor | None = None, **_: Any) -> Cost:
-    rows, columns = x.shape[0], w.shape[1]
-    read = (x.numel() if columns else 0) + (w.numel() if rows else 0)
-    read += columns if bias is not None and rows else 0
-    return Cost(
-        bytes_read=read * x.element_size(),
-        bytes_written=rows * columns * x.element_size(),
-        flops=2 * rows * columns * x.shape[1] + (0 if bias is None else rows * columns),
-    )
-
-
-@op(cost=_cost)
+@op()
 @torch.no_grad()
 def matmul(
     x: Float[Tensor, "N K"],

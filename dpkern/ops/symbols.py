@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy
 import torch
 from torch import Tensor
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
+from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
 from ..base.place import check_recording
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
-from ..base.signature import Position, Symbol
+from ..base.signature import Position, Symbol, Word
 from ..errors import InvalidInput
 from ..rng import Stream
 from . import _lattice
@@ -20,7 +19,7 @@ from .noise import check_stream
 
 DTYPES = DTYPES_BY_GROUP["Symbol"]
 MAX_CATEGORIES = 1 << 30
-PER_BLOCK = 8
+PER_BLOCK = int(SYMBOLS_PER_CIPHER_BLOCK)
 """A cipher block serves this many symbols, two words each."""
 
 
@@ -57,18 +56,12 @@ def blocks(position: int, count: int) -> int:
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
 
 
-def _cost(symbols: Tensor, *, position: int = 0, **_: Any) -> Cost:
-    size = symbols.numel() * symbols.element_size()
-    words = 16 * blocks(position, symbols.numel())
-    return Cost(bytes_read=size, bytes_written=size, flops=0, random_words=words)
-
-
-@op(check=_check, cost=_cost)
+@op(check=_check)
 def randomize(
     symbols: Symbol[Tensor, "*S"],
     *,
     stream: Stream,
-    keep: int,
+    keep: Word,
     categories: int = 2,
     position: Position = 0,
 ) -> Symbol[Tensor, "randomized: *S"]:

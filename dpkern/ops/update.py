@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from .. import _validate as check
-from .._dispatch import Cost, op
+from .._dispatch import op
 from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strided, written
 from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
 from . import _lattice, _project
-from ._clock import SIZE, clock
+from ._clock import clock
 from ._count import Count, count
 from ._draws import Draws
-from ._noise_cost import RELEASE_FLOPS, TILE, noise_words, rounding_words, tiles
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
-from ._update_noise import Noise, at_clock, check_noise
+from ._update_noise import UpdateNoise as Noise
+from ._update_noise import at_clock, check_noise
 from .noise import INTEGERS
 
 
@@ -87,39 +87,7 @@ def _check_rule(rule: object) -> None:
         )
 
 
-def _cost_step(
-    params: Sequence[Tensor],
-    sums: Sequence[Tensor],
-    *,
-    rule: Rule,
-    noise: Noise | None = None,
-    **_: Any,
-) -> Cost:
-    n = sum(p.numel() for p in params)
-    moved = sum(p.numel() * p.element_size() for p in params) * (1 + len(rule.buffer_names()))
-    read = moved + sum(s.numel() * s.element_size() for s in sums)
-    rounded = noise is not None and bool(sums) and sums[0].dtype not in INTEGERS
-    drawn, words = _noise_cost(noise, params, rounded) if noise is not None else (0, 0)
-    per_entry = rule.flops + (RELEASE_FLOPS + 1 if rounded else 1)
-    return Cost(
-        bytes_read=read + drawn, bytes_written=moved, flops=per_entry * n, random_words=words
-    )
-
-
-def _noise_cost(noise: Noise, params: Sequence[Tensor], rounded: bool) -> tuple[int, int]:
-    """Bytes of what was made ahead and of the clock, and words made now."""
-    n = sum(p.numel() for p in params)
-    made = sum(tiles(at, p.numel()) for at, p in zip(noise.positions, params, strict=True))
-    read = 0 if noise.clock is None or not params else 8 * SIZE
-    ahead = noise.draws
-    words = noise_words(TILE) * made if ahead is None else 0
-    read += 0 if ahead is None else 4 * n
-    if rounded and ahead is not None and ahead.rounding is not None:
-        return read + 2 * n, words
-    return read, words + (rounding_words(TILE) * made if rounded else 0)
-
-
-@op(check=_check_step, cost=_cost_step)
+@op(check=_check_step)
 def step(
     params: Sequence[Float[Tensor, "*P", written, any_number]],
     sums: Sequence[Tensor],
@@ -189,11 +157,7 @@ def _check_advance(clock: Tensor, rule: Rule) -> None:
     _check_rule(rule)
 
 
-def _cost_advance(clock: Tensor, **_: Any) -> Cost:
-    return Cost(bytes_read=8 * SIZE, bytes_written=8 * SIZE, flops=SIZE - 1)
-
-
-@op(check=_check_advance, cost=_cost_advance)
+@op(check=_check_advance)
 def advance(clock: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
     """One more step, in place: ``steps += 1`` and each power times its beta.
 
@@ -214,7 +178,7 @@ def advance(clock: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
     return clock
 
 
-@op(check=_project.check, cost=_project.cost)
+@op(check=_project.check)
 def project(params: Sequence[AnyFloat[Tensor, "...", written, strided]], onto: Projection) -> None:
     """Move the parameters, read as one vector x, to the nearest point of a convex set, in place.
 

@@ -17,7 +17,7 @@ from ..ops.update import SGD, Ball
 from ..rng import Key
 from ..step import DPStep
 from ..theory import composition, gaussian, pnsgd, rdp
-from ..train.projected import hooks
+from ..train.hooks import around
 from .claims import certified
 from .result import Line, Panel, Paper, Result, Row
 from .runner import Request
@@ -238,7 +238,7 @@ def _descend(loss: Logistic, mechanism: ProjectedSGD, seed: int) -> float:
         optimizer=SGD(lr=1.0),
         unsafe_seed=seed,
     )
-    before, after = hooks(mechanism)
+    before, after = around(mechanism)
     batches = make_batches(
         "fixed", dataset_size=n, batch_size=1, steps=n * n, key=Key.from_unsafe_seed(seed)
     )

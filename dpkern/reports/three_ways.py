@@ -26,7 +26,7 @@ from ..cost.primitives import EXECUTED, FORMULA, Counts, Itemised, weakest
 from ..cost.processors import Processor
 from ..cost.report import Report, Table
 from ..cost.step_systems import RULE, StepForm, shapes, systems
-from ..mechanisms import Mechanism, ProjectedSGD, RandomizedResponse
+from ..mechanisms import LabelMechanism, Mechanism
 from ..rng import Key, Purpose
 from ..step import DPStep
 
@@ -142,7 +142,7 @@ def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
 def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
     """Makes one step each time that it is called."""
     draw = torch.Generator().manual_seed(_SEED)
-    if isinstance(mechanism, RandomizedResponse):
+    if isinstance(mechanism, LabelMechanism):
         values = torch.randint(mechanism.categories, (n,), generator=draw)
         stream = Key.from_unsafe_seed(_SEED).stream(Purpose.SYMBOLS, 0)
 
@@ -156,7 +156,7 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
         optimizer=RULE,
         unsafe_seed=_SEED,
         expected_batch_size=1.0,
-        **_sampling(mechanism),
+        **(mechanism.sampling or {"sample_rate": 0.1}),
     )
     gradients = [
         _FAR * torch.randn((1, *block.shape), generator=draw) for block in step.plan.blocks
@@ -165,16 +165,9 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
     def train() -> None:
         step.add(gradients)
         step.finish()
-        if isinstance(mechanism, ProjectedSGD):
-            mechanism.project(step.params)
+        mechanism.project(step.params)
 
     return train
-
-
-def _sampling(mechanism: Mechanism) -> dict[str, Any]:
-    if isinstance(mechanism, ProjectedSGD):
-        return {"sampling": "fixed", "dataset_size": mechanism.n, "sample_rate": 1 / mechanism.n}
-    return {"sample_rate": 0.1}
 
 
 def _timed(step: Callable[[], None]) -> dict[str, float]:

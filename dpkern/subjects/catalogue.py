@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .. import mechanisms
 from .._validate import choice, integer
 from ..audit.subject import Subject
 from ..errors import InvalidInput
-from ..mechanisms import Site
+from ..mechanisms import AdLM, LabelMechanism, Mechanism, ObjectivePerturbation, Site
 from ..mechanisms._statement import MODES
 from ..mechanisms.base import checked_shapes
-from ..theory.adlm import FirstLayer, Setting
+from ..mechanisms.examples import FEATURE, Audit, Shapes
 from .generator import Generator
 from .kernel import NoiseKernel
 from .labelled import LabelledRecord
@@ -24,49 +23,6 @@ from .step import BATCH, PrivateStep
 from .visits import Visits
 
 Fields = dict[str, Any]
-Shapes = tuple[tuple[int, ...], ...]
-
-SHAPES: Shapes = ((4, 3), (4,))
-"""A small layer with its bias: two clip groups where layers are clipped apart."""
-CIRCULANT: Shapes = ((1, 1, 8), (4,))
-"""A block of a circulant layer, which releases every lag, and a bias."""
-FEATURES: Shapes = ((1,),)
-"""One feature: the whole of epsilon is spent on one number."""
-
-SETTING = Setting(
-    name="small",
-    layer=FirstLayer(features=3, maps=32),
-    records=60_000,
-    batch=1800,
-    classes=10,
-    hidden=25,
-)
-"""The sizes of AdLM's MNIST run, with a record of three features."""
-FEW = replace(SETTING, classes=2, layer=FirstLayer(features=2, maps=32))
-"""Sizes at which the whole of epsilon is seen often: that takes every part of the release."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """How the subject of one name is made.
-
-    Attributes:
-        kind: the class whose fields settings name.
-        build: from those fields and the audit's options to the subject.
-        given: fields that have another default here than in the class, or none there.
-        published: of them, those of published mode.
-        shapes: of the parameters, or ``((n,),)`` for records of n features.
-        takes: options of ``make`` that the caller may choose.
-        corrected: those of corrected mode, where they are fewer.
-    """
-
-    kind: type[Any]
-    build: Callable[[Any, Options], Subject]
-    given: Mapping[str, Any]
-    published: Mapping[str, Any]
-    shapes: Shapes
-    takes: tuple[str, ...] = ("backend", "steps", "shapes")
-    corrected: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +38,25 @@ class Options:
     def features(self) -> int:
         """Of a record."""
         return math.prod(self.shapes[0])
+
+
+Build = Callable[[Any, Options], Subject]
+"""From a configuration and the audit's options to the subject."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How the subject of one name is made.
+
+    Attributes:
+        kind: the class whose fields settings name.
+        build: from those fields and the audit's options to the subject.
+        audit: fields, shapes and options.
+    """
+
+    kind: type[Any]
+    build: Build
+    audit: Audit
 
 
 def names() -> tuple[str, ...]:
@@ -122,8 +97,9 @@ def make(
     """
     entry = _entry(name)
     choice(MODES, mode=mode)
-    few = entry.corrected is not None and mode == "corrected"
-    takes = entry.corrected if few else entry.takes
+    audit = entry.audit
+    few = audit.corrected is not None and mode == "corrected"
+    takes = audit.corrected if few else audit.takes
     asked = {"backend": backend, "steps": integer(1, steps=steps), "shapes": shapes}
     for option, value in asked.items():
         if value not in (None, 1) and option not in (takes or ()):
@@ -133,14 +109,16 @@ def make(
                 got=value,
                 remedy=f"Leave {option} out.",
             )
-    chosen = entry.shapes if shapes is None else checked_shapes(shapes)
+    chosen = audit.shapes if shapes is None else checked_shapes(shapes)
     options = Options(mode=mode, shapes=chosen, steps=steps, backend=backend)
-    given: Fields = {**entry.given, **(entry.published if mode == "published" else {})}
+    given: Fields = {**audit.fields, **(audit.published if mode == "published" else {})}
     known = {field.name for field in fields(entry.kind) if field.init}
     if "mode" in known:
         given["mode"] = mode
     if "sites" in known:
         given["sites"] = tuple(_site(shape) for shape in chosen)
+    if "expected_batch_size" in known:
+        given["expected_batch_size"] = BATCH
     for key in settings or {}:
         choice(tuple(sorted(known - {"mode", "sites"})), settings=key)
     return entry.build(entry.kind(**{**given, **(settings or {})}), options)
@@ -162,7 +140,7 @@ def _site(shape: tuple[int, ...]) -> Site:
     return Site(kind="other", shape=shape)
 
 
-def _step(mechanism: mechanisms.Mechanism, options: Options) -> Subject:
+def _step(mechanism: Mechanism, options: Options) -> Subject:
     return PrivateStep(
         mechanism=mechanism, shapes=options.shapes, steps=options.steps, backend=options.backend
     )
@@ -200,89 +178,49 @@ def _peer(peer: Peer, options: Options) -> Subject:
     return replace(peer, dimension=options.features)
 
 
-def _labelled(mechanism: mechanisms.AdLM, options: Options) -> Subject:
+def _labelled(mechanism: AdLM, options: Options) -> Subject:
     del options
     return LabelledRecord(mechanism=mechanism)
 
 
-def _response(mechanism: mechanisms.RandomizedResponse, options: Options) -> Subject:
+def _response(mechanism: LabelMechanism, options: Options) -> Subject:
     return Response(mechanism=mechanism, backend=options.backend)
 
 
-def _of_step(kind: type[Any], *, shapes: Shapes = SHAPES, published: Fields, **given: Any) -> Entry:
-    noise = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
-    return Entry(kind, _step, {**noise, **given}, published, shapes)
-
-
-KERNEL = ("backend", "shapes")
-_PUBLIC: Fields = {"relevance_from": "public"}
-_ENTRIES: dict[str, Entry] = {
-    "add_noise": Entry(NoiseKernel, _kernel, {"op": "add_noise"}, {}, ((16,),), KERNEL),
-    "update": Entry(NoiseKernel, _kernel, {"op": "update"}, {}, ((16,),), KERNEL),
-    "generator": Entry(Generator, _generator, {}, {}, FEATURES, ("backend",)),
-    "adaclip": _of_step(mechanisms.AdaClip, published={"gamma": 0.01}, expected_batch_size=BATCH),
-    "directional": _of_step(mechanisms.Directional, published={"importance_multiplier": 0.05}),
-    "dpsgd": _of_step(mechanisms.DPSGD, published={}),
-    "gredp": _of_step(mechanisms.GReDP, published={}, shapes=CIRCULANT),
-    "laplace_sgd": _of_step(mechanisms.LaplaceSGD, published={}),
-    "projected_sgd": _of_step(mechanisms.ProjectedSGD, published={}, n=10),
-    "pruned": Entry(
-        mechanisms.Pruned,
-        _step,
-        {
-            "inner": mechanisms.DPSGD(noise_multiplier=1.0, max_grad_norm=1.0),
-            "expected_batch_size": BATCH,
-            "ratio": 0.5,
-        },
-        {"mask": "published"},
-        SHAPES,
-    ),
-    "spectral_dp": _of_step(mechanisms.SpectralDP, published={}, shapes=CIRCULANT),
-    "randomized_response": Entry(
-        mechanisms.RandomizedResponse, _response, {"epsilon": 1.0}, {}, FEATURES, ("backend",)
-    ),
-    "spof": Entry(
-        mechanisms.SPOF, _functional, {"epsilon": 1.0}, {}, FEATURES, corrected=("shapes",)
-    ),
-    "fm": Entry(mechanisms.FM, _functional, {"epsilon": 1.0}, {}, FEATURES, corrected=("shapes",)),
-    "spof_training": Entry(
-        mechanisms.SPOF, _visits, {"epsilon": 1.0}, {}, FEATURES, ("steps", "shapes")
-    ),
-    "fm_training": Entry(
-        mechanisms.FM, _visits, {"epsilon": 1.0}, {}, FEATURES, ("steps", "shapes")
-    ),
-    # Corrected: a bound that the gradient of one record reaches.
-    "output_sgd": Entry(
-        mechanisms.OutputSGD,
-        _visits,
-        {"epsilon": 1.0, "max_grad_norm": 0.1},
-        {"max_grad_norm": 4.0},
-        FEATURES,
-        ("steps", "shapes"),
-    ),
-    "adlm": Entry(
-        mechanisms.AdLM,
-        _labelled,
-        {"epsilon": 1.0, "setting": FEW, **_PUBLIC},
-        {"setting": SETTING},
-        FEATURES,
-        (),
-    ),
-    "ilm": Entry(
-        mechanisms.ILM,
-        _labelled,
-        {"epsilon": 1.0, "setting": FEW},
-        {"setting": SETTING},
-        FEATURES,
-        (),
-    ),
-    **{
-        f"peer:{library.replace(' ', '_')}": Entry(
-            Peer, _peer, {"library": library}, {}, FEATURES, ("shapes",)
-        )
-        for library in LIBRARIES
-    },
+_RELEASED: Mapping[str, Build] = {
+    "step": _step,
+    "response": _response,
+    "record": _functional,
+    "visits": _visits,
+    "labelled record": _labelled,
 }
+"""What is looked at of a mechanism; see ``Audit.releases``."""
 
+_KERNEL = ("backend", "shapes")
+
+
+def _entries() -> dict[str, Entry]:
+    found = {
+        "add_noise": Entry(
+            NoiseKernel, _kernel, Audit(fields={"op": "add_noise"}, shapes=((16,),), takes=_KERNEL)
+        ),
+        "update": Entry(
+            NoiseKernel, _kernel, Audit(fields={"op": "update"}, shapes=((16,),), takes=_KERNEL)
+        ),
+        "generator": Entry(
+            Generator, _generator, Audit(fields={}, shapes=FEATURE, takes=("backend",))
+        ),
+    }
+    for mechanism in (*Mechanism.all(), *ObjectivePerturbation.all()):
+        for each in mechanism.audits:
+            entry = Entry(mechanism, _RELEASED[each.releases], each)
+            found[f"{mechanism.name}{each.suffix}"] = entry
+    for library in LIBRARIES:
+        looked = Audit(fields={"library": library}, shapes=FEATURE, takes=("shapes",))
+        found[f"peer:{library.replace(' ', '_')}"] = Entry(Peer, _peer, looked)
+    return found
+
+
+_ENTRIES = _entries()
 
 __all__ = ["Options", "kind", "make", "names"]

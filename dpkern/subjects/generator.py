@@ -15,7 +15,7 @@ from .kernel import NoiseKernel
 from .ranks import ranks
 from .words import resume, words
 
-_STEPS: tuple[DPSGD | LaplaceSGD, ...] = (
+_STEPS: tuple[Mechanism, ...] = (
     DPSGD(noise_multiplier=1.0, max_grad_norm=1.0),
     DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float"),
     LaplaceSGD(noise_multiplier=1.0, max_grad_norm=1.0),
@@ -43,8 +43,9 @@ class Generator(NoiseKernel):
         found = [*super().checks(quick=quick)]
         found += generator.checks(backends=self.backends, quick=quick)
         for mechanism in _STEPS:
-            label = f"{mechanism.name}, {mechanism.arithmetic}"
-            of_step = words(_step(mechanism))
+            step = _step(mechanism)
+            label = f"{mechanism.name}, {step.plan.arithmetic}"
+            of_step = words(step)
             found += [replace(check, name=f"{check.name}, {label}") for check in of_step]
         found.append(resume(lambda: _step(_STEPS[0])))
         return found if quick else [*found, ranks()]

@@ -19,7 +19,7 @@ from ..audit.claims import Claim
 from ..audit.subject import Pair, Subject
 from ..errors import InvalidInput
 from ..laws import SCALE_UNITS
-from ..mechanisms import RandomizedResponse
+from ..mechanisms import LabelMechanism
 from ..mechanisms.functional import Functional
 from ..objective import release
 from ..ops import coef
@@ -180,7 +180,7 @@ class Response(Subject):
 
     usual_runs: ClassVar[int] = 100_000
 
-    mechanism: RandomizedResponse
+    mechanism: LabelMechanism
     backend: str | None = None
     name: str = field(init=False)
     claimed: Claim = field(init=False)
@@ -190,7 +190,7 @@ class Response(Subject):
         check_backend(self.backend)
         proved = claims.of_event(self.mechanism.event_spec(), neighbouring=REPLACED)
         k = self.mechanism.categories
-        text = f"randomized_response, {k} categories, {named(self.backend)}"
+        text = f"{self.mechanism.name}, {k} categories, {named(self.backend)}"
         claimed = claims.Pure(self.mechanism.epsilon)
         _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, text)
 

@@ -27,7 +27,6 @@ from ..errors import InvalidInput
 from ..laws import SCALE_CELLS
 from ..mechanisms.base import Mechanism
 from ..mechanisms.plan import Block, Plan
-from ..mechanisms.release import Diagonal
 from ..ops import update
 from ..step import DPStep
 from . import batches
@@ -198,12 +197,20 @@ class PrivateStep(Subject):
         """Where certified noise is Gaussian and stands on every gradient entry by itself."""
         plan = self.plan
         once = self.steps == 1 or self.mechanism.memory([]) is None
-        simple = all(type(b.release) in (type(None), Diagonal) for b in plan.blocks)
-        if not (plan.private and plan.distribution == "gaussian" and once and simple):
+        if not (plan.private and plan.distribution == "gaussian" and once):
             return None
-        if plan.importance is not None:
-            return None
-        return torch.cat([_sd(block) for block in plan.blocks]).repeat(self.steps) / BATCH
+        return None if plan.importance is not None else self._scales()
+
+    def _scales(self) -> Tensor | None:
+        """Noise scale of every gradient entry; None: noise does not stand on each by itself."""
+        found = []
+        for block in self.plan.blocks:
+            ones = torch.ones(block.shape, dtype=torch.float64)
+            scales = ones if block.release is None else block.release.entry_scales(block.shape)
+            if scales is None:
+                return None
+            found.append(block.sd * scales.flatten())
+        return torch.cat(found).repeat(self.steps) / BATCH
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
         """The plan's numbers, bits of what is released, batches, hostile records."""
@@ -275,14 +282,14 @@ class PrivateStep(Subject):
         opposite = [[-part for part in parts] for parts in canary]
         missing = {"add_remove": None, "zero_out": zero, "replace_one": opposite}[self._relation]
         without, present = self._data(others, missing), self._data(others, canary)
-        if self.plan.distribution != "laplace" or self.plan.mapped:
+        scale = self._scales()
+        if self.plan.distribution != "laplace" or self.plan.mapped or scale is None:
             return Pair(name=name, without=without, present=present)
         # Bystanders are within their bounds, so their sum cancels in the ratio's two distances.
         moved = torch.stack([torch.cat([part.flatten() for part in parts]) for parts in steps])
         rest = 0.0 if others is None else torch.cat([part.flatten() for part in others])
         here = (rest + moved).flatten() / BATCH
         there = (rest - (moved if self._relation == "replace_one" else 0 * moved)).flatten() / BATCH
-        scale = torch.cat([_sd(block) for block in self.plan.blocks]).repeat(self.steps) / BATCH
         score = likelihood.LaplaceRatio(there, here, scale)
         return Pair(name=name, without=without, present=present, score=score, layer="likelihood")
 
@@ -387,11 +394,3 @@ def _sizes(shapes: Sequence[tuple[int, ...]]) -> list[int]:
 def _each(block: Block, value: float) -> Tensor:
     """One number for every entry."""
     return torch.full((block.size,), value, dtype=torch.float64)
-
-
-def _sd(block: Block) -> Tensor:
-    """``[size]``, of the sum."""
-    sd = torch.full(block.shape, block.sd, dtype=torch.float64)
-    if isinstance(block.release, Diagonal) and block.release.scale is not None:
-        sd = sd * block.release.scale
-    return sd.flatten()

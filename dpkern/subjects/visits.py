@@ -1,8 +1,8 @@
-"""What is trained on one record by SPOF, FM or algorithm 2: weights after each of its visits.
+"""What is trained on one record by a perturbed loss: weights after each of its visits.
 
 It runs the trainers of ``dpkern.objective`` with one record for each user. All runs begin with the
 same weights, which are public. Users of a run have noise of their own and are the runs of an audit;
-FM knows one user only, and every run is a training.
+where a mechanism knows one user only, every run is a training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from .._validate import integer
 from ..audit import claims
 from ..audit.claims import Claim
 from ..audit.subject import Pair, Subject
-from ..mechanisms import FM, SPOF, OutputSGD
+from ..mechanisms import OutputSGD
+from ..mechanisms.functional import Functional
 from ..objective.autoencoder import xavier
 from ..objective.methods import Schedule
 from ..objective.spof import Training
@@ -49,7 +50,7 @@ class Visits(Subject):
         sigma: of the environmental noise.
     """
 
-    mechanism: SPOF | FM | OutputSGD
+    mechanism: Functional | OutputSGD
     features: int = 4
     code: int = 2
     visits: int = 1
@@ -64,8 +65,7 @@ class Visits(Subject):
         proved = claims.of_event(
             self.mechanism.event_spec(visits=self.visits), neighbouring=REPLACED
         )
-        # Algorithm 2 claims epsilon of a visit, the others that of a record for any number.
-        paid = self.visits if isinstance(self.mechanism, OutputSGD) else 1
+        paid = self.visits if self.mechanism.claims_visits else 1
         claimed = claims.Pure(paid * self.mechanism.epsilon_claimed())
         name = f"{self.mechanism.name}, {self.mechanism.mode}, weights after {self.visits} visits"
         _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, name)
@@ -73,7 +73,7 @@ class Visits(Subject):
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
         """``[runs, visits 2 n l]``."""
         del seed  # keys are the operating system's
-        users, seeds = (1, runs) if isinstance(self.mechanism, FM) else (runs, 1)
+        users, seeds = (1, runs) if self.mechanism.single_user else (runs, 1)
         records = _OneRecord(
             data.expand(users, 1, self.features).contiguous(),
             torch.zeros(users, 1, self.features),

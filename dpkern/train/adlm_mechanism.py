@@ -8,16 +8,13 @@ from typing import Any
 
 from .._validate import choice
 from ..errors import InvalidInput
-from ..mechanisms import ILM, AdLM
+from ..mechanisms import AdLM
 from ..objective.adlm_networks import build, setting
 from ..theory.adlm import Setting
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .mechanism import read_settings
 from .objective_mechanism import stated
 from .options import required
-
-TYPES: dict[str, type[AdLM]] = {"adlm": AdLM, "ilm": ILM}
-"""By the name that ``--mechanism`` takes."""
 
 DECIDED = ("epsilon", "mode", "setting")
 """Fields with an option of their own, or that follow from the data."""
@@ -37,7 +34,7 @@ def make(
     Raises:
         InvalidInput: no epsilon, or settings that the mechanism does not know or take.
     """
-    kind = TYPES[name]
+    kind = AdLM.named(name)
     fields = read_settings(kind, settings, decided=DECIDED)
     epsilon = required(epsilon, what="one record's release")
     return kind(epsilon=epsilon, mode=mode, setting=setting, **fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import _validate
+from ..mechanisms import ObjectivePerturbation
 from ..objective.adlm_networks import ARCHITECTURES
 from .options import RowOptions, required
 
@@ -32,7 +33,7 @@ class LabelledOptions(RowOptions):
     not come from the training rows come from them.
     """
 
-    NAMES = ("adlm", "ilm")
+    NAMES = ObjectivePerturbation.names(trained_by="labelled rows")
 
     mechanism: str = "adlm"
     epochs: int = 60

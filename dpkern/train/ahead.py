@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InvalidInput
-from ..mechanisms import Pruned
-from ..mechanisms.base import Mechanism
+from ..mechanisms import Mechanism
 from ..noise_tables import NoiseSource, RingPrefetch
 
 SOURCES: dict[str, type[NoiseSource]] = {"ring": RingPrefetch}
@@ -30,7 +29,7 @@ def check(source: NoiseSource | None, mechanism: Mechanism) -> None:
         return
     if source.layout is None:
         _refuse(source, mechanism, "a mechanism whose steps draw noise")
-    if isinstance(mechanism, Pruned) and mechanism.mask == "previous":
+    if mechanism.noise_moves:
         _refuse(source, mechanism, "a mechanism that noises the same places at every step")
 
 

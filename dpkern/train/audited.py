@@ -32,7 +32,7 @@ from ..audit.auditing import run
 from ..audit.findings import Evidence, Findings
 from ..audit.subject import Subject
 from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import RandomizedResponse
+from ..mechanisms import LabelMechanism
 from ..mechanisms.base import Mechanism
 from ..step import DPStep
 from ..subjects.model import ModelStep, direct
@@ -128,7 +128,7 @@ def subject_of(
         InvalidInput: a run whose steps release nothing, or draw no noise.
     """
     shapes = [tuple(p.shape) for p in model.parameters() if p.requires_grad]
-    if isinstance(mechanism, RandomizedResponse) or not any(mechanism.plan(shapes).scales):
+    if isinstance(mechanism, LabelMechanism) or not any(mechanism.plan(shapes).scales):
         raise InvalidInput(
             "audit",
             expected="a run whose steps draw noise",

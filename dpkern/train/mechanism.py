@@ -1,4 +1,4 @@
-"""From the options of a run to its mechanism: one builder per name.
+"""From the options of a run to its mechanism, which says what follows from the run.
 
 A setting ``KEY=VALUE`` names a field of the mechanism's class and is read by that field's type.
 Fields that have an option of their own, or follow from the run, cannot be set this way.
@@ -10,18 +10,18 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from .. import mechanisms
 from ..engine import groups
 from ..engine.survey import survey
 from ..errors import InvalidInput
-from ..mechanisms.base import Mechanism
+from ..mechanisms import Mechanism, Site
+from ..mechanisms.run_facts import RunFacts
 
 MODES = ("corrected", "published")
 CALIBRATED_TO = {"corrected": "certified", "published": "claimed"}
@@ -54,128 +54,47 @@ class Run:
     delta: float
     lr: float = 0.1
 
+    def facts(self) -> RunFacts:
+        """The same for the mechanism, which knows no model."""
+
+        def sites() -> tuple[Site, ...]:
+            return survey(self._built(), torch.zeros(2, *self.row_shape))
+
+        return RunFacts(
+            sites=sites,
+            layers=lambda: groups.by_owner(self._built()),
+            classes=self.classes,
+            steps=self.steps,
+            sample_rate=self.sample_rate,
+            rows=self.rows,
+            batch_size=self.batch_size,
+            delta=self.delta,
+            lr=self.lr,
+        )
+
+    def _built(self) -> nn.Module:
+        if self.model is None:
+            raise InvalidInput(
+                "model",
+                expected="a model, because this mechanism depends on its layers",
+                got="none",
+                remedy="Pass --model, and --row-shape if its rows are not the usual ones.",
+            )
+        return self.model
+
 
 Fields = dict[str, Any]
 """Arguments of a mechanism by name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Builder:
-    """How one mechanism is made.
-
-    Attributes:
-        kind: its class in ``dpkern.mechanisms``.
-        more: further arguments that follow from the run and the arguments so far.
-        derived: fields that ``more`` decides, which no setting may name.
-        budget: the epsilon that a run asks for is a field of the mechanism in these modes, and
-            nothing is calibrated.
-    """
-
-    kind: str
-    more: Callable[[Run, Fields], Fields] | None = None
-    derived: tuple[str, ...] = ()
-    budget: tuple[str, ...] = ()
-
-    @property
-    def type(self) -> type[Mechanism]:
-        found: type[Mechanism] = getattr(mechanisms, self.kind)
-        return found
-
 
 OPTIONS = ("noise_multiplier", "max_grad_norm", "clipping", "arithmetic", "mode")
 """Fields with an option of their own."""
 
 
-def _model(run: Run) -> nn.Module:
-    if run.model is None:
-        raise InvalidInput(
-            "model",
-            expected="a model, because this mechanism depends on its layers",
-            got="none",
-            remedy="Pass --model, and --row-shape if its rows are not the usual ones.",
-        )
-    return run.model
+DERIVED = ("expected_batch_size", "groups", "sites")
+"""Fields that follow from the run wherever a mechanism has them."""
 
-
-def _groups(run: Run, given: Fields) -> Fields:
-    return {"groups": groups.by_owner(_model(run))} if given.get("clipping") == "group" else {}
-
-
-def _layers(run: Run, given: Fields) -> Fields:
-    sites = survey(_model(run), torch.zeros(2, *run.row_shape))
-    return {"sites": sites, **_groups(run, given)}
-
-
-def _expected_batch(run: Run, given: Fields) -> Fields:
-    del given
-    return {"expected_batch_size": float(run.batch_size)}
-
-
-def _categories(run: Run, given: Fields) -> Fields:
-    if "epsilon" not in given:
-        raise InvalidInput(
-            "epsilon",
-            expected="the epsilon of one response",
-            got="none",
-            remedy="Pass --epsilon; the probability of a lie follows from it.",
-        )
-    return {"categories": run.classes}
-
-
-def _budget(run: Run, given: Fields) -> Fields:
-    """What the printed noise follows from, where the budget is given and not the noise."""
-    if "epsilon" not in given:
-        return {"lot": run.batch_size}
-    steps, rate = run.steps, run.sample_rate
-    return {"lot": run.batch_size, "delta": run.delta, "steps": steps, "sample_rate": rate}
-
-
-def _objective(run: Run, given: Fields) -> Fields:
-    """The notes minimise the sum of the losses: their step is the run's over n."""
-    constant = given.get("steps", "constant") == "constant"
-    chosen = {"steps": "constant", "learning_rate": run.lr / run.rows} if constant else {}
-    return {"n": run.rows, **chosen}
-
-
-def _wrapped(run: Run, given: Fields) -> Fields:
-    """DP-SGD inside; the printed mask in published mode, unless another one is named."""
-    published = given["mode"] == "published"
-    mask = given.get("mask", "published" if published else "previous")
-    if mask == "published" and not published:
-        raise InvalidInput(
-            "mask",
-            expected="previous or random in corrected mode",
-            got=mask,
-            remedy="Pass --mode published: a mask chosen from the samples leaks.",
-        )
-    shared = {name: given[name] for name in ("noise_multiplier", "max_grad_norm", "mode")}
-    return {"inner": mechanisms.DPSGD(**shared), "mask": mask, **_expected_batch(run, given)}
-
-
-BUILDERS: dict[str, Builder] = {
-    "adaclip": Builder(kind="AdaClip", more=_expected_batch, derived=("expected_batch_size",)),
-    "directional": Builder(
-        kind="Directional",
-        more=_budget,
-        derived=("delta", "epsilon", "lot", "sample_rate", "steps"),
-        budget=("published",),
-    ),
-    "dpsgd": Builder(kind="DPSGD", more=_groups, derived=("groups",)),
-    "gredp": Builder(kind="GReDP", more=_layers, derived=("groups", "sites")),
-    "laplace_sgd": Builder(kind="LaplaceSGD"),
-    "projected_sgd": Builder(kind="ProjectedSGD", more=_objective, derived=("learning_rate", "n")),
-    "pruned": Builder(kind="Pruned", more=_wrapped, derived=("expected_batch_size", "inner")),
-    "randomized_response": Builder(
-        kind="RandomizedResponse",
-        more=_categories,
-        derived=("categories", "epsilon"),
-        budget=MODES,
-    ),
-    "spectral_dp": Builder(kind="SpectralDP", more=_layers, derived=("groups", "sites")),
-}
-"""By the name that ``--mechanism`` takes."""
-
-NAMES = tuple(BUILDERS)
+NAMES = Mechanism.names(trained_by="gradients")
+"""What ``--mechanism`` takes, for a run of a model."""
 
 
 def make(
@@ -195,10 +114,10 @@ def make(
     Raises:
         InvalidInput: options or settings that the mechanism does not know or take.
     """
-    builder = BUILDERS[name]
-    names = {field.name for field in dataclasses.fields(builder.type)}  # type: ignore[arg-type]
+    kind = Mechanism.named(name)
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     given: Fields = {"mode": mode, **parsed(name, settings)}
-    own_budget = epsilon is not None and mode in builder.budget
+    own_budget = epsilon is not None and mode in kind.budget
     sigma = 1.0 if noise_multiplier is None else noise_multiplier  # 1: where calibration starts
     offered = {
         "noise_multiplier": None if own_budget else sigma,
@@ -218,16 +137,15 @@ def make(
             )
     if own_budget:
         given["epsilon"] = epsilon
-    if builder.more is not None:
-        given |= builder.more(run, given)
+    given |= kind.fields_of_run(run.facts(), given)
     given = {key: value for key, value in given.items() if key in names}  # a mode may be derived
-    return builder.type(**given), epsilon is not None and not own_budget
+    return kind(**given), epsilon is not None and not own_budget
 
 
 def parsed(name: str, settings: Sequence[str]) -> Fields:
     """``KEY=VALUE`` texts as fields of a mechanism; see ``read_settings``."""
-    builder = BUILDERS[name]
-    return read_settings(builder.type, settings, decided=(*OPTIONS, *builder.derived))
+    kind = Mechanism.named(name)
+    return read_settings(kind, settings, decided=(*OPTIONS, *DERIVED, *kind.derived))
 
 
 def read_settings(kind: type[Any], settings: Sequence[str], *, decided: Sequence[str]) -> Fields:

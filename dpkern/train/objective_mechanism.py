@@ -8,26 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from ..accounting import Certificate
-from ..mechanisms import FM, SPOF
-from ..mechanisms.objective import ObjectivePerturbation
+from ..mechanisms import ObjectivePerturbation
+from ..mechanisms.functional import Functional
 from ..objective.records import Records
 from .mechanism import read_settings
 from .options import required
-
-TYPES: dict[str, type[SPOF] | type[FM]] = {"fm": FM, "spof": SPOF}
-"""By the name that ``--mechanism`` takes."""
 
 DECIDED = ("epsilon", "mode")
 """Fields with an option of their own."""
 
 
-def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> SPOF | FM:
+def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> Functional:
     """The mechanism of this name.
 
     Raises:
         InvalidInput: no epsilon, or settings that the mechanism does not know or take.
     """
-    kind = TYPES[name]
+    kind = Functional.named(name)
     epsilon = required(epsilon, what="one release of a record")
     fields = read_settings(kind, settings, decided=DECIDED)
     return kind(epsilon=epsilon, mode=mode, **fields)
@@ -51,7 +48,7 @@ def certificate(
 
 
 def facts(
-    mechanism: SPOF | FM, *, visits: int, seeded: bool, records: Records | None = None
+    mechanism: Functional, *, visits: int, seeded: bool, records: Records | None = None
 ) -> dict[str, Any]:
     """What a report says about the privacy of a run, certificate included.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .. import _validate
 from ..errors import InvalidInput
+from ..mechanisms import ObjectivePerturbation
 from ..objective.records import GENERATED, Bounds
 from .options import MAX_SEED, ReleaseOptions, required
 
@@ -19,7 +20,7 @@ class RecordOptions(ReleaseOptions):
     of generated data it is the number of records, 1000 unless it is given.
     """
 
-    NAMES = ("fm", "spof")
+    NAMES = ObjectivePerturbation.names(trained_by="records")
 
     data: str = GENERATED
     mechanism: str = "spof"
@@ -35,7 +36,7 @@ class RecordOptions(ReleaseOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         required(self.epsilon, what="one release of a record")
-        alone = self.mechanism == "fm"
+        alone = ObjectivePerturbation.named(self.mechanism).single_user
         if self.users is None:
             object.__setattr__(self, "users", 1 if alone else 2)
         _validate.integer(1, users=self.users)

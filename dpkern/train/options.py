@@ -61,6 +61,12 @@ class ReleaseOptions:
     unsafe_seed: int | None = None
     rounds: int = 20
 
+    @classmethod
+    def in_words(cls) -> str:
+        """The mechanisms for help texts, the usual one first."""
+        usual = str(vars(cls)["mechanism"])
+        return " and ".join([usual, *(name for name in cls.NAMES if name != usual)])
+
     def __post_init__(self) -> None:
         _validate.choice(self.NAMES, mechanism=self.mechanism)
         _validate.choice(MODES, mode=self.mode)

@@ -1,4 +1,4 @@
-"""Training on labels that were released by randomized response.
+"""Training on labels that a mechanism has released once.
 
 The labels are randomized once, before the first step, and only the responses are used: everything
 after that costs nothing more. A loss is corrected so that its mean over the lies is the loss of the
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..accounting import Certificate
-from ..mechanisms import DPSGD, RandomizedResponse
+from ..mechanisms import DPSGD, LabelMechanism
 from ..rng import Key, Purpose
 from .data import Dataset
 
@@ -32,7 +32,7 @@ WITHOUT_NOISE = DPSGD(noise_multiplier=0.0, max_grad_norm=float("inf"), arithmet
 RELATION = "replace_one, local, labels only"
 
 
-def released(mechanism: RandomizedResponse, data: Dataset, key: Key) -> Dataset:
+def released(mechanism: LabelMechanism, data: Dataset, key: Key) -> Dataset:
     """The data set with one response in the place of each training label.
 
     Held-out labels stay as they are: they are not protected.
@@ -41,7 +41,7 @@ def released(mechanism: RandomizedResponse, data: Dataset, key: Key) -> Dataset:
     return replace(data, y_train=mechanism.randomize(data.y_train.contiguous(), stream=stream))
 
 
-def unbiased_loss(mechanism: RandomizedResponse) -> Callable[[Tensor, Tensor], Tensor]:
+def unbiased_loss(mechanism: LabelMechanism) -> Callable[[Tensor, Tensor], Tensor]:
     """The corrected cross entropy of logits ``[B, k]`` and responses ``[B]``, summed."""
     truth, lie = mechanism.truth, mechanism.lie
 
@@ -53,7 +53,7 @@ def unbiased_loss(mechanism: RandomizedResponse) -> Callable[[Tensor, Tensor], T
     return loss
 
 
-def report(mechanism: RandomizedResponse, *, seeded: bool) -> dict[str, Any]:
+def report(mechanism: LabelMechanism, *, seeded: bool) -> dict[str, Any]:
     """What replaces the step's own statements in the report of a run: one release, of labels."""
     epsilon = mechanism.ldp_epsilon
     certificate = Certificate(

@@ -10,10 +10,9 @@ import torch
 
 from .. import accounting
 from ..engine.sampling import make_batches
-from ..mechanisms import ProjectedSGD, RandomizedResponse
-from ..mechanisms.base import Mechanism
+from ..mechanisms import LabelMechanism, Mechanism
 from ..step import DPStep
-from . import ahead, audited, checkpoint, data, gradient_report, models, projected, responses
+from . import ahead, audited, checkpoint, data, gradient_report, hooks, models, responses
 from .base import BaseSession
 from .display import Shown
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
@@ -88,8 +87,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         dimension = sum(p.numel() for p in model.parameters())
         mechanism = self._mechanism(run_facts, saved, dimension, sampling)
         self.mechanism = mechanism
-        local = isinstance(mechanism, RandomizedResponse)
-        if isinstance(mechanism, RandomizedResponse):
+        local = isinstance(mechanism, LabelMechanism)
+        if isinstance(mechanism, LabelMechanism):
             self.data = (
                 responses.released(mechanism, self.data, key)
                 if saved is None
@@ -108,11 +107,9 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             **sampling,
         )
         ahead.check(self.noise_source, mechanism)
-        before, after = None, None
-        if isinstance(mechanism, ProjectedSGD):
-            projected.check(step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
-            before, after = projected.hooks(mechanism)
-            after(step)  # the start lies in the set too
+        hooks.check(mechanism, step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
+        before, after = hooks.around(mechanism)
+        after(step)  # where parameters are projected, the start lies in the set too
         if run.audit is not None:
             self.subject = audited.subject_of(
                 mechanism,
@@ -134,7 +131,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             epsilon_points=0 if local else EPSILON_POINTS,
             loss=(
                 responses.unbiased_loss(mechanism)
-                if isinstance(mechanism, RandomizedResponse)
+                if isinstance(mechanism, LabelMechanism)
                 else summed_cross_entropy
             ),
             before=before,
@@ -201,7 +198,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     @property
     def local(self) -> bool:
         """Whether the labels were released once and the steps spend nothing."""
-        return isinstance(self.mechanism, RandomizedResponse)
+        return isinstance(self.mechanism, LabelMechanism)
 
     @property
     def noise_multiplier(self) -> float | None:
@@ -233,7 +230,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     def _facts(self) -> dict[str, Any]:
         facts = self.training.step.report(self.options.privacy.delta)
-        if isinstance(self.mechanism, RandomizedResponse):
+        if isinstance(self.mechanism, LabelMechanism):
             facts |= responses.report(self.mechanism, seeded=self.seeded)
         if self.audited is None:
             return facts | audited.NOT_AUDITED

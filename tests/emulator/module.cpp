@@ -1,4 +1,4 @@
-// _emulated: the CUDA launchers on the CPU, and what only tests ask of them.
+// _emulated: the device kernels on the CPU, and what only tests ask of them.
 
 #include <pybind11/pybind11.h>
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkern import testing
-from dpkern.backends import _cupy_sources, cuda
+from dpkern.backends import _cupy_sources, _generated, cuda
 from dpkern.laws import LAWS
 from dpkern.ops import noise
 from dpkern.rng import Purpose
@@ -27,7 +27,7 @@ def compiled() -> dict[str, Any]:
         for arch in gate.ARCHS:
             for source in gate.SOURCES:
                 ptx = gate.ptx(source, Path(folder), arch)
-                fused = source.stem not in gate.EXACT
+                fused = gate.may_fuse(source)
                 kernels = gate.usage(ptx, arch)
                 wrong += [
                     f"sm_{arch} {source.stem}: {found}"
@@ -49,10 +49,9 @@ def compiled_at_run_time() -> list[str]:
     said = []
     for arch in gate.ARCHS:
         options = (*_cupy_sources.options(folder), f"--gpu-architecture=sm_{arch}")
-        for source, kernels in _cupy_sources.KERNELS.items():
+        for source in _generated.sources():
             code = (folder / "cuda" / f"{source}.cu").read_text()
-            names = [_cupy_sources.expression(kernel) for kernel in kernels]
-            result = nvrtc.compile_source(code, options, names)
+            result = nvrtc.compile_source(code, options, nvrtc.expressions(source))
             if not result.ok or result.log:
                 said.append(f"sm_{arch} {source}: {result.log}")
     return said

@@ -10,6 +10,7 @@
 
 #include "core/layouts.h"
 #include "cpu/isa.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 
@@ -24,6 +25,7 @@ std::int64_t test_counted();
 std::int64_t test_project();
 std::int64_t test_ghost_conv();
 std::int64_t test_spectral();
+std::int64_t test_emulator();
 
 inline void check(bool holds, const std::string& what) {
   if (holds) return;
@@ -70,6 +72,25 @@ inline Stream counting_key(std::uint32_t n0, std::uint32_t n1, int rounds) {
   stream.n1 = n1;
   stream.rounds = rounds;
   return stream;
+}
+
+// x[i] = the draw at position first + i.
+inline void lattice_draws(const Stream& stream, Distribution law, std::uint64_t first,
+                          std::int64_t n, std::int32_t* x, int threads) {
+  cpu::lattice_draws({stream, static_cast<std::int64_t>(first), n, law, x}, threads);
+}
+
+// bits[i] = the 16 rounding bits at position first + i.
+inline void rounding_draws(const Stream& stream, std::uint64_t first, std::int64_t n,
+                           std::int16_t* bits, int threads) {
+  cpu::rounding_bits({stream, static_cast<std::int64_t>(first), n, bits}, threads);
+}
+
+// Words of the blocks first .. first + blocks - 1.
+inline void keystream(const Stream& stream, std::uint64_t first, std::int64_t blocks,
+                      std::uint32_t* words, int threads) {
+  auto* const out = reinterpret_cast<std::int32_t*>(words);
+  cpu::keystream({stream, static_cast<std::int64_t>(first), blocks, out}, threads);
 }
 
 // A sum that, together with the draw x, lies half a fine unit below a cell's edge: whether it

@@ -1,8 +1,6 @@
 // Clipping: equal bits for every setting (float sums: for every number of threads), sums near a
 // plain double computation, integer sums within their bound and additive over samples.
 
-#include "cpu/clip.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -11,6 +9,8 @@
 #include <type_traits>
 
 #include "check.h"
+#include "cpu/ops.h"
+#include "cpu/rows.h"
 
 namespace dpkern::test {
 namespace {
@@ -90,6 +90,24 @@ struct Problem {
   }
 };
 
+// What a call asks for; `sums`: whether there are any.
+struct Plan {
+  int p;
+  Style style;
+  bool sums;
+};
+
+// The place of a type of sums.
+template <class Sum>
+constexpr cpu::Summed summed = std::is_same_v<Sum, std::int32_t>   ? cpu::Summed::kInt32
+                               : std::is_same_v<Sum, std::int64_t> ? cpu::Summed::kInt64
+                               : std::is_same_v<Sum, float>        ? cpu::Summed::kFloat32
+                                                                   : cpu::Summed::kFloat64;
+
+// Gradients as the kernel knows them.
+template <class G>
+using Row = std::conditional_t<std::is_same_v<G, std::uint16_t>, cpu::Bfloat16, G>;
+
 // C of tensor i: one for all, or its own.
 double bound_of(Style style, std::size_t item) {
   return style == Style::kPerLayer ? 1.5 + static_cast<double>(item) : 1.5;
@@ -99,13 +117,11 @@ template <class Sum>
 struct Result {
   std::vector<std::vector<Sum>> sums;
   std::vector<double> norms;
+  std::int64_t nonfinite;
 };
 
 template <class Sum, class G>
-Result<Sum> run(const Problem<G>& problem, GradType type, const ClipPlan& shape, Sum start,
-                int threads) {
-  ClipPlan plan = shape;
-  plan.rows = problem.rows;
+Result<Sum> run(const Problem<G>& problem, const Plan& plan, Sum start, bool fresh, int threads) {
   const std::size_t tensors = problem.columns.size();
   std::vector<Shifted<G>> gradients;
   std::vector<Shifted<Sum>> sums;
@@ -114,16 +130,23 @@ Result<Sum> run(const Problem<G>& problem, GradType type, const ClipPlan& shape,
     gradients.emplace_back(problem.tensors[i], i + 1);
     sums.emplace_back(std::vector<Sum>(size, start), i + 1);
   }
-  std::vector<cpu::ClipItem> items;
+  Shifted<double> norms(std::vector<double>(static_cast<std::size_t>(problem.rows)), 1);
+  cpu::ClipRows<Row<G>> call{};
   for (std::size_t i = 0; i < tensors; ++i) {
     const double bound = bound_of(plan.style, i);
-    const bool sums_wanted = plan.arithmetic != Arithmetic::kNormOnly;
-    items.push_back({gradients[i].data(), sums_wanted ? sums[i].data() : nullptr,
-                     problem.columns[i], bound, kUnits / bound, kUnitBound});
+    call.grads.push_back(reinterpret_cast<const Row<G>*>(gradients[i].data()));
+    if (plan.sums) call.sums.push_back(sums[i].data());
+    call.bounds.push_back({bound, kUnits / bound, kUnitBound});
   }
-  Shifted<double> norms(std::vector<double>(static_cast<std::size_t>(plan.rows) * tensors), 1);
-  cpu::clip_sum(plan, type, items, norms.data(), threads);
+  call.sums_kind = summed<Sum>;
+  call.norms = norms.data();
+  call.p = plan.p == 2 ? cpu::Power::k2 : cpu::Power::k1;
+  call.style = plan.style;
+  call.fresh = fresh;
+  call.B = problem.rows;
+  call.P = problem.columns;
   Result<Sum> result;
+  result.nonfinite = cpu::clip_rows(call, threads);
   for (const auto& sum : sums) result.sums.push_back(sum.values());
   result.norms = norms.values();
   return result;
@@ -153,7 +176,7 @@ double root(double power, int p) { return p == 2 ? std::sqrt(power) : power; }
 
 // factor[row][tensor] by the definition, without the kernels' slack of 2^-21.
 std::vector<std::vector<double>> factors(const std::vector<std::vector<double>>& power,
-                                         const ClipPlan& plan) {
+                                         const Plan& plan) {
   std::vector<std::vector<double>> all;
   for (const auto& row : power) {
     double total = 0;
@@ -172,17 +195,19 @@ std::vector<std::vector<double>> factors(const std::vector<std::vector<double>>&
   return all;
 }
 
-template <class G>
-void check_norms(const std::vector<double>& norms, const std::vector<std::vector<double>>& power,
-                 const Problem<G>& problem, int p, const std::string& where) {
-  const std::size_t tensors = problem.columns.size();
+template <class Sum>
+void check_norms(const Result<Sum>& result, const std::vector<std::vector<double>>& power, int p,
+                 const std::string& where) {
+  std::int64_t nonfinite = 0;
   for (std::size_t row = 0; row < power.size(); ++row) {
-    for (std::size_t i = 0; i < tensors; ++i) {
-      const double want = root(power[row][i], p), got = norms[row * tensors + i];
-      check(std::isfinite(want) ? std::fabs(got - want) <= 1e-9 * want : !std::isfinite(got),
-            where + ": norm of row " + std::to_string(row));
-    }
+    double total = 0;
+    for (const double x : power[row]) total += x;
+    const double want = root(total, p), got = result.norms[row];
+    check(std::isfinite(want) ? std::fabs(got - want) <= 1e-9 * want : !std::isfinite(got),
+          where + ": norm of row " + std::to_string(row));
+    nonfinite += std::isfinite(want) ? 0 : 1;
   }
+  check(result.nonfinite == nonfinite, where + ": rows that are not finite");
 }
 
 template <class Sum, class G>
@@ -206,11 +231,11 @@ void check_float_sums(const Result<Sum>& result, const Problem<G>& problem, Sum 
 
 // A sample alone stays within M in every clip group, and the batch is the sum of its samples.
 template <class Sum, class G>
-void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem, GradType type,
-                        const ClipPlan& plan, Sum start, const std::string& where) {
+void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem,
+                        const Plan& plan, Sum start, const std::string& where) {
   std::vector<std::vector<Sum>> total = result.sums;
   for (std::int64_t row = 0; row < problem.rows; ++row) {
-    const auto one = run<Sum>(problem.only_row(row), type, plan, Sum{0}, 1);
+    const auto one = run<Sum>(problem.only_row(row), plan, Sum{0}, false, 1);
     const std::int64_t most = plan.p == 2 ? kUnitBound * kUnitBound : kUnitBound;
     std::int64_t power = 0;
     for (std::size_t i = 0; i < one.sums.size(); ++i) {
@@ -229,19 +254,19 @@ void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem, Gr
 }
 
 template <class Sum, class G>
-std::int64_t compare(const Problem<G>& problem, GradType type, const ClipPlan& plan) {
-  const Sum start = plan.arithmetic == Arithmetic::kNormOnly ? Sum{0} : Sum{5};
+std::int64_t compare(const Problem<G>& problem, const Plan& plan) {
+  const Sum start = plan.sums ? Sum{5} : Sum{0};
   // Float sums may differ in the last bits between numbers of threads, nothing else may.
-  const bool by_threads = plan.arithmetic == Arithmetic::kFloat;
+  const bool by_threads = plan.sums && std::is_floating_point_v<Sum>;
   std::map<int, Result<Sum>> first;
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     const std::string where = "clip, rows " + std::to_string(problem.rows) + ", tensors " +
                               std::to_string(problem.columns.size()) + ", p " +
                               std::to_string(plan.p) + ", style " +
-                              std::to_string(static_cast<int>(plan.style)) + ", arithmetic " +
-                              std::to_string(static_cast<int>(plan.arithmetic)) + setting;
-    const auto result = run<Sum>(problem, type, plan, start, threads);
+                              std::to_string(static_cast<int>(plan.style)) + ", sums " +
+                              std::to_string(static_cast<int>(summed<Sum>)) + setting;
+    const auto result = run<Sum>(problem, plan, start, false, threads);
     ++cases;
     const auto seen = first.find(by_threads ? threads : 0);
     if (seen != first.end()) {
@@ -252,11 +277,20 @@ std::int64_t compare(const Problem<G>& problem, GradType type, const ClipPlan& p
       return;
     }
     const auto power = powers(problem, plan.p);
-    check_norms(result.norms, power, problem, plan.p, where);
-    if constexpr (std::is_integral_v<Sum>) {
-      check_integer_sums(result, problem, type, plan, start, where);
-    } else if (plan.arithmetic == Arithmetic::kFloat) {
+    check_norms(result, power, plan.p, where);
+    if (!plan.sums) {
+      for (const auto& sum : result.sums) {
+        for (const Sum x : sum) check(x == start, where + ": sums without being asked");
+      }
+    } else if constexpr (std::is_integral_v<Sum>) {
+      check_integer_sums(result, problem, plan, start, where);
+    } else {
       check_float_sums(result, problem, start, factors(power, plan), where);
+    }
+    const auto from_zero = run<Sum>(problem, plan, Sum{0}, false, threads);
+    const auto fresh = run<Sum>(problem, plan, start, plan.sums, threads);
+    for (std::size_t i = 0; i < fresh.sums.size(); ++i) {
+      check_same(fresh.sums[i], from_zero.sums[i], where + ": fresh sums");
     }
     first.emplace(by_threads ? threads : 0, result);
   });
@@ -264,7 +298,7 @@ std::int64_t compare(const Problem<G>& problem, GradType type, const ClipPlan& p
 }
 
 template <class G, class Float>
-std::int64_t compare_type(GradType type) {
+std::int64_t compare_type() {
   const std::vector<Columns> shapes = {{},        {0},           {1}, {7, 1, 33}, {0, 31, 4096},
                                        {4097, 2}, {30001, 0, 17}};
   std::int64_t cases = 0;
@@ -273,13 +307,10 @@ std::int64_t compare_type(GradType type) {
       const Problem<G> problem(rows, columns);
       for (const int p : {1, 2}) {
         for (const Style style : {Style::kFlat, Style::kPerLayer, Style::kAutomatic}) {
-          const auto plan = [&](Arithmetic arithmetic) {
-            return ClipPlan{rows, p, style, arithmetic};
-          };
-          cases += compare<Float>(problem, type, plan(Arithmetic::kNormOnly));
-          cases += compare<Float>(problem, type, plan(Arithmetic::kFloat));
-          cases += compare<std::int32_t>(problem, type, plan(Arithmetic::kExact32));
-          cases += compare<std::int64_t>(problem, type, plan(Arithmetic::kExact64));
+          cases += compare<Float>(problem, {p, style, false});
+          cases += compare<Float>(problem, {p, style, true});
+          cases += compare<std::int32_t>(problem, {p, style, true});
+          cases += compare<std::int64_t>(problem, {p, style, true});
         }
       }
     }
@@ -290,9 +321,8 @@ std::int64_t compare_type(GradType type) {
 }  // namespace
 
 std::int64_t test_clip() {
-  return compare_type<float, float>(GradType::kFloat32) +
-         compare_type<double, double>(GradType::kFloat64) +
-         compare_type<std::uint16_t, float>(GradType::kBfloat16);
+  return compare_type<float, float>() + compare_type<double, double>() +
+         compare_type<std::uint16_t, float>();
 }
 
 }  // namespace dpkern::test

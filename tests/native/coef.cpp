@@ -1,11 +1,11 @@
 // Coefficients and losses against noise added to plain coefficients, row by row.
 
-#include "cpu/coef.h"
-
 #include <cstddef>
 #include <utility>
 
 #include "check.h"
+#include "cpu/coef_noise.h"
+#include "cpu/ops.h"
 #include "cpu/tiles.h"
 
 namespace dpkern::test {
@@ -14,7 +14,7 @@ namespace {
 template <class T>
 struct Case {
   CoefForm form;
-  cpu::CoefNoise noise;
+  CoefNoise noise;
   std::int64_t rows;
   std::int64_t columns;
   std::vector<T> z, targets, shift;
@@ -32,16 +32,16 @@ std::vector<std::vector<T>> coefficients_of(const Case<T>& c) {
     quadratic.push_back(c.form == CoefForm::kPrinted ? printed : static_cast<T>(0.125));
   }
   if (!c.noise.on) return {linear, quadratic};
-  const cpu::Ahead none{};
+  const Draws none{};
   for (std::int64_t row = 0; row < c.rows; ++row) {
     const std::int64_t at = row * c.columns;
     const auto add = [&](std::vector<T>& values, std::uint64_t first) {
       cpu::add_noise_float(c.noise.stream, c.noise.rounding, Distribution::kLaplace, none,
-                           first + static_cast<std::uint64_t>(at), c.columns, c.noise.scale_of(row),
+                           first + static_cast<std::uint64_t>(at), c.columns, cpu::scale_of(c.noise, row),
                            values.data() + at, 1);
     };
     add(linear, c.noise.linear);
-    add(quadratic, c.noise.quadratic);
+    add(quadratic, cpu::quadratic_position(c.noise, c.rows * c.columns));
   }
   return {linear, quadratic};
 }
@@ -80,13 +80,17 @@ std::int64_t run(const Case<T>& c, const std::string& what) {
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(c.targets, 1), z(c.z, 3), shift(c.shift, 1);
     Shifted<T> a1(std::vector<T>(c.size()), 3), a2(std::vector<T>(c.size()), 1);
-    cpu::perturb(c.form, c.noise, c.rows, c.columns, x.data(), a1.data(), a2.data(), threads);
+    cpu::perturb(cpu::Perturb<T>{x.data(), c.form, c.noise, a1.data(), a2.data(), c.rows,
+                                 c.columns},
+                 threads);
     check_same(a1.values(), made[0], what + " linear" + setting);
     check_same(a2.values(), made[1], what + " quadratic" + setting);
     Shifted<double> loss(std::vector<double>(losses.size()), 1);
     Shifted<T> dz(std::vector<T>(c.size()), 1);
-    cpu::quadratic_loss(c.form, c.noise, c.rows, c.columns, z.data(), x.data(),
-                        c.shift.empty() ? nullptr : shift.data(), loss.data(), dz.data(), threads);
+    cpu::quadratic(cpu::Quadratic<T>{z.data(), x.data(), c.form, c.noise,
+                                     c.shift.empty() ? nullptr : shift.data(), loss.data(),
+                                     dz.data(), c.rows, c.columns},
+                   threads);
     check_same(loss.values(), losses, what + " loss" + setting);
     check_same(dz.values(), slopes, what + " slopes" + setting);
     ++cases;
@@ -118,30 +122,26 @@ std::int64_t sweep(std::int64_t rows, std::int64_t columns, std::uint64_t first)
     c.noise.scale = 1;
     c.shift = {};
     cases += run(c, "plain " + size);
-    c.noise = {true,
-               counting_key(0x04000000, 3, 8),
-               counting_key(0x01000000, 3, 8),
-               {},
-               first,
-               (first + n + kTile - 1) / kTile * kTile,
-               0.75,
-               nullptr,
-               false};
+    c.noise.on = true;
+    c.noise.stream = counting_key(0x04000000, 3, 8);
+    c.noise.rounding = counting_key(0x01000000, 3, 8);
+    c.noise.linear = first;
+    c.noise.scale = 0.75;
     c.shift = shift;
     cases += run(c, "noised " + size);
     c.noise.scales = scales.data();
     cases += run(c, "scaled " + size);
     // Made before, from a little before the first position on.
     const std::uint64_t begin = first - 3;
-    const std::uint64_t count = c.noise.quadratic + n - begin;
+    const std::uint64_t count = cpu::quadratic_position(c.noise, rows * columns) + n - begin;
     std::vector<std::int32_t> values(count);
     std::vector<std::int16_t> bits(count);
     const auto made = static_cast<std::int64_t>(count);
-    cpu::lattice_draws(c.noise.stream, Distribution::kLaplace, begin, made, values.data(), 1);
-    cpu::rounding_draws(c.noise.rounding, begin, made, bits.data(), 1);
-    c.noise.ahead = {values.data(), nullptr, begin};
+    lattice_draws(c.noise.stream, Distribution::kLaplace, begin, made, values.data(), 1);
+    rounding_draws(c.noise.rounding, begin, made, bits.data(), 1);
+    c.noise.draws = {begin, made, values.data(), nullptr};
     cases += run(c, "draws ahead " + size);
-    c.noise.ahead.rounding = bits.data();
+    c.noise.draws.rounding = bits.data();
     cases += run(c, "all ahead " + size);
   }
   return cases;
@@ -160,13 +160,12 @@ std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int
   for (std::int64_t i = 0; i < classes * width; ++i) {
     w.push_back(static_cast<T>(i * 91 % 257 - 128) / 70);
   }
-  cpu::CoefNoise noise{};
+  CoefNoise noise{};
   noise.scale = 0.75;
   noise.on = noised;
   noise.stream = counting_key(0x04000000, 3, 8);
   noise.rounding = counting_key(0x01000000, 3, 8);
   noise.linear = 700;
-  noise.quadratic = (700 + static_cast<std::uint64_t>(linear) + kTile - 1) / kTile * kTile;
   std::vector<T> a1, a2;
   for (std::int64_t pair = 0; pair < pairs; ++pair) {
     const T* own = h.data() + pair / classes * width;
@@ -177,12 +176,12 @@ std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int
   }
   if (noised) {
     const auto add = [&](std::vector<T>& values, std::uint64_t first) {
-      cpu::add_noise_float(noise.stream, noise.rounding, Distribution::kLaplace, cpu::Ahead{},
+      cpu::add_noise_float(noise.stream, noise.rounding, Distribution::kLaplace, Draws{},
                            first, static_cast<std::int64_t>(values.size()), noise.scale,
                            values.data(), 1);
     };
     add(a1, noise.linear);
-    add(a2, noise.quadratic);
+    add(a2, cpu::quadratic_position(noise, linear));
   }
   const auto sum = [](std::int64_t n, const auto& term) {
     double lanes[16] = {};
@@ -231,8 +230,10 @@ std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int
     Shifted<T> hidden(h, 1), targets(y, 3), weights(w, 1);
     Shifted<double> loss(std::vector<double>(losses.size()), 1);
     Shifted<T> dweights(std::vector<T>(w.size()), 3), dhidden(std::vector<T>(h.size()), 1);
-    cpu::expanded_loss(noise, records, classes, width, hidden.data(), targets.data(),
-                       weights.data(), loss.data(), dweights.data(), dhidden.data(), threads);
+    cpu::expanded(
+        cpu::Expanded<T>{hidden.data(), targets.data(), weights.data(), noise, loss.data(),
+                         dweights.data(), dhidden.data(), records, width, classes},
+        threads);
     check_same(loss.values(), losses, "expanded loss" + setting);
     check_same(dweights.values(), by_weights, "by weights" + setting);
     check_same(dhidden.values(), by_hidden, "by hidden" + setting);

@@ -49,7 +49,7 @@ std::int64_t draws_are_the_same(Distribution law) {
     for (const std::uint64_t first : {std::uint64_t{0}, std::uint64_t{777}}) {
       std::vector<std::int32_t> want(static_cast<std::size_t>(n));
       Shifted<std::int32_t> got(want, 1);
-      cpu::lattice_draws(stream, law, first, n, want.data(), 1);
+      lattice_draws(stream, law, first, n, want.data(), 1);
       const Tally tally =
           tally_of([&] { counted::lattice_draws(stream, law, first, n, got.data()); });
       check_same(got.values(), want, "counted draws");

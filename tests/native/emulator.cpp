@@ -1,11 +1,32 @@
 // The emulator itself: that kernels see their indices and each other, and that it finds mistakes.
 
 #include <stdexcept>
+#include <string>
 
-#include "cuda.h"
+#include "check.h"
+#include "cuda_runtime.h"
 
 namespace dpkern::test {
+
 namespace {
+
+// body(name) with the threads of a block run forward and in reverse.
+template <class F>
+void in_both_orders(const F& body) {
+  for (const bool reverse : {false, true}) {
+    emulator::order(reverse);
+    body(reverse ? std::string(" [reverse]") : std::string(" [forward]"));
+  }
+  emulator::order(false);
+}
+
+// Arguments in the types of the kernel's parameters.
+template <class... Parameters>
+cudaError_t launch(void (*kernel)(Parameters...), unsigned int grid, unsigned int block,
+                   Parameters... arguments) {
+  void* addresses[] = {static_cast<void*>(&arguments)...};
+  return cudaLaunchKernel(kernel, dim3(grid), dim3(block), addresses, 0, nullptr);
+}
 
 constexpr int kThreads = 64;
 
@@ -41,9 +62,9 @@ __global__ void divergent_kernel(unsigned int waiting) {
 
 std::int64_t test_emulator() {
   std::vector<int> forward, backward;
-  DPK_LAUNCH(index_kernel, 2, 3, nullptr, &forward);
+  launch(index_kernel, 2, 3, &forward);
   emulator::order(true);
-  DPK_LAUNCH_FLAT(index_kernel, 2, 3, nullptr, &backward);
+  launch(index_kernel, 2, 3, &backward);
   emulator::order(false);
   check_same(forward, {0, 1, 2, 3, 4, 5}, "indices forward");
   check_same(backward, {2, 1, 0, 5, 4, 3}, "indices in reverse");
@@ -53,13 +74,13 @@ std::int64_t test_emulator() {
   int wrong_orders = 0;
   in_both_orders([&](const std::string& order) {
     std::vector<int> out(kThreads);
-    DPK_LAUNCH(shift_kernel, 1, kThreads, nullptr, out.data(), true);
+    launch(shift_kernel, 1, kThreads, out.data(), true);
     check_same(out, want, "shared memory" + order);
-    DPK_LAUNCH(shift_kernel, 1, kThreads, nullptr, out.data(), false);
+    launch(shift_kernel, 1, kThreads, out.data(), false);
     wrong_orders += out == want ? 0 : 1;
 
     std::vector<std::int64_t> sums(kThreads);
-    DPK_LAUNCH(shuffle_kernel, 1, kThreads, nullptr, sums.data());
+    launch(shuffle_kernel, 1, kThreads, sums.data());
     for (int i = 0; i < kThreads; ++i) {
       const int lane = i % 32, first = i - lane;
       const std::int64_t sum = 31 * 16 + 32 * first;
@@ -71,16 +92,16 @@ std::int64_t test_emulator() {
 
   bool thrown = false;
   try {
-    DPK_LAUNCH(divergent_kernel, 1, kThreads, nullptr, 5u);
+    launch(divergent_kernel, 1, kThreads, 5u);
   } catch (const std::logic_error&) {
     thrown = true;
   }
   check(thrown, "a barrier that some threads never reach");
 
   emulator::fail_next(2);
-  DPK_LAUNCH_FLAT(index_kernel, 1, 1, nullptr, &forward);
+  launch(index_kernel, 1, 1, &forward);
   check(forward.size() == 6 && cudaGetLastError() == 2, "a launch that fails runs nothing");
-  DPK_LAUNCH_FLAT(index_kernel, 1, 2000, nullptr, &forward);
+  launch(index_kernel, 1, 2000, &forward);
   check(forward.size() == 6 && cudaGetLastError() != 0, "a block of too many threads");
   check(cudaGetLastError() == 0, "an error is told once");
   return 8;

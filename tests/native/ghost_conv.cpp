@@ -15,8 +15,6 @@ namespace dpkern::test {
 namespace {
 
 using cpu::ConvLayout;
-using cpu::ConvPlan;
-using cpu::ConvSize;
 
 struct Shape {
   std::int64_t in;
@@ -34,20 +32,20 @@ std::int64_t extent(std::int64_t input, std::int64_t kernel, std::int64_t stride
   return (input + 2 * padding - dilation * (kernel - 1) - 1) / stride + 1;
 }
 
-ConvPlan plan_of(std::int64_t batch, const Shape& s) {
+Geometry plan_of(std::int64_t batch, const Shape& s) {
   const ConvSize output{
       extent(s.input.height, s.kernel.height, s.stride.height, s.padding.height, s.dilation.height),
       extent(s.input.width, s.kernel.width, s.stride.width, s.padding.width, s.dilation.width)};
   return {batch, s.in, s.out, s.groups, s.input, output, s.kernel, s.stride, s.padding, s.dilation};
 }
 
-std::int64_t entries_of(const ConvPlan& p) {
+std::int64_t entries_of(const Geometry& p) {
   return p.out_channels * (p.in_channels / p.groups) * p.kernel.height * p.kernel.width;
 }
 
 // body(index in plain order, index in `layout`) for every entry of a gradient.
 template <class F>
-void for_every_entry(const ConvPlan& p, ConvLayout layout, const F& body) {
+void for_every_entry(const Geometry& p, ConvLayout layout, const F& body) {
   const std::int64_t in = p.in_channels / p.groups;
   const std::int64_t taps = p.kernel.height * p.kernel.width;
   for (std::int64_t o = 0; o < p.out_channels; ++o) {
@@ -66,14 +64,14 @@ void for_every_entry(const ConvPlan& p, ConvLayout layout, const F& body) {
 
 template <class T>
 struct Problem {
-  ConvPlan plan;
+  Geometry plan;
   std::vector<T> x;
   std::vector<T> g;
   std::vector<double> gradients;  // [batch][plain order]
   std::vector<double> sizes;      // sums of |x| |g| instead of x g
   std::vector<double> squares;
 
-  explicit Problem(const ConvPlan& p) : plan(p) {
+  explicit Problem(const Geometry& p) : plan(p) {
     std::mt19937 engine(7);
     std::normal_distribution<double> normal;
     const std::int64_t area = p.input.height * p.input.width;
@@ -144,14 +142,18 @@ void check_above(const std::vector<double>& got, const std::vector<double>& want
 
 template <class T>
 void compare_gradient(const Problem<T>& problem, int threads, const std::string& where) {
-  const ConvPlan& p = problem.plan;
+  const Geometry& p = problem.plan;
   const auto batch = static_cast<std::size_t>(p.batch);
   const auto entries = static_cast<std::size_t>(entries_of(p));
   Shifted<T> x(problem.x, 1), g(problem.g, 3);
   Shifted<T> gradients(std::vector<T>(batch * entries), 1);
   Shifted<double> squares(std::vector<double>(batch), 1);
   const ConvLayout layout = cpu::conv_layout(p, !kSingle<T>);
-  cpu::conv_gradient(p, x.data(), g.data(), gradients.data(), squares.data(), threads);
+  check(cpu::conv_order({p, !kSingle<T>}, threads) == static_cast<int>(layout), where + ": order");
+  cpu::ConvGradient<T> call{};
+  call.x = x.data(), call.g = g.data(), call.plan = p;
+  call.grads = gradients.data(), call.squares = squares.data();
+  cpu::conv_gradient(call, threads);
   const double unit = kSingle<T> ? 0x1p-24 : 0x1p-53;
   const auto roundings = static_cast<double>(p.output.height * p.output.width + 2);
   std::vector<double> kept(batch);
@@ -169,21 +171,25 @@ void compare_gradient(const Problem<T>& problem, int threads, const std::string&
 
 template <class T>
 void compare_norm(const Problem<T>& problem, int threads, const std::string& where) {
-  const ConvPlan& p = problem.plan;
+  const Geometry& p = problem.plan;
   Shifted<T> x(problem.x, 1), g(problem.g, 3);
   Shifted<double> squares(std::vector<double>(static_cast<std::size_t>(p.batch)), 1);
-  cpu::conv_norm(p, x.data(), g.data(), squares.data(), threads);
+  cpu::ConvNorm<T> call{};
+  call.x = x.data(), call.g = g.data(), call.plan = p, call.squares = squares.data();
+  call.route = cpu::ConvRoute::kDirect;
+  cpu::conv_norm(call, threads);
   check_above<T>(squares.values(), problem.squares, where + ": direct");
   const bool shifts = p.groups == 1 && p.stride.height * p.stride.width == 1 &&
                       p.dilation.height * p.dilation.width == 1;
   if (!shifts) return;
-  cpu::conv_gram_norm(p, x.data(), g.data(), squares.data(), threads);
+  call.route = cpu::ConvRoute::kGram;
+  cpu::conv_norm(call, threads);
   check_above<T>(squares.values(), problem.squares, where + ": gram");
 }
 
 template <class T>
 void compare_sum(const Problem<T>& problem, int threads, const std::string& where) {
-  const ConvPlan& p = problem.plan;
+  const Geometry& p = problem.plan;
   const auto entries = static_cast<std::size_t>(entries_of(p));
   std::vector<T> x = problem.x;
   std::vector<T> factors;
@@ -193,7 +199,10 @@ void compare_sum(const Problem<T>& problem, int threads, const std::string& wher
   }
   Shifted<T> from(x, 1), g(problem.g, 3), weights(factors, 1);
   Shifted<T> total(std::vector<T>(entries, T{1}), 1);
-  cpu::conv_sum(p, from.data(), g.data(), weights.data(), total.data(), threads);
+  cpu::ConvSum<T> call{};
+  call.x = from.data(), call.g = g.data(), call.factors = weights.data();
+  call.out = total.data(), call.plan = p;
+  cpu::conv_sum(call, threads);
   const double unit = kSingle<T> ? 0x1p-24 : 0x1p-53;
   const auto roundings =
       static_cast<double>(p.output.height * p.output.width * (p.batch + 1) + p.batch + 8);

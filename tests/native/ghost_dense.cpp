@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <random>
 #include <type_traits>
 
 #include "check.h"
-#include "cpu/explicit.h"
-#include "cpu/ghost_affine.h"
 #include "cpu/ghost_embedding.h"
 #include "cpu/ghost_linear.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 namespace {
@@ -98,9 +98,11 @@ Size test_linear(const cpu::LinearShape& shape) {
   return sweep<F>(what, [&](int threads, const std::string& where) {
     Shifted<F> x(a, 1), y(g, 3), weights(factors, 1);
     for (const auto route :
-         {cpu::NormRoute::kAuto, cpu::NormRoute::kGram, cpu::NormRoute::kDirect}) {
+         {cpu::LinearRoute::kAuto, cpu::LinearRoute::kGram, cpu::LinearRoute::kDirect}) {
       Shifted<double> squares(std::vector<double>(index_of(shape.batch)), 1);
-      cpu::linear_norm(x.data(), y.data(), shape, route, squares.data(), threads);
+      cpu::linear_norm<F>({x.data(), y.data(), route, squares.data(), shape.batch, shape.positions,
+                           shape.inputs, shape.outputs},
+                          threads);
       for (Size b = 0; b < shape.batch; ++b) {
         double want = 0;
         for (Size i = 0; i < entries; ++i) {
@@ -111,13 +113,17 @@ Size test_linear(const cpu::LinearShape& shape) {
     }
     Shifted<F> kept(std::vector<F>(grads.size()), 1), total(std::vector<F>(sum.size(), 5), 1);
     Shifted<double> squares(std::vector<double>(index_of(shape.batch)), 1);
-    cpu::linear_gradient(x.data(), y.data(), shape, kept.data(), squares.data(), threads);
+    cpu::linear_gradient<F>({x.data(), y.data(), kept.data(), squares.data(), shape.batch,
+                             shape.positions, shape.inputs, shape.outputs},
+                            threads);
     check_near(kept.values(), grads, sizes, where + ": gradient");
-    cpu::linear_sum(x.data(), y.data(), weights.data(), shape, total.data(), threads);
+    cpu::linear_sum<F>({x.data(), y.data(), weights.data(), total.data(), shape.batch,
+                        shape.positions, shape.inputs, shape.outputs},
+                       threads);
     check_near(total.values(), sum, sum_sizes, where + ": sum");
     Shifted<F> contracted(std::vector<F>(sum.size(), 5), 1);
-    const std::vector<cpu::Explicit<F>> parts{{kept.data(), entries, contracted.data()}};
-    cpu::contract(parts, weights.data(), shape.batch, threads);
+    cpu::contract<F>({{kept.data()}, weights.data(), {contracted.data()}, shape.batch, {entries}},
+                     threads);
     check_near(contracted.values(), sum, sum_sizes, where + ": contract");
     std::vector<F> outputs = kept.values();
     for (const auto& part : {total.values(), contracted.values()}) {
@@ -129,6 +135,8 @@ Size test_linear(const cpu::LinearShape& shape) {
 
 template <class F>
 Size test_embedding(const cpu::EmbeddingShape& shape) {
+  const auto padding =
+      shape.padding == cpu::kNoPadding ? std::nullopt : std::optional<Size>(shape.padding);
   constexpr Size kRows = 7, kPlaces = 5;
   const Size rows = shape.batch * shape.positions;
   const auto g = random_values<F>(rows * shape.columns, 4);
@@ -168,14 +176,19 @@ Size test_embedding(const cpu::EmbeddingShape& shape) {
     Shifted<Size> places(ids, 1);
     Shifted<F> out(std::vector<F>(sum.size()), 1);
     Shifted<double> got(std::vector<double>(index_of(shape.batch)), 1);
-    cpu::embedding_norm(places.data(), values.data(), shape, got.data(), threads);
+    cpu::embedding_norm<F>({places.data(), values.data(), padding, got.data(), shape.batch,
+                            shape.positions, shape.columns},
+                           threads);
     for (std::size_t b = 0; b < squares.size(); ++b) {
       check_square<F>(got.data()[b], squares[b], where);
     }
-    cpu::tied_cross(places.data(), values.data(), inputs.data(), outputs.data(), shape, kPlaces,
-                    kRows, got.data(), threads);
+    cpu::tied_cross<F>({places.data(), values.data(), inputs.data(), outputs.data(), padding,
+                        got.data(), shape.batch, shape.positions, shape.columns, kPlaces, kRows},
+                       threads);
     check_near(got.values(), products, std::vector<double>(products.size(), 1e5), where + ": tied");
-    cpu::embedding_sum(places.data(), values.data(), weights.data(), shape, out.data(), threads);
+    cpu::embedding_sum<F>({places.data(), values.data(), weights.data(), out.data(), padding,
+                           shape.batch, shape.positions, shape.columns, kRows},
+                          threads);
     check_near(out.values(), sum, sizes, where + ": sum");
     return out.values();
   });
@@ -239,10 +252,16 @@ Size test_layer_norm(Size batch, Size rows, Size columns, bool centred) {
     Shifted<F> grad(g, 1), in(x, 3), centre(mean, 1), inverse(rstd, 1), scale(weight, 1);
     Shifted<F> dx(std::vector<F>(g.size()), 1);
     Shifted<F> dweight(std::vector<F>(want.dweight.size()), 1), dbias(dweight);
-    cpu::layer_norm_backward<F>(
-        {grad.data(), in.data(), centre.data(), inverse.data(), scale.data(), dx.data(),
-         dweight.data(), centred ? dbias.data() : nullptr, batch, rows, columns},
-        threads);
+    if (centred) {
+      cpu::layer_norm_backward<F>(
+          {grad.data(), in.data(), centre.data(), inverse.data(), scale.data(), dx.data(),
+           dweight.data(), dbias.data(), batch, rows, columns},
+          threads);
+    } else {
+      cpu::rms_norm_backward<F>({grad.data(), in.data(), inverse.data(), scale.data(), dx.data(),
+                                 dweight.data(), batch, rows, columns},
+                                threads);
+    }
     const auto shift = centred ? want.dbias : std::vector<double>(want.dbias.size());
     const auto outputs = joined(dx.values(), dweight.values(), dbias.values());
     check_near(outputs, joined(want.dx, want.dweight, shift), slack, where);
@@ -266,7 +285,7 @@ Size test_group_norm(Size batch, Size groups, Size channels, Size places) {
     Shifted<F> dweight(std::vector<F>(want.dweight.size()), 1), dbias(dweight);
     cpu::group_norm_backward<F>(
         {grad.data(), in.data(), centre.data(), inverse.data(), scale.data(), dx.data(),
-         dweight.data(), dbias.data(), batch, groups, channels, places},
+         dweight.data(), dbias.data(), batch, groups * channels, places, groups},
         threads);
     const auto outputs = joined(dx.values(), dweight.values(), dbias.values());
     check_near(outputs, joined(want.dx, want.dweight, want.dbias), slack, where);
@@ -285,7 +304,7 @@ Size test_type() {
   cases += test_linear<F>({0, 3, 4, 5}) + test_linear<F>({2, 260, 9, 50});
   for (const Size t : {0, 1, 6, 40}) {
     for (const Size d : {1, 16, 37}) {
-      cases += test_embedding<F>({3, t, d, -1}) + test_embedding<F>({3, t, d, 2});
+      cases += test_embedding<F>({3, t, d, cpu::kNoPadding}) + test_embedding<F>({3, t, d, 2});
     }
   }
   for (const Size d : {1, 15, 16, 130}) {

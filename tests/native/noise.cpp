@@ -101,7 +101,7 @@ void check_published_vectors() {
                       0x9aaa2204, 0x4e6cd4c3, 0x466482d2, 0x09aa9f07, 0x05d7c214, 0xa2028bd9,
                       0xd19c12b5, 0xb94e16de, 0xe883d0cb, 0x4e3c50a2};
   Block block(16);
-  cpu::keystream(counting_key(0x4a000000, 0, 20), 0x0900000000000001, 1, block.data(), 1);
+  keystream(counting_key(0x4a000000, 0, 20), 0x0900000000000001, 1, block.data(), 1);
   check_same(block, want, "RFC 8439 block");
 
   const Stream stream = counting_key(0x4a000000, 0, 20);
@@ -133,14 +133,14 @@ std::int64_t compare_draws(const Stream& stream, Distribution law) {
     for_every_setting([&](int threads, const std::string& setting) {
       const std::string where = "draws from " + std::to_string(window.first) + setting;
       Shifted<std::int32_t> whole(std::vector<std::int32_t>(want.size()), 1);
-      cpu::lattice_draws(stream, law, window.first, window.n, whole.data(), threads);
+      lattice_draws(stream, law, window.first, window.n, whole.data(), threads);
       check_same(whole.values(), want, where);
 
       Shifted<std::int32_t> chunks(std::vector<std::int32_t>(want.size()), 3);
       for (std::int64_t i = 0, step = 1; i < window.n; i += step, step = step * 3 + 1) {
         const std::int64_t count = std::min(step, window.n - i);
-        cpu::lattice_draws(stream, law, window.first + static_cast<std::uint64_t>(i), count,
-                           chunks.data() + i, threads);
+        lattice_draws(stream, law, window.first + static_cast<std::uint64_t>(i), count,
+                      chunks.data() + i, threads);
       }
       check_same(chunks.values(), want, where + " in chunks");
       cases += 2;
@@ -164,7 +164,7 @@ std::int64_t compare_integers(const Stream& stream, Distribution law, const Wind
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(sums, 1);
-    cpu::add_noise_integer(stream, law, cpu::Ahead{}, window.first, window.n, x.data(), threads);
+    cpu::add_noise_integer(stream, law, Draws{}, window.first, window.n, x.data(), threads);
     check_same(x.values(), want, "integer noise" + setting);
     ++cases;
   });
@@ -195,7 +195,7 @@ std::int64_t compare_floats(const Stream& stream, const Stream& rounding, Distri
   std::int64_t cases = 0;
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(sums, 1);
-    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, cpu::Ahead{}, window.first,
+    const std::int64_t bad = cpu::add_noise_float(stream, rounding, law, Draws{}, window.first,
                                                   window.n, scale, x.data(), threads);
     check(bad == 4, "float noise counts non-finite entries" + setting);
     const auto got = x.values();
@@ -227,7 +227,7 @@ std::int64_t compare_keystream(const Stream& stream) {
     }
     for_every_setting([&](int threads, const std::string& setting) {
       Shifted<std::uint32_t> out(Block(want.size()), 1);
-      cpu::keystream(stream, first, blocks, out.data(), threads);
+      keystream(stream, first, blocks, out.data(), threads);
       check_same(out.values(), want, "keystream" + setting);
       ++cases;
     });

@@ -1,13 +1,12 @@
 // Projections against their definition, one entry at a time.
 
-#include "cpu/project.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 
 #include "check.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 namespace {
@@ -49,11 +48,13 @@ std::int64_t sweep(std::int64_t n, double spread) {
   };
   const auto [front, back] = halves(values);
   std::int64_t cases = 0;
+  using Values = std::vector<F*>;
+  using Sizes = std::vector<std::int64_t>;
   for_every_setting([&](int threads, const std::string& setting) {
     const auto run = [&](auto project, const std::vector<double>& want, const std::string& what) {
       Shifted<F> a(front, 1), b(back, 3);
-      project(std::vector<cpu::Part<F>>{{a.data(), static_cast<std::int64_t>(front.size())},
-                                        {b.data(), static_cast<std::int64_t>(back.size())}},
+      project({a.data(), b.data()},
+              {static_cast<std::int64_t>(front.size()), static_cast<std::int64_t>(back.size())},
               threads);
       std::vector<F> got = a.values();
       const std::vector<F> rest = b.values();
@@ -66,15 +67,19 @@ std::int64_t sweep(std::int64_t n, double spread) {
       if (square > radius * radius) {
         for (double& v : want) v *= radius / std::sqrt(square);
       }
-      run([=](const auto& parts, int team) { cpu::project_ball(parts, radius, team); }, want,
-          "ball");
+      const auto project = [=](const Values& params, const Sizes& sizes, int team) {
+        cpu::project_ball<F>({params, radius, sizes}, team);
+      };
+      run(project, want, "ball");
     }
     for (const double total : {1.0, static_cast<double>(n) * spread}) {
       const double t = threshold_of(x, total);
       std::vector<double> want;
       for (const double v : x) want.push_back(std::max(0.0, v - t));
-      run([=](const auto& parts, int team) { cpu::project_simplex(parts, total, team); }, want,
-          "simplex");
+      const auto project = [=](const Values& params, const Sizes& sizes, int team) {
+        cpu::project_simplex<F>({params, total, sizes}, team);
+      };
+      run(project, want, "simplex");
     }
   });
   return cases;

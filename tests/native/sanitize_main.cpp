@@ -4,7 +4,6 @@
 #include <cstdio>
 
 #include "check.h"
-#include "cuda.h"
 
 int main() {
   using namespace dpkern;
@@ -26,15 +25,5 @@ int main() {
   std::printf("spectral %lld cases\n", static_cast<long long>(test::test_spectral()));
   std::printf("emulated CUDA %lld cases (the emulator)\n",
               static_cast<long long>(test::test_emulator()));
-  std::printf("emulated CUDA %lld cases (noise)\n",
-              static_cast<long long>(test::test_cuda_noise()));
-  std::printf("emulated CUDA %lld cases (coefficients)\n",
-              static_cast<long long>(test::test_cuda_coef()));
-  std::printf("emulated CUDA %lld cases (update)\n",
-              static_cast<long long>(test::test_cuda_update()));
-  std::printf("emulated CUDA %lld cases (clip and explicit gradients)\n",
-              static_cast<long long>(test::test_cuda_rows()));
-  std::printf("emulated CUDA %lld cases (symbols)\n",
-              static_cast<long long>(test::test_cuda_symbols()));
   return 0;
 }

@@ -1,7 +1,5 @@
 // Powers, norms and gathered bins of spectra, and whitened norms, against plain loops in double.
 
-#include "cpu/spectral.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "check.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 namespace {
@@ -39,7 +38,8 @@ std::int64_t test_powers(int threads, const std::string& setting) {
       const auto values = normals<T>(2 * sets * channels * bins, 1);
       Shifted<T> spectra(values, 1);
       std::vector<double> got(at(sets * bins), -1);
-      cpu::spectral_powers(spectra.data(), batch, groups, channels, bins, got.data(), threads);
+      const std::int64_t width = groups * channels;
+      cpu::spectral_powers<T>({spectra.data(), got.data(), batch, width, bins, groups}, threads);
       for (std::int64_t set = 0; set < sets; ++set) {
         for (std::int64_t k = 0; k < bins; ++k) {
           double want = 0;
@@ -55,10 +55,10 @@ std::int64_t test_powers(int threads, const std::string& setting) {
       std::vector<std::int64_t> kept;
       for (std::int64_t k = bins - 1; k >= 0; k -= 2) kept.push_back(k);
       const auto count = static_cast<std::int64_t>(kept.size());
-      const std::int64_t width = groups * channels, rows = batch + 2;
+      const std::int64_t rows = batch + 2;
       std::vector<T> out(at(count * rows * 2 * width), T{-9});
-      cpu::spectral_gather(spectra.data(), batch, width, bins, kept.data(), count, rows, 1,
-                           out.data(), threads);
+      cpu::spectral_gather<T>(
+          {spectra.data(), kept.data(), 1, out.data(), batch, width, bins, count, rows}, threads);
       for (std::int64_t k = 0; k < count; ++k) {
         for (std::int64_t row = 0; row < rows; ++row) {
           for (std::int64_t c = 0; c < 2 * width; ++c) {
@@ -92,16 +92,11 @@ std::int64_t test_squares(int threads, const std::string& setting) {
       g.back() = std::numeric_limits<double>::quiet_NaN();
       const std::vector<double> weights(at(bins), 1.0);
       for (const double error : {0.0, 0.01}) {
-        const cpu::SpectralGrid grid{bins,
-                                     small,
-                                     folded ? index.data() : nullptr,
-                                     factors.data(),
-                                     weights.data(),
-                                     weights.data(),
-                                     error,
-                                     2.0};
         std::vector<double> got(at(batch));
-        cpu::spectral_squares(grid, x.data(), g.data(), batch, groups, got.data(), threads);
+        cpu::spectral_squares(
+            {x.data(), g.data(), folded ? index.data() : nullptr, factors.data(), weights.data(),
+             weights.data(), error, 2.0, got.data(), batch, groups, bins, small},
+            threads);
         check(std::isnan(got.back()), "a sample that is not finite" + setting);
         for (std::int64_t b = 0; b + 1 < batch; ++b) {
           double product = 0, x_norm = 0, g_norm = 0, g_most = 0, x_most = 0;
@@ -146,8 +141,9 @@ std::int64_t test_whitened(int threads, const std::string& setting) {
         Shifted<T> gradients(values, 1);
         Shifted<double> shifted(matrix, 1);
         std::vector<double> got(at(batch));
-        cpu::whitened_norm(gradients.data(), batch, outer, taps, inner, shifted.data(), rows,
-                           got.data(), threads);
+        cpu::whitened_norm<T>(
+            {gradients.data(), shifted.data(), got.data(), batch, outer, taps, inner, rows},
+            threads);
         for (std::int64_t b = 0; b < batch; ++b) {
           double want = 0;
           for (std::int64_t o = 0; o < outer; ++o) {

@@ -1,9 +1,10 @@
 // Randomized response against its definition, one symbol at a time with division.
 
-#include "cpu/symbols.h"
+#include <algorithm>
 
 #include "check.h"
 #include "core/chacha.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 namespace {
@@ -15,15 +16,15 @@ std::uint64_t word_at(const Stream& stream, std::uint64_t position) {
   return static_cast<std::uint64_t>(block[2 * pair + 1]) << 32 | block[2 * pair];
 }
 
-std::uint64_t response(const Stream& stream, std::uint64_t position, const Lies& lies,
-                       std::uint64_t x) {
+std::uint64_t response(const Stream& stream, std::uint64_t position, std::uint64_t keep,
+                       std::uint32_t categories, std::uint64_t x) {
   using Wide = unsigned __int128;
   const Wide u = word_at(stream, position), whole = Wide{1} << 64;
-  if (u < lies.keep) return x;
-  const Wide width = (whole - lies.keep) / (lies.categories - 1);
-  Wide lie = (u - lies.keep) / width;
-  if (lie > lies.categories - 2) lie = lies.categories - 2;
-  return static_cast<std::uint64_t>((x + 1 + lie) % lies.categories);
+  if (u < keep) return x;
+  const Wide width = (whole - keep) / (categories - 1);
+  Wide lie = (u - keep) / width;
+  if (lie > categories - 2) lie = categories - 2;
+  return static_cast<std::uint64_t>((x + 1 + lie) % categories);
 }
 
 template <class T>
@@ -33,20 +34,20 @@ std::int64_t sweep(std::uint32_t categories) {
   // The fewest words for the truth, as many as for all lies, and all but one for each lie.
   const std::uint64_t least = ~std::uint64_t{0} / categories + 1;
   const std::uint64_t most = std::uint64_t{0} - (categories - 1);
-  for (const std::uint64_t keep : {least, std::uint64_t{1} << 63, most}) {
-    const Lies lies = lies_of(categories, keep < least ? least : keep);
+  for (const std::uint64_t words : {least, std::uint64_t{1} << 63, most}) {
+    const std::uint64_t keep = std::max(words, least);
     for (const std::int64_t n : {0, 1, 385, 25000}) {
-      for (const std::uint64_t first : {5ull, (1ull << 35) - 100}) {
+      for (const std::int64_t first : {std::int64_t{5}, (std::int64_t{1} << 35) - 100}) {
         std::vector<T> x, want;
         for (std::int64_t i = 0; i < n; ++i) {
           const auto symbol = static_cast<std::uint64_t>(i * 2654435761) % categories;
-          const std::uint64_t position = first + static_cast<std::uint64_t>(i);
+          const auto position = static_cast<std::uint64_t>(first + i);
           x.push_back(static_cast<T>(symbol));
-          want.push_back(static_cast<T>(response(stream, position, lies, symbol)));
+          want.push_back(static_cast<T>(response(stream, position, keep, categories, symbol)));
         }
         for_every_setting([&](int threads, const std::string& setting) {
           Shifted<T> from(x, 1), to(std::vector<T>(x.size()), 3);
-          cpu::randomize(stream, first, lies, from.data(), n, to.data(), threads);
+          cpu::randomize<T>({from.data(), stream, keep, categories, first, to.data(), n}, threads);
           check_same(to.values(), want,
                      "symbols, " + std::to_string(categories) + " categories, " +
                          std::to_string(n) + setting);

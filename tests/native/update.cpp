@@ -1,8 +1,6 @@
 // The update: equal bits for every setting and split of the tensors, near a plain double
 // computation that takes its noise from the noise op.
 
-#include "cpu/update.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,6 +10,7 @@
 
 #include "check.h"
 #include "cpu/noise.h"
+#include "cpu/ops.h"
 
 namespace dpkern::test {
 namespace {
@@ -70,7 +69,7 @@ struct Problem {
 
 template <class T, class Sum>
 Problem<T, Sum> make(const std::vector<std::int64_t>& sizes, std::uint64_t shift,
-                     const cpu::UpdateNoise& noise) {
+                     const UpdateNoise& noise) {
   std::mt19937 random(5);
   std::normal_distribution<double> normal(0, 1);
   Problem<T, Sum> problem;
@@ -79,7 +78,7 @@ Problem<T, Sum> make(const std::vector<std::int64_t>& sizes, std::uint64_t shift
     Tensor<T> tensor{position, {}, {}, {}};
     std::vector<Sum> sum;
     std::vector<std::int32_t> draws(static_cast<std::size_t>(size));
-    cpu::lattice_draws(noise.stream, noise.law, position, size, draws.data(), 1);
+    lattice_draws(noise.stream, noise.law, position, size, draws.data(), 1);
     for (std::int64_t i = 0; i < size; ++i) {
       tensor.param.push_back(static_cast<T>(normal(random)));
       tensor.state1.push_back(static_cast<T>(normal(random)));
@@ -117,16 +116,17 @@ Problem<T, Sum> cut(const Problem<T, Sum>& whole) {
 }
 
 template <class Sum>
-constexpr SumType sum_type = std::is_floating_point_v<Sum> ? SumType::kFloat
-                             : sizeof(Sum) == 4            ? SumType::kInt32
-                                                           : SumType::kInt64;
+constexpr cpu::Summed sum_kind = std::is_same_v<Sum, std::int32_t>   ? cpu::Summed::kInt32
+                                 : std::is_same_v<Sum, std::int64_t> ? cpu::Summed::kInt64
+                                 : sizeof(Sum) == 4                  ? cpu::Summed::kFloat32
+                                                                     : cpu::Summed::kFloat64;
 
 // Parameters and states after the step, all tensors end to end: [params, state1, state2].
 template <class T>
 using Flat = std::vector<std::vector<T>>;
 
 template <class T, class Sum>
-Flat<T> run(const Problem<T, Sum>& problem, const NamedRule& named, const cpu::UpdateNoise& noise,
+Flat<T> run(const Problem<T, Sum>& problem, const NamedRule& named, const UpdateNoise& noise,
             int threads) {
   std::vector<Shifted<T>> params, first, second;
   std::vector<Shifted<Sum>> sums;
@@ -137,15 +137,23 @@ Flat<T> run(const Problem<T, Sum>& problem, const NamedRule& named, const cpu::U
     second.emplace_back(t.state2, 3);
     sums.emplace_back(problem.sums[i], 1);
   }
-  std::vector<cpu::UpdateItem> items;
+  cpu::UpdateTensors<T> call{};
   for (std::size_t i = 0; i < params.size(); ++i) {
-    items.push_back({params[i].data(), sums[i].data(), named.states > 0 ? first[i].data() : nullptr,
-                     named.states > 1 ? second[i].data() : nullptr,
-                     static_cast<std::int64_t>(problem.sums[i].size()), problem.tensors[i].first,
-                     noise.on ? kScale : 0.0});
+    call.params.push_back(params[i].data());
+    call.sums.push_back(sums[i].data());
+    call.P.push_back(static_cast<std::int64_t>(problem.sums[i].size()));
+    if (!noise.on) continue;
+    call.positions.push_back(static_cast<std::int64_t>(problem.tensors[i].first));
+    call.scales.push_back(kScale);
   }
-  const std::int64_t bad =
-      cpu::update_step<T>(named.rule, noise, sum_type<Sum>, kGradientScale, items, threads);
+  for (int state = 0; state < named.states; ++state) {
+    for (auto& buffer : state == 0 ? first : second) call.buffers.push_back(buffer.data());
+  }
+  call.sums_kind = sum_kind<Sum>;
+  call.rule = named.rule;
+  call.noise = noise;
+  call.gradient_scale = kGradientScale;
+  const std::int64_t bad = cpu::update_tensors(call, threads);
   check(bad == 0, "update: finite sums counted as non-finite");
   Flat<T> flat(3);
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -180,15 +188,15 @@ Expected stepped(const Rule& r, int states, double p, double s1, double s2, doub
 // The gradient that one tensor's rule should see.
 template <class T, class Sum>
 std::vector<double> gradients(const Tensor<T>& tensor, std::vector<Sum> sum,
-                              const cpu::UpdateNoise& noise) {
+                              const UpdateNoise& noise) {
   const auto n = static_cast<std::int64_t>(sum.size());
   double scale = kGradientScale;
   if (noise.on) {
     if constexpr (std::is_integral_v<Sum>) {
-      cpu::add_noise_integer(noise.stream, noise.law, cpu::Ahead{}, tensor.first, n, sum.data(), 1);
+      cpu::add_noise_integer(noise.stream, noise.law, Draws{}, tensor.first, n, sum.data(), 1);
       scale *= kScale / 64;
     } else {
-      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, cpu::Ahead{}, tensor.first, n,
+      cpu::add_noise_float(noise.stream, noise.rounding, noise.law, Draws{}, tensor.first, n,
                            kScale, sum.data(), 1);
     }
   }
@@ -199,7 +207,7 @@ std::vector<double> gradients(const Tensor<T>& tensor, std::vector<Sum> sum,
 
 template <class T, class Sum>
 void check_near(const Flat<T>& got, const Problem<T, Sum>& problem, const NamedRule& named,
-                const cpu::UpdateNoise& noise, const std::string& where) {
+                const UpdateNoise& noise, const std::string& where) {
   std::size_t at = 0;
   for (std::size_t i = 0; i < problem.tensors.size(); ++i) {
     const Tensor<T>& t = problem.tensors[i];
@@ -223,25 +231,25 @@ void check_near(const Flat<T>& got, const Problem<T, Sum>& problem, const NamedR
 struct Made {
   std::vector<std::int32_t> values;
   std::vector<std::int16_t> rounding;
-  cpu::UpdateNoise noise;
+  UpdateNoise noise;
 
   template <class T, class Sum>
-  Made(const cpu::UpdateNoise& inline_noise, std::uint64_t first, const Problem<T, Sum>& problem)
+  Made(const UpdateNoise& inline_noise, std::uint64_t first, const Problem<T, Sum>& problem)
       : noise(inline_noise) {
     std::uint64_t end = first;
     for (const auto& tensor : problem.tensors) end = tensor.first + tensor.param.size();
     values.resize(end - first);
     rounding.resize(end - first);
     const auto n = static_cast<std::int64_t>(end - first);
-    cpu::lattice_draws(noise.stream, noise.law, first, n, values.data(), 1);
-    cpu::rounding_draws(noise.rounding, first, n, rounding.data(), 1);
-    noise.ahead = {values.data(), rounding.data(), first};
+    lattice_draws(noise.stream, noise.law, first, n, values.data(), 1);
+    rounding_draws(noise.rounding, first, n, rounding.data(), 1);
+    noise.draws = {first, n, values.data(), rounding.data()};
     noise.stream = noise.rounding = counting_key(9, 9, 20);  // nothing may come from here
   }
 };
 
 template <class T, class Sum>
-std::int64_t compare(const cpu::UpdateNoise& noise) {
+std::int64_t compare(const UpdateNoise& noise) {
   const std::vector<std::vector<std::int64_t>> shapes = {
       {}, {0}, {1}, {511, 0, 2, 513}, {20000, 7}};
   std::int64_t cases = 0;
@@ -280,12 +288,17 @@ void check_nonfinite() {
   const T infinity = std::numeric_limits<T>::infinity();
   for (const bool on : {false, true}) {
     std::vector<T> param(3, T{1}), sum = {infinity, T{0}, std::numeric_limits<T>::quiet_NaN()};
-    cpu::UpdateNoise noise{on, Distribution::kGaussian, counting_key(1, 0, 20),
-                           counting_key(2, 0, 20), cpu::Ahead{}};
-    const std::vector<cpu::UpdateItem> items = {
-        {param.data(), sum.data(), nullptr, nullptr, 3, 0, on ? kScale : 0.0}};
-    const auto bad =
-        cpu::update_step<T>(rules()[0].rule, noise, SumType::kFloat, kGradientScale, items, 1);
+    cpu::UpdateTensors<T> call{};
+    call.params = {param.data()};
+    call.sums = {sum.data()};
+    call.sums_kind = sum_kind<T>;
+    call.positions = {0};
+    call.scales = {kScale};
+    call.rule = rules()[0].rule;
+    call.noise = {on, Distribution::kGaussian, counting_key(1, 0, 20), counting_key(2, 0, 20), {}};
+    call.gradient_scale = kGradientScale;
+    call.P = {3};
+    const auto bad = cpu::update_tensors(call, 1);
     check(bad == 2, "update counts non-finite sums");
     for (const T x : param) check(std::isfinite(x), "update keeps parameters finite");
   }
@@ -294,7 +307,7 @@ void check_nonfinite() {
 template <class T>
 std::int64_t compare_type() {
   check_nonfinite<T>();
-  cpu::UpdateNoise noise{};
+  UpdateNoise noise{};
   std::int64_t cases = compare<T, T>(noise);
   noise.on = true;
   noise.stream = counting_key(0x4a000000, 0, 20);

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...base.codes import STYLES
 from ...ops import clip
 from .. import cpu
 from .compile import Array, addresses, entries, inner, kernel, like
@@ -15,7 +16,7 @@ from .parallel import in_parts, team_of
 from .rows import SHRINK, add_integer_row, add_row, clip_factor, power_sum, round_down
 
 _GRAIN = 1 << 16  # entries worth a thread
-FLAT, PER_LAYER, AUTOMATIC = range(3)
+PER_LAYER, AUTOMATIC = STYLES.code("per_layer"), STYLES.code("automatic")
 
 
 @inner
@@ -102,7 +103,7 @@ def _integer_sums(
 
 
 def _call(request: clip.Request) -> tuple[int, int]:
-    return request.p, clip.STYLES.index(request.style)
+    return request.p, STYLES.code(request.style)
 
 
 def _items(request: clip.Request, held: list[torch.Tensor]) -> tuple[Array, ...]:
@@ -143,7 +144,6 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> clip.ClipResult:
     request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)
@@ -168,8 +168,18 @@ def _clip_sum(
     return request.result(sums, clip.combine_norms(torch.from_numpy(norms), p))
 
 
+def _refuse_sample_norm(grads: clip.Gradients, **kwargs: Any) -> str | None:
+    if kwargs.get("scale") is not None or kwargs.get("center") is not None:
+        return "has no per-coordinate scale or centre"
+    return _refuse(grads)
+
+
+def _refuse(grads: clip.Gradients, *_: Any, **__: Any) -> str | None:
+    return cpu._on_cpu(*clip.tensors_of(grads))
+
+
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("clip.sample_norm", _sample_norm, cpu._refuse_sample_norm),
-    ("clip.clip_sum", _clip_sum, cpu._refuse_clip_sum),
+    ("clip.sample_norm", _sample_norm, _refuse_sample_norm),
+    ("clip.clip_sum", _clip_sum, _refuse),
 )
 """``(op, run, refuse)``."""

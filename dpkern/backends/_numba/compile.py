@@ -30,6 +30,7 @@ def _sources() -> str:
     """A digest of everything that compiled code depends on: numba itself looks at one file only."""
     package = _HERE.parents[1]
     files = [*sorted(_HERE.glob("*.py")), package / "laws.py", package / "ops" / "clip.py"]
+    files.append(package / "base" / "layouts.py")
     files += sorted((package / "ops" / "coef").glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 

@@ -66,7 +66,7 @@ def _columns(grads: Tensors) -> Array:
     return np.array([part.stride(0) if part.numel() else 0 for part in grads], np.int64)
 
 
-def _explicit_norm(grads: Tensors, *, backend: str | None = None) -> torch.Tensor:
+def _explicit_norm(grads: Tensors) -> torch.Tensor:
     batch = grads[0].shape[0]
     rows, columns, kind = addresses(grads), _columns(grads), like(grads[0].dtype)
     squares = np.empty(batch)
@@ -82,7 +82,6 @@ def _clip_factors(
     dtype: torch.dtype,
     scale: float = 1.0,
     automatic: bool = False,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     norms = torch.empty(len(squares[0]), dtype=torch.float64)
     factors = torch.empty(len(norms), dtype=dtype)
@@ -91,9 +90,7 @@ def _clip_factors(
     return factors, norms
 
 
-def _contracted(
-    grads: Tensors, factors: torch.Tensor, outs: Tensors, *, backend: str | None = None
-) -> None:
+def _contracted(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
     # A gradient in another order of entries is summed in that order; the sum is put right at last.
     flat = [
         out if part.is_contiguous() else torch.zeros(out.numel(), dtype=out.dtype)

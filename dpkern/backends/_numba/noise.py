@@ -79,7 +79,6 @@ def _keystream(
     first_block: int,
     blocks: int,
     device: torch.device | str = "cpu",
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32)
     words, target = words_of(stream), out.numpy().view(np.uint32)
@@ -99,7 +98,6 @@ def _lattice_draws(
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32) if out is None else out
     words, law, target = words_of(stream), law_of(distribution), made.numpy()
@@ -115,7 +113,9 @@ def _lattice_draws(
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
     if kwargs.get("draws") is not None:
         return "makes its draws in registers, got draws made ahead"
-    return cpu._refuse_add_noise(x, **kwargs)
+    if isinstance(kwargs.get("scale"), torch.Tensor):
+        return "has one scale per call, got one per coordinate"
+    return cpu._on_cpu(x)
 
 
 def _add_noise(
@@ -127,7 +127,6 @@ def _add_noise(
     scale: float | None = None,
     rounding: Stream | None = None,
     draws: None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     n, law, words, at = x.numel(), law_of(distribution), words_of(stream), x.data_ptr()
     team, kind = team_of(n, _GRAIN), like(x.dtype)
@@ -145,9 +144,9 @@ def _add_noise(
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("noise.keystream", _keystream, cpu._always),
-    ("noise.lattice_draws", _lattice_draws, cpu._always),
-    ("noise.rounding_bits", _rounding.from_keystream(_keystream), cpu._always),
+    ("noise.keystream", _keystream, None),
+    ("noise.lattice_draws", _lattice_draws, None),
+    ("noise.rounding_bits", _rounding.from_keystream(_keystream), None),
     ("noise.add_noise", _add_noise, _refuse_add_noise),
 )
 """``(op, run, refuse)``."""

@@ -175,7 +175,6 @@ def _update_step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> int:
     if not params:
         return 0
@@ -215,7 +214,7 @@ def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     given: update.Noise | None = kwargs.get("noise")
     if given is not None and given.draws is not None:
         return "makes its draws in registers, got draws made ahead"
-    return cpu._refuse_update(params, sums, **kwargs)
+    return cpu._on_cpu(*params)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _update_step, _refuse_update),)

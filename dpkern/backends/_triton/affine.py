@@ -211,8 +211,6 @@ def _layer_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
 ) -> Gradients:
     return _by_rows(g, x, mean, rstd, weight)
 
@@ -222,8 +220,6 @@ def _rms_norm_backward(
     x: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return _by_rows(g, x, None, rstd, weight)[:2]
 
@@ -234,8 +230,6 @@ def _group_norm_backward(
     mean: torch.Tensor,
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
-    *,
-    backend: str | None = None,
 ) -> Gradients:
     batch, groups = mean.shape
     channels, places = g.shape[1] // groups, g.shape[2]

@@ -103,7 +103,6 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> clip.ClipResult:
     request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)

@@ -84,7 +84,6 @@ def _perturb(
     form: coef.Form,
     noise: coef.Noise | None = None,
     out: coef.Coefficients | None = None,
-    backend: str | None = None,
 ) -> coef.Coefficients:
     coef.check_release(targets, noise)
     made = coef.perturb.reference(targets, form=form, out=out)  # a few operations of torch
@@ -128,7 +127,6 @@ def _quadratic(
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
     rows, columns = z.shape

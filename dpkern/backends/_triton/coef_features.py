@@ -83,7 +83,6 @@ def _expanded(
     *,
     noise: coef.Noise | None = None,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     made = out or coef.empty_results(hidden, weights)
     loss, dweights, dhidden = (t.detach() for t in made)

@@ -161,7 +161,6 @@ def _embedding_norm(
     g: torch.Tensor,
     *,
     padding_idx: int | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     (batch, positions), columns = ids.shape, g.shape[2]
     order = torch.sort(ids, dim=1, stable=True)
@@ -197,7 +196,6 @@ def _embedding_sum(
     out: torch.Tensor,
     *,
     padding_idx: int | None = None,
-    backend: str | None = None,
 ) -> None:
     count, columns = ids.numel(), g.shape[2]
     order = torch.sort(ids.view(-1), stable=True)

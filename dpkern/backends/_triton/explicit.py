@@ -49,7 +49,7 @@ def _never(*_: Any, **__: Any) -> None:
     return None
 
 
-def _explicit_norm(grads: Tensors, *, backend: str | None = None) -> torch.Tensor:
+def _explicit_norm(grads: Tensors) -> torch.Tensor:
     batch, device = grads[0].shape[0], grads[0].device
     powers = torch.empty(len(grads), batch, dtype=torch.float64, device=device)
     for part, power in zip(grads, powers, strict=True):
@@ -64,7 +64,6 @@ def _clip_factors(
     dtype: torch.dtype,
     scale: float = 1.0,
     automatic: bool = False,
-    backend: str | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     together = torch.stack(list(squares))
     parts, batch = together.shape
@@ -87,9 +86,7 @@ def _clip_factors(
     return factors, norms
 
 
-def _contract(
-    grads: Tensors, factors: torch.Tensor, outs: Tensors, *, backend: str | None = None
-) -> None:
+def _contract(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
     for part, out in zip(grads, outs, strict=True):
         if part.is_contiguous():
             rows.add_rows(part, factors, out.numel(), out)

@@ -13,12 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
+from ...base.codes import DISTRIBUTIONS, words
 from ...laws import LAWS, gaussian_tail
 from .chacha import blocks
 
-GAUSSIAN = tl.constexpr(0)
-LAPLACE = tl.constexpr(1)
-LAW_CODES = {name: code for code, name in enumerate(LAWS)}
+GAUSSIAN = tl.constexpr(DISTRIBUTIONS.code("gaussian"))
+LAPLACE = tl.constexpr(DISTRIBUTIONS.code("laplace"))
+LAW_CODES = words(DISTRIBUTIONS)
 TAIL_SIZE = tl.constexpr(len(gaussian_tail()))
 
 LANES = tl.constexpr(16)

@@ -19,9 +19,7 @@ def _refuse_norm(a: torch.Tensor, g: torch.Tensor, **_: Any) -> str | None:
     return _refuse(a, g) or direct.too_long(a, a.shape[1])
 
 
-def _norm(
-    a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", backend: str | None = None
-) -> torch.Tensor:
+def _norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto") -> torch.Tensor:
     operands = Operands.linear(a, g)
     highs = a.new_zeros(a.shape[0], 1, dtype=torch.float64)
     if operands.empty:
@@ -34,9 +32,7 @@ def _norm(
     return direct.norms(operands, done, highs)[:, 0]
 
 
-def _gradient(
-    a: torch.Tensor, g: torch.Tensor, *, backend: str | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradient(a: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     operands = Operands.linear(a, g)
     grads = a.new_zeros(a.shape[0], g.shape[2], a.shape[2], dtype=operands.sums)
     if operands.empty:
@@ -49,8 +45,6 @@ def _sum(
     g: torch.Tensor,
     factors: torch.Tensor,
     out: torch.Tensor,
-    *,
-    backend: str | None = None,
 ) -> None:
     operands = Operands.linear(a, g)
     if not operands.empty:

@@ -166,7 +166,6 @@ def _keystream(
     first_block: int,
     blocks: int,
     device: torch.device | str = "cpu",
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty(16 * blocks, dtype=torch.int32, device=at(device))
     grid, given = -(-blocks // _BLOCKS), chacha.arguments(stream)
@@ -182,7 +181,6 @@ def _lattice_draws(
     distribution: str = "gaussian",
     device: torch.device | str = "cpu",
     out: torch.Tensor | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     made = torch.empty(count, dtype=torch.int32, device=at(device))
     first, skip, tiles = tiles_of(position, count)
@@ -219,7 +217,6 @@ def _add_noise(
     scale: float | None = None,
     rounding: Stream | None = None,
     draws: None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     release(
         x,

@@ -74,7 +74,6 @@ def _randomize(
     keep: int,
     categories: int = 2,
     position: int = 0,
-    backend: str | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(symbols)
     n = symbols.numel()

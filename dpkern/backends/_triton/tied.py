@@ -84,7 +84,6 @@ def _tied_cross(
     g: torch.Tensor,
     *,
     padding_idx: int | None = None,
-    backend: str | None = None,
 ) -> torch.Tensor:
     (batch, count), positions, columns = ids.shape, a.shape[1], a.shape[2]
     blocks = -(-count // _META["ROWS"])

@@ -14,15 +14,17 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
+from ...base.codes import RuleForm
 from ...ops import noise as noise_ops
 from ...ops import update
 from ...ops._count import Count, known
 from .. import _numbers
+from .._tables import sgd_form
 from .lattice import finite
 from .launch import INTERPRETED, launch, number
 from .noise import REGISTERS, release
 
-SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(i) for i in range(4))
+SGD, MOMENTUM, NESTEROV, ADAM = (tl.constexpr(int(form)) for form in RuleForm)
 NUMBERS = tuple(f"a{i}" for i in range(8))
 """A rule's numbers, in the parameters' dtype."""
 
@@ -116,12 +118,12 @@ def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int
             math.sqrt(1 - beta2**t),
             rule.lr / (1 - beta1**t),
         )
-        code = 3
+        code = RuleForm.adam
     else:
         kept = (0.0, 1.0) if t == 1 else (rule.momentum, 1 - rule.dampening)
         numbers = (rule.lr, rule.weight_decay, rule.momentum, *kept, 0.0, 0.0, 0.0)
-        code = (2 if rule.nesterov else 1) if rule.momentum else 0
-    return code, tuple(_numbers.bits(_numbers.rounded(x, dtype)) for x in numbers)
+        code = sgd_form(rule)
+    return int(code), tuple(_numbers.bits(_numbers.rounded(x, dtype)) for x in numbers)
 
 
 def _refuse(
@@ -148,7 +150,6 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-    backend: str | None = None,
 ) -> Count:
     if not params:
         return 0

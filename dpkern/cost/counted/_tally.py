@@ -1,4 +1,4 @@
-"""What a counted execution of an op reports, and who can be counted."""
+"""What a counted execution of an op reports."""
 
 from __future__ import annotations
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch.autograd.graph import increment_version
 
+from ...backends._structs import BYTES
+from ...base.codes import COEF_FORMS
 from ...ops import coef
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
+
+
+def _bytes(noise: coef.Noise | None) -> bytes:
+    return b"" if noise is None else BYTES["CoefNoise"](noise)
 
 
 def _perturb(
@@ -19,8 +25,10 @@ def _perturb(
 ) -> tuple[coef.Coefficients, Tally]:
     coef.check_release(targets, noise)
     made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
-    places = (tensor.data_ptr() for tensor in (targets, *made))
-    packed = kernels().coef_perturb(*coef.packed(targets, form, noise), *places)
+    places = (tensor.data_ptr() for tensor in made)
+    wide = targets.dtype is torch.float64
+    how = COEF_FORMS.code(form), _bytes(noise)
+    packed = kernels().perturb(wide, targets.data_ptr(), *how, *places, *targets.shape)
     increment_version(made)
     return made, tallied(packed)[1]
 
@@ -36,12 +44,15 @@ def _quadratic(
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
     coef.check_release(targets, noise)
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
-    packed = kernels().coef_quadratic(
-        *coef.packed(targets, form, noise),
+    packed = kernels().quadratic(
+        z.dtype is torch.float64,
         z.data_ptr(),
         targets.data_ptr(),
+        COEF_FORMS.code(form),
+        _bytes(noise),
         0 if shift is None else shift.data_ptr(),
         *(tensor.data_ptr() for tensor in made),
+        *z.shape,
     )
     increment_version(made)
     return made, tallied(packed)[1]

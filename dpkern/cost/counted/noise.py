@@ -7,21 +7,22 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from ...backends._structs import BYTES
+from ...base.codes import DISTRIBUTIONS
 from ...errors import InvalidInput
-from ...laws import LAWS
 from ...ops import noise, update
 from ...rng import Stream
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 
-LAW_CODES = {name: code for code, name in enumerate(LAWS)}
+_bytes = BYTES["Stream"]
 
 
 def _keystream(
     stream: Stream, *, first_block: int, blocks: int, **_: Any
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty(16 * blocks, dtype=torch.int32)
-    packed = kernels().keystream(out.data_ptr(), stream.packed(), first_block, blocks)
+    packed = kernels().keystream(out.data_ptr(), _bytes(stream), first_block, blocks)
     return out, tallied(packed)[1]
 
 
@@ -35,8 +36,8 @@ def _lattice_draws(
     **_: Any,
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty(count, dtype=torch.int32) if out is None else out
-    law = LAW_CODES[distribution]
-    packed = kernels().lattice_draws(out.data_ptr(), stream.packed(), law, position, count)
+    law = DISTRIBUTIONS.code(distribution)
+    packed = kernels().lattice_draws(out.data_ptr(), _bytes(stream), law, position, count)
     return out, tallied(packed)[1]
 
 
@@ -44,7 +45,7 @@ def _rounding_bits(
     stream: Stream, *, position: int, count: int, out: torch.Tensor | None = None, **_: Any
 ) -> tuple[torch.Tensor, Tally]:
     out = torch.empty(count, dtype=torch.int16) if out is None else out
-    packed = kernels().rounding_bits(out.data_ptr(), stream.packed(), position, count)
+    packed = kernels().rounding_bits(out.data_ptr(), _bytes(stream), position, count)
     return out, tallied(packed)[1]
 
 
@@ -65,11 +66,11 @@ def _add_noise(
             got="draws made ahead",
             remedy="Count update.step with them, or lattice_draws and rounding_bits apart.",
         )
-    law = LAW_CODES[distribution]
+    law = DISTRIBUTIONS.code(distribution)
     place = law, position, x.numel()
     if x.dtype in noise.INTEGERS:
         wide = x.dtype is torch.int64
-        packed = kernels().add_noise_integer(x.data_ptr(), wide, stream.packed(), *place)
+        packed = kernels().add_noise_integer(x.data_ptr(), wide, _bytes(stream), *place)
         increment_version(x)
         return x, tallied(packed)[1]
     assert rounding is not None
@@ -79,7 +80,7 @@ def _add_noise(
         if each is None
         else (1.0, each.data_ptr(), each.dtype is torch.float64)
     )
-    streams = stream.packed(), rounding.packed()
+    streams = _bytes(stream), _bytes(rounding)
     wide = x.dtype is torch.float64
     packed = kernels().add_noise_float(x.data_ptr(), wide, *streams, *place, *scales)
     increment_version(x)

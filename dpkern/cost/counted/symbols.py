@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...backends._structs import BYTES
 from ...ops import symbols as op
 from ...rng import Stream
 from ._native import kernels, tallied
@@ -16,7 +17,7 @@ def _randomize(
     out = torch.empty_like(symbols)
     packed = kernels().randomize_symbols(
         op.DTYPES.index(symbols.dtype),
-        stream.packed(),
+        BYTES["Stream"](stream),
         position,
         categories,
         keep,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
 
+from ...backends._structs import BYTES
+from ...backends._update import arguments
+from ...base.schema import DTYPES
 from ...ops import update
 from ..primitives import Counts
 from ._native import addresses, kernels, sizes, tallied
 from ._tally import Kernel, Tally
-from .noise import LAW_CODES
 
 Tensors = Sequence[torch.Tensor]
-_SUM_CODES = {torch.int32: 0, torch.int64: 1}
 CLOCK = Tally(counts=Counts(LOAD=3), bytes_read=24)
 """Reading a clock."""
 
@@ -32,42 +32,26 @@ def _step(
     if not params:
         return 0, Tally()
     clocked = CLOCK if noise is not None and noise.clock is not None else Tally()
-    noise, t, powers = update.at_clock(noise, rule, state.steps)
-    none = [0] * len(params)
-    buffers = [addresses(state.buffers[name]) for name in rule.buffer_names()] + [none, none]
+    given = arguments(params, sums, rule, state, gradient_scale, noise)
+    params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
     bad, tally = tallied(
-        kernels().update_step(
-            rule.packed(t, powers),
-            None if noise is None else _packed(noise),
-            None if noise is None else _draws(noise),
-            _SUM_CODES.get(sums[0].dtype, 2),
+        kernels().update_tensors(
             params[0].dtype is torch.float64,
-            gradient_scale,
             addresses(params),
             addresses(sums),
-            buffers[0],
-            buffers[1],
+            DTYPES["Summed"].index(sums[0].dtype),
+            addresses(buffers),
+            positions,
+            scales,
+            BYTES["Rule"](numbers),
+            b"" if noise is None else BYTES["UpdateNoise"](noise),
+            gradient_scale,
             sizes(params),
-            none if noise is None else list(noise.positions),
-            [0.0] * len(params) if noise is None else list(noise.scales),
         )
     )
     increment_version(params)
     state.steps += 1
     return bad, tally + clocked
-
-
-def _packed(noise: update.Noise) -> tuple[Any, ...]:
-    rounding = noise.rounding.packed() if noise.rounding is not None else None
-    return LAW_CODES[noise.distribution], noise.stream.packed(), rounding
-
-
-def _draws(noise: update.Noise) -> tuple[int, int, int, int] | None:
-    made = noise.draws
-    if made is None:
-        return None
-    rounding = 0 if made.rounding is None else made.rounding.data_ptr()
-    return made.first, len(made.values), made.values.data_ptr(), rounding
 
 
 KERNELS: dict[str, Kernel] = {"update.step": _step}

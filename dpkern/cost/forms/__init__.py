@@ -1,11 +1,15 @@
 """Closed forms: what each op takes, from its arguments alone.
 
+They are the one statement of an op's cost: ``Op.cost`` is the projection of its form to bytes,
+floating operations and random words.
+
 Each line says how it is known (``primitives.EVIDENCE``): of ops with a counted kernel every line is
 ``executed``; of the others some are compared with a walk of the reference, the rest are formulas.
 """
 
 from __future__ import annotations
 
+from ..._dispatch import register_costs
 from ..counted import KERNELS
 from . import (
     clip,
@@ -20,7 +24,7 @@ from . import (
     symbols,
     update,
 )
-from ._form import Form, executed
+from ._form import Form, cost_of, executed
 
 _ALL: dict[str, Form] = {
     **noise.FORMS,
@@ -38,5 +42,7 @@ _ALL: dict[str, Form] = {
 
 FORMS = {name: executed(form) if name in KERNELS else form for name, form in _ALL.items()}
 """By the name of the op; they take the op's arguments, and what its data decides by keyword."""
+
+register_costs({name: cost_of(form) for name, form in _ALL.items()})
 
 __all__ = ["FORMS", "Form"]

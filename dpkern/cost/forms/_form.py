@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..._dispatch import Cost
 from ..primitives import EXECUTED, Itemised
 
 Form = Callable[..., Itemised]
@@ -22,4 +23,19 @@ def executed(form: Form) -> Form:
     return proved
 
 
-__all__ = ["Form", "executed"]
+def cost_of(form: Form) -> Callable[..., Cost]:
+    """The declared cost of an op: the projection of its form to bytes, flops and words."""
+
+    def cost(*args: Any, **kwargs: Any) -> Cost:
+        items = form(*args, **kwargs).items
+        return Cost(
+            bytes_read=sum(item.bytes_read for item in items),
+            bytes_written=sum(item.bytes_written for item in items),
+            flops=sum(item.floating for item in items),
+            random_words=sum(item.counts["RNG"] for item in items),
+        )
+
+    return cost
+
+
+__all__ = ["Form", "cost_of", "executed"]

@@ -8,6 +8,8 @@ import torch
 
 from ..primitives import FORMULA, WALK, Counts, Item, Itemised
 
+WIDE = torch.float64
+
 
 def widened(dtype: torch.dtype, entries: int) -> Counts:
     """Operands brought to float64, once each."""
@@ -24,19 +26,39 @@ def dots(products: int) -> Counts:
     return Counts(MUL=products, ADD=products)
 
 
-def itemised(load: int, store: int, *, walked: Sequence[str] = (), **parts: Counts) -> Itemised:
+Numbers = tuple[int, torch.dtype]
+"""So many of a dtype."""
+
+
+def moved(read: Sequence[Numbers], written: Sequence[Numbers], note: str = "") -> Item:
+    """What crosses the edge of a call, each number once."""
+    return Item(
+        name="read and written",
+        counts=Counts(LOAD=sum(n for n, _ in read), STORE=sum(n for n, _ in written)),
+        note=note,
+        bytes_read=sum(n * dtype.itemsize for n, dtype in read),
+        bytes_written=sum(n * dtype.itemsize for n, dtype in written),
+    )
+
+
+def itemised(
+    read: Sequence[Numbers],
+    written: Sequence[Numbers],
+    *,
+    walked: Sequence[str] = (),
+    **parts: Counts,
+) -> Itemised:
     """What is read and written, and the parts by name (underscores stand for spaces).
 
     ``walked``: the parts that a walk of the op's reference finds too (``tests/test_walks.py``).
     """
-    edge = Item(name="read and written", counts=Counts(LOAD=load, STORE=store))
     rest = [
         Item(
             name=name.replace("_", " "), counts=counts, evidence=WALK if name in walked else FORMULA
         )
         for name, counts in parts.items()
     ]
-    return Itemised((edge, *rest))
+    return Itemised((moved(read, written), *rest))
 
 
-__all__ = ["dots", "itemised", "summed", "widened"]
+__all__ = ["WIDE", "dots", "itemised", "moved", "summed", "widened"]

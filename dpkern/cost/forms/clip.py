@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from ...ops import clip
 from ..primitives import FORMULA, WALK, Counts, Item, Itemised
 from ._form import Form
+from ._layers import WIDE, moved
 
 WIDENED = {torch.float32: 1, torch.float64: 0, torch.bfloat16: 2}
 """Changes of format from a gradient's entry to float64, by way of float32 for bfloat16."""
@@ -29,6 +31,12 @@ def power_sum(entries: int, p: int) -> Counts:
 def round_down(dtype: torch.dtype) -> Counts:
     """A float64 factor in another dtype, never larger."""
     return Counts() if dtype is torch.float64 else Counts(CVT=2, CMP=1, SUB=1, MUX=1)
+
+
+def rounded(name: str, counts: Counts, factors: int, dtype: torch.dtype) -> Item:
+    """A line of floating operations, and so many factors rounded down, which is done to bits."""
+    line = Item(name=name, counts=counts)
+    return replace(line, counts=counts + factors * round_down(dtype), flops=line.floating)
 
 
 def factor(automatic: bool) -> Counts:
@@ -58,7 +66,7 @@ def sample_norm(
     widened = Counts(CVT=WIDENED[tensors[0].dtype] * entries)
     powers = sum((power_sum(n, p) for n in columns), Counts())
     items = [
-        Item(name="read and written", counts=Counts(LOAD=entries, STORE=batch)),
+        moved([(entries, tensors[0].dtype)], [(batch, WIDE)]),
         Item(
             name="norms",
             counts=widened + batch * (powers + combined(len(tensors), p)),
@@ -72,7 +80,8 @@ def sample_norm(
         numbers = sum(t.numel() for t in given)
         narrow = sum(t.numel() for t in given if t.dtype is torch.float32)
         counts = Counts({work: entries, "LOAD": numbers, "CVT": narrow})
-        items.append(Item(name=name, counts=counts, evidence=WALK))
+        size = sum(t.nbytes for t in given)
+        items.append(Item(name=name, counts=counts, evidence=WALK, bytes_read=size))
     return Itemised(tuple(items))
 
 
@@ -83,6 +92,7 @@ def clip_sum(
     p: int = 2,
     style: str = "flat",
     arithmetic: str = "float",
+    unit: float | Sequence[float] | None = None,
     out: Sequence[torch.Tensor] | None = None,
     clipped: int | None = None,
     nonfinite: int = 0,
@@ -91,7 +101,7 @@ def clip_sum(
     """``clip.clip_sum``.
 
     Args:
-        grads, max_grad_norm, p, style, arithmetic, out: as the op's.
+        grads, max_grad_norm, p, style, arithmetic, unit, out: as the op's.
         clipped: samples beyond the bound (per layer: samples and tensors); None: all. Automatic
             clipping divides for every one.
         nonfinite: samples with NaN or inf, which are not summed.
@@ -106,24 +116,31 @@ def clip_sum(
     whole = Counts(ADD=sum_of(groups), CMP=1)
     divided = (finite if style != "per_layer" else finite * groups) if clipped is None else clipped
     per_sample = 1 if style == "per_layer" else groups
-    factors = batch * groups * (Counts(SQRT=int(p == 2), MUL=int(exact)) + round_down(sum_dtype))
+    factors = batch * groups * Counts(SQRT=int(p == 2), MUL=int(exact))
     factors += finite * groups * factor(style == "automatic")
     if style != "automatic":
         factors += Counts(DIV=divided * per_sample)
     touched = entries if finite else 0
-    read = batch * entries + (touched if out is not None else 0)
-    written = batch + (touched if out is not None else entries)
+    if out is not None:
+        kind = out[0].dtype
+    elif exact:
+        kind = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit).exact_dtype
+    else:
+        kind = sum_dtype
+    read = [(batch * entries, tensors[0].dtype), (touched if out is not None else 0, kind)]
+    written = [(batch, WIDE), (touched if out is not None else entries, kind)]
+    norms = batch * (powers + whole + combined(groups, p))
     return Itemised(
         (
-            Item(name="read and written", counts=Counts(LOAD=read, STORE=written)),
+            moved(read, written),
             Item(
                 name="norms",
-                counts=widened
-                + batch * (powers + whole + combined(groups, p) + Counts(CMP=1, ADD=1)),
+                counts=widened + norms + batch * Counts(CMP=1, ADD=1),
                 note="of each tensor, together, and which are finite",
                 evidence=WALK,
+                flops=Item(name="", counts=norms).floating,
             ),
-            Item(name="factors", counts=factors),
+            rounded("factors", factors, batch * groups, sum_dtype),
             Item(
                 name="sums",
                 counts=_exact(tensors[0].dtype, columns, p, style, batch, finite)
@@ -131,6 +148,7 @@ def clip_sum(
                 else batch * Counts(CMP=groups)
                 + finite * entries * (Counts(MUL=1, ADD=1) + _narrowed(tensors[0].dtype)),
                 evidence=FORMULA if exact else WALK,
+                flops=finite * entries if exact else None,
             ),
         )
     )

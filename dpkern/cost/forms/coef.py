@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from ...ops.coef import LANES
 from ..primitives import Counts, Item, Itemised
 from . import noise as noise_forms
 from ._form import Form
+from ._layers import WIDE, moved
 
 _COEFFICIENTS = {"printed": Counts(SUB=2, MUL=1), "taylor": Counts(SUB=1)}
 """1/2 - x; x/2 - 1/4, or a constant."""
@@ -26,14 +28,14 @@ def perturb(
 ) -> Itemised:
     """``coef.perturb``."""
     n = targets.numel()
-    written = Item(name="written", counts=Counts(STORE=2 * n))
+    written = replace(moved([], [(2 * n, targets.dtype)]), name="written")
     return _made(targets, form, noise) + Itemised((written,))
 
 
 def _made(targets: torch.Tensor, form: str, noise: coef.Noise | None) -> Itemised:
     """Both coefficients of every target, which is read."""
     n = targets.numel()
-    read = Item(name="targets", counts=Counts(LOAD=n))
+    read = replace(moved([(n, targets.dtype)], []), name="targets")
     items = Itemised((read, Item(name="coefficients", counts=n * _COEFFICIENTS[form])))
     return items + _noised(noise, len(targets), n, n, targets.dtype)
 
@@ -45,25 +47,21 @@ def _noised(
     if noise is None or not linear:
         return Itemised()
     behind = coef.quadratic_position(noise.position, linear)
-    drawn = _drawn(noise, noise.position, linear) + _drawn(noise, behind, quadratic)
+    made = Itemised()
+    for position, count in ((noise.position, linear), (behind, quadratic)):
+        made += noise_forms.drawn(noise.draws, position, count, "laplace", rounded=True)
     count = linear + quadratic
-    released = noise_forms.released_finite(count) + Counts(MUL=count)
-    release = Item(name="release", counts=released, note="and times the cell")
-    items = drawn + Itemised((release,))
+    release = Item(
+        name="release",
+        counts=noise_forms.released_finite(count) + Counts(MUL=count),
+        note="and times the cell",
+        flops=noise_forms.release_flops(count, dtype) + count,
+    )
+    items = made + Itemised((release,))
     if isinstance(noise.scale, torch.Tensor):
-        each = records * noise_forms.scale_counts(dtype, noise.scale.dtype)
-        items += Itemised((Item(name="scale of each record", counts=each),))
+        each = noise_forms.scaled("scale of each record", records, dtype, noise.scale)
+        items += Itemised((each,))
     return items
-
-
-def _drawn(noise: coef.Noise, position: int, count: int) -> Itemised:
-    """Draws and rounding bits from the streams, or made ahead."""
-    ahead = noise.draws
-    read = Itemised((Item(name="made ahead", counts=Counts(LOAD=count)),))
-    drawn = read if ahead is not None else noise_forms.draws(position, count, "laplace")
-    if ahead is not None and ahead.rounding is not None:
-        return drawn + read
-    return drawn + noise_forms.roundings(position, count)
 
 
 def quadratic(
@@ -78,11 +76,12 @@ def quadratic(
     """``coef.quadratic``."""
     n, records = z.numel(), len(z)
     each = _SLOPE + _TERM + (_WIDE if z.dtype is torch.float32 else Counts())
-    moved = Counts() if shift is None else Counts(LOAD=records, ADD=n)
+    shifts = [] if shift is None else [(records, shift.dtype)]
+    added = 0 if shift is None else n
     return _made(targets, form, noise) + Itemised(
         (
-            Item(name="read and written", counts=Counts(LOAD=n, STORE=n + records)),
-            Item(name="shift", counts=moved),
+            moved([(n, z.dtype), *shifts], [(n, z.dtype), (records, WIDE)]),
+            Item(name="shift", counts=Counts(ADD=added)),
             Item(name="loss and slope", counts=n * each),
             Item(name="sum of lanes", counts=Counts(ADD=(LANES - 1) * records)),
         )
@@ -113,8 +112,8 @@ def expanded(
     # and that one's in its run.
     each = 3 * _PRODUCT + Counts(ADD=3)
     items = [
-        Item(name="read", counts=Counts(LOAD=features + pairs + numbers)),
-        Item(name="written", counts=Counts(STORE=records + features + numbers)),
+        replace(moved([(features + pairs + numbers, dtype)], []), name="read"),
+        replace(moved([], [(records, WIDE), (features + numbers, dtype)]), name="written"),
         Item(name="coefficients", counts=made),
         Item(name="rows and columns", counts=2 * quadratic * _PRODUCT + linear * _LANES_MEET),
         Item(name="loss and slopes", counts=linear * each),

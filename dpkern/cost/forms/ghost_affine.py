@@ -24,8 +24,8 @@ def _row_norm(g: torch.Tensor, weight: torch.Tensor | None, centred: bool) -> It
     made = Counts(SUB=statistics, MUL=2)
     weights = columns if weight is not None and lines else 0
     return itemised(
-        2 * g.numel() + statistics * lines + weights,
-        g.numel() + statistics * batch * columns,
+        [(2 * g.numel() + statistics * lines + weights, g.dtype)],
+        [(g.numel() + statistics * batch * columns, g.dtype)],
         walked=("sums", "means", "input_gradient"),
         normalised_and_scaled=2 * g.numel() * (normal + scaled),
         sums=g.numel() * sums,
@@ -66,8 +66,8 @@ def group_norm_backward(
     maps, scaled = batch * channels, Counts(MUL=0 if weight is None else 1)
     weights = channels if weight is not None and batch else 0
     return itemised(
-        2 * g.numel() + 2 * mean.numel() + weights,
-        g.numel() + 2 * maps,
+        [(2 * g.numel() + 2 * mean.numel() + weights, g.dtype)],
+        [(g.numel() + 2 * maps, g.dtype)],
         normalised=2 * g.numel() * Counts(SUB=1, MUL=1),
         sums=g.numel() * Counts(MUL=1, ADD=2) + 2 * maps * (scaled + Counts(ADD=1)),
         means=Counts(DIV=2 * mean.numel()),

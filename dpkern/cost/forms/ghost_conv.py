@@ -10,16 +10,18 @@ Zeros of the padding are multiplied; inputs that no output sees are not read.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...ops import _values
 from ...ops.ghost import conv
+from ...ops.ghost._bounds import of_sums
 from ...ops.ghost._conv_geometry import Geometry
 from ..primitives import Counts, Itemised
 from ._form import Form
-from ._layers import dots, itemised, summed, widened
+from ._layers import WIDE, Numbers, dots, itemised, summed, widened
 
 
 def _geometry(x: torch.Tensor, g: torch.Tensor, arguments: dict[str, Any]) -> Geometry:
@@ -36,13 +38,14 @@ def conv_norm(
     batch, positions = geometry.batch, geometry.positions
     operands = geometry.reached + geometry.out_channels * positions
     wide = widened(x.dtype, batch * operands)
+    read = [(batch * operands, x.dtype)]
     if conv.norm_route(geometry, route) == "gram":
-        return _gram(geometry, batch * operands, wide)
+        return _gram(geometry, read, wide)
     entries = math.prod(geometry.weight_shape)
     bound = dots(operands) + Counts(SQRT=2, MUL=4, ADD=1)
     return itemised(
-        batch * operands,
-        batch,
+        read,
+        [(batch, WIDE)],
         walked=("gradients", "squares"),
         widened=wide,
         gradients=batch * dots(entries * positions),
@@ -51,7 +54,7 @@ def conv_norm(
     )
 
 
-def _gram(geometry: Geometry, read: int, wide: Counts) -> Itemised:
+def _gram(geometry: Geometry, read: Sequence[Numbers], wide: Counts) -> Itemised:
     batch, inputs, outputs = geometry.batch, math.prod(geometry.input), geometry.positions
     width, height = geometry.output[-1], (1, *geometry.input)[-2]
     kernel_height, kernel_width = (1, *geometry.kernel)[-2:]
@@ -60,7 +63,7 @@ def _gram(geometry: Geometry, read: int, wide: Counts) -> Itemised:
     along = height * (height + 1) // 2 * width**2 * kernel_width
     return itemised(
         read,
-        batch,
+        [(batch, WIDE)],
         widened=wide,
         Gram_matrices=batch * dots(grams),
         sums_along_rows=Counts(ADD=batch * along),
@@ -76,8 +79,8 @@ def conv_gradient(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> Itemise
     operands = batch * (geometry.reached + geometry.out_channels * positions)
     entries = batch * math.prod(geometry.weight_shape)
     return itemised(
-        operands,
-        entries + batch,
+        [(operands, x.dtype)],
+        [(entries, of_sums(x.dtype)), (batch, WIDE)],
         walked=("gradients", "squares"),
         widened=summed(x.dtype, operands),
         gradients=dots(entries * positions),
@@ -100,8 +103,8 @@ def conv_sum(
     gradient = geometry.out_channels * geometry.positions
     operands, entries = used * (geometry.reached + gradient), out.numel() if used else 0
     return itemised(
-        geometry.batch + operands + entries,
-        entries,
+        [(operands, x.dtype), (geometry.batch + entries, out.dtype)],
+        [(entries, out.dtype)],
         walked=("scaling", "sums"),
         tests=Counts(CMP=geometry.batch),
         widened=summed(x.dtype, operands),

@@ -13,7 +13,7 @@ from ...ops._values import Repeats
 from ...ops._values import used as used_by
 from ..primitives import Counts, Itemised
 from ._form import Form
-from ._layers import dots, itemised, widened
+from ._layers import WIDE, dots, itemised, widened
 
 
 def _tests(ids: int, padding_idx: int | None) -> Counts:
@@ -36,8 +36,8 @@ def embedding_norm(
     together = found.shared * (Counts(ADD=columns + 1, SQRT=1) + dots(columns))
     totals = found.repeated * (dots(columns) + Counts(SQRT=1, MUL=3, ADD=1))
     return itemised(
-        ids.numel() + found.kept * columns,
-        batch,
+        [(ids.numel(), ids.dtype), (found.kept * columns, g.dtype)],
+        [(batch, WIDE)],
         tests=_tests(ids.numel(), padding_idx),
         widened=widened(g.dtype, found.kept * columns),
         single_rows=alone * (dots(columns) + Counts(MUL=1)),
@@ -64,8 +64,8 @@ def embedding_sum(
     used = used_by(factors) if used is None else used
     read, table = used * ids.shape[1], min(found.table, len(out)) * columns
     return itemised(
-        batch + read + found.kept * columns + table,
-        table,
+        [(read, ids.dtype), (batch + found.kept * columns + table, g.dtype)],
+        [(table, g.dtype)],
         walked=("sums",),
         tests=Counts(CMP=batch) + _tests(read, padding_idx),
         sums=dots(found.kept * columns),
@@ -87,8 +87,11 @@ def tied_cross(
     batch, rows, columns = a.shape
     lines, pairs = found.kept + batch * rows, found.kept * rows
     return itemised(
-        ids.numel() + found.kept * columns + a.numel() + found.rows * rows,
-        batch,
+        [
+            (ids.numel(), ids.dtype),
+            (found.kept * columns + a.numel() + found.rows * rows, e.dtype),
+        ],
+        [(batch, WIDE)],
         walked=("inner_products", "norms") if padding_idx is None else (),
         tests=_tests(ids.numel(), padding_idx),
         widened=widened(e.dtype, lines * columns + pairs),

@@ -10,6 +10,7 @@ import torch
 from ..primitives import WALK, Counts, Item, Itemised
 from . import clip
 from ._form import Form
+from ._layers import WIDE, moved
 
 Tensors = Sequence[torch.Tensor]
 
@@ -26,7 +27,7 @@ def explicit_norm(grads: Tensors, **_: Any) -> Itemised:
     widened = Counts(CVT=clip.WIDENED[grads[0].dtype] * entries)
     return Itemised(
         (
-            Item(name="read and written", counts=Counts(LOAD=batch * entries, STORE=batch)),
+            moved([(batch * entries, grads[0].dtype)], [(batch, WIDE)]),
             Item(name="squares", counts=batch * (powers + widened), evidence=WALK),
         )
     )
@@ -57,9 +58,9 @@ def clip_factors(
         factors += Counts(DIV=finite if clipped is None else clipped)
     return Itemised(
         (
-            Item(name="read and written", counts=batch * Counts(LOAD=parts, STORE=2)),
+            moved([(batch * parts, WIDE)], [(batch, WIDE), (batch, dtype)]),
             Item(name="norms", counts=batch * norm),
-            Item(name="factors", counts=factors + batch * (Counts(MUL=1) + clip.round_down(dtype))),
+            clip.rounded("factors", factors + Counts(MUL=batch), batch, dtype),
         )
     )
 
@@ -75,7 +76,7 @@ def contract(
     read = used * entries + touched + (batch if parts else 0)
     return Itemised(
         (
-            Item(name="read and written", counts=Counts(LOAD=read, STORE=touched)),
+            moved([(read, factors.dtype)], [(touched, factors.dtype)]),
             Item(name="tests", counts=Counts(CMP=batch * parts)),
             Item(name="sums", counts=used * entries * Counts(MUL=1, ADD=1), evidence=WALK),
         )

@@ -18,9 +18,10 @@ import torch
 
 from ...ops import _values
 from ...ops.ghost import linear
+from ...ops.ghost._bounds import of_sums
 from ..primitives import Counts, Itemised
 from ._form import Form
-from ._layers import dots, itemised, summed, widened
+from ._layers import WIDE, dots, itemised, summed, widened
 
 
 def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: Any) -> Itemised:
@@ -29,14 +30,14 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
     entries, pairs = a.numel() + g.numel(), positions * (positions + 1) // 2
     wide = widened(a.dtype, entries)
     way = linear.norm_route(a, g, route)
+    edge = [(entries, a.dtype)], [(batch, WIDE)]
     if way == "rank_one":
         squares = dots(d + p) + Counts(MUL=2)
-        return itemised(entries, batch, widened=wide, squares=batch * squares)
+        return itemised(*edge, widened=wide, squares=batch * squares)
     if way == "gram":
         bound = pairs * Counts(MUL=4, ADD=2, AND=2) + positions * Counts(SQRT=2, MUL=1, ADD=1)
         return itemised(
-            entries,
-            batch,
+            *edge,
             widened=wide,
             Gram_matrices=batch * dots(pairs * (d + p)),
             their_product=batch * (dots(pairs) + Counts(MUL=1, ADD=1)),
@@ -44,8 +45,7 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
         )
     norms = positions * (dots(d + p) + Counts(SQRT=2, MUL=1, ADD=1))
     return itemised(
-        entries,
-        batch,
+        *edge,
         walked=("gradients", "squares"),
         widened=wide,
         gradients=batch * dots(positions * d * p),
@@ -59,8 +59,8 @@ def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     (batch, positions, d), p = a.shape, g.shape[2]
     entries = batch * d * p
     return itemised(
-        a.numel() + g.numel(),
-        entries + batch,
+        [(a.numel() + g.numel(), a.dtype)],
+        [(entries, of_sums(a.dtype)), (batch, WIDE)],
         walked=("gradients", "squares"),
         widened=summed(a.dtype, a.numel() + g.numel()),
         gradients=dots(positions * entries),
@@ -82,8 +82,8 @@ def linear_sum(
     used = _values.used(factors) if used is None else used
     rows, entries = used * positions, out.numel() if used else 0
     return itemised(
-        batch + rows * (d + p) + entries,
-        entries,
+        [(rows * (d + p), a.dtype), (batch + entries, out.dtype)],
+        [(entries, out.dtype)],
         walked=("scaling", "sums"),
         tests=Counts(CMP=batch),
         widened=summed(a.dtype, rows * (d + p)),
@@ -101,8 +101,8 @@ def matmul(
     weights = w.numel() if x.shape[0] else 0
     added = made if bias is not None else 0
     return itemised(
-        (x.numel() if w.shape[1] else 0) + weights + (w.shape[1] if added else 0),
-        made,
+        [((x.numel() if w.shape[1] else 0) + weights + (w.shape[1] if added else 0), x.dtype)],
+        [(made, x.dtype)],
         walked=("products", "bias"),
         products=dots(made * x.shape[1]),
         bias=Counts(ADD=added),

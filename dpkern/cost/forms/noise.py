@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ...ops import noise
 from ...ops.noise import TILE, tiles
+from ...ops.update import Draws
 from ..primitives import Counts, Item, Itemised
 from ._form import Form
+from ._layers import moved
 
 NOISE_WORDS, ROUNDING_WORDS = 768, 256
 """Words of a tile: 48 and 16 cipher blocks."""
@@ -26,7 +29,7 @@ _RELEASE_FLOAT = Counts(ADD=4, SUB=2, MUL=3, CVT=5, CMP=1, SHIFT=1)
 _FINITE = Counts(CMP=1, MUX=1)
 
 
-def draws(position: int, count: int, distribution: str) -> Itemised:
+def streamed(position: int, count: int, distribution: str) -> Itemised:
     """``count`` draws from ``position`` on: every tile that they touch, as a whole."""
     tile = (TILE // 4) * _FOUR_DRAWS + Counts(CMP=1)
     if distribution == "gaussian":
@@ -35,7 +38,7 @@ def draws(position: int, count: int, distribution: str) -> Itemised:
     return Itemised(
         (
             Item(name="noise words", counts=Counts(RNG=NOISE_WORDS * n)),
-            Item(name="draws", counts=n * tile, note="whole tiles of 512; tails apart"),
+            Item(name="draws", counts=n * tile, note="whole tiles of 512; tails apart", flops=0),
         )
     )
 
@@ -51,11 +54,36 @@ def roundings(position: int, count: int) -> Itemised:
     )
 
 
+def drawn(
+    ahead: Draws | None, position: int, count: int, distribution: str, *, rounded: bool
+) -> Itemised:
+    """Draws, and rounding bits of floats, from the streams or made ahead."""
+    made = (
+        streamed(position, count, distribution)
+        if ahead is None
+        else _made_ahead(count, torch.int32)
+    )
+    if not rounded:
+        return made
+    if ahead is not None and ahead.rounding is not None:
+        return made + _made_ahead(count, torch.int16)
+    return made + roundings(position, count)
+
+
+def _made_ahead(count: int, dtype: torch.dtype) -> Itemised:
+    return Itemised((replace(moved([(count, dtype)], []), name="made ahead"),))
+
+
 def released(count: int, dtype: torch.dtype) -> Counts:
     """``floor((v + X) / 2^14)`` of integers, or of floats that are multiples of 1 / u first."""
     if dtype in noise.INTEGERS:
         return count * _RELEASE_INTEGER
     return released_finite(count) + count * _FINITE
+
+
+def release_flops(count: int, dtype: torch.dtype) -> int:
+    """Of a float: to multiples of u, fraction, whole cells, the rest, and their sum."""
+    return 0 if dtype in noise.INTEGERS else 7 * count
 
 
 def released_finite(count: int) -> Counts:
@@ -66,21 +94,22 @@ def released_finite(count: int) -> Counts:
 def keystream(*args: Any, blocks: int, **_: Any) -> Itemised:
     """``noise.keystream``."""
     words = 16 * blocks
-    return Itemised((Item(name="keystream", counts=Counts(RNG=words, STORE=words)),))
+    made = moved([], [(words, torch.int32)])
+    return Itemised((replace(made, name="keystream", counts=made.counts + Counts(RNG=words)),))
 
 
 def lattice_draws(
     *args: Any, position: int, count: int, distribution: str = "gaussian", **_: Any
 ) -> Itemised:
     """``noise.lattice_draws``."""
-    written = Item(name="written", counts=Counts(STORE=count))
-    return draws(position, count, distribution) + Itemised((written,))
+    written = replace(moved([], [(count, torch.int32)]), name="written")
+    return streamed(position, count, distribution) + Itemised((written,))
 
 
 def rounding_bits(*args: Any, position: int, count: int, **_: Any) -> Itemised:
     """``noise.rounding_bits``."""
     return roundings(position, count) + Itemised(
-        (Item(name="written", counts=Counts(STORE=count)),)
+        (replace(moved([], [(count, torch.int16)]), name="written"),)
     )
 
 
@@ -90,28 +119,30 @@ def add_noise(
     position: int = 0,
     distribution: str = "gaussian",
     scale: float | torch.Tensor | None = None,
+    draws: Draws | None = None,
     **_: Any,
 ) -> Itemised:
     """``noise.add_noise``."""
-    n = x.numel()
-    moved = Item(name="read and written", counts=Counts(LOAD=n, STORE=n))
-    release = Item(name="release", counts=released(n, x.dtype))
-    if x.dtype in noise.INTEGERS:
-        return draws(position, n, distribution) + Itemised((moved, release))
-    items = [moved, release, Item(name="times the cell", counts=Counts(MUL=n))]
-    if isinstance(scale, torch.Tensor):
-        items.append(
-            Item(name="scale of each coordinate", counts=n * scale_counts(x.dtype, scale.dtype))
-        )
-    return draws(position, n, distribution) + roundings(position, n) + Itemised(tuple(items))
+    n, floats = x.numel(), x.dtype not in noise.INTEGERS
+    items = [
+        moved([(n, x.dtype)], [(n, x.dtype)]),
+        Item(name="release", counts=released(n, x.dtype), flops=release_flops(n, x.dtype)),
+    ]
+    if floats:
+        items.append(Item(name="times the cell", counts=Counts(MUL=n)))
+    if floats and isinstance(scale, torch.Tensor):
+        items.append(scaled("scale of each coordinate", n, x.dtype, scale))
+    made = drawn(draws, position, n, distribution, rounded=floats)
+    return made + Itemised(tuple(items))
 
 
-def scale_counts(dtype: torch.dtype, scale: torch.dtype) -> Counts:
-    """1 / u rounded down and the cell, for numbers and from a scale of these dtypes."""
-    each = Counts(DIV=2, LOAD=1, CVT=int(scale is torch.float32))
+def scaled(name: str, count: int, dtype: torch.dtype, scale: torch.Tensor) -> Item:
+    """1 / u, rounded down by its bits, and the cell: of ``count`` scales, for this dtype."""
+    each = Counts(DIV=2, LOAD=1, CVT=int(scale.dtype is torch.float32))
     if dtype is torch.float32:
         each += Counts(CVT=3, CMP=1, SUB=1, MUX=1)
-    return each
+    size = count * scale.element_size()
+    return Item(name=name, counts=count * each, bytes_read=size, flops=2 * count)
 
 
 FORMS: dict[str, Form] = {

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...ops import _values
+from ...ops.ghost._bounds import of_sums
 from ...ops.spectral import bins, circulant, filter
 from ...ops.spectral._band import Band
 from ...ops.spectral._sizes import Layer
@@ -20,7 +21,7 @@ from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import read_entries, transforms
 from ..primitives import Counts, Item, Itemised
 from ._form import Form
-from ._layers import dots, itemised, widened
+from ._layers import WIDE, dots, itemised, widened
 
 _NOTE = "split radix for powers of two, 5 n lg n for other complex lines, half of it for real ones"
 
@@ -74,10 +75,9 @@ def conv_norm(
     layer = _layer(x, g, size, arguments)
     grid = Grid.of(layer, band)
     parts = _norm_parts(layer, grid, x.dtype)
-    read = read_entries(layer, grid)
-    return itemised(read, len(x), walked=_walked(layer), **parts) + _modelled(
-        transforms(layer, grid)
-    )
+    read = [(read_entries(layer, grid), x.dtype)]
+    made = itemised(read, [(len(x), WIDE)], walked=_walked(layer), **parts)
+    return made + _modelled(transforms(layer, grid))
 
 
 def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any) -> Itemised:
@@ -87,10 +87,10 @@ def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any)
     kept = 2 * len(bins.kept_bins(band)) * len(x) * (x.shape[1] + g.shape[1])
     turned = bins.turned_bins(layer, grid, band) * len(g) * g.shape[1]
     parts = _norm_parts(layer, grid, x.dtype) | {"conjugates": Counts(SUB=turned)}
-    read = read_entries(layer, grid)
-    return itemised(read, len(x) + kept, walked=_walked(layer), **parts) + _modelled(
-        transforms(layer, grid)
-    )
+    read = [(read_entries(layer, grid), x.dtype)]
+    written = [(kept, of_sums(x.dtype)), (len(x), WIDE)]
+    made = itemised(read, written, walked=_walked(layer), **parts)
+    return made + _modelled(transforms(layer, grid))
 
 
 def _walked(layer: Layer) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ def bins_sum(
     pairs, taps = kept * len(out) * out.shape[1], math.prod(out.shape[2:])
     entries, any_used = (out.numel(), 1) if used else (0, 0)
     return itemised(
-        len(factors) + 2 * kept * used * channels + entries,
-        entries,
+        [(len(factors) + 2 * kept * used * channels + entries, out.dtype)],
+        [(entries, out.dtype)],
         walked=("scaling", "products", "crop"),
         tests=Counts(CMP=len(factors)),
         scaling=Counts(MUL=2 * kept * used * g_bins.shape[3]),
@@ -129,7 +129,8 @@ def filtered(
     """``spectral.filtered``: two small products per map for a rectangle, else there and back."""
     maps = x.shape[0] * x.shape[1]
     (top, left), (height, width) = filter.read_places(x, padding, rows), (1, *rows)[-2:]
-    read, written = maps * top * left, maps * height * width
+    read = [(maps * top * left, x.dtype)]
+    written = [(maps * height * width, of_sums(x.dtype))]
     if band.kind == "rectangle":
         products = dots(maps * top * width * (left + height))
         # A map of which no column is taken has no row either.
@@ -146,8 +147,8 @@ def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemis
     pairs = batch * grads.shape[1] * grads.shape[2]
     matrix_norm = dots(matrix.numel()) + Counts(SQRT=1, MUL=1)
     return itemised(
-        grads.numel() + matrix.numel(),
-        batch,
+        [(grads.numel(), grads.dtype), (matrix.numel(), matrix.dtype)],
+        [(batch, WIDE)],
         walked=("coordinates",),
         widened=widened(grads.dtype, grads.numel()),
         coordinates=dots(pairs * rank * (taps + 1)),
@@ -171,8 +172,8 @@ def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     else:
         each = ins * outs * (positions * Counts(MUL=4, ADD=3, SUB=1) + dots(2))
     return itemised(
-        operands,
-        batch,
+        [(operands, x.dtype)],
+        [(batch, WIDE)],
         walked=("products_over_bins",) if route == "spectrum" else (),
         widened=widened(x.dtype, operands),
         products_over_bins=batch * (block // 2 + 1) * (each + dots(1)),
@@ -186,8 +187,8 @@ def circulant_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
     pairs = batch * ins * g.shape[2]
     entries, products = pairs * block, pairs * (block // 2 + 1) * positions
     return itemised(
-        x.numel() + g.numel(),
-        entries + batch,
+        [(x.numel() + g.numel(), x.dtype)],
+        [(entries, x.dtype), (batch, WIDE)],
         walked=("products", "squares"),
         products=products * Counts(MUL=4, ADD=3, SUB=1),
         squares=widened(x.dtype, entries) + dots(entries),
@@ -209,13 +210,13 @@ def circulant_sum(
     used = _values.used(factors) if used is None else used
     tests = Counts(CMP=len(factors))
     if not used:
-        return itemised(len(factors), 0, tests=tests)
+        return itemised([(len(factors), factors.dtype)], [], tests=tests)
     positions, ins, block = x.shape[1:]
     outs, rows = g.shape[2], used * positions
     pairs = ins * outs * (block // 2 + 1)
     return itemised(
-        len(factors) + rows * block * (ins + outs) + out.numel(),
-        out.numel(),
+        [(len(factors) + rows * block * (ins + outs) + out.numel(), out.dtype)],
+        [(out.numel(), out.dtype)],
         walked=("scaling", "products", "gains", "sums"),
         tests=tests,
         scaling=Counts(MUL=rows * outs * block),

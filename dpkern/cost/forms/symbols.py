@@ -9,6 +9,7 @@ import torch
 from ...ops.symbols import blocks
 from ..primitives import Counts, Item, Itemised
 from ._form import Form
+from ._layers import moved
 
 _WORD = Counts(SHIFT=1, OR=1, CMP=1)
 """Two words to one, which is compared with the words that tell the truth."""
@@ -26,8 +27,8 @@ def randomize(
     return Itemised(
         (
             Item(name="words", counts=Counts(RNG=16 * blocks(position, n))),
-            Item(name="read and written", counts=Counts(LOAD=n, STORE=n)),
-            Item(name="responses", counts=n * each),
+            moved([(n, symbols.dtype)], [(n, symbols.dtype)]),
+            Item(name="responses", counts=n * each, flops=0),
         )
     )
 

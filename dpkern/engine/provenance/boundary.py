@@ -285,8 +285,10 @@ class ModuleBoundary:
             rows = Rows.of_batch(YieldedBatch(self.capture.batch, boundary=self))
             self.current = rows.batch
         self.losses.outputs = set()
-        if type(output) is Tensor:
-            return self._tracked(output, rows)
+        plain = type(output) is Tensor and rows.order is None and rows.ids is rows.batch.all
+        if plain and output.dim() and output.shape[0] == len(rows.ids):
+            self.losses.outputs.add(output.grad_fn)
+            return track(output, rows.batch.each)
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
@@ -332,8 +334,9 @@ class ModuleBoundary:
             raise refusals.private_in_public()
         if self.capture.in_public or not self.capture.attached:
             return run()
-        if any(state.batch is not None and state.batch.placeholder for state in states):
-            return None  # an empty draw has no gradient
+        for state in states:
+            if state.batch is not None and state.batch.placeholder:
+                return None  # an empty draw has no gradient
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ...errors import UnsupportedModule
 from .naming import CallSite, call_site
@@ -24,6 +25,8 @@ class Divisors:
     """What earlier losses divided by, each by the call it came from."""
 
     def __init__(self) -> None:
+        self._before: dict[tuple[CallSite, int], tuple[Any, ...]] = {}
+        """What was compared last, by call and number of the loss."""
         self._shares: dict[_Key, int] = {}
         self._scales: dict[_Key, tuple[float, tuple[int, int]]] = {}
 
@@ -35,12 +38,15 @@ class Divisors:
             number: its place among the losses of one backward pass.
             declared: ``loss_reduction``.
         """
-        site = call_site()
+        site, batch = call_site(), state.batch
+        given = state.shares, state.reduction, state.scales, batch.in_pass, batch.size
+        if self._before.get((site, number)) == given:
+            return None
+        self._before[site, number] = given
         for position, share in enumerate(sorted(state.shares)):
             known = self._shares.setdefault((site, number, position), share)
             if known != share:
                 return varying_share(share, known)
-        batch = state.batch
         counts = batch.in_pass, batch.size
         for position, (reduction, scale) in enumerate(sorted(state.terms)):
             # What is left of the scale once the clipping has undone the declared mean.

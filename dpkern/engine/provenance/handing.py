@@ -22,17 +22,21 @@ def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
         views: a tensor with ``views`` times as many rows holds the first views of all records, then
             the second ones, and so on, as ``torch.cat([first, second])`` makes them.
     """
-
-    def change(tensor: Tensor) -> Tensor:
-        return track(tensor, _state(tensor, batch, views))
-
-    if isinstance(tree, PackedSequence):
+    kind = type(tree)
+    if kind is Tensor:
+        return track(tree, _state(tree, batch, views))
+    if kind is tuple or kind is list:
+        rows, each, items = len(batch.all), batch.each, []
+        for item in tree:
+            if type(item) is Tensor and item.dim() and item.shape[0] == rows:
+                items.append(track(item, each))
+            else:
+                items.append(tracked_batch(item, batch, views))
+        return kind(items)
+    if kind is PackedSequence:
         ids = packed_ids(tree, batch)
         return PackedSequence(track(tree.data, PerRecord(batch, ids)), *tree[1:])
-    if isinstance(tree, (tuple, list)) and PackedSequence in map(type, tree):
-        items = [tracked_batch(item, batch, views) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return mapped(tree, change)
+    return mapped(tree, lambda tensor: track(tensor, _state(tensor, batch, views)))
 
 
 def _state(tensor: Tensor, batch: YieldedBatch, views: int) -> State:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 OWN_FUNCTIONS = "backward passes of autograd functions in the loop keep samples apart"
 """The condition of certificates where a loss has such a function."""
+
+
+_ACCUMULATOR = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+"""The graph's node in front of a trained tensor."""
 
 
 class Leaves:
@@ -46,18 +51,25 @@ class Leaves:
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
-        if any(isinstance(node, BackwardCFunction) for node in nodes_of(loss, outputs)):
-            assume(OWN_FUNCTIONS)
-        for leaf in leaves_of(loss, () if whole else outputs):
-            if not self._is_foreign(leaf):
-                continue
-            raise PrivacyError(
-                "loss",
-                expected="no trained tensor besides the parameters of the private module",
-                got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-                remedy="It would be trained without clipping and noise. Put it into the module "
-                "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
-            )
+        for node in nodes_of(loss, outputs):
+            if type(node) is _ACCUMULATOR:
+                self._check_leaf(node.variable)
+            elif isinstance(node, BackwardCFunction):
+                assume(OWN_FUNCTIONS)
+        for node in nodes_of(loss) if whole else ():
+            if type(node) is _ACCUMULATOR:
+                self._check_leaf(node.variable)
+
+    def _check_leaf(self, leaf: Tensor) -> None:
+        if not self._is_foreign(leaf):
+            return
+        raise PrivacyError(
+            "loss",
+            expected="no trained tensor besides the parameters of the private module",
+            got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
+            remedy="It would be trained without clipping and noise. Put it into the module "
+            "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+        )
 
     def _is_foreign(self, leaf: Tensor) -> bool:
         capture = self.capture
@@ -77,22 +89,14 @@ class Leaves:
         return False
 
 
-def leaves_of(loss: Tensor, stop: Collection[Any] = ()) -> list[Tensor]:
-    """Leaves of the graph that gradients would be accumulated in, up to the nodes in ``stop``."""
-    found = (getattr(node, "variable", None) for node in nodes_of(loss, stop))
-    return [variable for variable in found if variable is not None]
-
-
-def nodes_of(loss: Tensor, stop: Collection[Any]) -> Iterator[Any]:
+def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:
     """The nodes of the graph in front of those in ``stop``."""
     stack: list[Any] = [loss.grad_fn]
-    met = {loss.grad_fn}
+    met = {None, *stop}
     while stack:
         node = stack.pop()
-        if node is None or node in stop:
+        if node in met:
             continue
+        met.add(node)
         yield node
-        for following, _ in node.next_functions:
-            if following is not None and following not in met:
-                met.add(following)
-                stack.append(following)
+        stack += [following for following, _ in node.next_functions]

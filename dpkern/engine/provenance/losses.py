@@ -12,17 +12,20 @@ divided by its own number of targets instead:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from .aliases import is_stale
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
-from .rules import Call, action, finish_as
+from .rules import USUAL, Call, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
-from .tensor import retrack, state_of, untracked
+from .tensor import Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 
 _REDUCTION = {
@@ -46,6 +49,7 @@ _REDUCTION_OF_ROWS = {
 }
 """Losses of whole rows."""
 
+_CROSS_ENTROPY = F.cross_entropy
 _CLASSES = ("cross_entropy", "nll_loss")
 
 
@@ -60,7 +64,7 @@ def loss(call: Call) -> Any:
     own = call.name in _CLASSES and reduction == "mean" and _divisor_depends_on_batch(call)
     if own and isinstance(rows, (PerRecord, OneRecord)):
         return _own_normalisation(call, rows, place)
-    result = call.func(*call.args, **call.kwargs)
+    result = call.plain()
     if reduction == "none" or not isinstance(rows, PerRecord):
         return finish_as(call, result, rows)
     if leaves_out(rows):
@@ -74,6 +78,39 @@ def loss(call: Call) -> Any:
     factor, each = divisor_of(rows.ids, rows.batch)
     result = result if factor == 1 else result * factor
     return retrack(result, RecordSum(rows.batch, "mean", False, frozenset({entries * each})))
+
+
+def usual_cross_entropy(
+    func: Function, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Tensor | None:
+    """Follow the mean over all records of the batch in their order, every target counted.
+
+    Most loops have no other operation. None for every call that is not this one.
+    """
+    if func is not _CROSS_ENTROPY or len(args) != 2:
+        return None
+    if type(args[0]) is not TrackedTensor or type(args[1]) is not TrackedTensor:
+        return None
+    (x, target), state = args, args[0]._state
+    if type(state) is not PerRecord or args[1]._state is not state or is_stale(args):
+        return None
+    batch = state.batch
+    if state is not batch.each or batch.in_pass != len(state.ids):
+        return None
+    given = kwargs.get
+    if not (given("weight") is given("size_average") is given("reduce") is None):
+        return None
+    if given("reduction") != "mean" or type(given("label_smoothing")) is not float:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        if x.dim() < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
+            return None
+        loss = F.cross_entropy(x, target, **kwargs)
+        terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
+        return retrack(loss, RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
+
+
+USUAL["cross_entropy"] = usual_cross_entropy
 
 
 def _by_entry(call: Call) -> tuple[State, int]:
@@ -90,13 +127,6 @@ def _by_entry(call: Call) -> tuple[State, int]:
 def _by_row(call: Call) -> tuple[State, int]:
     """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
-    first = call.states[0]
-    if call.name in _CLASSES and type(first) is PerRecord and not first.dim and x.dim() > 1:
-        # The plain case: outputs and targets of the same records, and nothing else.
-        alone = len(call.args) > 1 and call.tracks_only(x, call.args[1])
-        alone = alone and len(call.operands) == len(call.tracked)
-        if alone and call.states[-1] is first and len(x) == len(first.ids):
-            return first, max(math.prod(x.shape[2:]), 1)
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
     operands = list(call.args[:3]) if vectors > 1 else operands
@@ -121,11 +151,14 @@ def _by_row(call: Call) -> tuple[State, int]:
 
 def _divisor_depends_on_batch(call: Call) -> bool:
     target = call.argument(1, "target")
-    if target.is_floating_point():
-        return False
-    if call.argument(2, "weight") is not None:
+    if not target.is_floating_point() and call.argument(2, "weight") is not None:
         return True
-    ignored = call.argument(4, "ignore_index", default=-100)
+    return _leaves_out_targets(target, call.argument(4, "ignore_index", default=-100))
+
+
+def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
+    if target.is_floating_point():  # probabilities
+        return False
     if ignored < 0:  # every other class is at least 0: one pass over the targets tells
         return bool(target.numel()) and target.min().item() < 0
     return bool((target == ignored).any())
@@ -189,8 +222,9 @@ def backward(call: Call) -> Any:
     """Check that the loss is a sum over records, and go backward."""
     roots = call.argument(0, "tensors", "self")
     roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]
-    states = [s for s in map(state_of, roots) if s is not None]
-    boundary = next((s.batch.boundary for s in states if s.batch is not None), None)
+    states = [root._state for root in roots if type(root) is TrackedTensor]
+    batches = [s.batch for s in states if s.batch is not None]
+    boundary = batches[0].boundary if batches else None
 
     losses = [untracked(root) for root in roots]
     gradients = call.argument(1, "gradient", "grad_tensors")

@@ -54,17 +54,23 @@ def has_reversed_operands(func: Function) -> bool:
     return getattr(func, "__name__", "") in _REVERSED
 
 
-@lru_cache(maxsize=4096)
-def _is_ours(path: str) -> bool:
-    """Whether a file is torch's or dpkern's, or no file."""
-    return path.startswith(_OUR_FILES) or path.startswith("<")
+_CODES: dict[int, tuple[CodeType, bool]] = {}
+"""Code objects by ``id``, and whether they are torch's or dpkern's, or in no file.
+
+They are kept, so that no other one gets the same ``id``; their hashes take microseconds each.
+"""
+
+
+def _is_ours(code: CodeType) -> bool:
+    known = _CODES.get(id(code))
+    if known is None:
+        path = code.co_filename
+        known = _CODES[id(code)] = code, path.startswith((*_OUR_FILES, "<"))
+    return known[1]
 
 
 CallSite = tuple[tuple[int, int], ...]
 """Code objects, by ``id``, and places of instructions in them."""
-
-_CODES: dict[int, CodeType] = {}
-"""Code objects of call sites: kept, so that no other one gets the same ``id``."""
 
 
 def call_site(depth: int = 4) -> CallSite:
@@ -76,8 +82,8 @@ def call_site(depth: int = 4) -> CallSite:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < depth:
         code = frame.f_code
-        if not _is_ours(code.co_filename):
-            _CODES[id(code)] = code  # hashes of code objects take microseconds each
+        known = _CODES.get(id(code))
+        if not (_is_ours(code) if known is None else known[1]):
             found.append((id(code), frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
@@ -87,9 +93,8 @@ def user_line() -> str:
     """Return file and line of the innermost frame that is neither torch's nor dpkern's."""
     frame = sys._getframe(1)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not _is_ours(path):
-            return f"{path}:{frame.f_lineno}"
+        if not _is_ours(frame.f_code):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         if frame.f_back is None:
             break
         frame = frame.f_back

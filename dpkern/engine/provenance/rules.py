@@ -19,7 +19,7 @@ from .aliases import is_stale, note_write
 from .naming import has_reversed_operands, name_of, user_line
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
 from .statistic import Statistic
-from .tensor import Function, TrackedTensor, retrack, state_of, track
+from .tensor import Function, TrackedTensor, retrack, run_by, state_of, track
 
 Rule = Callable[["Call", Tensor], State | None]
 Action = Callable[["Call"], Any]
@@ -29,6 +29,9 @@ RULES: dict[str, Rule] = {}
 
 ACTIONS: dict[str, Action] = {}
 """Operations that need more than a state for their result."""
+
+USUAL: dict[str, Callable[[Function, Sequence[Any], dict[str, Any]], Tensor | None]] = {}
+"""What runs an operation's most frequent calls at a low price; it returns None for all others."""
 
 REORDERING = frozenset({"__getitem__", "index_select"})
 """Operations that take an order of the rows that other records had a part in."""
@@ -59,7 +62,7 @@ _SIZES = frozenset("shape.get dtype.get device.get ndim.get requires_grad.get di
 """The most frequent of these."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One operation on tracked tensors.
 
@@ -69,6 +72,7 @@ class Call:
         args, kwargs: as given, with tracked tensors among them.
         tracked: the operands with a state.
         operands: all tensors among the arguments.
+        states: of the operands that have one.
     """
 
     name: str
@@ -77,10 +81,7 @@ class Call:
     kwargs: dict[str, Any]
     tracked: list[Tensor] = field(default_factory=list)
     operands: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.states: list[State] = [t._state for t in self.tracked]  # type: ignore[attr-defined]
-        """The states of the operands that have one."""
+    states: list[State] = field(default_factory=list)
 
     @property
     def batch(self) -> YieldedBatch | None:
@@ -147,15 +148,18 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
+    if name in USUAL and (usual := USUAL[name](func, args, kwargs)) is not None:
+        return usual
     if name in _SIZES and type(args[0]) is TrackedTensor:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    tensors = _operands(args, kwargs)
-    tracked, private, foreign = [], None, False
+    tensors, statistic = _operands(args, kwargs)
+    tracked, states, private, foreign = [], [], None, False
     for tensor in tensors:
         kind = type(tensor)
         if kind is TrackedTensor:
             tracked.append(tensor)
+            states.append(tensor._state)  # type: ignore[attr-defined]
         elif kind in PRIVATE:
             private = tensor
         elif tensor.grad_fn is not None:
@@ -165,7 +169,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in _NO_RECORDS and private is None:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    call = Call(name, func, args, kwargs, tracked, tensors)
+    call = Call(name, func, args, kwargs, tracked, tensors, states)
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
@@ -174,7 +178,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if act is not None and name in _TRACKED_ACTIONS:
         return act(call)
     with torch._C.DisableTorchFunctionSubclass():
-        blocked = _blocked(call, foreign) or _statistic_of(args, kwargs)
+        blocked = _blocked(call, foreign) or statistic
         if blocked is not None and name in _ESCAPES and act is not None:
             return act(call)
         if blocked is not None:
@@ -187,14 +191,25 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return finish(call, func(*args, **kwargs), RULES.get(name, _unknown))
 
 
-def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    found = []
+def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], Mixed | None]:
+    """The tensors among the arguments, and the state of a number computed over samples."""
+    found: list[Tensor] = []
+    statistic: Mixed | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind in _CONSTANTS:
+            continue
+        if kind is TrackedTensor or isinstance(value, Tensor):
             found.append(value)
+        elif kind is Statistic:
+            statistic = statistic or value.state
         elif isinstance(value, (tuple, list, dict)):
             found += tensors_in(value)
-    return found
+    return found, statistic
+
+
+_CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
+"""Types of most of the arguments that are no tensors."""
 
 
 def _unknown(call: Call, out: Tensor) -> State:
@@ -278,14 +293,6 @@ def _number(
     return Statistic.marked(value, state)
 
 
-def _statistic_of(args: Sequence[Any], kwargs: dict[str, Any]) -> Mixed | None:
-    """Return the state of a number among the operands that was computed over samples."""
-    for value in (*args, *kwargs.values()):
-        if type(value) is Statistic:
-            return value.state
-    return None
-
-
 def _is_order(call: Call) -> bool:
     """Whether rows are put into an order in which each stands exactly once."""
     states = call.states
@@ -301,3 +308,6 @@ def _is_order(call: Call) -> bool:
         if order.dtype is not torch.int64 or order.dim() != 1 or len(order) != rows:
             return False
         return bool((order.sort().values == torch.arange(rows, device=order.device)).all())
+
+
+run_by(run)

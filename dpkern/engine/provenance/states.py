@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -39,6 +40,11 @@ class Boundary(Protocol):
         """Check losses and run their backward pass."""
 
 
+@lru_cache(maxsize=64)
+def _positions(count: int) -> Ids:
+    return np.arange(count)
+
+
 class YieldedBatch:
     """One physical batch of the private loader, or one forward pass without a loader.
 
@@ -65,7 +71,7 @@ class YieldedBatch:
         self.first = first
         self.final = final
         self.boundary = boundary
-        self.all: Ids = np.arange(1 if placeholder else size)
+        self.all: Ids = _positions(1 if placeholder else size)
         """The position of every record in the batch."""
         self.each = PerRecord(self, self.all)
         """Rows that are the records in their order."""

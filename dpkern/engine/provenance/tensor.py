@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 
+from ..uncompiled import uncompiled
 from .states import State
 
 Function = Callable[..., Any]
@@ -34,7 +34,7 @@ class TrackedTensor(Tensor):
     """Number of the write (``aliases``) that the state takes into account."""
 
     @classmethod
-    @_disable_dynamo  # torch.compile breaks its graph here
+    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -42,15 +42,16 @@ class TrackedTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        from .rules import run  # the rules stand on this module
-
-        return run(func, args, {} if kwargs is None else dict(kwargs))
+        return _RUN[0](func, args, {} if kwargs is None else dict(kwargs))
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
-        from .rules import run
-
-        run(Tensor.backward, (self, *args), kwargs)
+        batch = self._state.batch
+        if args or kwargs or batch is None or batch.boundary is None:
+            _RUN[0](Tensor.backward, (self, *args), kwargs)
+        else:
+            loss = untracked(self)
+            batch.boundary.backward([loss], [self._state], loss.backward)
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A copy of another class, which may enter other modules and not the private one."""
@@ -67,6 +68,15 @@ class TrackedTensor(Tensor):
 
     def __format__(self, form: str) -> str:
         return format(untracked(self).detach(), form)
+
+
+_RUN: list[Callable[[Function, Sequence[Any], dict[str, Any]], Any]] = []
+"""What runs operations on tracked tensors (``rules.run``, which stands on this module)."""
+
+
+def run_by(run: Callable[[Function, Sequence[Any], dict[str, Any]], Any]) -> None:
+    """Hand operations on tracked tensors to this function."""
+    _RUN[:] = [run]
 
 
 def track(tensor: Tensor, state: State) -> TrackedTensor:

@@ -1,17 +1,17 @@
 """Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers."""
 
-from .._coef_noise import Noise, quadratic_position
+from ...base.codes import CoefForm as Form
+from .._coef_noise import CoefNoise as Noise
+from .._coef_noise import quadratic_position
 from .._draws import Draws
-from .features import RUN, empty_results, expanded, packed_features
+from .features import RUN, empty_results, expanded
 from .polynomial import (
     FORMS,
     LANES,
     Coefficients,
-    Form,
     check_release,
     check_targets,
     form_of,
-    packed,
     perturb,
     quadratic,
     refuse_release,
@@ -30,8 +30,6 @@ __all__ = [
     "empty_results",
     "expanded",
     "form_of",
-    "packed",
-    "packed_features",
     "perturb",
     "quadratic",
     "quadratic_position",

@@ -15,29 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ... import _validate as check
+from ..._dispatch import op
 from ...base.signature import Double, Float
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
-from .polynomial import LANES, add, check_out, check_targets, copied, lane_sum
+from .._coef_noise import CoefNoise, check_noise, quadratic_position
+from .polynomial import add, check_out, check_targets, copied, lane_sum
 
 RUN = 16
 """Records whose slopes are summed one after the other; then the sums of the runs are."""
 
 ENTRIES_AT_ONCE = 1 << 22
 """Coefficients that the reference holds."""
-
-
-def packed_features(
-    hidden: Tensor, weights: Tensor, noise: Noise | None
-) -> tuple[bool, tuple[Any, ...] | None, int, int, int]:
-    """What compiled kernels begin with: wide, noise, records, classes, features."""
-    release = None if noise is None else noise.packed(len(hidden) * weights.numel())
-    return hidden.dtype is torch.float64, release, len(hidden), *weights.shape
 
 
 def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,10 +42,11 @@ def _check_expanded(
     hidden: Tensor,
     targets: Tensor,
     weights: Tensor,
-    noise: Noise | None,
+    noise: CoefNoise | None,
     out: tuple[Tensor, Tensor, Tensor] | None,
 ) -> None:
     records, width = hidden.shape
+    check.tensor_at("targets", targets, shape=(records, len(weights)))
     if out is not None:
         like = (
             ((records,), torch.float64),
@@ -68,38 +61,13 @@ def _check_expanded(
         check_targets("targets", targets)
 
 
-def _cost_expanded(
-    hidden: Tensor,
-    targets: Tensor,
-    weights: Tensor,
-    *,
-    noise: Noise | None = None,
-    **_: Any,
-) -> Cost:
-    (records, width), classes = hidden.shape, len(weights)
-    pairs, size = records * classes, hidden.element_size()
-    linear = pairs * width
-    read, flops, words = noise_cost(noise, linear, linear * width)
-    flops += records * width
-    # 1/2 - y; of each feature: its coefficient and row of coefficients, both sums of the row and
-    # the column, score, loss, slope and its run's sum, derivative.
-    flops += pairs * (1 + 3 + 2 * (LANES - 1) + width * (1 + width + 4 * width + LANES - 1 + 9))
-    flops += -(-records // RUN) * classes * width
-    return Cost(
-        bytes_read=read + size * (records * width + pairs + weights.numel()),
-        bytes_written=8 * records + size * (weights.numel() + records * width),
-        flops=flops,
-        random_words=words,
-    )
-
-
-@op(check=_check_expanded, cost=_cost_expanded)
+@op(check=_check_expanded)
 def expanded(
     hidden: Float[Tensor, "B H"],
-    targets: Float[Tensor, "B M"],
+    targets: Float[Tensor, "B _"],
     weights: Float[Tensor, "M H"],
     *,
-    noise: Noise | None = None,
+    noise: CoefNoise | None = None,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[
     Double[Tensor, "loss: B"], Float[Tensor, "dweights: M H"], Float[Tensor, "dhidden: B H"]
@@ -185,7 +153,7 @@ def coefficients(hidden: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     return a1, square[:, None].repeat(1, factor.shape[1], 1, 1)
 
 
-def noise_of(noise: Noise, part: slice, records: int, weights: Tensor) -> tuple[Noise, int]:
+def noise_of(noise: CoefNoise, part: slice, records: int, weights: Tensor) -> tuple[CoefNoise, int]:
     """That of some of the records, at their linear coefficients; and where quadratic ones begin."""
     behind = quadratic_position(noise.position, records * weights.numel())
     first = part.start * weights.numel()

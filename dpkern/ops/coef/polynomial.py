@@ -15,31 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
+from ...base.codes import CoefForm
 from ...base.signature import Double, Float
 from ...errors import InvalidInput
-from .._coef_noise import Noise, check_noise, noise_cost, quadratic_position
+from .._coef_noise import CoefNoise, check_noise, quadratic_position
 from ..noise import add_noise
 
-Form = Literal["printed", "taylor"]
-FORMS = get_args(Form)
+FORMS = get_args(CoefForm)
 LANES = 16
 """Partial sums of a loss: term i joins sum i mod 16, and the sums meet by halves."""
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> CoefForm:
     """Return the form with this name.
 
     Raises:
         InvalidInput: there is none.
     """
-    form: Form = check.choice(FORMS, form=name)
+    form: CoefForm = check.choice(FORMS, form=name)
     return form
 
 
@@ -50,17 +50,8 @@ class Coefficients(NamedTuple):
     quadratic: Tensor
 
 
-def packed(
-    targets: Tensor, form: str, noise: Noise | None
-) -> tuple[bool, int, tuple[Any, ...] | None, int, int]:
-    """What compiled kernels begin with: wide, form, noise, records, features."""
-    release = None if noise is None else noise.packed(targets.numel())
-    records, features = targets.shape
-    return targets.dtype is torch.float64, FORMS.index(form), release, records, features
-
-
 def _check_perturb(
-    targets: Tensor, form: str, noise: Noise | None, out: Coefficients | None
+    targets: Tensor, form: str, noise: CoefNoise | None, out: Coefficients | None
 ) -> None:
     if out is not None:
         like = targets.shape, targets.dtype
@@ -129,7 +120,7 @@ def refuse_release(targets: Tensor, made: tuple[Tensor, ...]) -> None:
     raise _outside("targets", *torch.aminmax(targets.detach()))
 
 
-def check_release(targets: Tensor, noise: Noise | None) -> None:
+def check_release(targets: Tensor, noise: CoefNoise | None) -> None:
     """For kernels that do not look at targets on a CPU as they go: ``check_targets``.
 
     ``validate`` leaves it to them there, because it takes a third of a release's time; on devices
@@ -148,12 +139,7 @@ def _linear_quadratic(targets: Tensor, form: str) -> Coefficients:
     return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
-def _flops(form: str) -> int:
-    """Of the two coefficients of one target."""
-    return 3 if form == "printed" else 1
-
-
-def add(values: Tensor, noise: Noise, position: int) -> None:
+def add(values: Tensor, noise: CoefNoise, position: int) -> None:
     """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
     if isinstance(scale, Tensor):
@@ -169,25 +155,14 @@ def add(values: Tensor, noise: Noise, position: int) -> None:
     )
 
 
-def _cost_perturb(targets: Tensor, *, form: str, noise: Noise | None = None, **_: Any) -> Cost:
-    n, size = targets.numel(), targets.numel() * targets.element_size()
-    read, flops, words = noise_cost(noise, n, n)
-    return Cost(
-        bytes_read=size + read,
-        bytes_written=2 * size,
-        flops=_flops(form) * n + flops,
-        random_words=words,
-    )
-
-
-@op(check=_check_perturb, cost=_cost_perturb)
+@op(check=_check_perturb)
 def perturb(
     targets: Float[Tensor, "B D"],
     *,
-    form: Form,
-    noise: Noise | None = None,
+    form: CoefForm,
+    noise: CoefNoise | None = None,
     out: Coefficients | None = None,
-) -> Coefficients:
+) -> Float[Coefficients, "linear: B D", "quadratic: B D"]:
     """Both coefficients of every target with Laplace noise on the lattice; new tensors.
 
     Exactly what ``noise.add_noise`` makes of the coefficients, the linear ones from
@@ -237,7 +212,7 @@ def _check_quadratic(
     z: Tensor,
     targets: Tensor,
     form: str,
-    noise: Noise | None,
+    noise: CoefNoise | None,
     shift: Tensor | None,
     out: tuple[Tensor, Tensor] | None,
 ) -> None:
@@ -247,36 +222,13 @@ def _check_quadratic(
     _check_perturb(targets, form, noise, None)
 
 
-def _cost_quadratic(
-    z: Tensor,
-    targets: Tensor,
-    *,
-    form: str,
-    noise: Noise | None = None,
-    shift: Tensor | None = None,
-    **_: Any,
-) -> Cost:
-    n, size = z.numel(), z.numel() * z.element_size()
-    made = perturb.cost(targets, form=form, noise=noise)
-    # a1 + 2 a2 w; in float64 w (a1 + a2 w) and its lane; the lanes' sum.
-    flops = 7 * n + (LANES - 1) * len(z)
-    flops += 0 if shift is None else n
-    shifts = 0 if shift is None else len(z) * z.element_size()
-    return Cost(
-        bytes_read=made.bytes_read + size + shifts,
-        bytes_written=size + 8 * len(z),
-        flops=made.flops + flops,
-        random_words=made.random_words,
-    )
-
-
-@op(check=_check_quadratic, cost=_cost_quadratic)
+@op(check=_check_quadratic)
 def quadratic(
     z: Float[Tensor, "B D"],
     targets: Float[Tensor, "B D"],
     *,
-    form: Form,
-    noise: Noise | None = None,
+    form: CoefForm,
+    noise: CoefNoise | None = None,
     shift: Float[Tensor, "B"] | None = None,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Double[Tensor, "loss: B"], Float[Tensor, "dz: B D"]]:

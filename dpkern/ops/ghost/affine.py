@@ -6,70 +6,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Float
 from ...errors import InvalidInput
 
 
-def _cost_rows(g: Tensor, weight: Tensor | None, *, centred: bool, per_entry: int) -> Cost:
-    """Of a norm over the last dimension; xhat and h are made again for dx, as in the kernels."""
-    batch, rows, columns = g.shape
-    scaled, statistics = weight is not None, 1 + centred
-    size = g.element_size()
-    used = scaled and batch * rows > 0
-    return Cost(
-        bytes_read=(2 * g.numel() + statistics * batch * rows + columns * used) * size,
-        bytes_written=(g.numel() + statistics * batch * columns) * size,
-        flops=(per_entry + 2 * scaled) * g.numel() + statistics * batch * rows,
-    )
-
-
-def _cost_layer_norm(
-    g: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    **_: Any,
-) -> Cost:
-    return _cost_rows(g, weight, centred=True, per_entry=14)
-
-
-def _cost_rms_norm(
-    g: Tensor,
-    x: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    **_: Any,
-) -> Cost:
-    return _cost_rows(g, weight, centred=False, per_entry=9)
-
-
-def _cost_group_norm(
-    g: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    **_: Any,
-) -> Cost:
-    """Means from the sums of the channels; xhat and h are made again for dx, as in the kernels."""
-    scaled, size = weight is not None, g.element_size()
-    batch, channels = g.shape[:2]
-    maps = batch * channels
-    return Cost(
-        bytes_read=(2 * g.numel() + 2 * mean.numel() + channels * (scaled and batch > 0)) * size,
-        bytes_written=(g.numel() + 2 * maps) * size,
-        flops=(11 + scaled) * g.numel() + (2 + 2 * scaled) * maps + 2 * mean.numel(),
-    )
-
-
-@op(cost=_cost_layer_norm)
+@op()
 @torch.no_grad()
 def layer_norm_backward(
     g: Float[Tensor, "B T D"],
@@ -99,7 +44,7 @@ def layer_norm_backward(
     return rstd[..., None] * centred, (g * xhat).sum(1), g.sum(1)
 
 
-@op(cost=_cost_rms_norm)
+@op()
 @torch.no_grad()
 def rms_norm_backward(
     g: Float[Tensor, "B T D"],
@@ -138,7 +83,7 @@ def _check_groups(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tens
         )
 
 
-@op(check=_check_groups, cost=_cost_group_norm)
+@op(check=_check_groups)
 @torch.no_grad()
 def group_norm_backward(
     g: Float[Tensor, "B C S"],

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Operand, Sum, written
 from ...errors import InvalidInput
-from .._values import used
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 
@@ -85,93 +84,7 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     return "gram" if gram < geometry.multiplications else "direct"
 
 
-def _direct_flops(geometry: Geometry) -> int:
-    """Of one sample: gradient (zeros of the padding included), squares, and the rounding bound from
-    the norms of x and g."""
-    entries = math.prod(geometry.weight_shape)
-    operands = geometry.reached + geometry.out_channels * geometry.positions
-    return 2 * entries * (geometry.positions + 1) + 2 * operands + 7
-
-
-def _gram_flops(geometry: Geometry) -> int:
-    """Of one sample: two symmetric matrices, sums of the first along rows of the kernel, and the
-    products of the second with sums along its columns."""
-    height, width = (1, *geometry.output)[-2:]
-    rows, (kernel_height, kernel_width) = (1, *geometry.input)[-2], (1, *geometry.kernel)[-2:]
-    inputs, outputs = math.prod(geometry.input), height * width
-    grams = geometry.in_channels * inputs * (inputs + 1) + geometry.out_channels * outputs * (
-        outputs + 1
-    )
-    along = rows * (rows + 1) // 2 * width**2 * kernel_width
-    return grams + along + outputs * (outputs + 1) * kernel_height + inputs + outputs + 7
-
-
-def _cost_conv_norm(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    route: str = "auto",
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    one = _gram_flops if norm_route(geometry, route) == "gram" else _direct_flops
-    batch = geometry.batch
-    read = (batch * geometry.reached + g.numel()) * x.element_size()
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * one(geometry))
-
-
-def _cost_conv_gradient(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    batch = geometry.batch
-    entries = batch * math.prod(geometry.weight_shape)
-    return Cost(
-        bytes_read=(batch * geometry.reached + g.numel()) * x.element_size(),
-        bytes_written=entries * of_sums(x.dtype).itemsize + 8 * batch,
-        flops=2 * (geometry.positions + 1) * entries + batch,
-    )
-
-
-def _cost_conv_sum(
-    x: Tensor,
-    g: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
-    count, size = used(factors), out.element_size()
-    entries = out.numel() if count else 0
-    gradient = geometry.out_channels * geometry.positions
-    read = count * (geometry.reached + gradient) * x.element_size()
-    return Cost(
-        bytes_read=read + (factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=count * gradient + (2 * count * geometry.positions + 1) * entries,
-    )
-
-
-@op(check=_check_norm, cost=_cost_conv_norm)
+@op(check=_check_norm, plan=Geometry)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -227,7 +140,7 @@ def conv_norm(
     return squares
 
 
-@op(check=check_geometry, cost=_cost_conv_gradient)
+@op(check=check_geometry, plan=Geometry)
 @torch.no_grad()
 def conv_gradient(
     x: Operand[Tensor, "B ci *S"],
@@ -269,7 +182,7 @@ def conv_gradient(
     return grads, squares
 
 
-@op(check=_check_sum, cost=_cost_conv_sum)
+@op(check=_check_sum, plan=Geometry)
 @torch.no_grad()
 def conv_sum(
     x: Operand[Tensor, "B ci *S"],

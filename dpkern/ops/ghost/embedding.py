@@ -5,16 +5,13 @@ B samples of T ids, embeddings of D features, V rows in the table.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Float, Index, Int64, written
 from ...errors import InvalidInput
-from .._values import Repeats
 from ._bounds import gamma, upper_square
 
 
@@ -33,20 +30,7 @@ def _check_range(ids: Tensor, rows: int) -> None:
     )
 
 
-def _cost_norm(ids: Tensor, g: Tensor, *, padding_idx: int | None = None, **_: Any) -> Cost:
-    """Rows whose id stands alone are squared; the others are summed first, with a bound."""
-    (batch, _positions), columns = ids.shape, g.shape[2]
-    found = Repeats.of(ids, padding_idx)
-    alone = (found.rows - found.repeated) * (2 * columns + 1)
-    together = found.shared * (3 * columns + 2) + found.repeated * (2 * columns + 5)
-    return Cost(
-        bytes_read=8 * ids.numel() + found.kept * columns * g.element_size(),
-        bytes_written=8 * batch,
-        flops=alone + together + found.rows + batch,
-    )
-
-
-@op(cost=_cost_norm)
+@op()
 @torch.no_grad()
 def embedding_norm(
     ids: Int64[Tensor, "B T"],
@@ -89,27 +73,7 @@ def _check_sum(
     _check_range(ids, out.shape[0])
 
 
-def _cost_sum(
-    ids: Tensor,
-    g: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    *,
-    padding_idx: int | None = None,
-    **_: Any,
-) -> Cost:
-    used = ids if ids.is_meta else ids[factors != 0]
-    found, columns, size = Repeats.of(used, padding_idx), g.shape[2], g.element_size()
-    table = min(found.table, out.shape[0]) * columns
-    read = found.kept * columns + factors.numel() + table
-    return Cost(
-        bytes_read=8 * used.numel() + read * size,
-        bytes_written=table * size,
-        flops=2 * found.kept * columns,
-    )
-
-
-@op(check=_check_sum, cost=_cost_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def embedding_sum(
     ids: Int64[Tensor, "B T"],
@@ -142,26 +106,7 @@ def _check_cross(ids: Tensor, e: Tensor, a: Tensor, g: Tensor, padding_idx: int 
     _check_range(ids, g.shape[2])
 
 
-def _cost_cross(
-    ids: Tensor,
-    e: Tensor,
-    a: Tensor,
-    g: Tensor,
-    *,
-    padding_idx: int | None = None,
-    **_: Any,
-) -> Cost:
-    (batch, rows, columns), found = a.shape, Repeats.of(ids, padding_idx)
-    norms = (found.kept + batch * rows) * (2 * columns + 1)
-    read = found.kept * columns + a.numel() + found.rows * rows
-    return Cost(
-        bytes_read=8 * ids.numel() + read * e.element_size(),
-        bytes_written=8 * batch,
-        flops=norms + found.kept * rows * (2 * columns + 5) + 2 * batch,
-    )
-
-
-@op(check=_check_cross, cost=_cost_cross)
+@op(check=_check_cross)
 @torch.no_grad()
 def tied_cross(
     ids: Int64[Tensor, "B S"],

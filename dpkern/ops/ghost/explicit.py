@@ -6,32 +6,22 @@ Biases, scales and kept gradients of all parameters go through one call each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.schema import memory_order
 from ...base.signature import Double, Float, FloatDtype, NonNegative, dense, written
 from .. import clip
-from .._clip_cost import power_flops
 from .._lattice import round_down
 from ._bounds import squares as sums_of_squares
 
 Tensors = Sequence[Tensor]
 
 
-def _cost_norm(grads: Tensors, **_: Any) -> Cost:
-    entries = sum(part.numel() for part in grads)
-    read = entries * grads[0].element_size()
-    batch = grads[0].shape[0]
-    flops = sum(power_flops(part.shape[1:].numel(), 2) for part in grads) + len(grads) - 1
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=batch * flops)
-
-
-@op(cost=_cost_norm)
+@op()
 @torch.no_grad()
 def explicit_norm(
     grads: Sequence[Float[Tensor, "B *P", dense]],
@@ -62,17 +52,7 @@ def _check_bound(
         check.positive(max_grad_norm=max_grad_norm)
 
 
-def _cost_factors(
-    squares: Tensors, *_: Any, dtype: torch.dtype, automatic: bool = False, **__: Any
-) -> Cost:
-    # Every sample is taken for one that is clipped.
-    batch, parts = squares[0].shape[0], len(squares)
-    written = batch * (8 + dtype.itemsize)
-    flops = batch * (parts + 4 + int(automatic))
-    return Cost(bytes_read=8 * batch * parts, bytes_written=written, flops=flops)
-
-
-@op(check=_check_bound, cost=_cost_factors)
+@op(check=_check_bound)
 @torch.no_grad()
 def clip_factors(
     squares: Sequence[Double[Tensor, "B"]],
@@ -107,15 +87,7 @@ def clip_factors(
     return round_down(factors, dtype), norms
 
 
-def _cost_contract(grads: Tensors, factors: Tensor, outs: Tensors, **_: Any) -> Cost:
-    size = factors.element_size()
-    entries, sums = sum(part.numel() for part in grads), sum(out.numel() for out in outs)
-    sums, weights = (sums, factors.numel()) if entries else (0, 0)
-    read = (entries + weights + sums) * size
-    return Cost(bytes_read=read, bytes_written=sums * size, flops=2 * entries)
-
-
-@op(cost=_cost_contract)
+@op()
 @torch.no_grad()
 def contract(
     grads: Sequence[Float[Tensor, "B *P", dense]],

@@ -6,15 +6,14 @@ batches (T = 1) all have this form.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Operand, Sum, written
 from ...errors import InvalidInput
-from .._values import used
 from ._bounds import gamma, of_sums, squares, upper_square
 
 LinearRoute = Literal["auto", "rank_one", "gram", "direct"]
@@ -45,22 +44,7 @@ def norm_route(a: Tensor, g: Tensor, route: str = "auto") -> str:
     return "gram" if gram < 1.4 * d * p * (2 if positions > 128 else 1) else "direct"
 
 
-def _cost_norm(a: Tensor, g: Tensor, *, route: str = "auto", **_: Any) -> Cost:
-    """In float64 with its rounding bound, and without what a loose Gram bound makes do again."""
-    batch, positions, d = a.shape
-    p = g.shape[2]
-    pairs = positions * (positions + 1) // 2
-    flops = {
-        "rank_one": 2 * (d + p) + 2,
-        "gram": pairs * (2 * (d + p) + 8) + 4 * positions + 9,
-        "direct": 2 * (positions + 1) * d * p + positions * (2 * (d + p) + 4) + 5,
-    }
-    read = (a.numel() + g.numel()) * a.element_size()
-    spent = batch * flops[norm_route(a, g, route)]
-    return Cost(bytes_read=read, bytes_written=8 * batch, flops=spent)
-
-
-@op(check=_check_route, cost=_cost_norm)
+@op(check=_check_route)
 @torch.no_grad()
 def linear_norm(
     a: Operand[Tensor, "B T d"],
@@ -118,17 +102,7 @@ def _direct(a: Tensor, g: Tensor) -> Tensor:
     return upper_square(torch.bmm(g.transpose(1, 2), a), terms, absolute)
 
 
-def _cost_gradient(a: Tensor, g: Tensor, **_: Any) -> Cost:
-    batch = a.shape[0]
-    entries = batch * a.shape[2] * g.shape[2]
-    return Cost(
-        bytes_read=(a.numel() + g.numel()) * a.element_size(),
-        bytes_written=entries * of_sums(a.dtype).itemsize + 8 * batch,
-        flops=2 * (a.shape[1] + 1) * entries + batch,
-    )
-
-
-@op(cost=_cost_gradient)
+@op()
 @torch.no_grad()
 def linear_gradient(
     a: Operand[Tensor, "B T d"], g: Operand[Tensor, "B T p"]
@@ -153,18 +127,7 @@ def linear_gradient(
     return grads, squares(grads)
 
 
-def _cost_sum(a: Tensor, g: Tensor, factors: Tensor, out: Tensor, **_: Any) -> Cost:
-    count, size = used(factors), out.element_size()
-    rows, entries = count * a.shape[1], out.numel() if count else 0
-    return Cost(
-        bytes_read=rows * (a.shape[2] + g.shape[2]) * a.element_size()
-        + (factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=rows * g.shape[2] + (2 * rows + 1) * entries,
-    )
-
-
-@op(cost=_cost_sum)
+@op()
 @torch.no_grad()
 def linear_sum(
     a: Operand[Tensor, "B T d"],

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ..._phase import CONSTANTS, phase
 from ...base.signature import Double, Float, Operand, Sum, written
 from ...errors import InvalidInput
 from .._products import exact
-from .._values import used
 from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size, check_size
 from ._band import Band, half_weights
@@ -36,7 +34,7 @@ from ._spectra import (
     product_squares,
     transform_error,
 )
-from .conv_norm import check_band, norm_flops, read_entries, transforms
+from .conv_norm import check_band
 
 
 @lru_cache(maxsize=256)
@@ -93,30 +91,6 @@ def _check_kind(band: object) -> None:
         )
 
 
-def _cost_bins(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    band: Band,
-    **_: Any,
-) -> Cost:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
-    grid = Grid(layer, layer.size, None)
-    kept = len(kept_bins(band)) * 2 * len(x) * (x.shape[1] + g.shape[1])
-    return Cost(
-        bytes_read=read_entries(layer, grid) * x.element_size(),
-        bytes_written=kept * of_sums(x.dtype).itemsize + 8 * len(x),
-        flops=transforms(layer, grid).total
-        + norm_flops(layer, grid)
-        + turned_bins(layer, grid, band) * len(g) * g.shape[1],
-    )
-
-
 def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     """How many retained bins of D are read at their mirror, so that they must be conjugated."""
     if grid.index is None or layer.extent == (1, 1):
@@ -124,7 +98,7 @@ def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
     return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
 
 
-@op(check=_check_bins, cost=_cost_bins)
+@op(check=_check_bins)
 @torch.no_grad()
 def conv_bins(
     x: Operand[Tensor, "B ci *S"],
@@ -216,28 +190,7 @@ def _check_sum(
     check_size("dilation", dilation, axes, 1)
 
 
-def _cost_sum(
-    x_bins: Tensor,
-    g_bins: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    *,
-    groups: int = 1,
-    **_: Any,
-) -> Cost:
-    count, size = used(factors), out.element_size()
-    kept, channels = x_bins.shape[0], x_bins.shape[3] + g_bins.shape[3]
-    products = kept * out.shape[0] * out.shape[1]
-    taps, entries = math.prod(out.shape[2:]), out.numel() if count else 0
-    scaled = 2 * kept * g_bins.shape[3] * count
-    return Cost(
-        bytes_read=(2 * kept * count * channels + factors.numel() + entries) * size,
-        bytes_written=entries * size,
-        flops=scaled + products * (8 * count + (2 + 4 * taps) * bool(count)) + entries,
-    )
-
-
-@op(check=_check_sum, cost=_cost_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def bins_sum(
     x_bins: Float[Tensor, "K B 2 ci"],

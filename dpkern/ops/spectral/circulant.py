@@ -12,16 +12,14 @@ the same gradients with u reversed.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Float, written
 from ...errors import InvalidInput
 from .._products import exact
-from .._values import used
 from ._band import Band, half_weights
 from ._spectra import half_gains, on, transform_error
 from ._transform_flops import Flops, of_line
@@ -36,23 +34,6 @@ def _check_band(x: Tensor, g: Tensor, band: Band | None) -> None:
             got=band,
             remedy="Make the band on the block size of this layer.",
         )
-
-
-def _cost_norm(x: Tensor, g: Tensor, **_: Any) -> Cost:
-    batch, positions, ins, block = x.shape
-    outs = g.shape[2]
-    bin_flops, last = {
-        "rank_one": (4 * (ins + outs) + 1, 4),
-        "positions": (8 * positions**2 * (ins + outs) + 4 * positions**2, 7),
-        "spectrum": (8 * positions * ins * outs + 4 * ins * outs, 4),
-    }[norm_route(x, g)]
-    operands = 2 * positions * (ins + outs) * block
-    each = (block // 2 + 1) * (bin_flops + 2) + operands + 3 + last + 1
-    return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=8 * batch,
-        flops=transforms(x, g, batch).total + batch * each,
-    )
 
 
 def transforms(x: Tensor, g: Tensor, samples: int, inverse: int = 0) -> Flops:
@@ -75,7 +56,7 @@ def _by_positions(x: Tensor, g: Tensor) -> bool:
     return positions * (ins + outs) < ins * outs
 
 
-@op(check=_check_band, cost=_cost_norm)
+@op(check=_check_band)
 @torch.no_grad()
 def circulant_norm(
     x: Float[Tensor, "B T q d"],
@@ -152,18 +133,7 @@ def _power(spectra: Tensor) -> Tensor:
     return torch.view_as_real(spectra).square().sum((-3, -2, -1))
 
 
-def _cost_gradient(x: Tensor, g: Tensor, **_: Any) -> Cost:
-    batch, positions, ins, block = x.shape
-    outs = g.shape[2]
-    return Cost(
-        bytes_read=(x.numel() + g.numel()) * x.element_size(),
-        bytes_written=batch * outs * ins * block * x.element_size() + 8 * batch,
-        flops=transforms(x, g, batch, inverse=batch).total
-        + batch * outs * ins * (8 * (block // 2 + 1) * positions + 2 * block),
-    )
-
-
-@op(cost=_cost_gradient)
+@op()
 @torch.no_grad()
 def circulant_gradient(
     x: Float[Tensor, "B T q d"],
@@ -192,33 +162,7 @@ def _check_sum(x: Tensor, g: Tensor, factors: Tensor, out: Tensor, band: Band | 
     _check_band(x, g, band)
 
 
-def _cost_sum(
-    x: Tensor,
-    g: Tensor,
-    factors: Tensor,
-    out: Tensor,
-    *,
-    band: Band | None = None,
-    **_: Any,
-) -> Cost:
-    count, size = used(factors), out.element_size()
-    if not count:
-        return Cost(bytes_read=factors.numel() * size, bytes_written=0, flops=0)
-    positions, ins, block = x.shape[1:]
-    outs, bins = g.shape[2], block // 2 + 1
-    products = bins * outs * ins * (8 * count * positions + (0 if band is None else 2))
-    read = count * positions * block * (ins + outs) + factors.numel() + out.numel()
-    return Cost(
-        bytes_read=read * size,
-        bytes_written=out.numel() * size,
-        flops=transforms(x, g, count, inverse=1).total
-        + count * positions * outs * block
-        + products
-        + out.numel(),
-    )
-
-
-@op(check=_check_sum, cost=_cost_sum)
+@op(check=_check_sum)
 @torch.no_grad()
 def circulant_sum(
     x: Float[Tensor, "B T q d"],

@@ -7,12 +7,11 @@ frequencies of two sums over channels: no spectrum of a channel pair is ever mad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Double, Operand
 from ...errors import InvalidInput
 from ..ghost._conv_geometry import Size
@@ -70,41 +69,7 @@ def read_entries(layer: Layer, grid: Grid) -> int:
     return geometry.batch * (inputs + geometry.out_channels * geometry.positions)
 
 
-def norm_flops(layer: Layer, grid: Grid) -> int:
-    """From spectra to squared norms: powers summed over channels, three products over the bins of
-    each group, and the bound; without the transforms."""
-    geometry = layer.geometry
-    ins, outs = (height * (width // 2 + 1) for height, width in (grid.size, grid.folded))
-    gradient = 4 * outs if layer.extent != (1, 1) else 2
-    powers = 4 * ins * geometry.in_channels + gradient * geometry.out_channels
-    folded = ins * (1 if grid.index is None else 2)
-    products = geometry.groups * (folded + 2 * ins + 4 * outs)
-    return geometry.batch * (powers + products + 17)
-
-
-def _cost(
-    x: Tensor,
-    g: Tensor,
-    *,
-    kernel_size: Size,
-    stride: Size = 1,
-    padding: Size = 0,
-    dilation: Size = 1,
-    groups: int = 1,
-    size: Sequence[int],
-    band: Band | None = None,
-    **_: Any,
-) -> Cost:
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
-    grid = Grid.of(layer, band)
-    return Cost(
-        bytes_read=read_entries(layer, grid) * x.element_size(),
-        bytes_written=8 * x.shape[0],
-        flops=transforms(layer, grid).total + norm_flops(layer, grid),
-    )
-
-
-@op(check=_check, cost=_cost)
+@op(check=_check)
 @torch.no_grad()
 def conv_norm(
     x: Operand[Tensor, "B ci *S"],
@@ -162,4 +127,4 @@ def conv_norm(
     return torch.cat(parts)
 
 
-__all__ = ["check_band", "conv_norm", "norm_flops", "read_entries", "transforms"]
+__all__ = ["check_band", "conv_norm", "read_entries", "transforms"]

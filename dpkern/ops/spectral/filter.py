@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.signature import Operand, Sum
 from ...errors import InvalidInput
 from .._products import exact
@@ -24,7 +23,6 @@ from ..ghost._bounds import of_sums
 from ._band import Band
 from ._sizes import Pair, planes
 from ._spectra import half_gains, on
-from ._transform_flops import of_plane
 
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
@@ -71,22 +69,7 @@ def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
     return y, x_
 
 
-def _cost(x: Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any) -> Cost:
-    """A rectangle by two small products per map, other bands by a transform and its inverse."""
-    maps, kind = x.shape[0] * x.shape[1], of_sums(x.dtype)
-    (top, left), (height, width) = read_places(x, padding, rows), (1, *rows)[-2:]
-    if band.kind == "rectangle":
-        each = 2 * left * width * top + 2 * height * top * width
-    else:
-        each = 2 * of_plane(band.size).total + 2 * half_gains(band).numel()
-    return Cost(
-        bytes_read=maps * top * left * x.element_size(),
-        bytes_written=maps * height * width * kind.itemsize,
-        flops=maps * each,
-    )
-
-
-@op(check=_check, cost=_cost)
+@op(check=_check)
 @torch.no_grad()
 def filtered(
     x: Operand[Tensor, "B C *S"],

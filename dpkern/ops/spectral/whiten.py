@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import _validate as check
-from ..._dispatch import Cost, op
+from ..._dispatch import op
 from ...base.schema import is_dense
 from ...base.signature import Double, Float, strided
 from ...errors import InvalidInput
@@ -41,18 +41,7 @@ def _taps(grads: Tensor) -> int:
     return taps
 
 
-def _cost(grads: Tensor, matrix: Tensor, **_: Any) -> Cost:
-    batch, (rank, taps) = grads.shape[0], matrix.shape
-    pairs = grads.shape[1] * grads.shape[2]
-    each = pairs * (2 * taps * (rank + 1) + 2 * rank) + 6
-    return Cost(
-        bytes_read=grads.numel() * grads.element_size() + matrix.numel() * 8,
-        bytes_written=8 * batch,
-        flops=batch * each + 2 * matrix.numel() + 2,
-    )
-
-
-@op(check=_check, cost=_cost)
+@op(check=_check)
 @torch.no_grad()
 def whitened_norm(
     grads: Float[Tensor, "B ...", strided],

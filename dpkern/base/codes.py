@@ -1,0 +1,101 @@
+"""Declare the codes that stand for names in compiled code: each once, for Python and C++ alike.
+
+A word has the name by which users or torch know it; ``per_layer`` is ``kPerLayer`` in C++. Only
+the standard library is used: the build runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal, get_args
+
+from .. import laws
+
+Style = Literal["flat", "per_layer", "automatic"]
+CoefForm = Literal["printed", "taylor"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Words that callers choose from; compiled code knows each by its place."""
+
+    name: str
+    doc: str
+    words: tuple[str, ...]
+
+    def code(self, word: str) -> int:
+        """The place of a word."""
+        return self.words.index(word)
+
+
+DISTRIBUTIONS = Options("Distribution", "Laws of the noise, see dpkern.laws.", tuple(laws.LAWS))
+STYLES = Options("Style", "Styles of clipping.", get_args(Style))
+COEF_FORMS = Options("CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm))
+
+
+class Arithmetic(IntEnum):
+    """What clipping on a device sums in: nothing, the gradients' floats, or integers."""
+
+    norm_only = 0
+    float = 1
+    exact32 = 2
+    exact64 = 3
+
+
+class RuleKind(IntEnum):
+    """Optimizers."""
+
+    sgd = 0
+    adam = 1
+
+
+class RuleForm(IntEnum):
+    """What one element of an optimizer's rule computes."""
+
+    plain = 0
+    momentum = 1
+    nesterov = 2
+    adam = 3
+
+
+class SumType(IntEnum):
+    """Types of clipped sums; ``float`` is the type of the parameters."""
+
+    int32 = 0
+    int64 = 1
+    float = 2
+
+
+class NoiseSource(IntEnum):
+    """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
+
+    none = 0
+    stream = 1
+    draws = 2
+
+
+Codes = Options | type[IntEnum]
+
+
+def words(codes: Codes) -> dict[str, int]:
+    """Return every word with its code."""
+    if isinstance(codes, Options):
+        return {word: code for code, word in enumerate(codes.words)}
+    return {item.name: item.value for item in codes}
+
+
+def name_of(codes: Codes) -> str:
+    """Return the name that C++ knows."""
+    return codes.name if isinstance(codes, Options) else codes.__name__
+
+
+CODES: tuple[Codes, ...] = (
+    DISTRIBUTIONS,
+    STYLES,
+    COEF_FORMS,
+    RuleKind,
+    RuleForm,
+    SumType,
+    NoiseSource,
+)

@@ -1,0 +1,89 @@
+"""The account that mechanisms and release maps book their arithmetic with, as lines of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _glue as glue
+from ._ops import call
+from .primitives import FORMULA, WALK, Counts, Item
+
+
+class Lines:
+    """``mechanisms.work.Work`` for one phase; lines of the same name and kind add up.
+
+    Attributes:
+        items: the lines, of every phase that was booked, in order.
+    """
+
+    def __init__(self, phase: str, items: list[Item] | None = None) -> None:
+        self.items: list[Item] = [] if items is None else items
+        self._phase = phase
+
+    def under(self, phase: str) -> Lines:
+        """The same lines, booked under another phase."""
+        return Lines(phase, self.items)
+
+    def _book(self, line: str, counts: Counts, kind: str = "exact") -> None:
+        if counts:
+            evidence = WALK if kind == "exact" else FORMULA
+            name = f"{self._phase}: {line}"
+            self.items.append(Item(name=name, counts=counts, kind=kind, evidence=evidence))
+
+    def each(self, line: str, n: int, *, reads: int = 1, extra: int = 0, **primitives: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.each(n, reads=reads, extra=extra, **primitives))
+
+    def converted(self, line: str, n: int, old: torch.dtype, new: torch.dtype) -> None:
+        """See ``Work``."""
+        self._book(line, glue.converted(n, old, new))
+
+    def filled(self, line: str, n: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.filled(n))
+
+    def gathered(self, line: str, n: int, places: int | None = None) -> None:
+        """See ``Work``."""
+        self._book(line, glue.gathered(n, places))
+
+    def scattered(self, line: str, places: int, values: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.scattered(places, values))
+
+    def folded(self, line: str, n: int, results: int, *primitives: str) -> None:
+        """See ``Work``."""
+        self._book(line, glue.folded(n, results, *primitives))
+
+    def read_out(self, line: str) -> None:
+        """See ``Work``."""
+        self._book(line, glue.read_out())
+
+    def summed(self, line: str, n: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.sum_read(n))
+
+    def largest(self, line: str, n: int, k: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.largest(n, k)[0])
+        self.chosen(line, n, k)
+
+    def chosen(self, line: str, n: int, k: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.largest(n, k)[1], "modelled")
+
+    def multiplied(self, line: str, rows: int, inner: int, columns: int) -> None:
+        """See ``Work``."""
+        self._book(line, glue.multiplied(rows, inner, columns), "modelled")
+
+    def counts(self, line: str, **primitives: int) -> None:
+        """See ``Work``."""
+        self._book(line, Counts(primitives))
+
+    def op(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """See ``Work``."""
+        self.items += call(name, self._phase, *args, **kwargs)
+
+
+__all__ = ["Lines"]

@@ -1,0 +1,93 @@
+"""Examples of mechanisms for costs, audits, tests and docs, as plain values.
+
+A mechanism says with which arguments it is shown and audited. Values that follow from the place
+where an example is used (sizes, geometry, batch size) are functions, or are filled in by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .site import Site
+
+Shapes = tuple[tuple[int, ...], ...]
+
+UNIT: Mapping[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0}
+"""Noise of the size of the bound."""
+
+DENSE: Shapes = ((4, 3), (4,))
+"""A small layer with its bias: two clip groups where layers are clipped apart."""
+CIRCULANT: Shapes = ((1, 1, 8), (4,))
+"""A block of a circulant layer, which releases every lag, and a bias."""
+FEATURE: Shapes = ((1,),)
+"""One feature: the whole of epsilon is spent on one number."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of n features and l outputs, whose step an example takes.
+
+    Its parameters are ``W [l, n]``, ``b [l]``, ``c [n]`` (an autoencoder with tied weights).
+    """
+
+    features: int
+    code: int
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The block-circulant ``W`` of the same outer sizes, in blocks of l, and both biases."""
+        n, code = self.features, self.code
+        blocks = Site(kind="circulant", shape=(1, -(-n // code), code), input=(1,), output=(1,))
+        return blocks, Site(kind="other", shape=(code,)), Site(kind="other", shape=(n,))
+
+
+@dataclass(frozen=True)
+class Example:
+    """One way to configure a mechanism, whose step is counted, compared and tested.
+
+    Attributes:
+        fields: arguments of the class; a function is asked for the value at a ``Layer``.
+        suffix: what follows the mechanism's name, such as ``-published``.
+        words: what follows its title.
+        source: where this form comes from; empty: the mechanism's.
+    """
+
+    fields: Mapping[str, Any | Callable[[Layer], Any]]
+    suffix: str = ""
+    words: str = ""
+    source: str = ""
+
+    def at(self, layer: Layer) -> dict[str, Any]:
+        """The arguments for this layer."""
+        return {
+            name: value(layer) if callable(value) else value for name, value in self.fields.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What an audit has to know to make its subject.
+
+    ``mode``, ``sites`` and ``expected_batch_size`` are filled in where the class has such a field.
+
+    Attributes:
+        fields: arguments of the class that have another default here, or none there.
+        published: those of published mode, which replace them.
+        releases: what is looked at: ``step`` (of gradients), ``response`` (to one symbol),
+            ``record`` (released once, or its coefficients), ``visits`` (weights after visits of a
+            record) or ``labelled record``.
+        suffix: what follows the mechanism's name.
+        shapes: of the parameters, or ``((n,),)`` for records of n features.
+        takes: options that the caller of the audit may choose.
+        corrected: those of corrected mode, where they are fewer.
+    """
+
+    fields: Mapping[str, Any]
+    published: Mapping[str, Any] = field(default_factory=dict)
+    releases: str = "step"
+    suffix: str = ""
+    shapes: Shapes = DENSE
+    takes: tuple[str, ...] = ("backend", "steps", "shapes")
+    corrected: tuple[str, ...] | None = None
