@@ -205,6 +205,7 @@ LOSS = torch.zeros(3, dtype=torch.float64)
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "hidden-above": ("hidden", {"hidden": H + 0.5, **bad()}),
     "hidden-nan": ("hidden", {"hidden": H * math.nan, **bad()}),
+    "targets-classes": ("targets", {"targets": Y[:, :1].contiguous()}),
     "targets-below": ("targets", {"targets": Y - 0.25, **bad()}),
     "scale": ("noise.scale", bad(scale=0.0)),
     "scales-shape": ("noise.scale", bad(scale=torch.ones(2))),
