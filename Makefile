@@ -24,8 +24,8 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
-DECLARED := $(wildcard csrc/generate.py dpkern/laws.py dpkern/base/codes.py dpkern/base/layouts.py \
-	dpkern/backends/_kernels.py dpkern/backends/_generated.py)
+DECLARED := $(wildcard csrc/generate.py dpkern/base/laws.py dpkern/base/codes.py dpkern/base/layouts.py \
+	dpkern/ops/backends/_kernels.py dpkern/ops/backends/_generated.py)
 EMULATOR := $(wildcard tests/emulator/*)
 BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC) \
 	$(DECLARED)
@@ -70,7 +70,7 @@ check-all:
 
 wrappers: $(VENV)/.wrappers
 	$(PY) -c "import accelerate, lightning, transformers"
-	$(PY) -m pytest tests/test_guard_wrappers.py
+	$(PY) -m pytest tests/slow/test_guard_wrappers.py
 
 bench: $(VENV)/.dev
 	$(PY) $(BENCH)

@@ -24,7 +24,7 @@ import torch
 import typer
 
 import dpkern
-from dpkern.backends import cpu
+from dpkern.ops.backends import cpu
 
 from . import guard_report, ring_speed, spectral_report, spof_speed, step_report
 from .spectral_cases import BY_NAME

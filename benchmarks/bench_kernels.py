@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpkern import testing
-from dpkern.backends import cpu
-from dpkern.ops import noise
-from dpkern.rng import Purpose
+from dpkern.base.rng import Purpose
+from dpkern.ops import noise, testing
+from dpkern.ops.backends import cpu
 
 from .cases import LARGE_CASES, Case, ClipCase
 from .conftest import median_seconds

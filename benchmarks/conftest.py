@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dpkern import testing
+from dpkern.ops import testing
 
 _FLOATS = 1 << 26  # 256 MiB: far beyond the caches
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from dpkern.base.rng import Key, Purpose
 from dpkern.ops import clip, ghost, noise, update
-from dpkern.rng import Key, Purpose
-from dpkern.testing import KEY
+from dpkern.ops.testing import KEY
 
 from . import gpu_coef
 from .gpu_time import (

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from dpkern.laws import LAWS
+from dpkern.base.laws import LAWS
+from dpkern.base.rng import Purpose
 from dpkern.ops import noise, update
-from dpkern.rng import Purpose
-from dpkern.testing import KEY
+from dpkern.ops.testing import KEY
 
 from . import gpu_coef
 from .gpu_time import Setting, attempt, backends, exit_code, keep, setting

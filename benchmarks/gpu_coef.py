@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from dpkern.base.rng import Purpose
 from dpkern.ops import coef, noise
-from dpkern.rng import Purpose
-from dpkern.testing import KEY
+from dpkern.ops.testing import KEY
 
 from .gpu_time import Setting, copies
 

@@ -35,11 +35,11 @@ def missing(wanted: Sequence[str]) -> tuple[int, str]:
             f"{torch.__version__} without a device. Run benchmarks/gpu.sh on a machine with a GPU; "
             "nothing was measured."
         )
-    from dpkern import _dispatch
+    from dpkern.base import dispatch
 
     reasons = []
     for name in wanted:
-        available, reason = _dispatch.availability(name)
+        available, reason = dispatch.availability(name)
         if not available:
             reasons.append(f"{name} {reason}")
     if reasons:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkern import _dispatch
+from dpkern.base import dispatch
+from dpkern.base.rng import Purpose
 from dpkern.ops import clip, coef, ghost, noise, product, spectral, symbols, update
 from dpkern.ops.spectral import Band
-from dpkern.rng import Purpose
-from dpkern.testing import KEY, assert_close
+from dpkern.ops.testing import KEY, assert_close
 
 from .gpu_time import Setting, attempt, backends, exit_code, keep, setting
 
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Call everything; 1 if a result is wrong."""
     where = setting("every op on a GPU", argv)
     rows = []
-    for op in _dispatch.OPS:
+    for op in dispatch.OPS:
         for backend, reason in backends(op, where).items():
             row = {"op": op, "backend": backend}
             if reason:

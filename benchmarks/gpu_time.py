@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 import dpkern
-from dpkern import _dispatch
-from dpkern.errors import BackendError, DPKernError
+from dpkern.base import dispatch
+from dpkern.base.errors import BackendError, DPKernError
 
 from .gpu_ready import NO_DEVICE
 
@@ -81,8 +81,8 @@ def setting(description: str, argv: Sequence[str] | None = None) -> Setting:
 def backends(op: str, where: Setting) -> dict[str, str]:
     """Every backend for the device, with "" or the reason why it cannot run the op."""
     reasons = {}
-    for name in _dispatch.PREFERENCE[where.device.type]:
-        kernel = _dispatch.OPS[op]._kernel(name)
+    for name in dispatch.PREFERENCE[where.device.type]:
+        kernel = dispatch.OPS[op]._kernel(name)
         reasons[name] = kernel if isinstance(kernel, str) else ""
     return reasons
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dpkern import PrivacyEngine
-from dpkern.noise_tables import RingPrefetch
+from dpkern.step.noise_tables import RingPrefetch
 
 BATCH, CLASSES, SEED = 16, 10, 1
 WARM_UPS = 3

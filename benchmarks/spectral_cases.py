@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpkern.base.rng import Purpose
 from dpkern.ops import ghost, noise, spectral
 from dpkern.ops.spectral import Band, literal
 from dpkern.ops.spectral._sizes import Layer, fast
 from dpkern.ops.spectral.conv_sum import conv_filtered
 from dpkern.ops.spectral.whiten import by_positions
-from dpkern.rng import Purpose
-from dpkern.testing import KEY
+from dpkern.ops.testing import KEY
 
 BOUND = 1.0
 LITERAL_SAMPLES = 4

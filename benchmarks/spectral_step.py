@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 import dpkern
-from dpkern.mechanisms import DPSGD, GReDP, Mechanism, SpectralDP
 from dpkern.ops.spectral import Band, literal
 from dpkern.ops.spectral._sizes import fast
+from dpkern.privacy.mechanisms import DPSGD, GReDP, Mechanism, SpectralDP
 
 from .step_cases import (
     CLIP,

@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dpkern import PrivacyEngine, testing
-from dpkern.mechanisms import SPOF, LaplaceSGD, OutputSGD
+from dpkern import PrivacyEngine
 from dpkern.objective import Method, NonPrivate, Schedule, Training
-from dpkern.theory.spof_sensitivity import spof_scale
+from dpkern.ops import testing
+from dpkern.privacy.mechanisms import SPOF, LaplaceSGD, OutputSGD
+from dpkern.privacy.theory.spof_sensitivity import spof_scale
 
 USERS, FEATURES, CODE = 2, 14, 7
 BATCH = 64

@@ -161,7 +161,7 @@ class LibraryProducts(Runner):
     """A step whose matrix products run in torch's library even where dpkern's are faster."""
 
     def step(self) -> tuple[float, ...]:
-        from dpkern.backends import cpu
+        from dpkern.ops.backends import cpu
 
         with cpu.use_own_products(False):
             return super().step()

@@ -12,11 +12,11 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 
 # The packages without their __init__: neither torch nor dpkern itself need be installed.
-for package in ("dpkern", "dpkern.base", "dpkern.backends"):
+for package in ("dpkern", "dpkern.base", "dpkern.ops", "dpkern.ops.backends"):
     sys.modules[package] = module = ModuleType(package)
     module.__path__ = [str(ROOT.joinpath(*package.split(".")))]
 
-from dpkern.backends import _bindings, _generated  # noqa: E402
+from dpkern.ops.backends import _bindings, _generated  # noqa: E402
 
 
 def main(folder: Path) -> None:

@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 from typing import TYPE_CHECKING, Any
 
 from . import accounting, errors, interop, mechanisms, nn, ops, rng
-from ._dispatch import use
+from .base.dispatch import use
 from .errors import (
     BackendError,
     DPKernError,

@@ -20,12 +20,18 @@ from rich.console import Console
 from rich.text import Text
 from torch.nn.parameter import is_lazy
 
-from . import __version__, _dispatch, cli_audit, cli_cost, cli_privacy, cli_reproduce, cli_train
-from .backends import cpu
+from . import __version__
+from .base import dispatch
+from .base.errors import DPKernError
+from .commands import audit as cli_audit
+from .commands import cost as cli_cost
+from .commands import privacy as cli_privacy
+from .commands import train as cli_train
 from .engine import check_model
-from .errors import DPKernError
+from .engine.demo.models import ALL_MODELS, build, example_rows
+from .ops.backends import cpu
+from .papers import cli as cli_reproduce
 from .train import display
-from .train.models import ALL_MODELS, build, example_rows
 from .train.report import dumps
 
 CHECK_FAILED = 1
@@ -142,7 +148,7 @@ def check(
 def info(json: Json = False) -> None:
     """Version, build, instruction set in use, and which backend can run which op."""
     build = cpu.build_config()
-    rows = _dispatch.table()
+    rows = dispatch.table()
     if json:
         _print_json({"version": __version__, "build": build, "ops": rows})
         return

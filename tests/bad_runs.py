@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dpkern import accounting
 from dpkern.engine import sampling
-from dpkern.mechanisms import DPSGD
+from dpkern.engine.demo import models
 from dpkern.ops import update
-from dpkern.train import data, models
+from dpkern.privacy import accounting
+from dpkern.privacy.mechanisms import DPSGD
+from dpkern.train import data
 from tests.bad_world import (
     NAN,
     UNIT,

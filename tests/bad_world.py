@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 import dpkern
-from dpkern import DPStep, accounting
-from dpkern.errors import BackendError, DPKernError, InvalidInput, PrivacyError
-from dpkern.mechanisms import DPSGD
+from dpkern import DPStep
+from dpkern.base.errors import BackendError, DPKernError, InvalidInput, PrivacyError
+from dpkern.base.rng import Key, Purpose, Stream
 from dpkern.ops import clip, noise, update
-from dpkern.rng import Key, Purpose, Stream
+from dpkern.privacy import accounting
+from dpkern.privacy.mechanisms import DPSGD
 
 NAN, INF = math.nan, math.inf
 SHAPES = ((4, 3), (5,))
@@ -188,6 +189,6 @@ def entered(backend: str) -> None:
 
 
 def cpu_backend() -> Any:
-    from dpkern.backends import cpu
+    from dpkern.ops.backends import cpu
 
     return cpu

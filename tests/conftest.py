@@ -20,9 +20,10 @@ if not torch.cuda.is_available():
 
 import pytest
 
-from dpkern import _dispatch, testing
-from dpkern.errors import BackendError
-from tests import every_backend, quick_interpreter
+from dpkern.base import dispatch
+from dpkern.base.errors import BackendError
+from dpkern.ops import testing
+from tests.ops.backends import every_backend, quick_interpreter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """No test starts without the backends that were asked for."""
     for name in filter(None, config.getoption("--require-backends").split(",")):
-        available, reason = _dispatch.availability(name)
+        available, reason = dispatch.availability(name)
         if not available:
             raise pytest.UsageError(f"--require-backends: {name} {reason}")
 

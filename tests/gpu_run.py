@@ -52,7 +52,7 @@ class Outcome:
 
 def files(folder: Path = FOLDER) -> list[Path]:
     """Files with tests of a device, the largest first."""
-    found = [path for path in folder.glob("test_*.py") if ON_A_DEVICE.search(path.read_text())]
+    found = [path for path in folder.rglob("test_*.py") if ON_A_DEVICE.search(path.read_text())]
     return sorted(found, key=lambda path: -path.stat().st_size)
 
 

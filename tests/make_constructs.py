@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.constructs import CONSTRUCTS, Construct, Refused
-from tests.guards import kit, texts, wrapped
-from tests.guards.catalogue import TABLES
+from tests.engine.constructs import CONSTRUCTS, Construct, Refused
+from tests.engine.guards import kit, texts, wrapped
+from tests.engine.guards.catalogue import TABLES
 
 TARGET = Path(__file__).parent.parent / "docs" / "constructs.md"
 
@@ -20,7 +20,7 @@ What happens to {count} ways of writing a model and {loops} ways of writing a tr
 
 *Correct*: norms and clipped sums equal those of ordinary autograd, one sample at a time. Otherwise:
 the typed error that is raised before anything is trained, and why.
-`tests/test_engine_constructs.py` runs every row.
+`tests/engine/test_engine_constructs.py` runs every row.
 
 | construct | what happens |
 |---|---|
@@ -33,8 +33,8 @@ LOOPS_HEAD = """
 in its batch a step's clipped sum moves by C at most, for several hostile values of that record.
 Records outside the batch move nothing, and no state that leaves the run without noise depends on a
 record. Otherwise: the typed error that is raised before the release that it would spoil.
-`tests/test_guard_loops.py` runs every row; `tests/test_guard_wrappers.py` those of other packages,
-where they are installed.
+`tests/engine/test_guard_loops.py` runs every row; `tests/slow/test_guard_wrappers.py` those of
+other packages, where they are installed.
 """
 
 FAMILY = """

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = ("tests/test_cuda_kernels.py", "tests/test_cuda_coef.py")
+TESTS = ("tests/ops/backends/test_cuda_kernels.py", "tests/ops/backends/test_cuda_coef.py")
 
 
 def library() -> str:
@@ -33,7 +33,7 @@ def main(module: Path) -> int:
         return subprocess.run(command, env=os.environ | environment, check=False).returncode
     import pytest
 
-    from dpkern.backends import cuda
+    from dpkern.ops.backends import cuda
 
     cuda.EMULATED = module.resolve()
     found = cuda._emulated()

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from dpkern import _dispatch
-from dpkern.errors import DPKernError, InvalidInput
-from tests.bad_ops import CLIP, DISPATCH, NOISE, RNG, UPDATE
+from dpkern.base import dispatch
+from dpkern.base.errors import DPKernError, InvalidInput
 from tests.bad_runs import ACCOUNTING, FILES, MECHANISMS, STEP
 from tests.bad_world import (
     Bad,
     World,
 )
+from tests.ops.bad_ops import CLIP, DISPATCH, NOISE, RNG, UPDATE
 
 TABLE = {
     "noise": NOISE,
@@ -52,17 +52,17 @@ def test_rows_are_many_and_named_apart() -> None:
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """``DPKERN_BACKEND`` can be set: it is read once per process."""
-    _dispatch.environment_choice.cache_clear()
+    dispatch.environment_choice.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    _dispatch.environment_choice.cache_clear()
+    dispatch.environment_choice.cache_clear()
 
 
 def test_unknown_backend_in_the_environment(environment: pytest.MonkeyPatch) -> None:
     world = World()
     before = world.snapshot()
     environment.setenv("DPKERN_BACKEND", "abacus")
-    _dispatch.environment_choice.cache_clear()
+    dispatch.environment_choice.cache_clear()
     for call in (lambda: world.add(world.floats), world.clip, world.update):
         with pytest.raises(InvalidInput, match=r"backend: expected one of .*, got abacus"):
             call()

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpkern import laws
-from dpkern.backends import _generated, _structs, _tables
-from dpkern.backends import _kernels as table
-from dpkern.base import codes, layouts
+from dpkern.base import codes, laws, layouts
 from dpkern.base.dtypes import by_dtype
+from dpkern.base.rng import Stream
+from dpkern.ops.backends import _generated, _structs, _tables
+from dpkern.ops.backends import _kernels as table
 from dpkern.ops.ghost.conv import Geometry
-from dpkern.rng import Stream
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {**_generated.headers(), **_generated.units()}
@@ -51,8 +50,8 @@ def test_the_build_compiles_every_source_of_kernels() -> None:
     for name in (
         "base/codes.py",
         "base/layouts.py",
-        "backends/_kernels.py",
-        "backends/_generated.py",
+        "ops/backends/_kernels.py",
+        "ops/backends/_generated.py",
         "laws.py",
     ):
         assert f"dpkern/{name}" in text

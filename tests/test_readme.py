@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dpkern import _dispatch, testing
-from tests.every_backend import EMULATED, running
+from dpkern.base import dispatch
+from dpkern.ops import testing
+from tests.ops.backends.every_backend import EMULATED, running
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -35,16 +36,16 @@ def claimed() -> dict[str, dict[str, bool]]:
 
 def test_every_op_has_a_row() -> None:
     table = claimed()
-    assert sorted(table) == sorted(_dispatch.OPS)
-    backends = {name for name in _dispatch.BACKENDS if name != "reference"}
+    assert sorted(table) == sorted(dispatch.OPS)
+    backends = {name for name in dispatch.BACKENDS if name != "reference"}
     assert all(set(row) == backends for row in table.values())
 
 
-@pytest.mark.parametrize("name", [n for n in _dispatch.BACKENDS if n != "reference"])
+@pytest.mark.parametrize("name", [n for n in dispatch.BACKENDS if n != "reference"])
 def test_the_table_is_what_is_registered(name: str) -> None:
-    available, reason = _dispatch.availability(name)
+    available, reason = dispatch.availability(name)
     if not available and (name not in EMULATED or isinstance(testing.emulation(name), str)):
         pytest.skip(f"{name} {reason}")
     with running(name) if name in EMULATED else nullcontext():
-        registered = {op: name in current.kernels for op, current in _dispatch.OPS.items()}
+        registered = {op: name in current.kernels for op, current in dispatch.OPS.items()}
     assert registered == {op: row[name] for op, row in claimed().items()}

@@ -19,18 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dpkern import cli_privacy, cli_reproduce
-from dpkern.accounting import Certificate, shown_bound, shown_lower_bound
-from dpkern.accounting.shown import LowerBound, UpperBound, shown_exactly
 from dpkern.audit import plan
+from dpkern.audit import report as audit
 from dpkern.audit.claims import Approximate, Claim, Gaussian, Laplace, Pure
-from dpkern.cost.report import Report, Table
+from dpkern.base.report import Report, Table
+from dpkern.commands import privacy as cli_privacy
+from dpkern.papers import cli as cli_reproduce
 from dpkern.papers.result import Result, Row
-from dpkern.reports import audit, files, ink
+from dpkern.privacy.accounting import Certificate, shown_bound, shown_lower_bound
+from dpkern.privacy.accounting.shown import LowerBound, UpperBound, shown_exactly
+from dpkern.reports import files, ink
 from dpkern.reports.page import tied
 from dpkern.train import adlm_report, display, gradient_report, objective_report, report
 from dpkern.train.session import Session
-from tests.audit_samples import evidence, findings
+from tests.audit.audit_samples import evidence, findings
 
 ROOT = Path(__file__).parents[1]
 VALUES = 1000
@@ -400,7 +402,10 @@ BEFORE = re.compile(
 )
 ROUNDING = re.compile(r"\.?\d*[gGfFeE%n]$")
 KNOWN = {
-    ("dpkern/papers/spof.py", "delta"): "the radius of a Taylor polynomial, no privacy parameter",
+    (
+        "dpkern/papers/spof/items.py",
+        "delta",
+    ): "the radius of a Taylor polynomial, no privacy parameter",
 }
 
 

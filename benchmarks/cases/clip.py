@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpkern.ops import clip
-from dpkern.testing import assert_close
+from dpkern.ops.testing import assert_close
 
 from .work import Work, random_values
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dpkern.base.rng import Key, Purpose
 from dpkern.ops import coef, noise
-from dpkern.rng import Key, Purpose
 
 from .work import Work, random_values
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from dpkern.mechanisms import RandomizedResponse
+from dpkern.base.rng import Key, Purpose
 from dpkern.ops import symbols
-from dpkern.rng import Key, Purpose
-from dpkern.testing import assert_close
+from dpkern.ops.testing import assert_close
+from dpkern.privacy.mechanisms import RandomizedResponse
 
 from .work import Work
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from dpkern.base.rng import Key, Purpose
 from dpkern.ops import noise, update
-from dpkern.rng import Key, Purpose
-from dpkern.testing import assert_close
+from dpkern.ops.testing import assert_close
 
 from .work import Work, random_values
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpkern._dispatch import Cost
+from dpkern.base.dispatch import Cost
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 // The one binding of the device kernels: a kernel's place in the list, its grid, and its arguments
-// as bytes. What they mean stands in dpkern/backends/_kernels.py.
+// as bytes. What they mean stands in dpkern/ops/backends/_kernels.py.
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -1,7 +1,7 @@
 #pragma once
 // A scalar that counts what is done with it, and arrays that count which of their elements are
 // read and written: core templates instantiated with these count the code that the kernels run.
-// The conventions are those of dpkern/cost/primitives.py; and further: constants are free, and so
+// The conventions are those of dpkern/base/counts.py; and further: constants are free, and so
 // are numbers that are made once per call; a shift by no bits and a conversion between integers are
 // none; a test for finite numbers is one comparison; a branch counts what it runs.
 // For the host, one execution at a time: the counters are global.
@@ -14,7 +14,7 @@
 
 namespace dpkern {
 
-// In the order of PRIMITIVES in dpkern/cost/primitives.py.
+// In the order of PRIMITIVES in dpkern/base/counts.py.
 enum Primitive : int {
   kAdd,
   kSub,

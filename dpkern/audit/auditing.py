@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import _validate as check
+from ..base import validate as check
 from .bits import LAYER as BITS
 from .bits import Precision, precision_pairs
 from .bounds import Rates, epsilon_lower, mu_lower, rate_upper

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 from .findings import Check
 from .repeats import repeats
 from .subject import Pair

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._validate import require
+from ..base.validate import require
 
 NORMAL = NormalDist()
 

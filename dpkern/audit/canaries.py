@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .._validate import integer
+from ..base.validate import integer
 
 
 def directions(

@@ -27,7 +27,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ..laws import (
+from ..base.laws import (
     COLUMNS,
     ESCAPE,
     GAUSSIAN,
@@ -40,7 +40,7 @@ from ..laws import (
     gaussian_tail,
     words_sha256,
 )
-from .masses import (
+from ..base.masses import (
     FINE,
     checked_counts,
     gaussian_masses,

@@ -11,10 +11,10 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
-from ..accounting import Ledger, events, shown_bound, shown_lower_bound
-from ..accounting.history import MIN_NOISE_MULTIPLIER, NOTHING, read_uses
-from ..laws import SCALE_UNITS
-from ..mechanisms.plan import TILE, Block, Plan
+from ..base.laws import SCALE_UNITS
+from ..privacy.accounting import Ledger, events, shown_bound, shown_lower_bound
+from ..privacy.accounting.history import MIN_NOISE_MULTIPLIER, NOTHING, read_uses
+from ..privacy.mechanisms.plan import TILE, Block, Plan
 from .findings import Check
 from .optimistic import epsilon_lower
 

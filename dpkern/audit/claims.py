@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._validate import non_negative
-from ..accounting import events, shown_bound, shown_lower_bound
-from ..accounting.shown import shown_exactly
-from ..errors import PrivacyError
-from ..theory.gaussian import exact_epsilon
+from ..base.errors import PrivacyError
+from ..base.validate import non_negative
+from ..privacy.accounting import events, shown_bound, shown_lower_bound
+from ..privacy.accounting.shown import shown_exactly
+from ..privacy.theory.gaussian import exact_epsilon
 from .bounds import NORMAL, epsilon_lower, mu_lower
 
 

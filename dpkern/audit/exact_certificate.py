@@ -16,10 +16,10 @@ from itertools import accumulate
 from statistics import NormalDist
 from typing import Any
 
-from .._validate import require
-from ..laws import GAUSSIAN, SCALE_CELLS, gaussian_tail
+from ..base.laws import GAUSSIAN, SCALE_CELLS, gaussian_tail
+from ..base.masses import FINE, Profile, gaussian_masses, idealise, path_cells
+from ..base.validate import require
 from .certificate import Certificate, gaussian_certificate
-from .masses import FINE, Profile, gaussian_masses, idealise, path_cells
 
 PRECISION_BITS = 128
 _SLACK = 2.0**-40

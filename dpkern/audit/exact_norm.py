@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._validate import choice
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import choice
 
 _PIECE = 1 << 20
 _HALF = 27

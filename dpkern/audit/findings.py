@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..accounting.shown import shown_exactly, shown_lower_bound
+from ..privacy.accounting.shown import shown_exactly, shown_lower_bound
 from .claims import Approximate, Claim, Nothing
 
 LAYERS = ("covariance", "canary", "likelihood", "bits", "sensitivity", "plan")

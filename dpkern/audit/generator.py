@@ -16,11 +16,11 @@ from typing import Any, get_args
 
 import torch
 
-from .. import _dispatch
-from .._threads import torch_threads
-from ..laws import FINE_BITS, LAWS, Distribution
+from ..base import dispatch
+from ..base.laws import FINE_BITS, LAWS, Distribution
+from ..base.rng import Key, Purpose, Stream
+from ..base.threads import torch_threads
 from ..ops import noise
-from ..rng import Key, Purpose, Stream
 from .bits import LAYER, uniform_low_bits
 from .findings import Check
 from .golden import answers, vectors
@@ -45,7 +45,7 @@ def backend_checks(
         device: where its tensors are; None: where it runs.
         quick: without the vectors of two million draws.
     """
-    available, reason = _dispatch.availability(backend)
+    available, reason = dispatch.availability(backend)
     if device is None and not available:
         why = f"{backend} {reason}"
         return tuple(
@@ -248,7 +248,7 @@ def checks(*, backends: Sequence[str] | None = None, quick: bool = False) -> tup
             reason.
         quick: only the shorter vectors.
     """
-    names = _dispatch.BACKENDS if backends is None else backends
+    names = dispatch.BACKENDS if backends is None else backends
     found = [check for name in names for check in backend_checks(name, quick=quick)]
     found += [draw_bits(law) for law in get_args(Distribution)]
     return (*found, separate_streams(), fresh_keys(), fork())

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ..base.rng import Stream
 from ..ops import noise
-from ..rng import Stream
 
 FILE = Path(__file__).with_name("golden_noise.txt")
 ROUNDING_NONCE = 0x01000000

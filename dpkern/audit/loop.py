@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..accounting.shown import shown_lower_bound
+from ..privacy.accounting.shown import shown_lower_bound
 from .claims import Gaussian
 from .findings import Check
 

@@ -32,16 +32,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._validate import choice, integer, open_unit, positive, require
-from ..accounting import events
-from ..accounting.accountants import (
+from ..base.validate import choice, integer, open_unit, positive, require
+from ..privacy.accounting import events
+from ..privacy.accounting.accountants import (
     FFT_MASS_ONCE,
     FFT_MASS_PER_STEP,
     RELATIONS,
     non_private,
 )
-from ..accounting.events import Leaf
-from ..theory.gaussian import exact_epsilon
+from ..privacy.accounting.events import Leaf
+from ..privacy.theory.gaussian import exact_epsilon
 
 Floats = NDArray[np.float64]
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from .._validate import choice, integer, non_negative, open_unit, positive_at, probability
-from ..accounting import events, shown_bound, shown_lower_bound
-from ..accounting.accountants import RELATIONS, non_private
-from ..accounting.events import EventSpec
-from ..accounting.history import (
+from ..base.errors import InvalidInput
+from ..base.validate import choice, integer, non_negative, open_unit, positive_at, probability
+from ..privacy.accounting import events, shown_bound, shown_lower_bound
+from ..privacy.accounting.accountants import RELATIONS, non_private
+from ..privacy.accounting.events import EventSpec
+from ..privacy.accounting.history import (
     MAX_DIMENSION,
     REAL_SUMS,
     SAMPLING,
@@ -24,8 +25,7 @@ from ..accounting.history import (
     Use,
     certify_uses,
 )
-from ..accounting.planning import Claimant, claimed_epsilon
-from ..errors import InvalidInput
+from ..privacy.accounting.planning import Claimant, claimed_epsilon
 from .findings import Check
 from .optimistic import epsilon_lower, shuffled_epsilon_lower
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 from .findings import Check
 
 LAYER = "bits"

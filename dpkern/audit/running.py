@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 from .covariance import Moments, moments, together
 from .subject import Score, Subject
 

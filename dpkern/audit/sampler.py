@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import choice, integer, open_unit, probability, require
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import choice, integer, open_unit, probability, require
 from .findings import Check
 
 LAWS = ("poisson", "fixed", "shuffled")

@@ -17,8 +17,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from .._validate import choice, integer, positive
-from ..errors import DPKernError, InvalidInput
+from ..base.errors import DPKernError, InvalidInput
+from ..base.validate import choice, integer, positive
 from .exact_norm import power_sum
 from .findings import Check
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, get_args
 
-from .. import laws
+from . import laws
 
 Style = Literal["flat", "per_layer", "automatic"]
 CoefForm = Literal["printed", "taylor"]
@@ -29,7 +29,9 @@ class Options:
         return self.words.index(word)
 
 
-DISTRIBUTIONS = Options("Distribution", "Laws of the noise, see dpkern.laws.", tuple(laws.LAWS))
+DISTRIBUTIONS = Options(
+    "Distribution", "Laws of the noise, see dpkern.base.laws.", tuple(laws.LAWS)
+)
 STYLES = Options("Style", "Styles of clipping.", get_args(Style))
 COEF_FORMS = Options("CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm))
 

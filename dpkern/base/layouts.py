@@ -2,7 +2,7 @@
 
 Each stands here once, as codes do in ``codes.py``. The C++ header ``core/layouts.h`` is generated
 from both whenever kernels are compiled, and numpy's layouts are read from here
-(``dpkern.backends._tables``). Compiling the header proves that C++ lays every struct out as
+(``dpkern.ops.backends._tables``). Compiling the header proves that C++ lays every struct out as
 computed here.
 
 Only the standard library is used: the build runs this file before anything is installed.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .. import laws
+from . import laws
 from .codes import (
     COEF_FORMS,
     DISTRIBUTIONS,

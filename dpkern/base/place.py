@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..errors import InvalidInput, PrivacyError
+from .errors import InvalidInput, PrivacyError
 
 
 def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) -> None:

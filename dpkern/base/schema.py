@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
 
-from .. import _validate as validate
-from ..errors import InvalidInput
+from . import validate
+from .errors import InvalidInput
 from .place import check_place
 from .signature import (
     GROUPS,

@@ -1,5 +1,5 @@
 """What private training costs: counted, in closed form, and measured."""
 
-from .primitives import CIPHER, PRIMITIVES, Counts, Item, Itemised
+from ..base.counts import CIPHER, PRIMITIVES, Counts, Item, Itemised
 
 __all__ = ["CIPHER", "PRIMITIVES", "Counts", "Item", "Itemised"]

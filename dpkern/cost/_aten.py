@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidInput
-from .primitives import Counts
+from ..base.counts import Counts
+from ..base.errors import InvalidInput
 
 Args = tuple[Any, ...]
 Rule = Callable[[Args, Mapping[str, Any], Any], Counts]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from ..base.counts import Counts
 from ._aten import product, selecting, sorting
-from .primitives import Counts
 
 WIDE = torch.float64
 

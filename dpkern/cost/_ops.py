@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..rng import Key, Purpose, Stream
+from ..base.counts import Item
+from ..base.rng import Key, Purpose, Stream
 from .forms import FORMS
-from .primitives import Item
 
 
 def call(op: str, phase: str, *args: Any, **kwargs: Any) -> list[Item]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from ..mechanisms import Mechanism
-from ..mechanisms.plan import Block, Plan, first_positions
+from ..base.counts import Counts
+from ..base.rng import Purpose
 from ..ops import clip, update
-from ..rng import Purpose
+from ..privacy.mechanisms import Mechanism
+from ..privacy.mechanisms.plan import Block, Plan, first_positions
 from . import _glue as glue
 from ._glue import WIDE
 from ._ops import call, shaped, stream
@@ -21,7 +22,6 @@ from ._step_maps import noised as mapped
 from ._step_operands import summing
 from ._step_work import Lines
 from .phases import CLIP, IMPORTANCE, LEARN, NOISE, UPDATE
-from .primitives import Counts
 
 SAMPLES = ("gradients", "released", "sum", "operands")
 _INT32_MOST = 2**31 - 1

@@ -6,12 +6,12 @@ import math
 
 import torch
 
-from ..mechanisms.plan import Block
+from ..base.counts import WALK, Counts, Item
+from ..privacy.mechanisms.plan import Block
 from . import _glue as glue
 from ._glue import WIDE
 from ._step_work import Lines
 from .phases import MAP, NOISE
-from .primitives import WALK, Counts, Item
 
 Items = list[Item]
 

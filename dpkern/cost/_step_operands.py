@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import InvalidInput
-from ..mechanisms.plan import Block
-from ..mechanisms.release import Taps
-from ..mechanisms.site import Site
+from ..base.counts import Counts
+from ..base.errors import InvalidInput
 from ..ops import spectral
 from ..ops.spectral import Band
 from ..ops.spectral.bins import kept_bins
+from ..privacy.mechanisms.plan import Block
+from ..privacy.mechanisms.release import Taps
+from ..privacy.mechanisms.site import Site
 from . import _glue as glue
 from ._ops import call, shaped
 from ._step_maps import Items, exact
 from .phases import CLIP
-from .primitives import Counts
 
 
 def operands(site: Site, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

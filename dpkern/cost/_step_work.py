@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ..base.counts import FORMULA, WALK, Counts, Item
 from . import _glue as glue
 from ._ops import call
-from .primitives import FORMULA, WALK, Counts, Item
 
 
 class Lines:

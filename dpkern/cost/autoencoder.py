@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from .. import _validate as check
-from .primitives import Counts, Item, Itemised
+from ..base import validate as check
+from ..base.counts import Counts, Item, Itemised
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..base.report import Report, Table
 from . import compare_figures, comparison
 from .autoencoder import Options
 from .comparison import Question
 from .count import difference_table, executed, known, notes, total_evidence
 from .processors import Processor
-from .report import Report, Table
 from .systems import SYSTEMS
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..base.report import Figure, Mark, Series
 from . import processors
 from ._numbers import percent, tidy
 from .comparison import Question, turns_in_l
 from .processors import Processor
-from .report import Figure, Mark, Series
 from .sensitivity import reduction, sensitivities
 from .systems import System
 

@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.counts import Counts
+from ..base.errors import InvalidInput
 from . import processors
 from ._numbers import percent, tidy
 from .autoencoder import PRINTED, VARIANTS, Options
-from .primitives import Counts
 from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
 from .systems import SYSTEMS, System, check_options, check_size

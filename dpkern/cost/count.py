@@ -9,13 +9,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from .. import _validate as check
+from ..base import validate as check
+from ..base.counts import FORMULA, WALK, Item, Itemised
+from ..base.report import Figure, Report, Series, Table
 from . import processors, trace
 from ._numbers import listed, percent, tidy
 from .autoencoder import PRINTED, Options
-from .primitives import FORMULA, WALK, Item, Itemised
 from .processors import Processor
-from .report import Figure, Report, Series, Table
 from .systems import SYSTEMS, System, check_options, check_size
 
 

@@ -6,7 +6,7 @@
                                   its evidence
     torch.x(...)  reference walk  by a table of primitives per element (``_aten.counts_of``)
 
-Every count is booked under the phase of a private step whose mark (``dpkern._phase``) is the
+Every count is booked under the phase of a private step whose mark (``dpkern.base.phase``) is the
 innermost one; what no mark claims is ``elsewhere``. Python's own arithmetic on single numbers (a
 bound divided by a norm, a learning rate times a correction) is not seen: it is a handful per step,
 whatever the sizes.
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import _dispatch
-from .._phase import CONSTANTS, listening
+from ..base import dispatch
+from ..base.counts import EXECUTED, WALK, Counts, Item, Itemised
+from ..base.phase import CONSTANTS, listening
 from ._aten import MODELLED, counts_of, stem
 from ._facts import facts_of
 from .counted import KERNELS, tally_of
 from .forms import FORMS
 from .phases import ELSEWHERE, by_phase
-from .primitives import EXECUTED, WALK, Counts, Item, Itemised
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def count(call: Callable[[], Any]) -> Execution:
     """
     with listening() as running:
         counter = _Counter(running)
-        with torch.no_grad(), counter, _dispatch.intercepted(counter.op):
+        with torch.no_grad(), counter, dispatch.intercepted(counter.op):
             result = call()
     return Execution(result, tuple(counter.calls))
 
@@ -121,7 +121,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def op(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of our ops and book what it takes."""
         if get_ident() != self._thread:
-            with _dispatch.intercepted(None):
+            with dispatch.intercepted(None):
                 return op(*args, **kwargs)
         with self._within_op():
             if op.name in KERNELS:
@@ -145,7 +145,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _within_op(self) -> Iterator[None]:
         self._inside = True
         try:
-            with _dispatch.intercepted(None):
+            with dispatch.intercepted(None):
                 yield
         finally:
             self._inside = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .._phase import BACK, CLIP, IMPORTANCE, LEARN, MAP, NOISE, PROJECT, UPDATE
-from .primitives import Item, Itemised, weakest
+from ..base.counts import Item, Itemised, weakest
+from ..base.phase import BACK, CLIP, IMPORTANCE, LEARN, MAP, NOISE, PROJECT, UPDATE
 
 ELSEWHERE = "elsewhere"
 PHASES = (CLIP, MAP, IMPORTANCE, NOISE, BACK, UPDATE, LEARN, PROJECT, ELSEWHERE)

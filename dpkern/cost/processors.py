@@ -17,8 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidInput
-from .primitives import PRIMITIVES
+from ..base.counts import PRIMITIVES
+from ..base.errors import InvalidInput
 
 _MACHINES = files(__package__) / "machines"
 _TEXTS = ("name", "title", "kind", "unit", "note")

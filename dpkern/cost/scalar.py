@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .primitives import Counts, Item, Itemised
+from ..base.counts import Counts, Item, Itemised
 
 
 class Tally:

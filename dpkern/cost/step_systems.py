@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from ..mechanisms import LabelMechanism, Mechanism, Site
-from ..mechanisms.examples import Example, Layer
+from ..base.counts import Itemised
 from ..ops import update
+from ..privacy.mechanisms import LabelMechanism, Mechanism, Site
+from ..privacy.mechanisms.examples import Example, Layer
 from . import steps
-from .primitives import Itemised
 
 SCOPE = "one whole private step of one sample: norms, clipped sum, maps, noise, update, learning"
 

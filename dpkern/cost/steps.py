@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _validate as check
-from ..mechanisms import LabelMechanism, Mechanism
+from ..base import validate as check
+from ..base.counts import Itemised
 from ..ops import update
+from ..privacy.mechanisms import LabelMechanism, Mechanism
 from ._ops import call, shaped
 from ._step_flow import SAMPLES, Setting, adding, finishing
 from ._step_maps import Items
 from ._step_work import Lines
 from .phases import NOISE, PROJECT, by_line
-from .primitives import Itemised
 
 
 def form(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.counts import Itemised
+from ..base.errors import InvalidInput
 from . import autoencoder, step_systems
 from .autoencoder import PRINTED, Options
-from .primitives import Itemised
 
 APPENDIX_G = "noise and clipping of one sample (the steps of SPOF's Appendix G)"
 

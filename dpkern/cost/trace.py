@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.counts import Counts, Item, Itemised
+from ..base.errors import InvalidInput
 from .autoencoder import FORMS, PRINTED, Options, executed, op_count
-from .primitives import Counts, Item, Itemised
 from .scalar import Number, Tally, select
 from .table_read import TableReader
 

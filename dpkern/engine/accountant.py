@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .._validate import choice, open_unit
-from ..accounting import delta_warning
-from ..errors import InvalidInput, PrivacyWarning
+from ..base.errors import InvalidInput, PrivacyWarning
+from ..base.validate import choice, open_unit
+from ..privacy.accounting import delta_warning
 
 if TYPE_CHECKING:
-    from ..step import DPStep
+    from ..step.step import DPStep
 
 ACCOUNTANTS = ("prv", "pld", "rdp")
 

@@ -8,12 +8,12 @@ from typing import Any, Self
 
 from torch.utils.data import DataLoader
 
-from .._validate import choice, integer
-from ..errors import InvalidInput
-from ..mechanisms import DPSGD
-from ..mechanisms.base import Mechanism
-from ..noise_tables.source import NoiseSource
-from ..rng import Key
+from ..base.errors import InvalidInput
+from ..base.rng import Key
+from ..base.validate import choice, integer
+from ..privacy.mechanisms import DPSGD
+from ..privacy.mechanisms.base import Mechanism
+from ..step.noise_tables.source import NoiseSource
 from .distributed import Processes, check_shards
 from .loader import PrivateLoader
 

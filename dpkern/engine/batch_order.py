@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..errors import PrivacyError
-from ..step import DPStep
+from ..base.errors import PrivacyError
+from ..step.step import DPStep
 from .capture import Capture
 from .parameter import plainly
 from .provenance import ModuleBoundary, YieldedBatch

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
-from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local

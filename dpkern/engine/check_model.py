@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 from .validate import static_findings
 
 ModelFactory = Callable[[], nn.Module]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from .. import _sealed
-from ..errors import InvalidInput
+from ..base import sealed
+from ..base.errors import InvalidInput
 from . import restore
 from .schedulers import Scheduler
 
@@ -77,7 +77,7 @@ def save(
     content = dict(more or {})
     content |= {_NAMES[name]: part.state_dict() for name, part in chosen.items()}
     content[ENGINE] = state
-    _sealed.write(path, content)
+    sealed.write(path, content)
 
 
 def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> d
         PrivacyError: the engine has samples or steps of its own; nothing has changed.
     """
     chosen = _chosen(parts)
-    content: Any = _sealed.read(path, unsealed=_UNSEALED)
+    content: Any = sealed.read(path, unsealed=_UNSEALED)
     wanted = [ENGINE, *(_NAMES[name] for name in chosen)]
     missing = [name for name in wanted if not isinstance(content, dict) or name not in content]
     if missing:

@@ -21,12 +21,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .._phase import CLIP, MAP, phase
-from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import Plan
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.phase import CLIP, MAP, phase
 from ..ops import clip, ghost
 from ..ops._count import count
-from ..step import DPStep
+from ..privacy.mechanisms import Plan
+from ..step.step import DPStep
 from .capture import Capture
 from .layers.expression import Expression
 from .merge import merge

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 from .empty import records_of
 from .random_state import RandomState
 

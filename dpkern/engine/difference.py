@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModule
+from ..base.errors import UnsupportedModule
 from .fewer_rows import check_fewer_rows
 from .local import local
 from .outcome import Outcome

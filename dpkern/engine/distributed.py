@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from ..errors import InvalidInput, PrivacyError
-from ..rng import KEY_BYTES, Key, Purpose
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.rng import KEY_BYTES, Key, Purpose
 from .local import local
 
 BUCKET_BYTES = 25 << 20

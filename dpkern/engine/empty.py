@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 

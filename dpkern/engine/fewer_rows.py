@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModule
+from ..base.errors import UnsupportedModule
 from .random_state import RandomState
 from .replaced_rows import differing, fresh, mapped, tensors_of
 

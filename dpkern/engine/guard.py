@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import PrivacyError, UnsupportedModule
+from ..base.errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses
 from .occasions import Occasions

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModule
+from ..base.errors import UnsupportedModule
 from .provenance.inner_loss import state_of_scalar
 from .provenance.states import Mixed, YieldedBatch
 from .random_state import RandomState

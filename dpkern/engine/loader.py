@@ -22,9 +22,9 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from .. import _validate as check
-from ..errors import InvalidInput, PrivacyError, brief
-from ..rng import Key
+from ..base import validate as check
+from ..base.errors import InvalidInput, PrivacyError, brief
+from ..base.rng import Key
 from .collating import check_collate
 from .empty import empty_batch, records_of
 from .padding import PaddingCheck

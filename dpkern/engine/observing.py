@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import PrivacyError
-from ..mechanisms.base import Mechanism
+from ..base.errors import PrivacyError
+from ..privacy.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
-    from ..step import DPStep
+    from ..step.step import DPStep
     from .arguments import Options
     from .capture import Capture
     from .loader import PrivateLoader

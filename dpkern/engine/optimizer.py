@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._step_checks import SCHEDULED
-from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import Mechanism, Plan
-from ..step import DPStep
+from ..base.errors import InvalidInput, PrivacyError
+from ..privacy.mechanisms import Mechanism, Plan
+from ..step.checks import SCHEDULED
+from ..step.step import DPStep
 from .batch_order import BatchOrder
 from .capture import Capture
 from .clipping import close_into, prepare

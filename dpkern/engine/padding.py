@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import PrivacyError
+from ..base.errors import PrivacyError
 from .empty import records_of
 from .provenance.trees import tensors_of
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ..errors import PrivacyError, UnsupportedModule
+from ..base.errors import PrivacyError, UnsupportedModule
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:

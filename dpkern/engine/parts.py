@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from ..errors import PrivacyError
+from ..base.errors import PrivacyError
 from .sampling import Batches
 
 

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from .. import _validate as check
-from .. import accounting
-from .._step_source import refuse_shards
-from .._step_state import CheckedState, apply, check_state
-from ..errors import InvalidInput, PrivacyError, UnsupportedModule, brief
-from ..mechanisms.base import Mechanism
-from ..step import DPStep
+from ..base import validate as check
+from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule, brief
+from ..privacy import accounting
+from ..privacy.mechanisms.base import Mechanism
+from ..step.state import CheckedState, apply, check_state
+from ..step.step import DPStep
+from ..step.supply import refuse_shards
 from . import checkpoint, distributed, observing, validate
 from .accountant import Accountant
 from .arguments import Options, loader_of, mechanism_of, sampling_of

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import UnsupportedModule
+from ..base.errors import UnsupportedModule
 from .parameter import tensors_in
 
 if TYPE_CHECKING:

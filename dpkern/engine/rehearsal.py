@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from .capture import Capture
 from .parameter import plainly, tensors_in
 from .validate import Finding

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._phase import MAP, phase
-from ..errors import PrivacyError, UnsupportedModule
-from ..mechanisms import Plan
-from ..mechanisms.release import Diagonal, Release, Taps
+from ..base.errors import PrivacyError, UnsupportedModule
+from ..base.phase import MAP, phase
 from ..ops import spectral
 from ..ops.spectral import Band
+from ..privacy.mechanisms import Plan
+from ..privacy.mechanisms.release import Diagonal, Release, Taps
 from .records import (
     Circulant,
     Convolution,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 
 
 def check_repeats(dataset: Any) -> None:

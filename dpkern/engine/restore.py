@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _validate as check_value
-from ..errors import DPKernError, InvalidInput, brief
+from ..base import validate as check_value
+from ..base.errors import DPKernError, InvalidInput, brief
 from .parameter import plainly
 from .schedulers import Scheduler
 

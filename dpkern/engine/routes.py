@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from .._validate import non_negative
+from ..base.validate import non_negative
 from .records import Convolution, Linear, Record
 
 

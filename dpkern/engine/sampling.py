@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from .._validate import choice, integer, plain_values, probability
-from ..errors import InvalidInput, brief
+from ..base.errors import InvalidInput, brief
+from ..base.rng import Key, Purpose
+from ..base.validate import choice, integer, plain_values, probability
 from ..ops.noise import keystream
-from ..rng import Key, Purpose
 
 _WORDS_PER_BLOCK = 16
 _NUMBERS_PER_BLOCK = _WORDS_PER_BLOCK // 2

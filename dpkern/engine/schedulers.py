@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput, brief
+from ..base import validate as check
+from ..base.errors import InvalidInput, brief
 from .optimizer import adapter_of
 
 Value = float | tuple[float, ...]

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .._step_sums import Shards
-from ..errors import InvalidInput, PrivacyError, UnsupportedModule
-from ..step import DPStep
+from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from ..step.step import DPStep
+from ..step.sums import Shards
 from .capture import Capture
 from .distributed import Processes
 from .local import local

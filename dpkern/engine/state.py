@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UnsupportedModule
+from ..base.errors import UnsupportedModule
 from .contents import content_hash, readable
 from .hooks import Hook
 from .parameter import plainly

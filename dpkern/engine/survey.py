@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InvalidInput
-from ..mechanisms.site import Site
+from ..base.errors import InvalidInput
+from ..privacy.mechanisms.site import Site
 from .capture import Capture
 from .parameter import PrivateParameter, tensors_in
 from .rehearsal import as_before

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..mechanisms.release import Release
+from ..privacy.mechanisms.release import Release
 from .records import Record
 
 if TYPE_CHECKING:

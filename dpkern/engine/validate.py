@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from ..errors import InvalidInput, UnsupportedModule
+from ..base.errors import InvalidInput, UnsupportedModule
 
 TRAINABLE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .._validate import choice, integer
+from ..base.validate import choice, integer
 from . import functional
 
 

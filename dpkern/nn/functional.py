@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._validate import choice
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import choice
 from ..ops.spectral._sizes import fast
 
 CONVENTIONS = ("row", "column")

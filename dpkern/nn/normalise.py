@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._validate import integer, non_negative, positive, probability
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import integer, non_negative, positive, probability
 
 
 def bounded_response_norm(

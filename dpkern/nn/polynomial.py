@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._validate import tensor
+from ..base.validate import tensor
 
 FLOATS = (torch.float32, torch.float64)
 FORMS = ("label_scalar", "feature_expanded")

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .._validate import choice, integer, non_negative, tensor
-from ..errors import InvalidInput, UnsupportedModule
+from ..base.errors import InvalidInput, UnsupportedModule
+from ..base.validate import choice, integer, non_negative, tensor
 from .circulant import BlockCirculantLinear
 from .normalise import BatchMinMax, BoundedResponseNorm
 from .spectral_conv import SpectralConv2d

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import _csv
-from .._csv import number
-from ..errors import InvalidInput
+from ..base import csv_reader as _csv
+from ..base.csv_reader import number
+from ..base.errors import InvalidInput
 
 IDENTIFIERS = ("id", "user", "user_id", "userid")
 """Headings, in lower case, of what names a person: never a feature unless asked for by name."""

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._validate import integer
-from ..errors import InvalidInput
-from ..mechanisms.adlm import ILM, AdLM
+from ..base.errors import InvalidInput
+from ..base.rng import Key, Purpose
+from ..base.validate import integer
 from ..nn.polynomial import Coefficients
-from ..rng import Key, Purpose
+from ..privacy.mechanisms.adlm import ILM, AdLM
 from . import adlm_loss
 from .adlm_data import Labelled
 from .adlm_networks import ARCHITECTURES, Architecture, build, setting

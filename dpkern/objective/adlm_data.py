@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .._validate import integer, tensor_at
-from ..errors import InvalidInput
-from ..theory.adlm import normalised_inputs
+from ..base.errors import InvalidInput
+from ..base.validate import integer, tensor_at
+from ..privacy.theory.adlm import normalised_inputs
 
 
 @dataclass(frozen=True, kw_only=True)

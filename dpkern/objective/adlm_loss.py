@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..base.rng import Stream
 from ..nn import polynomial
 from ..nn.polynomial import Coefficients
 from ..ops import coef
-from ..rng import Stream
 
 LOSSES = ("polynomial", "cross_entropy")
 

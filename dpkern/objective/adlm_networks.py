@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .._validate import choice, integer
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import choice, integer
 from ..nn.normalise import BatchMinMax, BoundedResponseNorm
-from ..theory.adlm import FirstLayer, Setting
+from ..privacy.theory.adlm import FirstLayer, Setting
 
 
 @dataclass(frozen=True, kw_only=True)

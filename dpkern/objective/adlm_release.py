@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._validate import tensor
-from ..errors import InvalidInput
-from ..mechanisms import adlm_noise
-from ..mechanisms.adlm import AdLM
+from ..base.errors import InvalidInput
+from ..base.rng import Key, Purpose
+from ..base.validate import tensor
 from ..nn.polynomial import Coefficients
 from ..nn.relevance import MU, mean_relevance
-from ..rng import Key, Purpose
-from ..theory.adlm import LABEL_SENSITIVITY
+from ..privacy.mechanisms import adlm_noise
+from ..privacy.mechanisms.adlm import AdLM
+from ..privacy.theory.adlm import LABEL_SENSITIVITY
 from .adlm_data import Labelled
 
 RELEVANCE, INPUTS, BIAS, LABELS, VISITS = range(5)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .._validate import choice, integer, positive
+from ..base.validate import choice, integer, positive
 from .adlm_loss import LOSSES
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidInput, UnsupportedModule
+from ..base.errors import InvalidInput, UnsupportedModule
 from ..nn.normalise import BatchMinMax, BoundedResponseNorm
 from .adlm_norm import bounded_response_norm
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._validate import integer, one_each, tensor
-from ..theory import spof_loss
+from ..base.validate import integer, one_each, tensor
+from ..privacy.theory import spof_loss
 
 FLOATS = (torch.float32, torch.float64)
 

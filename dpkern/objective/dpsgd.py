@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..laws import Distribution
-from ..mechanisms import OutputSGD
+from ..base.laws import Distribution
+from ..base.rng import Key
 from ..ops import coef, noise
-from ..rng import Key
+from ..privacy.mechanisms import OutputSGD
 from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .rules import Visit, multipliers

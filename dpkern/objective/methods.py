@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from .._validate import choice, integer, non_negative, positive
-from ..mechanisms import OutputSGD
-from ..mechanisms.functional import Functional
+from ..base.validate import choice, integer, non_negative, positive
+from ..privacy.mechanisms import OutputSGD
+from ..privacy.mechanisms.functional import Functional
 
 LOSSES = ("bce", "printed", "taylor")
 

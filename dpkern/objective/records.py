@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from .. import _validate
-from ..errors import InvalidInput
+from ..base import validate
+from ..base.errors import InvalidInput
 from . import _columns
 from ._columns import Columns
 
@@ -154,12 +154,12 @@ def load(
             negative values, values above their bound, a user without rows, or too few rows to
             train and hold out.
     """
-    _validate.integer(1, users=users)
-    _validate.integer(2, features=features)
-    _validate.open_unit(held_out=held_out)
-    _validate.integer(0, MAX_SEED, seed=seed)
+    validate.integer(1, users=users)
+    validate.integer(2, features=features)
+    validate.open_unit(held_out=held_out)
+    validate.integer(0, MAX_SEED, seed=seed)
     if samples is not None:
-        _validate.integer(1, samples=samples)
+        validate.integer(1, samples=samples)
     table = _columns.read(Path(path))
     if user_column is not None:
         table.known("user_column", user_column)
@@ -257,7 +257,7 @@ def _largest(
             remedy="Give the largest value that each column may have, from public knowledge.",
         )
     for name, bound in zip(chosen, given, strict=True):
-        _validate.positive_at(f"bounds[{name}]", bound)
+        validate.positive_at(f"bounds[{name}]", bound)
     largest = torch.tensor(given, dtype=torch.float64)
     over = values > largest
     remedy = "Pass public bounds that hold for every record; do not read them off the data."
@@ -336,11 +336,11 @@ def generated(
     Raises:
         InvalidInput: a size below its least value.
     """
-    _validate.integer(1, users=users)
-    _validate.integer(1, records=records)
-    _validate.integer(2, features=features)
-    _validate.open_unit(held_out=held_out)
-    _validate.integer(0, MAX_SEED, seed=seed)
+    validate.integer(1, users=users)
+    validate.integer(1, records=records)
+    validate.integer(2, features=features)
+    validate.open_unit(held_out=held_out)
+    validate.integer(0, MAX_SEED, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     total = records + max(1, round(records * held_out / (1 - held_out)))
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..laws import SCALE_CELLS, SCALE_UNITS, Distribution
-from ..mechanisms.functional import Functional
+from ..base.laws import SCALE_CELLS, SCALE_UNITS, Distribution
+from ..base.rng import Key, Purpose
 from ..ops import noise
 from ..ops._draws import Draws
 from ..ops.coef import quadratic_position
-from ..rng import Key, Purpose
+from ..privacy.mechanisms.functional import Functional
 
 RECORDS, VISITS = 0, 1
 TRAINING, TEST = 0, 1

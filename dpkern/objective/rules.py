@@ -21,10 +21,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..mechanisms.functional import Functional
+from ..base.rng import Key
 from ..ops import coef
-from ..rng import Key
-from ..theory import environment
+from ..privacy.mechanisms.functional import Functional
+from ..privacy.theory import environment
 from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .methods import NonPrivate

@@ -21,14 +21,14 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from .._threads import limited
-from .._validate import integer, non_negative, tensor_at
-from ..errors import InvalidInput, PrivacyError
-from ..mechanisms import ObjectivePerturbation
-from ..mechanisms.functional import Functional
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.rng import Key
+from ..base.threads import limited
+from ..base.validate import integer, non_negative, tensor_at
 from ..ops.coef import check_targets
-from ..rng import Key
-from ..theory.spof_loss import cross_entropy
+from ..privacy.mechanisms import ObjectivePerturbation
+from ..privacy.mechanisms.functional import Functional
+from ..privacy.theory.spof_loss import cross_entropy
 from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .dpsgd import OutputNoise, ParameterNoise

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import torch
 
-from .. import _validate as check
+from ..base import validate as check
+from ..base.errors import InvalidInput
 from ..base.layouts import CLIP_BOUND
-from ..errors import InvalidInput
 from ._count import Count, count
 
 Gradients = torch.Tensor | Sequence[torch.Tensor]

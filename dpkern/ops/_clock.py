@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .. import _validate as check
+from ..base import validate as check
 from ._rules import Powers, Rule
 
 SIZE = 3

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _validate as check
+from ..base import validate as check
+from ..base.errors import InvalidInput
 from ..base.place import check_recording
-from ..errors import InvalidInput
-from ..rng import Stream
+from ..base.rng import Stream
 from ._draws import Draws, check_draws
 from ._lattice import TILE
 from ._scale import check_scale, check_scales

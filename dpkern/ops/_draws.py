@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 
 
 @dataclass(frozen=True)

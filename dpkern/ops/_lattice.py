@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from ..base import layouts
-from ..laws import (
+from ..base.laws import (
     ESCAPE,
     FINE_BITS,
     LAPLACE_RESTARTS,
@@ -21,7 +21,7 @@ from ..laws import (
     Law,
     gaussian_tail,
 )
-from ..rng import Stream
+from ..base.rng import Stream
 from ._count import Count, count
 
 TILE, LANES = int(layouts.TILE), int(layouts.LANES)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _validate as validate
-from ..errors import InvalidInput
+from ..base import validate
+from ..base.errors import InvalidInput
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from .. import _validate as validate
+from ..base import validate
 from ..base.codes import RuleKind
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
 
 Buffers = dict[str, list[torch.Tensor]]
 Powers = tuple[float, float]

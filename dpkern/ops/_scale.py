@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .. import _validate as check
-from ..errors import InvalidInput
+from ..base import validate as check
+from ..base.errors import InvalidInput
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
 """Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import torch
 
-from .. import _validate as check
+from ..base import validate as check
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.laws import LAWS
 from ..base.place import check_recording
-from ..errors import InvalidInput, PrivacyError
-from ..laws import LAWS
-from ..rng import Stream
+from ..base.rng import Stream
 from . import _clock, _lattice
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule

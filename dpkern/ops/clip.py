@@ -10,12 +10,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .. import _validate as check
-from .._dispatch import op
+from ..base import validate as check
 from ..base.codes import Style
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
 from ..base.schema import DTYPES
 from ..base.signature import Double, Gradient, OneOrMore, strided
-from ..errors import InvalidInput
 from ._clip_request import (
     ClipBounds,
     ClipResult,

@@ -8,13 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _validate as check
-from .._dispatch import op
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.laws import SCALE_CELLS, Distribution
 from ..base.place import check_recording
+from ..base.rng import Stream
 from ..base.signature import Count, Device, Int16, Int32, Noised, Position, Scale, written
-from ..errors import InvalidInput, PrivacyError
-from ..laws import SCALE_CELLS, Distribution
-from ..rng import Stream
 from . import _lattice
 from ._draws import Draws, check_draws
 from ._noise_cost import TILE, noise_words, rounding_words, tiles

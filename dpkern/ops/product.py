@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._dispatch import op
+from ..base.dispatch import op
 from ..base.schema import FLOATS, is_matrix
 from ..base.signature import Float, transposable
 

@@ -6,14 +6,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from .. import _validate as check
-from .._dispatch import op
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
 from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
 from ..base.place import check_recording
+from ..base.rng import Stream
 from ..base.schema import DTYPES as DTYPES_BY_GROUP
 from ..base.signature import Position, Symbol, Word
-from ..errors import InvalidInput
-from ..rng import Stream
 from . import _lattice
 from .noise import check_stream
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _validate as check
-from .._dispatch import op
+from ..base import validate as check
+from ..base.dispatch import op
+from ..base.errors import InvalidInput
+from ..base.laws import SCALE_CELLS
 from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strided, written
-from ..errors import InvalidInput
-from ..laws import SCALE_CELLS
 from . import _lattice, _project
 from ._clock import clock
 from ._count import Count, count

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..errors import InvalidInput
-from . import (
-    adlm,
-    adlm_relevance,
-    adlm_runs,
-    claims,
-    comparison,
-    directional,
-    directional_runs,
-    gredp,
-    gredp_runs,
-    ldp,
-    pnsgd,
-    spectral,
-    spof,
-    spof_environment,
-    spof_runs,
-)
+from ..base.errors import InvalidInput
+from . import claims, comparison, spectral
+from .adlm import items as adlm
+from .adlm import relevance as adlm_relevance
+from .adlm import training as adlm_runs
+from .directional import items as directional
+from .directional import training as directional_runs
+from .gredp import items as gredp
+from .gredp import training as gredp_runs
+from .pnsgd import items as pnsgd
+from .pnsgd import local as ldp
 from .result import Result
 from .runner import Request
+from .spof import environment as spof_environment
+from .spof import items as spof
+from .spof import training as spof_runs
 
 Item = Callable[[Request], Result]
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import accounting
-from ..accounting import events
-from ..accounting.events import EventSpec
-from ..accounting.history import NOTHING, RELEASED_BITS
-from ..theory import gaussian, markov, pnsgd
+from ..privacy import accounting
+from ..privacy.accounting import events
+from ..privacy.accounting.events import EventSpec
+from ..privacy.accounting.history import NOTHING, RELEASED_BITS
+from ..privacy.theory import gaussian, markov, pnsgd
 from .claims_local import local, row
 from .result import Line, Panel, Result, Row
 from .runner import Request

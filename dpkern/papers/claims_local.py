@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..mechanisms import FM, ILM, SPOF, AdLM, ObjectivePerturbation, OutputSGD
-from ..theory import divergence
-from ..theory.adlm import CIFAR10, MNIST
+from ..privacy.mechanisms import FM, ILM, SPOF, AdLM, ObjectivePerturbation, OutputSGD
+from ..privacy.theory.adlm import CIFAR10, MNIST
+from .pnsgd import divergence
 from .result import Row
 
 VISITS = 20

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import accounting
-from ..accounting import shown_bound
-from ..mechanisms import DPSGD
-from ..mechanisms.base import Mechanism
+from ..engine.demo import models
+from ..engine.named import Run, make
 from ..ops import update
-from ..train import models
-from ..train.mechanism import Run, make
+from ..privacy import accounting
+from ..privacy.accounting import shown_bound
+from ..privacy.mechanisms import DPSGD
+from ..privacy.mechanisms.base import Mechanism
 from . import runner
 from .result import Line, Panel, Result, Row
 from .runner import Outcome, Request, Setting

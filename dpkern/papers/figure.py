@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._validate import require
-from ..train.files import write_atomically
+from ..base.outputs import write_atomically
+from ..base.validate import require
 
 MARKED = 40
 """Points up to which a curve shows each of them."""

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._validate import require
+from ..base.validate import require
 
 
 class Interval(NamedTuple):

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
-from ..errors import InvalidInput
-from ..train.files import write_atomically
+from ..base.errors import InvalidInput
+from ..base.outputs import write_atomically
 from ..train.report import dumps
 
 FOLDER = "settings"

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..train.files import write_atomically
+from ..base.outputs import write_atomically
 from ..train.report import dumps, plain
 from .figure import Box, Line, Panel, draw
 

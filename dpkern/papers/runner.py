@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .. import accounting
+from ..base.rng import Key
 from ..engine.sampling import make_batches
-from ..mechanisms.base import Mechanism
 from ..ops import update
-from ..rng import Key
-from ..step import DPStep
+from ..privacy import accounting
+from ..privacy.mechanisms.base import Mechanism
+from ..step.step import DPStep
 from ..train import data as datasets
 from ..train.data import Dataset
 from ..train.gradient_report import Epoch

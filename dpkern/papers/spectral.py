@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import accounting
 from ..engine.survey import survey
-from ..mechanisms import DPSGD, Crop, Site, SpectralDP
-from ..mechanisms.base import Mechanism
 from ..ops import ghost, spectral, update
 from ..ops.spectral import Band, pencil
+from ..privacy import accounting
+from ..privacy.mechanisms import DPSGD, Crop, Site, SpectralDP
+from ..privacy.mechanisms.base import Mechanism
 from . import runner
 from .result import Line, Panel, Paper, Result, Row
 from .runner import Request, Setting

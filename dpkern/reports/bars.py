@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .._validate import require
-from ..cost.report import Figure, Series
+from ..base.report import Figure, Series
+from ..base.validate import require
 from . import canvas, ink
 from .canvas import Sheet, Size
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from .._validate import require
+from ..base.validate import require
 from . import ink
 
 EXTRA = "demo"

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import require
-from ..cost.report import Figure, Series
+from ..base.report import Figure, Series
+from ..base.validate import require
 from . import canvas, ink, labels
 from .canvas import Sheet, Size
 

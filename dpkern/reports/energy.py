@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..cost.primitives import CIPHER
+from ..base.counts import CIPHER
 
 SOURCE = (
     "M. Horowitz, Computing's energy problem (and what we can do about it), ISSCC 2014, "

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from .._validate import require
-from ..cost.report import Figure
-from ..train.files import write_atomically
+from ..base.outputs import write_atomically
+from ..base.report import Figure
+from ..base.validate import require
 from . import bars, canvas, curves, ink
 from .canvas import NARROW, WIDE, Size
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..cost.report import Report
-from ..train.files import write_atomically
+from ..base.outputs import write_atomically
+from ..base.report import Report
 from . import figures
 from .bars import palette
 from .page import page

@@ -11,7 +11,7 @@ import math
 import re
 import textwrap
 
-from ..accounting.shown import Bound
+from ..privacy.accounting.shown import Bound
 
 INK = "#1b1f24"
 MUTED = "#5b6470"

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from .._dispatch import Cost
-from ..cost.report import Figure, Series, Table
+from ..base.dispatch import Cost
+from ..base.report import Figure, Series, Table
 from .measured import Measured, Side, fields_of
 from .trace import REST, ROOT, layer_of
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._dispatch import Cost
+from ..base.dispatch import Cost
 from ..engine import PrivacyEngine
-from ..mechanisms.base import Mechanism
+from ..privacy.mechanisms.base import Mechanism
 from .machine import HardwareCounters, page_faults, peak_memory
 from .subject import Subject
 from .trace import BACKWARD, ENGINE, FORWARD, UPDATE, Call, Trace, divided

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import _validate as check
-from .._threads import torch_threads
-from ..cost.primitives import FORMULA
-from ..cost.report import Report, Table
-from ..errors import InvalidInput
-from ..mechanisms import DPSGD
-from ..mechanisms.base import Mechanism
-from ..train import mechanism as by_name
+from ..base import validate as check
+from ..base.counts import FORMULA
+from ..base.errors import InvalidInput
+from ..base.report import Report, Table
+from ..base.threads import torch_threads
+from ..engine import named as by_name
+from ..privacy.mechanisms import DPSGD
+from ..privacy.mechanisms.base import Mechanism
 from . import layers, phases, roofline
 from .energy import SOURCE, energy
 from .machine import CACHE_MISSES, LINE_BYTES
@@ -50,7 +50,7 @@ def report(
     in turns.
 
     Args:
-        model: a name of ``dpkern.train.models``, ``package.module:callable``, or a module
+        model: a name of ``dpkern.engine.demo.models``, ``package.module:callable``, or a module
             (``reports.subject``).
         batch_size: samples of a step, at least 2.
         row_shape: shape of one sample; None: the model's usual one.

@@ -11,8 +11,8 @@ from importlib.resources import files
 from typing import Any
 
 from .. import __version__
-from .._validate import require
-from ..cost.report import Figure, Report, Table
+from ..base.report import Figure, Report, Table
+from ..base.validate import require
 from ..train.report import dumps
 from . import figures, ink
 from .bars import palette

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..cost.report import Figure, Series, Table
+from ..base.report import Figure, Series, Table
 from .measured import Measured, Side
 from .roofline import Point
 from .trace import PHASES

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..cost.report import Figure, Series
+from ..base.report import Figure, Series
 from .trace import Call
 
 _COPIED_BYTES = 64 << 20

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .. import _validate as check
-from ..errors import InvalidInput
-from ..train import models
+from ..base import validate as check
+from ..base.errors import InvalidInput
+from ..engine.demo import models
 
 CLASSES = 10
 

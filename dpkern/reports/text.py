@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from ..cost.report import Report, Table
+from ..base.report import Report, Table
 from ..train.report import dumps
 from . import ink
 

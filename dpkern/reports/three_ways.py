@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 
-from .. import _dispatch
+from ..base import dispatch
+from ..base.counts import EXECUTED, FORMULA, Counts, Itemised, weakest
+from ..base.report import Report, Table
+from ..base.rng import Key, Purpose
 from ..cost import count, counting, processors
 from ..cost._numbers import tidy
 from ..cost.autoencoder import Options
 from ..cost.forms import FORMS
 from ..cost.phases import by_phase
-from ..cost.primitives import EXECUTED, FORMULA, Counts, Itemised, weakest
 from ..cost.processors import Processor
-from ..cost.report import Report, Table
 from ..cost.step_systems import RULE, StepForm, shapes, systems
-from ..mechanisms import LabelMechanism, Mechanism
-from ..rng import Key, Purpose
-from ..step import DPStep
+from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..step.step import DPStep
 
 ROUNDS = 25
 """Steps under each clock; a step takes about a millisecond."""
@@ -118,10 +118,10 @@ def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
         given = {name: value for name, value in kwargs.items() if name != "backend"}
         exact = FORMS[op.name](*args, **given).of("exact")
         forms[op.name] = forms.get(op.name, Counts()) + exact
-        with _dispatch.intercepted(None):
+        with dispatch.intercepted(None):
             return op(*args, **kwargs)
 
-    with _dispatch.intercepted(noting):
+    with dispatch.intercepted(noting):
         step()
     execution = counting.count(step)
     calls = [call for call in execution.calls if call.name in forms and call.kind == "exact"]
@@ -175,13 +175,13 @@ def _timed(step: Callable[[], None]) -> dict[str, float]:
     spans: dict[str, float] = {}
 
     def clocked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with _dispatch.intercepted(None):
+        with dispatch.intercepted(None):
             started = time.perf_counter()
             result = op(*args, **kwargs)
             spans[op.name] = spans.get(op.name, 0.0) + time.perf_counter() - started
         return result
 
-    with _dispatch.intercepted(clocked):
+    with dispatch.intercepted(clocked):
         step()
     return spans
 

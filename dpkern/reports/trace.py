@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._dispatch import Cost, Op, intercepted
+from ..base.dispatch import Cost, Op, intercepted
 from ..engine.whose import whose
 
 REST = "(rest of the model)"

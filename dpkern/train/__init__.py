@@ -1,9 +1,9 @@
 """Private training of the demonstration models on digits or on the user's own data."""
 
+from ..engine.demo.models import MODELS, build, evaluate
 from .data import Dataset, load
 from .gradient_report import Epoch
 from .loop import Training
-from .models import MODELS, build, evaluate
 from .options import ModelOptions, Options, PrivacyOptions, RunOptions
 from .session import Session
 

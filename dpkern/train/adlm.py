@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._threads import torch_threads
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.threads import torch_threads
 from ..nn.polynomial import Coefficients
 from ..objective import adlm as trainer
 from ..objective.adlm import AdlmTraining, Released, Schedule

@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from .._validate import choice
-from ..errors import InvalidInput
-from ..mechanisms import AdLM
+from ..base.errors import InvalidInput
+from ..base.validate import choice
+from ..engine.named import read_settings
 from ..objective.adlm_networks import build, setting
-from ..theory.adlm import Setting
+from ..privacy.mechanisms import AdLM
+from ..privacy.theory.adlm import Setting
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
-from .mechanism import read_settings
 from .objective_mechanism import stated
 from .options import required
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import _validate
-from ..mechanisms import ObjectivePerturbation
+from ..base import validate
 from ..objective.adlm_networks import ARCHITECTURES
+from ..privacy.mechanisms import ObjectivePerturbation
 from .options import RowOptions, required
 
 PREFIX = "adlm-"
@@ -53,9 +53,9 @@ class BoundedOptions:
     init_seed: int = 0
 
     def __post_init__(self) -> None:
-        _validate.choice((None, *MODELS), model=self.model)
-        _validate.positive(lr=self.lr)
-        _validate.integer(0, MAX_SEED, init_seed=self.init_seed)
+        validate.choice((None, *MODELS), model=self.model)
+        validate.positive(lr=self.lr)
+        validate.integer(0, MAX_SEED, init_seed=self.init_seed)
 
     def architecture(self, row_shape: tuple[int, ...]) -> str:
         """Name in ``ARCHITECTURES``."""

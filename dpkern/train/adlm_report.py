@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..mechanisms import AdLM
+from ..privacy.mechanisms import AdLM
 from .display import Shown, upper
 from .objective_report import title
 from .report import Drawn

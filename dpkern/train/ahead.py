@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..errors import InvalidInput
-from ..mechanisms import Mechanism
-from ..noise_tables import NoiseSource, RingPrefetch
+from ..base.errors import InvalidInput
+from ..privacy.mechanisms import Mechanism
+from ..step.noise_tables import NoiseSource, RingPrefetch
 
 SOURCES: dict[str, type[NoiseSource]] = {"ring": RingPrefetch}
 """By the name that ``--noise-source`` takes: only sources that change no distribution."""

@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Generic
 
 from rich.console import Console
 
-from .._threads import torch_threads
-from .._validate import require
-from ..accounting import delta_warning
-from ..errors import InvalidInput, PrivacyError
-from . import checkpoint, display, files, report
+from ..base import outputs as files
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.threads import torch_threads
+from ..base.validate import require
+from ..privacy.accounting import delta_warning
+from . import checkpoint, display, report
 from .machine import backend_in_use, environment
 from .options import M, Options, P, RunOptions, only
 from .steps import E, Steps

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .. import _sealed
-from ..errors import InvalidInput
-from .files import make_folder
+from ..base import sealed
+from ..base.errors import InvalidInput
+from ..base.outputs import make_folder
 
 FORMAT = "dpkern training checkpoint"
 VERSION = 2
@@ -55,7 +55,7 @@ def write(path: Path, content: dict[str, Any], *, kind: str = FORMAT) -> None:
     """Save ``content`` under the name of its format, atomically."""
     whole = {"format": kind, "version": _KNOWN[kind][0], **content}
     make_folder(path)
-    _sealed.write(path, whole, name="out")
+    sealed.write(path, whole, name="out")
 
 
 def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
     Raises:
         InvalidInput: no such file, not readable, damaged, or not such a checkpoint of this version.
     """
-    content: Any = _sealed.read(path, name="resume", unsealed=_UNSEALED, absent=_ABSENT)
+    content: Any = sealed.read(path, name="resume", unsealed=_UNSEALED, absent=_ABSENT)
     found = str(content.get("format")) if isinstance(content, dict) else ""
     known = found in _KNOWN and kind in (None, found)
     version, keys = _KNOWN[found if known else kind or FORMAT]

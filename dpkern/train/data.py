@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .. import _csv
-from .._validate import require
-from ..errors import InvalidInput
+from ..base import csv_reader as _csv
+from ..base.errors import InvalidInput
+from ..base.validate import require
 from . import formats
 from .formats import Images
 from .substitutes import SUBSTITUTES

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..accounting import shown_bound, shown_lower_bound
-from ..accounting.shown import Bound
+from ..privacy.accounting import shown_bound, shown_lower_bound
+from ..privacy.accounting.shown import Bound
 
 
 class Watched(Protocol):

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._validate import require
-from ..errors import InvalidInput
+from ..base.errors import InvalidInput
+from ..base.validate import require
 
 PIXEL_SCALE = 255.0
 CLASSES = 10

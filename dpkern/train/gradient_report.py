@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..accounting import shown_bound, shown_lower_bound
-from ..accounting.shown import Bound, LowerBound, UpperBound
+from ..privacy.accounting import shown_bound, shown_lower_bound
+from ..privacy.accounting.shown import Bound, LowerBound, UpperBound
 from .display import Shown, upper
 from .report import Drawn
 

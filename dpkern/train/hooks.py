@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..errors import InvalidInput
-from ..mechanisms import Mechanism
+from ..base.errors import InvalidInput
 from ..ops.update import SGD
-from ..step import DPStep
+from ..privacy.mechanisms import Mechanism
+from ..step.step import DPStep
 
 Hook = Callable[[DPStep], None]
 

@@ -11,11 +11,11 @@ from torch import nn
 
 from ..engine.capture import Capture
 from ..engine.clipping import close_into, prepare
+from ..engine.demo.models import evaluate
 from ..engine.sampling import Batches
-from ..step import DPStep
+from ..step.step import DPStep
 from .data import Dataset
 from .gradient_report import Epoch
-from .models import evaluate
 from .steps import Steps
 
 EPSILON_POINTS = 15

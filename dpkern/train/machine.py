@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from .. import __version__, _dispatch
-from ..backends import cpu
-from ..errors import BackendError
+from .. import __version__
+from ..base import dispatch
+from ..base.errors import BackendError
+from ..ops.backends import cpu
 
 
 def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
@@ -26,11 +27,11 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
         BackendError: the one asked for cannot run here.
     """
     by_option = bool(wanted)
-    wanted = wanted or _dispatch.environment_choice()
+    wanted = wanted or dispatch.environment_choice()
     if wanted is None:
-        order = _dispatch.PREFERENCE["cpu"]
+        order = dispatch.PREFERENCE["cpu"]
         return next(name for name in order if not _missing(name, ops))
-    with _dispatch.use(wanted):  # refuses unknown names
+    with dispatch.use(wanted):  # refuses unknown names
         reasons = _missing(wanted, ops)
     if reasons:
         raise BackendError(
@@ -45,7 +46,7 @@ def backend_in_use(wanted: str | None, ops: Collection[str]) -> str:
 
 def _missing(backend: str, ops: Collection[str]) -> list[str]:
     """Return why this backend cannot run these ops; the list is empty if it can."""
-    rows = [row for row in _dispatch.table() if row["backend"] == backend]
+    rows = [row for row in dispatch.table() if row["backend"] == backend]
     return [row["reason"] for row in rows if row["op"] in ops and not row["available"]]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import _dispatch
-from ..errors import InvalidInput
+from ..base import dispatch
+from ..base.errors import InvalidInput
 from ..objective import records as tables
 from ..objective.methods import Schedule
 from ..objective.records import GENERATED, Records
@@ -56,7 +56,7 @@ class Visits(Steps[Reconstruction]):
         on_epoch: Callable[[Reconstruction], None] | None = None,
     ) -> None:
         """Take the steps that are left, on this backend; see ``Steps``."""
-        with _dispatch.use(self._backend):
+        with dispatch.use(self._backend):
             super().run(on_step=on_step, on_epoch=on_epoch)
 
     def take(self) -> Reconstruction | None:

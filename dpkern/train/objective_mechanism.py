@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..accounting import Certificate
-from ..mechanisms import ObjectivePerturbation
-from ..mechanisms.functional import Functional
+from ..engine.named import read_settings
 from ..objective.records import Records
-from .mechanism import read_settings
+from ..privacy.accounting import Certificate
+from ..privacy.mechanisms import ObjectivePerturbation
+from ..privacy.mechanisms.functional import Functional
 from .options import required
 
 DECIDED = ("epsilon", "mode")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import _validate
-from ..errors import InvalidInput
-from ..mechanisms import ObjectivePerturbation
+from ..base import validate
+from ..base.errors import InvalidInput
 from ..objective.records import GENERATED, Bounds
+from ..privacy.mechanisms import ObjectivePerturbation
 from .options import MAX_SEED, ReleaseOptions, required
 
 
@@ -39,7 +39,7 @@ class RecordOptions(ReleaseOptions):
         alone = ObjectivePerturbation.named(self.mechanism).single_user
         if self.users is None:
             object.__setattr__(self, "users", 1 if alone else 2)
-        _validate.integer(1, users=self.users)
+        validate.integer(1, users=self.users)
         if alone and self.users != 1:
             raise InvalidInput(
                 "users",
@@ -47,12 +47,12 @@ class RecordOptions(ReleaseOptions):
                 got=self.users,
                 remedy="Pass --users 1, or --mechanism spof.",
             )
-        _validate.integer(2, features=self.features)
+        validate.integer(2, features=self.features)
         if self.samples is not None:
-            _validate.integer(1, samples=self.samples)
-        _validate.non_negative(sigma=self.sigma)
+            validate.integer(1, samples=self.samples)
+        validate.non_negative(sigma=self.sigma)
         if self.unsafe_seed is not None:
-            _validate.integer(0, MAX_SEED, unsafe_seed=self.unsafe_seed)
+            validate.integer(0, MAX_SEED, unsafe_seed=self.unsafe_seed)
         read_bounds(self.bounds)
         if self.data == GENERATED:
             for name in ("columns", "user_column", "bounds"):
@@ -79,9 +79,9 @@ class CodeOptions:
     init_seed: int = 0
 
     def __post_init__(self) -> None:
-        _validate.integer(1, code=self.code)
-        _validate.positive(lr=self.lr)
-        _validate.integer(0, MAX_SEED, init_seed=self.init_seed)
+        validate.integer(1, code=self.code)
+        validate.positive(lr=self.lr)
+        validate.integer(0, MAX_SEED, init_seed=self.init_seed)
 
 
 def split(text: str) -> list[str]:

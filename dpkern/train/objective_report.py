@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..accounting import shown_bound
-from ..mechanisms.functional import Functional
 from ..objective.records import Records
 from ..objective.spof import Training
+from ..privacy.accounting import shown_bound
+from ..privacy.mechanisms.functional import Functional
 from .display import Shown, upper
 from .report import Drawn
 

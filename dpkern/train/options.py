@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from .. import _validate
-from ..errors import DPKernError, InvalidInput, PrivacyError
+from ..base import validate
+from ..base.errors import DPKernError, InvalidInput, PrivacyError
+from ..base.rng import Key
+from ..engine.demo.models import ALL_MODELS
+from ..engine.demo.sources import LINEAR, NORMS
+from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
-from ..rng import Key
 from .ahead import SOURCES
 from .data import DIGITS, Dataset, load
-from .mechanism import MODES, NAMES, parsed
-from .models import ALL_MODELS
-from .sources import LINEAR, NORMS
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")
@@ -68,17 +68,17 @@ class ReleaseOptions:
         return " and ".join([usual, *(name for name in cls.NAMES if name != usual)])
 
     def __post_init__(self) -> None:
-        _validate.choice(self.NAMES, mechanism=self.mechanism)
-        _validate.choice(MODES, mode=self.mode)
+        validate.choice(self.NAMES, mechanism=self.mechanism)
+        validate.choice(MODES, mode=self.mode)
         object.__setattr__(self, "settings", tuple(self.settings))
         if self.epsilon is not None:
-            _validate.positive(epsilon=self.epsilon)
-        _validate.integer(1, epochs=self.epochs)
-        _validate.open_unit(test_fraction=self.test_fraction)
-        _validate.integer(0, MAX_SEED, split_seed=self.split_seed)
+            validate.positive(epsilon=self.epsilon)
+        validate.integer(1, epochs=self.epochs)
+        validate.open_unit(test_fraction=self.test_fraction)
+        validate.integer(0, MAX_SEED, split_seed=self.split_seed)
         if self.unsafe_seed is not None:
-            _validate.integer(0, unsafe_seed=self.unsafe_seed)
-        _validate.choice(ROUNDS, rounds=self.rounds)
+            validate.integer(0, unsafe_seed=self.unsafe_seed)
+        validate.choice(ROUNDS, rounds=self.rounds)
 
     def key(self) -> Key:
         """Of all noise of one session: secret and new, unless it has a known seed."""
@@ -102,11 +102,11 @@ class RowOptions(ReleaseOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.feature_scale is not None:
-            _validate.positive(feature_scale=self.feature_scale)
+            validate.positive(feature_scale=self.feature_scale)
         if self.classes is not None:
-            _validate.integer(2, classes=self.classes)
+            validate.integer(2, classes=self.classes)
         if self.batch_size is not None:
-            _validate.integer(1, batch_size=self.batch_size)
+            validate.integer(1, batch_size=self.batch_size)
 
     def load(self, source: str) -> Dataset:
         """These rows, checked and split."""
@@ -166,13 +166,13 @@ class PrivacyOptions(RowOptions):
             )
         super().__post_init__()
         if self.noise_multiplier is not None:
-            _validate.non_negative(noise_multiplier=self.noise_multiplier)
-        _validate.open_unit(delta=self.delta)
-        _validate.positive(max_grad_norm=self.max_grad_norm)
-        _validate.choice((None, *CLIPPINGS), clipping=self.clipping)
-        _validate.choice((None, *ARITHMETICS), arithmetic=self.arithmetic)
+            validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.open_unit(delta=self.delta)
+        validate.positive(max_grad_norm=self.max_grad_norm)
+        validate.choice((None, *CLIPPINGS), clipping=self.clipping)
+        validate.choice((None, *ARITHMETICS), arithmetic=self.arithmetic)
         parsed(self.mechanism, self.settings)
-        _validate.choice(SAMPLINGS, sampling=self.sampling)
+        validate.choice(SAMPLINGS, sampling=self.sampling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +187,12 @@ class ModelOptions:
     lr: float = 0.3
 
     def __post_init__(self) -> None:
-        _validate.choice(ALL_MODELS, model=self.model)
-        _validate.choice(LINEAR, linear=self.linear)
-        _validate.choice(NORMS, norm=self.norm)
-        _validate.integer(0, MAX_SEED, init_seed=self.init_seed)
-        _validate.choice(tuple(OPTIMIZERS), optimizer=self.optimizer)
-        _validate.positive(lr=self.lr)
+        validate.choice(ALL_MODELS, model=self.model)
+        validate.choice(LINEAR, linear=self.linear)
+        validate.choice(NORMS, norm=self.norm)
+        validate.integer(0, MAX_SEED, init_seed=self.init_seed)
+        validate.choice(tuple(OPTIMIZERS), optimizer=self.optimizer)
+        validate.positive(lr=self.lr)
 
     def rule(self) -> Rule:
         """The update rule that the names stand for."""
@@ -215,12 +215,12 @@ class RunOptions:
     audit: int | None = None
 
     def __post_init__(self) -> None:
-        _validate.choice((None, *SOURCES), noise_source=self.noise_source)
+        validate.choice((None, *SOURCES), noise_source=self.noise_source)
         if self.audit is not None:
-            _validate.integer(100, audit=self.audit)
+            validate.integer(100, audit=self.audit)
         if self.threads is not None:
-            _validate.integer(1, 1024, threads=self.threads)
-        _validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)
+            validate.integer(1, 1024, threads=self.threads)
+        validate.integer(1, max_physical_batch_size=self.max_physical_batch_size)
         if self.resume and self.out is None:
             raise InvalidInput(
                 "out",

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .._validate import require
-from ..accounting import shown_bound
-from ..accounting.shown import Bound
-from .files import write_atomically
+from ..base.outputs import write_atomically
+from ..base.validate import require
+from ..privacy.accounting import shown_bound
+from ..privacy.accounting.shown import Bound
 
 CERTIFIED = ("delta", "relation", "accountant", "certified_for")
 """What a report repeats of its certificate, beside the epsilon."""

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..accounting import Certificate
-from ..mechanisms import DPSGD, LabelMechanism
-from ..rng import Key, Purpose
+from ..base.rng import Key, Purpose
+from ..privacy.accounting import Certificate
+from ..privacy.mechanisms import DPSGD, LabelMechanism
 from .data import Dataset
 
 WITHOUT_NOISE = DPSGD(noise_multiplier=0.0, max_grad_norm=float("inf"), arithmetic="float")

@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 
-from .. import accounting
+from ..commands import audited
+from ..engine.demo import models
+from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
-from ..mechanisms import LabelMechanism, Mechanism
-from ..step import DPStep
-from . import ahead, audited, checkpoint, data, gradient_report, hooks, models, responses
+from ..privacy import accounting
+from ..privacy.mechanisms import LabelMechanism, Mechanism
+from ..step.step import DPStep
+from . import ahead, checkpoint, data, gradient_report, hooks, responses
 from .base import BaseSession
 from .display import Shown
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
-from .mechanism import CALIBRATED_TO, Run, make
 from .options import ModelOptions, PrivacyOptions, RunOptions
 from .report import Drawn
 

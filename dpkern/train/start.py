@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._validate import choice
-from ..errors import InvalidInput
-from . import checkpoint, files
+from ..base import outputs as files
+from ..base.errors import InvalidInput
+from ..base.validate import choice
+from . import checkpoint
 from .adlm import AdlmSession
 from .base import BaseSession
 from .objective import ObjectiveSession

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .._validate import require
+from ..base.validate import require
 from .formats import CLASSES, Images
 
 TRAIN_ROWS, TEST_ROWS = 4000, 1000

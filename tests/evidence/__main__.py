@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dpkern
-from dpkern.backends import cpu
+from dpkern.ops.backends import cpu
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parents[1] / "benchmarks" / "results" / "evidence.json"

@@ -22,9 +22,9 @@ from opacus.accountants.prv import PRVAccountant
 from scipy.optimize import brentq
 from scipy.stats import laplace, norm
 
-from dpkern import accounting
-from dpkern.accounting import events
-from dpkern.accounting.events import EventSpec
+from dpkern.privacy import accounting
+from dpkern.privacy.accounting import events
+from dpkern.privacy.accounting.events import EventSpec
 
 DATASET_SIZE = 100_000
 

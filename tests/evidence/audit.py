@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from dpkern.accounting import shown_lower_bound
 from dpkern.audit.auditing import run as audit
 from dpkern.audit.findings import Findings
 from dpkern.audit.subject import Pair
-from tests.audit_corpus import BROKEN, SOUND, Case
-from tests.audit_corpus.broken.sources import CASES as SOURCES
-from tests.audit_corpus.kit import Release, fixed, rows
-from tests.audit_corpus.sound import gaussian, local
+from dpkern.privacy.accounting import shown_lower_bound
+from tests.audit.audit_corpus import BROKEN, SOUND, Case
+from tests.audit.audit_corpus.broken.sources import CASES as SOURCES
+from tests.audit.audit_corpus.kit import Release, fixed, rows
+from tests.audit.audit_corpus.sound import gaussian, local
 from tests.evidence.__main__ import machine, plain
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -17,13 +17,13 @@ import torch
 from dpkern.audit import run as run_audit
 from dpkern.audit.findings import Findings
 from dpkern.audit.subject import Pair, Subject
-from dpkern.mechanisms import DPSGD, LaplaceSGD
-from dpkern.subjects import catalogue
-from dpkern.subjects.backend import here
-from dpkern.subjects.kernel import OPS, NoiseKernel
-from dpkern.subjects.local import Coefficients, Record, Response
-from dpkern.subjects.peer import Peer
-from dpkern.subjects.step import PrivateStep
+from dpkern.audit.subjects import catalogue
+from dpkern.audit.subjects.backend import here
+from dpkern.audit.subjects.kernel import OPS, NoiseKernel
+from dpkern.audit.subjects.local import Coefficients, Record, Response
+from dpkern.audit.subjects.peer import Peer
+from dpkern.audit.subjects.step import PrivateStep
+from dpkern.privacy.mechanisms import DPSGD, LaplaceSGD
 
 CONFIDENCE = 0.999
 ROWS = {"cpu": 100_000, "numba": 20_000, "reference": 20_000}

@@ -24,9 +24,9 @@ from torch import nn
 from dpkern.audit.auditing import run as audit
 from dpkern.audit.claims import Gaussian
 from dpkern.audit.findings import Findings
-from dpkern.mechanisms import DPSGD
-from dpkern.subjects.model import ModelStep
-from dpkern.train import models
+from dpkern.audit.subjects.model import ModelStep
+from dpkern.engine.demo import models
+from dpkern.privacy.mechanisms import DPSGD
 
 from .__main__ import RESULTS, machine, plain
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from dpkern.accounting import shown_bound, shown_lower_bound
 from dpkern.audit import bits
 from dpkern.audit import run as run_audit
 from dpkern.audit.bounds import epsilon_lower, rate_upper
 from dpkern.audit.subject import Subject
-from dpkern.subjects.generator import Generator
-from dpkern.subjects.peer import LIBRARIES, Peer
-from tests.lattice_noise import Lattice
+from dpkern.audit.subjects.generator import Generator
+from dpkern.audit.subjects.peer import LIBRARIES, Peer
+from dpkern.privacy.accounting import shown_bound, shown_lower_bound
+from tests.ops.lattice_noise import Lattice
 
 CONFIDENCE, DELTA = 0.999, 1e-5
 MULTIPLIER = 1.1

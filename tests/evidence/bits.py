@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from dpkern import testing
-from dpkern.laws import LAWS
-from dpkern.ops import noise, update
-from dpkern.rng import Key, Purpose, Stream
+from dpkern.base.laws import LAWS
+from dpkern.base.rng import Key, Purpose, Stream
+from dpkern.ops import noise, testing, update
 
 PIECE = 1 << 20
 PURPOSES = {"gaussian": Purpose.NOISE, "laplace": Purpose.LAPLACE}

@@ -10,8 +10,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from dpkern.audit.certificate import committed
-from dpkern.audit.masses import FINE, laplace_masses
-from dpkern.laws import ESCAPE, GAUSSIAN, LAPLACE, SCALE_UNITS
+from dpkern.base.laws import ESCAPE, GAUSSIAN, LAPLACE, SCALE_UNITS
+from dpkern.base.masses import FINE, laplace_masses
 
 from .statistics import CELL, ExactLaw
 

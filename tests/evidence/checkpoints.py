@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from dpkern import _sealed
-from dpkern.errors import DPKernError
-from tests.damage import Saved, cuts, flips
+from dpkern.base import sealed
+from dpkern.base.errors import DPKernError
+from tests.engine.damage import Saved, cuts, flips
 
 ENTRIES = 20_000
 EVERY = 8
@@ -52,13 +52,13 @@ def _take_part(path: Path, number: int, reads: int, results: Any) -> None:
     seen = set()
     for i in range(reads):
         try:
-            content = _sealed.read(path, unsealed="")
+            content = sealed.read(path, unsealed="")
             if not bool((content["x"] == content["value"]).all()):
                 broken.append("mixed content")
             seen.add(content["value"])
             if i % EVERY == 0:
                 value = number * reads + i
-                _sealed.write(path, {"value": value, "x": torch.full((ENTRIES,), float(value))})
+                sealed.write(path, {"value": value, "x": torch.full((ENTRIES,), float(value))})
         except DPKernError as error:
             broken.append(str(error))
     results.put((broken, len(seen)))
@@ -69,7 +69,7 @@ def shared(reads: int) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shared.pt"
-        _sealed.write(path, {"value": 0, "x": torch.zeros(ENTRIES)})
+        sealed.write(path, {"value": 0, "x": torch.zeros(ENTRIES)})
         results: Any = context.Queue()
         both = [
             context.Process(target=_take_part, args=(path, number, reads // 2, results))

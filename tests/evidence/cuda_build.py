@@ -10,13 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dpkern import testing
-from dpkern.backends import _cupy_sources, _generated, cuda
-from dpkern.laws import LAWS
-from dpkern.ops import noise
-from dpkern.rng import Purpose
-from tests import cuda_gate as gate
-from tests import nvrtc
+from dpkern.base.laws import LAWS
+from dpkern.base.rng import Purpose
+from dpkern.ops import noise, testing
+from dpkern.ops.backends import _cupy_sources, _generated, cuda
+from tests.ops.backends import cuda_gate as gate
+from tests.ops.backends import nvrtc
 
 
 def compiled() -> dict[str, Any]:

@@ -23,9 +23,9 @@ import numpy.typing as npt
 import torch
 from scipy import stats
 
-from dpkern.laws import SCALE_CELLS, SCALE_UNITS
+from dpkern.base.laws import SCALE_CELLS, SCALE_UNITS
+from dpkern.base.rng import Key, Purpose
 from dpkern.ops import clip, noise
-from dpkern.rng import Key, Purpose
 
 from .bits import moderate, random_bits
 

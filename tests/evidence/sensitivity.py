@@ -23,9 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpkern import testing
-from dpkern.laws import SCALE_UNITS
-from dpkern.ops import clip
+from dpkern.base.laws import SCALE_UNITS
+from dpkern.ops import clip, testing
 
 BATCH = 40
 LONG_ROW = 1 << 25

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from dpkern.audit.masses import gaussian_masses, laplace_masses
-from dpkern.laws import FINE_BITS, GAUSSIAN, LAPLACE, LAWS, SCALE_UNITS, Law, gaussian_tail
+from dpkern.base.laws import FINE_BITS, GAUSSIAN, LAPLACE, LAWS, SCALE_UNITS, Law, gaussian_tail
+from dpkern.base.masses import gaussian_masses, laplace_masses
 
 Fill = Callable[[int, int], npt.NDArray[np.int32]]
 """``fill(first_position, count)``: the draws X at these positions, in units of u."""
@@ -269,8 +269,8 @@ def examine_with_controls(fill: Fill, name: str, n: int, controls: int) -> dict[
 
 def generator(name: str, seed: int = 0) -> Fill:
     """dpkern's own generator with a fixed, public key, so that the figures can be repeated."""
+    from dpkern.base.rng import Key, Purpose
     from dpkern.ops import noise
-    from dpkern.rng import Key, Purpose
 
     purpose = {GAUSSIAN.name: Purpose.NOISE, LAPLACE.name: Purpose.LAPLACE}[name]
     stream = Key.from_unsafe_seed(seed).stream(purpose, 0)
@@ -288,8 +288,8 @@ def released_mismatches(name: str, count: int, seed: int = 0) -> int:
     """How many of ``count`` sums ``add_noise`` releases as anything but floor((v + X) / 2^14)."""
     import torch
 
+    from dpkern.base.rng import Key, Purpose
     from dpkern.ops import noise
-    from dpkern.rng import Key, Purpose
 
     stream = Key.from_unsafe_seed(seed).stream(Purpose.NOISE, 1)
     x = noise.lattice_draws(stream, position=0, count=count, distribution=name).numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.triton_versions import VERSIONS, compiled, faults, missing
+from tests.ops.backends.triton_versions import VERSIONS, compiled, faults, missing
 
 CAPABILITIES = ("80", "90", "100")
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..._dispatch import Op
-from ...errors import InvalidInput
+from ...base.dispatch import Op
+from ...base.errors import InvalidInput
 from . import coef, factors, noise, symbols, update
 from ._native import open_cipher
 from ._tally import Kernel, Tally

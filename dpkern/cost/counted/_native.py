@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ...errors import BackendError
-from ..primitives import PRIMITIVES, Counts
+from ...base.counts import PRIMITIVES, Counts
+from ...base.errors import BackendError
 from ._tally import Tally
 
 

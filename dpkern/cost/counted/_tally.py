@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..primitives import Counts
+from ...base.counts import Counts
 
 
 @dataclass(frozen=True, kw_only=True)

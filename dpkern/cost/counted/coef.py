@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch.autograd.graph import increment_version
 
-from ...backends._structs import BYTES
 from ...base.codes import COEF_FORMS
 from ...ops import coef
+from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 

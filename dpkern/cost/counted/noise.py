@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from ...backends._structs import BYTES
 from ...base.codes import DISTRIBUTIONS
-from ...errors import InvalidInput
+from ...base.errors import InvalidInput
+from ...base.rng import Stream
 from ...ops import noise, update
-from ...rng import Stream
+from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ...backends._structs import BYTES
+from ...base.rng import Stream
 from ...ops import symbols as op
-from ...rng import Stream
+from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
 from ._tally import Kernel, Tally
 

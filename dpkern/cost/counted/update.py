@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch.autograd.graph import increment_version
 
-from ...backends._structs import BYTES
-from ...backends._update import arguments
+from ...base.counts import Counts
 from ...base.schema import DTYPES
 from ...ops import update
-from ..primitives import Counts
+from ...ops.backends._structs import BYTES
+from ...ops.backends._update import arguments
 from ._native import addresses, kernels, sizes, tallied
 from ._tally import Kernel, Tally
 

@@ -9,7 +9,7 @@ Each line says how it is known (``primitives.EVIDENCE``): of ops with a counted 
 
 from __future__ import annotations
 
-from ..._dispatch import register_costs
+from ...base.dispatch import register_costs
 from ..counted import KERNELS
 from . import (
     clip,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ..._dispatch import Cost
-from ..primitives import EXECUTED, Itemised
+from ...base.counts import EXECUTED, Itemised
+from ...base.dispatch import Cost
 
 Form = Callable[..., Itemised]
 """An op's arguments, and by keyword what its data decides, to what it takes."""

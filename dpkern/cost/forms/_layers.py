@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..primitives import FORMULA, WALK, Counts, Item, Itemised
+from ...base.counts import FORMULA, WALK, Counts, Item, Itemised
 
 WIDE = torch.float64
 
@@ -50,7 +50,8 @@ def itemised(
 ) -> Itemised:
     """What is read and written, and the parts by name (underscores stand for spaces).
 
-    ``walked``: the parts that a walk of the op's reference finds too (``tests/test_walks.py``).
+    ``walked``: the parts that a walk of the op's reference finds too
+    (``tests/cost/test_walks.py``).
     """
     rest = [
         Item(

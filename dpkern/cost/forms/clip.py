@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ...base.counts import FORMULA, WALK, Counts, Item, Itemised
 from ...ops import clip
-from ..primitives import FORMULA, WALK, Counts, Item, Itemised
 from ._form import Form
 from ._layers import WIDE, moved
 

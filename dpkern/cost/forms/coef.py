@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Item, Itemised
 from ...ops import coef
 from ...ops.coef import LANES
-from ..primitives import Counts, Item, Itemised
 from . import noise as noise_forms
 from ._form import Form
 from ._layers import WIDE, moved

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..primitives import Counts, Itemised
+from ...base.counts import Counts, Itemised
 from ._form import Form
 from ._layers import dots, itemised
 

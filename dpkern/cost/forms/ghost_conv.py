@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Itemised
 from ...ops import _values
 from ...ops.ghost import conv
 from ...ops.ghost._bounds import of_sums
 from ...ops.ghost._conv_geometry import Geometry
-from ..primitives import Counts, Itemised
 from ._form import Form
 from ._layers import WIDE, Numbers, dots, itemised, summed, widened
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Itemised
 from ...ops._values import Repeats
 from ...ops._values import used as used_by
-from ..primitives import Counts, Itemised
 from ._form import Form
 from ._layers import WIDE, dots, itemised, widened
 

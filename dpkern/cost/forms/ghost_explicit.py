@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..primitives import WALK, Counts, Item, Itemised
+from ...base.counts import WALK, Counts, Item, Itemised
 from . import clip
 from ._form import Form
 from ._layers import WIDE, moved

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Itemised
 from ...ops import _values
 from ...ops.ghost import linear
 from ...ops.ghost._bounds import of_sums
-from ..primitives import Counts, Itemised
 from ._form import Form
 from ._layers import WIDE, dots, itemised, summed, widened
 

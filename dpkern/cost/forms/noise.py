@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Item, Itemised
 from ...ops import noise
 from ...ops.noise import TILE, tiles
 from ...ops.update import Draws
-from ..primitives import Counts, Item, Itemised
 from ._form import Form
 from ._layers import moved
 

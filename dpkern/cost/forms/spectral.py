@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Item, Itemised
 from ...ops import _values
 from ...ops.ghost._bounds import of_sums
 from ...ops.spectral import bins, circulant, filter
@@ -19,7 +20,6 @@ from ...ops.spectral._sizes import Layer
 from ...ops.spectral._spectra import Grid, half_gains
 from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import read_entries, transforms
-from ..primitives import Counts, Item, Itemised
 from ._form import Form
 from ._layers import WIDE, dots, itemised, widened
 

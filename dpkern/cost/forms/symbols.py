@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from ...base.counts import Counts, Item, Itemised
 from ...ops.symbols import blocks
-from ..primitives import Counts, Item, Itemised
 from ._form import Form
 from ._layers import moved
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from ...base.counts import WALK, Counts, Item, Itemised
 from ...ops import update
 from ...ops.noise import INTEGERS
-from ..primitives import WALK, Counts, Item, Itemised
 from . import noise as noise_forms
 from ._form import Form
 from ._layers import moved

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InvalidInput, UnsupportedModule
+from ...base.errors import InvalidInput, UnsupportedModule
 
 _SHAPE_REMEDY = "See the shapes in the documentation of torch.nn.MultiheadAttention."
 

@@ -202,7 +202,7 @@ def geometry_of(
 
 
 def _unbatched(x: Tensor, dims: int) -> Tensor:
-    from ...errors import UnsupportedModule
+    from ...base.errors import UnsupportedModule
 
     raise UnsupportedModule(
         f"conv{dims}d",

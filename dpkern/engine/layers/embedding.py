@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 from ..capture import Capture
 from ..parameter import (
     PrivateParameter,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 from ..merge import merge
 from ..parameter import (
     PrivateExpression,

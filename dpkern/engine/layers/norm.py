@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 from ...ops import ghost
 from ..parameter import (
     applied,

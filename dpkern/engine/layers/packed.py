@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 
 
 class _Noted(threading.local):

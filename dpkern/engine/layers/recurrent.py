@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import InvalidInput, UnsupportedModule
+from ...base.errors import InvalidInput, UnsupportedModule
 from .packed import Packing
 
 State = tuple[Tensor, ...]

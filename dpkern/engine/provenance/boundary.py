@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...errors import DPKernError, InvalidInput, PrivacyError
+from ...base.errors import DPKernError, InvalidInput, PrivacyError
 from ..parameter import PRIVATE, plainly
 from . import refusals
 from .entrance import (

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 from .naming import CallSite, call_site
 from .refusals import varying_scale, varying_share
 from .states import RecordSum

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import UnsupportedModule
+from ...base.errors import UnsupportedModule
 from .rules import Call, action
 from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, state_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import PrivacyError
+from ...base.errors import PrivacyError
 from .meeting import combined
 from .rules import Call, rule
 from .states import Mixed, OneRecord, PerRecord, RecordSum, State

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from ...errors import PrivacyError
+from ...base.errors import PrivacyError
 from ..parameter import PRIVATE
 from .tensor import TrackedTensor
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ...errors import InvalidInput, PrivacyError, UnsupportedModule
+from ...base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from .states import Mixed, OneRecord, RecordSum, State
 from .wrappers import remedy_of_wrapper
 

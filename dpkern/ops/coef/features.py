@@ -19,8 +19,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
 from ...base.signature import Double, Float
 from .._coef_noise import CoefNoise, check_noise, quadratic_position
 from .polynomial import add, check_out, check_targets, copied, lane_sum

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
 from ...base.codes import CoefForm
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Float
-from ...errors import InvalidInput
 from .._coef_noise import CoefNoise, check_noise, quadratic_position
 from ..noise import add_noise
 

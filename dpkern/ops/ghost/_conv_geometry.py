@@ -9,8 +9,8 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from ... import _validate as check
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.errors import InvalidInput
 from ._bounds import OPERANDS
 
 Size = int | Sequence[int]

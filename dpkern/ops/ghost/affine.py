@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..._dispatch import op
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Float
-from ...errors import InvalidInput
 
 
 @op()

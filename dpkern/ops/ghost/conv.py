@@ -16,10 +16,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Operand, Sum, written
-from ...errors import InvalidInput
 from ._bounds import of_sums
 from ._conv_geometry import Geometry, Size, check_geometry
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Float, Index, Int64, written
-from ...errors import InvalidInput
 from ._bounds import gamma, upper_square
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
 from ...base.schema import memory_order
 from ...base.signature import Double, Float, FloatDtype, NonNegative, dense, written
 from .. import clip

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..._dispatch import op
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Operand, Sum, written
-from ...errors import InvalidInput
 from ._bounds import gamma, of_sums, squares, upper_square
 
 LinearRoute = Literal["auto", "rank_one", "gram", "direct"]

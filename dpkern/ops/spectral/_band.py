@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import _validate as check
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.errors import InvalidInput
 
 Array = NDArray[np.float64]
 KINDS = ("all", "shells", "rectangle", "authors_slice")

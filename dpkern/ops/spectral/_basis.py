@@ -28,8 +28,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from ... import _validate as check
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.errors import InvalidInput
 from ._band import Array, Band, half_weights
 
 RANK = 2.0**-18

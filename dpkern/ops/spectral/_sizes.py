@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from ...errors import InvalidInput
+from ...base.errors import InvalidInput
 from ..ghost._conv_geometry import Geometry, Size, check_geometry
 
 Pair = tuple[int, int]

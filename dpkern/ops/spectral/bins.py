@@ -14,11 +14,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
-from ..._phase import CONSTANTS, phase
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
+from ...base.phase import CONSTANTS, phase
 from ...base.signature import Double, Float, Operand, Sum, written
-from ...errors import InvalidInput
 from .._products import exact
 from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size, check_size

@@ -16,9 +16,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..._dispatch import op
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Float, written
-from ...errors import InvalidInput
 from .._products import exact
 from ._band import Band, half_weights
 from ._spectra import half_gains, on, transform_error

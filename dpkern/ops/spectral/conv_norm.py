@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..._dispatch import op
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Double, Operand
-from ...errors import InvalidInput
 from ..ghost._conv_geometry import Size
 from ._band import Band
 from ._sizes import Layer, check_layer

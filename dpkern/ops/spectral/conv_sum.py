@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ... import _validate as check
-from ...errors import InvalidInput
+from ...base import validate as check
+from ...base.errors import InvalidInput
 from .. import ghost
 from ..ghost._conv_geometry import Size
 from ._band import Band

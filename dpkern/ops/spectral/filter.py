@@ -15,9 +15,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..._dispatch import op
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.signature import Operand, Sum
-from ...errors import InvalidInput
 from .._products import exact
 from ..ghost._bounds import of_sums
 from ._band import Band

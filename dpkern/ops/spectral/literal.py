@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...errors import InvalidInput
+from ...base.errors import InvalidInput
 from ._band import Band, half_weights
 from ._basis import lags
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _validate as check
-from ..._dispatch import op
+from ...base import validate as check
+from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.schema import is_dense
 from ...base.signature import Double, Float, strided
-from ...errors import InvalidInput
 from .. import ghost
 from ..ghost._bounds import gamma
 from ..ghost._conv_geometry import Geometry, Size, check_geometry

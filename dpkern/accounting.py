@@ -1,0 +1,6 @@
+"""What a mechanism certifies: the public name of ``dpkern.privacy.accounting``."""
+
+from .privacy.accounting import *  # noqa: F403
+from .privacy.accounting import __all__ as __all__
+from .privacy.accounting import accountants as accountants
+from .privacy.accounting import events as events

@@ -1,0 +1,76 @@
+"""Exceptions of dpkern, which name what was expected, what came, and what to do; and a warning."""
+
+from __future__ import annotations
+
+import reprlib
+from functools import partial
+from typing import Any
+
+
+class _Brief(reprlib.Repr):
+    """Short text of any value, made in a time that does not grow with the value."""
+
+    maxlevel = 2
+    maxother = maxstring = 60
+
+    def repr_int(self, value: int, level: int) -> str:
+        # Longer ones have no decimal form (sys.set_int_max_str_digits).
+        return super().repr_int(value, level) if value.bit_length() < 1 << 10 else "a huge int"
+
+
+def brief(value: object) -> str:
+    """Return at most 120 characters that show the value, whatever it is."""
+    return _Brief().repr(value)[:120]
+
+
+class DPKernError(Exception):
+    """Base of every error that dpkern raises on purpose.
+
+    Args:
+        name: the argument, file or object that is wrong.
+        expected: what would have been accepted.
+        got: what came instead (its ``repr`` is shown unless it is a string).
+        remedy: what the caller can do about it.
+    """
+
+    def __init__(self, name: str, *, expected: str, got: object, remedy: str) -> None:
+        self.name = name
+        self.expected = expected
+        self.got = got if isinstance(got, str) else _shown(got)
+        self.remedy = remedy
+        super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its fields: an error of another process must arrive as what it is."""
+        return partial(type(self), **vars(self)), (self.name,)
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # a huge int, or lists in lists without end
+        return brief(value)
+
+
+class InvalidInput(DPKernError):
+    """A value, shape, dtype, device, file or name that cannot be used."""
+
+
+class UnsupportedModule(DPKernError):
+    """A model construct whose per-sample gradients cannot be computed correctly."""
+
+
+class BackendError(DPKernError):
+    """A backend that was asked for cannot run the operation; lists every refusal."""
+
+
+class PrivacyError(DPKernError):
+    """A request whose privacy guarantee would be wrong, void or spent twice."""
+
+
+class MissingDependency(DPKernError):
+    """An optional package is needed for this feature and is not installed."""
+
+
+class PrivacyWarning(UserWarning):
+    """A guarantee that holds and says less than its reader may think, such as delta >= 1/n."""

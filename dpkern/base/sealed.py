@@ -1,0 +1,196 @@
+"""Checkpoint files that carry their own checksum.
+
+A file is what ``torch.save`` writes, a zip archive, and its comment is the seal: the SHA-256 of all
+bytes before it. ``torch.load(path, weights_only=True)`` reads it like any other. The archive's last
+record counts the comment's bytes and is under the checksum, so no damaged or shortened file can
+pass for one that never had a seal. The seal shows damage; it is no signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from typing import IO, Any
+
+import torch
+
+from .errors import DPKernError, InvalidInput
+from .files import file_at, unusable, write_atomically
+
+_LABEL = b"dpkern checkpoint; SHA-256 of all bytes before this comment: "
+_SEAL = len(_LABEL) + 2 * hashlib.sha256().digest_size
+_END_MARK = b"PK\x05\x06"
+_END = 22
+"""Bytes of a zip archive's last record, which ends with the length of the comment after it."""
+_CHUNK = 1 << 20
+
+_DAMAGED = "Take another copy of the file, or a checkpoint saved before it."
+
+
+def write(path: str | os.PathLike[str], content: Any, *, name: str = "path") -> None:
+    """Save ``content`` and its seal, atomically (``_files.write_atomically``).
+
+    Args:
+        path: in a folder that exists.
+        content: tensors and plain values, which ``weights_only`` loading accepts.
+        name: the caller's argument, for messages.
+
+    Raises:
+        InvalidInput: something that could not be loaded again, or the system refuses; a file that
+            was there stands.
+    """
+
+    def fill(file: IO[bytes]) -> None:
+        sink = _Sink(file)
+        try:
+            torch.save(content, sink)  # type: ignore[arg-type]
+        except (MemoryError, DPKernError):
+            raise
+        except Exception as error:
+            # torch hides why the system refused to write.
+            if sink.error is not None:
+                raise sink.error from error
+            raise _unsaveable(name, f"{type(error).__name__}: {_first_line(error)}") from error
+        sink.seal()
+        file.flush()
+        _check_loadable(name, file.name)
+
+    write_atomically(path, fill, name=name)
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    name: str = "path",
+    unsealed: str,
+    absent: str = "Check the path.",
+) -> Any:
+    """Return the content of a file of ``write``, tensors on the CPU.
+
+    Args:
+        path: the file.
+        name: the caller's argument, for messages.
+        unsealed: the remedy for an archive without a seal.
+        absent: the remedy where there is no file.
+
+    Raises:
+        InvalidInput: no such file, the system refuses, or not a single byte more or less or other
+            than what was written.
+    """
+    source = file_at(name, path)
+    try:
+        # One open file: what another process puts in its place meanwhile is another file.
+        with source.open("rb") as file:
+            _check_seal(file, name, unsealed)
+            file.seek(0)
+            return torch.load(file, weights_only=True, map_location="cpu")
+    except FileNotFoundError as error:
+        raise InvalidInput(
+            name, expected="a checkpoint file", got=f"no file {source}", remedy=absent
+        ) from error
+    except OSError as error:
+        raise unusable(name, source, error, "Check the file's permissions and its disk.") from error
+    except (MemoryError, DPKernError):
+        raise
+    except Exception as error:
+        raise _refused(name, source, _first_line(error), _DAMAGED) from error
+
+
+class _Sink:
+    """File for ``torch.save`` that takes the checksum on the way and remembers a failure.
+
+    The archive's last record is held back, because the seal's length belongs into it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.error: OSError | None = None
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._tail = b""
+
+    def write(self, data: bytes) -> int:
+        """Take over bytes of the archive."""
+        view = memoryview(data)
+        if len(view) >= _END:
+            self._pass(self._tail)
+            self._pass(view[:-_END])
+            self._tail = bytes(view[-_END:])
+        else:
+            joined = self._tail + data
+            self._pass(joined[:-_END])
+            self._tail = joined[-_END:]
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing waits but the last record."""
+
+    def seal(self) -> None:
+        """Write the archive's last record with the seal as its comment."""
+        if not self._tail.startswith(_END_MARK) or self._tail[-2:] != bytes(2):
+            raise RuntimeError("torch.save wrote no zip archive")
+        self._pass(self._tail[:-2] + _SEAL.to_bytes(2, "little"))
+        self._file.write(_LABEL + self._digest.hexdigest().encode())
+
+    def _pass(self, data: bytes | memoryview) -> None:
+        self._digest.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _check_seal(file: IO[bytes], name: str, unsealed: str) -> None:
+    """Refuse a file whose bytes are not those that were written."""
+    size = file.seek(0, os.SEEK_END)
+    body = size - _SEAL
+    file.seek(max(0, size - _END))
+    end = file.read(_END)
+    if end.startswith(_END_MARK) and end.endswith(bytes(2)):
+        raise _refused(name, file.name, "an archive without a checksum", unsealed)
+    file.seek(max(0, body))
+    seal = file.read(_SEAL)
+    if body < 0 or not seal.startswith(_LABEL):
+        raise _refused(name, file.name, "no checksum at its end: cut off or not ours", _DAMAGED)
+    digest = hashlib.sha256()
+    file.seek(0)
+    while body and (chunk := file.read(min(body, _CHUNK))):
+        digest.update(chunk)
+        body -= len(chunk)
+    if seal != _LABEL + digest.hexdigest().encode():
+        raise _refused(name, file.name, "other bytes than were written", _DAMAGED)
+
+
+def _check_loadable(name: str, path: str) -> None:
+    """Refuse content that ``weights_only`` loading would refuse."""
+    try:
+        unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except pickle.UnpicklingError as error:
+        raise _unsaveable(name, _first_line(error)) from error
+    if unknown:
+        raise _unsaveable(name, ", ".join(sorted(unknown)))
+
+
+def _unsaveable(name: str, got: str) -> InvalidInput:
+    return InvalidInput(
+        name,
+        expected="content of tensors and plain values, which loads with weights_only=True",
+        got=got,
+        remedy="Save numbers, strings, lists, dicts and tensors: convert other objects first, or "
+        "name their types to torch.serialization.add_safe_globals. No file was changed.",
+    )
+
+
+def _refused(name: str, path: object, got: str, remedy: str) -> InvalidInput:
+    return InvalidInput(
+        name,
+        expected="a complete checkpoint as dpkern wrote it",
+        got=f"{path}: {got}",
+        remedy=remedy,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

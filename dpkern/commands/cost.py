@@ -1,0 +1,366 @@
+"""``dpkern cost``: what private training costs, counted, compared, and measured.
+
+A report goes to standard output, or to ``--out``; where files went is said on standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..base.errors import InvalidInput
+from ..base.laws import LAWS
+from ..base.report import Report
+from ..base.validate import choice, require
+from ..cost import compare as cost_compare
+from ..cost import noise_tables as cost_tables
+from ..cost.autoencoder import CORRECTED, PRINTED, Options
+from ..cost.processors import available
+from ..cost.systems import SYSTEMS
+from ..engine.demo.models import ALL_MODELS
+from ..engine.named import MODES, NAMES
+from ..reports import files, three_ways
+from ..reports import model as cost_model
+from ..reports.text import as_text
+from ..step.noise_tables import TableShape
+
+app = typer.Typer(
+    help="Reports of what private training costs: counted, compared, measured.",
+    no_args_is_help=True,
+)
+
+Format = Annotated[str, typer.Option("--format", help=f"One of {', '.join(files.FORMATS)}.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="File of the report.", show_default="standard output; html: <report>.html here"
+    ),
+]
+Figures = Annotated[
+    Path | None, typer.Option(help="Folder that also gets every figure as SVG and PNG.")
+]
+Mode = Annotated[
+    str,
+    typer.Option(help=f"One of {', '.join(MODES)}: count as the source prints, or everything."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="KEY=VALUE: a way of counting; may be repeated. Keys: "
+        f"{', '.join(field.name for field in fields(Options))}.",
+    ),
+]
+
+
+@app.command()
+def count(
+    mechanism: Annotated[str, typer.Option(help=f"One of {', '.join(SYSTEMS)}.")] = "spof",
+    n: Annotated[int, typer.Option("-n", help="Features of a record.")] = 14,
+    l: Annotated[int, typer.Option("-l", help="Size of the code.")] = 7,  # noqa: E741
+    processor: Annotated[
+        str, typer.Option(help=f"One of {', '.join(available())}, or a TOML file of yours.")
+    ] = "k7",
+    mode: Mode = "published",
+    settings: Settings = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """One mechanism and shape, line by line: closed form beside a counted run."""
+    options = counting(mode, settings)
+    publish(
+        lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
+        format,
+        out,
+        figures,
+    )
+
+
+@app.command()
+def compare(
+    mechanisms: Annotated[
+        str, typer.Option(help=f"Of {', '.join(SYSTEMS)}; the last is what others save against.")
+    ] = "spof,dpsgd-da",
+    n: Annotated[str, typer.Option("-n", help="Features; several with commas.")] = "14",
+    l: Annotated[  # noqa: E741
+        str, typer.Option("-l", help="Sizes of the code, one for each n.")
+    ] = "7",
+    processor: Annotated[
+        str, typer.Option(help=f"Of {', '.join(available())}, or TOML files, with commas.")
+    ] = "k7",
+    mode: Mode = "published",
+    settings: Settings = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """Mechanisms on processors at sizes: who is cheaper, from where on, and why."""
+    options = counting(mode, settings)
+    features, codes = numbers("n", n), numbers("l", l)
+    if len(features) != len(codes):
+        raise InvalidInput(
+            "l",
+            expected=f"{len(features)} sizes, one for each n",
+            got=l,
+            remedy="Pass as many numbers to -l as to -n.",
+        )
+    publish(
+        lambda: cost_compare.report(
+            listed(mechanisms),
+            sizes=list(zip(features, codes, strict=True)),
+            processors=listed(processor),
+            options=options,
+        ),
+        format,
+        out,
+        figures,
+    )
+
+
+@app.command()
+def model(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(ALL_MODELS)}, or package.module:callable, which takes no "
+            "arguments and returns a model, or a model and an example input."
+        ),
+    ],
+    batch_size: Annotated[int, typer.Option(help="Samples of a step.")] = cost_model.BATCH_SIZE,
+    row_shape: Annotated[
+        str | None,
+        typer.Option(
+            help="Shape of one sample, such as 1,28,28.", show_default="the model's usual one"
+        ),
+    ] = None,
+    mechanism: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(NAMES)}.", show_default="dpsgd")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Times each way of training is timed.", show_default="about 1.5 seconds' worth"
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of a step.", show_default="torch's")
+    ] = None,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """A real model and batch: time, bytes and operations per phase, layer and op.
+
+    Runs private and ordinary steps on generated data, in turns; runs the code that makes the model.
+    """
+    shape = None if row_shape is None else numbers("row_shape", row_shape)
+
+    def make() -> Report:
+        with redirect_stdout(sys.stderr):  # the user's code may print
+            return cost_model.report(
+                model,
+                batch_size=batch_size,
+                row_shape=shape,
+                mechanism=mechanism,
+                rounds=rounds,
+                threads=threads,
+            )
+
+    publish(make, format, out, figures)
+
+
+@app.command()
+def table(
+    context: typer.Context,
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="cdt: a table of the law, read at fresh secret indices, private. samples: a table "
+            "of samples that are read again and again, no DP guarantee."
+        ),
+    ] = "cdt",
+    law: Annotated[str, typer.Option(help=f"One of {', '.join(LAWS)}.")] = "gaussian",
+    word_bits: Annotated[
+        int | None, typer.Option(help="Bits of an entry.", show_default="cdt 32, samples 16")
+    ] = None,
+    entries: Annotated[int, typer.Option(help="samples: how many, a power of two.")] = 1 << 16,
+    fraction_bits: Annotated[int, typer.Option(help="samples: bits behind the point.")] = 10,
+    stride: Annotated[int, typer.Option(help="samples: what a read moves the pointer by.")] = 1,
+    base: Annotated[int, typer.Option(help="samples: what is added to the pointer.")] = 0,
+    scrambled: Annotated[
+        bool, typer.Option("--scrambled", help="samples: mask the index, new at every step.")
+    ] = False,
+    multiplied: Annotated[
+        bool, typer.Option("--multiplied", help="samples: of scale 1, multiplied at every read.")
+    ] = False,
+    coordinates: Annotated[int, typer.Option(help="samples: reads of one release.")] = 1 << 20,
+    format: Format = "text",
+    out: Out = None,
+    figures: Figures = None,
+) -> None:
+    """A noise table: reads, entropy, period, law, and what it leaks."""
+    choice(("cdt", "samples"), kind=kind)
+    if kind == "cdt":
+        refuse_given(context, OF_SAMPLES)
+
+    def make() -> Report:
+        if kind == "cdt":
+            return cost_tables.cdt_report(law=law, word_bits=32 if word_bits is None else word_bits)
+        shape = TableShape(
+            entries=entries,
+            stride=stride,
+            base=base,
+            word_bits=16 if word_bits is None else word_bits,
+            fraction_bits=fraction_bits,
+            distribution=law,
+            scrambled=scrambled,
+            prescaled=not multiplied,
+        )
+        return cost_tables.sample_report(shape, coordinates=coordinates)
+
+    publish(make, format, out, figures)
+
+
+OF_SAMPLES = (
+    "entries",
+    "fraction_bits",
+    "stride",
+    "base",
+    "scrambled",
+    "multiplied",
+    "coordinates",
+)
+"""Options of ``dpkern cost table`` that only a table of samples has."""
+
+
+def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
+    """Refuses options on the command line that the report would not look at.
+
+    Raises:
+        InvalidInput: one of ``names`` was given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidInput(
+                name,
+                expected="nothing for a cumulative table",
+                got=context.params[name],
+                remedy="Leave it out, or ask for `dpkern cost table samples`.",
+            )
+
+
+def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:
+    """Make the report and put it where it was asked for.
+
+    What would stop it at the end is asked before the work: the format, a missing package, a folder
+    in the place of a file.
+
+    Raises:
+        InvalidInput: an unknown format, or a place that cannot be written.
+        MissingDependency: html or figures without matplotlib.
+    """
+    choice(files.FORMATS, format=kind)
+    if kind == "html" or folder is not None:
+        require("matplotlib", extra="demo")
+    refuse_places(out=out, figures=folder)
+    report = make()
+    if out is None and kind == "html":
+        out = Path(f"{report.name}.html")
+    written = [] if folder is None else files.write_figures(report, folder)
+    if out is not None:
+        files.write(report, kind, out)
+        written.insert(0, out)
+    elif kind == "text":
+        as_text(report, Console())
+    else:
+        print(files.render(report, kind), end="", flush=True)
+    if written:
+        names = ", ".join(str(path) for path in written)
+        Console(stderr=True).print(Text(f"Wrote {names}"), soft_wrap=True)
+
+
+def refuse_places(*, figures: Path | None, **file: Path | None) -> None:
+    """Refuses places that cannot be written, before the work.
+
+    Args:
+        figures: a folder, which need not exist.
+        file: the report's file, by the name of its option.
+
+    Raises:
+        InvalidInput: a directory where a file was asked for, or a file in the place of a folder.
+    """
+    for name, path in file.items():
+        if path is not None and path.is_dir():
+            raise InvalidInput(
+                name, expected="a file", got=f"{path}, a directory", remedy="Name a file in it."
+            )
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise InvalidInput(
+            "figures", expected="a directory", got=f"{figures}, a file", remedy="Choose another."
+        )
+
+
+def counting(mode: str, settings: list[str] | None) -> Options:
+    """How to count: a mode, then what ``--set`` changes.
+
+    Raises:
+        InvalidInput: an unknown mode or key, or a value that the key does not take.
+    """
+    choice(MODES, mode=mode)
+    options = CORRECTED if mode == "corrected" else PRINTED
+    known = {field.name: field.type for field in fields(Options)}
+    changes: dict[str, Any] = {}
+    for text in settings or ():
+        key, equals, value = text.partition("=")
+        if not equals or key not in known:
+            raise InvalidInput(
+                "set",
+                expected=f"KEY=VALUE with a KEY of {', '.join(known)}",
+                got=text,
+                remedy="See dpkern cost count --help.",
+            )
+        switches = {"true": True, "false": False}
+        read: Any = switches.get(value.lower()) if known[key] == "bool" else None
+        if known[key] == "int" and value.isdecimal():
+            read = int(value)
+        if read is None:
+            wanted, such = (
+                ("true or false", "true") if known[key] == "bool" else ("a whole number", "1")
+            )
+            raise InvalidInput(
+                key, expected=wanted, got=value, remedy=f"Write, say, --set {key}={such}."
+            )
+        changes[key] = read
+    return replace(options, **changes)
+
+
+def listed(text: str) -> list[str]:
+    """``a,b`` as names."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(name: str, text: str) -> list[int]:
+    """``8,14`` as numbers.
+
+    Raises:
+        InvalidInput: anything else.
+    """
+    parts = listed(text)
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise InvalidInput(
+            name,
+            expected="whole numbers with commas, such as 8,14,32",
+            got=text,
+            remedy="Give the sizes that way.",
+        )
+    return [int(part) for part in parts]

@@ -1,0 +1,333 @@
+"""``dpkern train``: every option of every trainer, and what is done with the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..engine.demo.models import ALL_MODELS
+from ..train import display
+from ..train.adlm_options import MODELS, LabelledOptions
+from ..train.ahead import SOURCES
+from ..train.objective_options import CodeOptions, RecordOptions
+from ..train.options import (
+    ARITHMETICS,
+    CLIPPINGS,
+    DEFAULT_BATCH_SIZE,
+    OPTIMIZERS,
+    SAMPLINGS,
+    ModelOptions,
+    PrivacyOptions,
+    RunOptions,
+)
+from ..train.report import dumps
+from ..train.start import NAMES, AnySession, start
+
+INTERRUPTED = 130
+OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
+LABELLED = "Rows with labels (adlm)"
+RECORDS = "Tables of records (spof, fm)"
+
+
+def _option(owner: type[Any], name: str, help_text: str, panel: str | None = None) -> Any:
+    """An option that is None unless given, so that --resume knows what was asked for; the
+    default shown is that of the options class."""
+    default = getattr(owner, name)
+    shown = False if default is None else str(default)
+    return typer.Option(help=help_text, show_default=shown, rich_help_panel=panel)
+
+
+def command(
+    data: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "data",
+            "'digits', or a .npz or .csv file, or a folder with one. "
+            f"Of {OF_RECORDS}: 'generated', or a .csv file.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        _option(
+            ModelOptions,
+            "model",
+            f"One of {', '.join(ALL_MODELS)}. Of {OF_LABELLED}: {', '.join(MODELS)}.",
+        ),
+    ] = None,
+    linear: Annotated[
+        str | None,
+        _option(ModelOptions, "linear", "dense or circulant layers in a source's model."),
+    ] = None,
+    norm: Annotated[
+        str | None, _option(ModelOptions, "norm", "group or none in a source's model.")
+    ] = None,
+    mechanism: Annotated[
+        str | None, _option(PrivacyOptions, "mechanism", f"One of {', '.join(NAMES)}.")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "mode",
+            "corrected, or published: as the source prints it, with the source's claim beside "
+            "what is certified.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: a field of the mechanism; may be repeated."),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        _option(PrivacyOptions, "epsilon", "Target: calibrate the noise to it."),
+    ] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        _option(
+            PrivacyOptions, "noise_multiplier", "Or set the noise, in units of the norm bound."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        _option(
+            PrivacyOptions, "delta", "The delta of (epsilon, delta): well below 1 / number of rows."
+        ),
+    ] = None,
+    max_grad_norm: Annotated[
+        float | None,
+        _option(PrivacyOptions, "max_grad_norm", "Norm bound of one sample's gradient."),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        _option(
+            PrivacyOptions,
+            "epochs",
+            "Epochs of rows // batch size steps each. "
+            f"Of {OF_RECORDS}: visits of each record, usually {RecordOptions.epochs}.",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Expected batch size.", show_default=f"{DEFAULT_BATCH_SIZE}, or all rows if fewer"
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        _option(ModelOptions, "lr", f"Learning rate; of {OF_RECORDS} usually {CodeOptions.lr}."),
+    ] = None,
+    optimizer: Annotated[
+        str | None, _option(ModelOptions, "optimizer", f"One of {', '.join(OPTIMIZERS)}.")
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions, "sampling", f"How batches are drawn: one of {', '.join(SAMPLINGS)}."
+        ),
+    ] = None,
+    clipping: Annotated[
+        str | None, _option(PrivacyOptions, "clipping", f"One of {', '.join(CLIPPINGS)}.")
+    ] = None,
+    arithmetic: Annotated[
+        str | None,
+        _option(
+            PrivacyOptions,
+            "arithmetic",
+            f"One of {', '.join(ARITHMETICS)}; exact leaves out only how the model rounds.",
+        ),
+    ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Who runs the kernels; see dpkern info.", show_default="the fastest"),
+    ] = None,
+    unsafe_seed: Annotated[
+        int | None,
+        _option(
+            PrivacyOptions,
+            "unsafe_seed",
+            "Reproducible noise: no privacy against anyone who knows the seed.",
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None, _option(PrivacyOptions, "rounds", "ChaCha rounds: 20, 12 or 8.")
+    ] = None,
+    init_seed: Annotated[
+        int | None,
+        _option(ModelOptions, "init_seed", "Public seed of the initial parameters."),
+    ] = None,
+    feature_scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Public constant that features are divided by.", show_default="digits 16, else 1"
+        ),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            help="Public number of classes.", show_default="largest label + 1, then public"
+        ),
+    ] = None,
+    test_fraction: Annotated[
+        float | None,
+        _option(PrivacyOptions, "test_fraction", "Rows held out where the data brings none."),
+    ] = None,
+    split_seed: Annotated[
+        int | None, _option(PrivacyOptions, "split_seed", "Public seed of that split.")
+    ] = None,
+    max_physical_batch_size: Annotated[
+        int | None,
+        _option(
+            RunOptions, "max_physical_batch_size", "Samples in memory at once; batches are split."
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Threads of a step.", show_default="1 for small models, else torch's"),
+    ] = None,
+    noise_source: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Make the next steps' noise ahead, with the same bits: {', '.join(SOURCES)}.",
+            show_default="in the update",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the results.", show_default="runs/<date>-<time>"),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the interrupted run in --out.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the results in --out.")
+    ] = False,
+    no_figure: Annotated[
+        bool, typer.Option("--no-figure", help="Write no figure (needs no matplotlib).")
+    ] = False,
+    diagnostics: Annotated[
+        bool,
+        typer.Option("--diagnostics", help="Show training loss and counts; epsilon ignores them."),
+    ] = False,
+    audit: Annotated[
+        int | None,
+        typer.Option(
+            help="First audit the run's step with so many counted runs, as dpkern audit does; "
+            "the report then has a lower bound on epsilon too.",
+            show_default="not audited",
+        ),
+    ] = None,
+    public_data: Annotated[
+        str | None,
+        typer.Option(
+            help="Public records of the same kind, which relevances come from.",
+            show_default=False,
+            rich_help_panel=LABELLED,
+        ),
+    ] = None,
+    users: Annotated[
+        int | None,
+        typer.Option(
+            help="Encoders that share one decoder; fm has 1.",
+            show_default="2",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    features: Annotated[
+        int | None,
+        _option(RecordOptions, "features", "Features of a record, padded with zeros.", RECORDS),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Headings of the features, with commas.",
+            show_default="numeric columns in the file's order",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    user_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Heading of the column that says whose row it is.",
+            show_default="rows are dealt",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    bounds: Annotated[
+        str | None,
+        typer.Option(
+            help="Public largest values: a number, numbers with commas, or HEADING=NUMBER,...",
+            show_default="maxima of the data, and nothing certified",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            help="Training samples of each user, drawn with replacement; of 'generated': how many "
+            "are made.",
+            show_default="the rows; generated: 1000",
+            rich_help_panel=RECORDS,
+        ),
+    ] = None,
+    code: Annotated[
+        int | None, _option(CodeOptions, "code", "Length of a user's code.", RECORDS)
+    ] = None,
+    sigma: Annotated[
+        float | None,
+        _option(RecordOptions, "sigma", "Environmental noise at the encoder's input.", RECORDS),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
+    ] = False,
+) -> None:
+    """Train a model privately; write report.json, checkpoint.pt and a figure.
+
+    Give --epsilon or --noise-multiplier. Ctrl-C leaves a checkpoint for --resume. An option that
+    does not apply to the mechanism is refused.
+    """
+    # The first statement, while the local variables are the options and nothing else.
+    named = locals().items()
+    given = {name: value for name, value in named if value is not None and value is not False}
+    given.pop("json", None)
+    given["figure"] = not given.pop("no_figure", False)
+    if settings is not None:
+        given["settings"] = tuple(settings)
+    session = start(given)
+    messages = Console(stderr=True)
+    display.print_warnings(messages, session.privacy_warnings())
+    try:
+        with display.watching(session, messages) as watch:
+            summary = session.run(on_step=watch.on_step, on_epoch=watch.on_epoch)
+    except KeyboardInterrupt:
+        _leave_checkpoint(session, messages, json)
+        raise typer.Exit(INTERRUPTED) from None
+    if json:
+        _print_json(summary)
+    else:
+        session.show(Console(), summary)
+
+
+def _leave_checkpoint(session: AnySession, messages: Console, as_json: bool) -> None:
+    if not session.between_steps:
+        text = "Interrupted within a step: no checkpoint was written."
+        content: dict[str, Any] = {"interrupted": True, "checkpoint": None}
+    else:
+        path = session.save()
+        done, total = session.steps_done, session.steps_total
+        text = (
+            f"Interrupted after step {done} of {total}; checkpoint {path}.\n"
+            f"Continue with: dpkern train --resume --out {session.out}"
+        )
+        content = {"interrupted": True, **session.summary(), "report": None, "figure": None}
+    messages.print(Text(text), soft_wrap=True)
+    if as_json:
+        _print_json(content)
+
+
+def _print_json(value: Any) -> None:
+    print(dumps(value), flush=True)

@@ -1,0 +1,30 @@
+"""The CUDA sources as they are compiled at run time: where they are, names of kernels, options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_NAMESPACE = "dpkern::cuda::"
+_QUALIFIED = {"Gaussian": "dpkern::Gaussian", "Laplace": "dpkern::Laplace"}
+
+
+def expression(kernel: str) -> str:
+    """The kernel's name for the run-time compiler, which knows no namespace."""
+    name, _, types = kernel.partition("<")
+    if not types:
+        return _NAMESPACE + name
+    each = types.removesuffix(">").split(", ")
+    full = [_QUALIFIED.get(t, _NAMESPACE + t if t == "Bfloat16" else t) for t in each]
+    return f"{_NAMESPACE}{name}<{', '.join(full)}>"
+
+
+def sources() -> Path:
+    """The folder ``csrc``: beside the package in a checkout, inside it where it is installed."""
+    package = Path(__file__).resolve().parents[2]
+    installed = package / "csrc"
+    return installed if installed.is_dir() else package.parent / "csrc"
+
+
+def options(folder: Path) -> tuple[str, ...]:
+    """Of the compiler. Fused products would change the noise."""
+    return ("--std=c++17", f"-I{folder}", "--fmad=false")

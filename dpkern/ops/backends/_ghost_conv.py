@@ -1,0 +1,59 @@
+"""What stands around the compiled kernels of convolutions: routes, and how kept gradients lie."""
+
+from __future__ import annotations
+
+import torch
+
+from ...base.dispatch import Kernel
+from ...base.schema import Bound, sum_dtype
+from ..ghost import conv
+from ..ghost.conv import Geometry
+from ._native import compiled
+
+
+@compiled
+def conv_order(plan: Geometry, wide: bool) -> int:
+    """Which channels lie innermost in kept gradients: 0 those of the inputs, 1 those of the
+    outputs, 2 neither; ``wide``: float64."""
+    raise NotImplementedError
+
+
+def gradients(bound: Bound) -> torch.Tensor:
+    """Memory for the gradients ``[B, co, ci / groups, *kernel]``, in the kernel's order."""
+    geometry: Geometry = bound.plan
+    out, per_group, *kernel = geometry.weight_shape
+    kind, batch, last = sum_dtype(bound.args[0].dtype), geometry.batch, 2 + len(kernel)
+    order = conv_order(geometry, kind is torch.float64)
+    if order == 0:
+        made = torch.empty(batch, out, *kernel, per_group, dtype=kind)
+        return made.permute(0, 1, last, *range(2, last))
+    if order == 1:
+        made = torch.empty(batch, per_group, *kernel, out, dtype=kind)
+        return made.permute(0, last, 1, *range(2, last))
+    return torch.empty(batch, out, per_group, *kernel, dtype=kind)
+
+
+def planar(compiled: Kernel) -> Kernel:
+    """A kernel of planes and lines, which has no third dimension."""
+
+    def refuse(bound: Bound) -> str | None:
+        if bound.args[0].dim() == 5:
+            return "has convolutions of 1 and 2 spatial dimensions, got 3"
+        return None if compiled.refuse is None else compiled.refuse(bound)
+
+    return Kernel(compiled.run, refuse)
+
+
+def norm(compiled: Kernel) -> Kernel:
+    """The kernel of ``ghost.conv_norm``, with its route chosen."""
+
+    def run(bound: Bound) -> torch.Tensor:
+        *others, route = bound.args
+        args = *others, conv.norm_route(bound.plan, route)
+        squares: torch.Tensor = compiled.run(bound._replace(args=args))
+        return squares
+
+    return planar(Kernel(run, compiled.refuse))
+
+
+__all__ = ["gradients", "norm", "planar"]

@@ -1,0 +1,411 @@
+"""The launch table: every device kernel with its instances, parameters, block and grid.
+
+Grids depend on sizes alone, never on the device, so that results do not either. A grid of no blocks
+means that there is nothing to do. The build compiles exactly the instances that are listed here.
+
+Only the standard library is used: the build runs this file before anything is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from ...base import codes, layouts
+from ...base.layouts import F32, F64, I32, I64, U64, Struct, Type, pointer
+
+Grid = int | tuple[int, int]
+"""Blocks, or columns and rows of blocks."""
+Instance = tuple[str, ...]
+Parameters = Mapping[str, Type | Struct]
+
+FLOATS = ("float", "double")
+INTEGERS = ("std::int32_t", "std::int64_t")
+BOOLS = ("false", "true")
+SYMBOL_TYPES = ("std::uint8_t", *INTEGERS)
+LAWS = tuple(law.capitalize() for law in codes.DISTRIBUTIONS.words)
+GRADS = (("float", "float"), ("double", "double"), ("Bfloat16", "float"))
+"""Types of gradients, each with that of its factors and float sums."""
+
+FIRST = Type("", "", 0)
+"""The type of a parameter that is a kernel's first template argument."""
+_BYTES = {"float": 4, "double": 8}
+MAX_BLOCKS = 2**31 - 1
+"""Of a grid. A grid of more fails at its launch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel of ``csrc/cuda``.
+
+    Attributes:
+        source: the file that defines it, without its ending.
+        name: the function.
+        threads: of a block.
+        parameters: types by name, in order.
+        grid: blocks for a call with these arguments, by name.
+        instances: template arguments of every instance.
+    """
+
+    source: str
+    name: str
+    threads: int
+    parameters: Parameters
+    grid: Callable[..., Grid]
+    instances: tuple[Instance, ...] = ((),)
+
+    def types(self, instance: Instance) -> tuple[Type | Struct, ...]:
+        """Return the types of an instance's parameters."""
+        first = {"float": F32, "double": F64}.get(instance[0] if instance else "", FIRST)
+        return tuple(first if type_ is FIRST else type_ for type_ in self.parameters.values())
+
+    def symbol(self, instance: Instance) -> str:
+        """Return an instance as C++ spells it inside the namespace of the kernels."""
+        assert instance in self.instances, (self.name, instance)
+        return f"{self.name}<{', '.join(instance)}>" if instance else self.name
+
+
+def blocks_of(n: int, per_block: int = 1) -> int:
+    """Return how many blocks hold n."""
+    return min(-(-n // per_block), MAX_BLOCKS + 1)
+
+
+def tile_blocks(first: int, n: int) -> int:
+    """Return how many blocks make the noise of n positions from ``first`` on."""
+    skipped = first % layouts.TILE
+    return blocks_of(skipped + n, layouts.TILE * layouts.TILES_PER_BLOCK) if n else 0
+
+
+def splits(rows: int, count: int, columns: int) -> int:
+    """Return into how many parts rows are split, so that a batch of short ones fills a device."""
+    wanted = 1024 // (columns // layouts.BLOCK_COLUMNS + count)
+    return max(1, min(wanted, rows // 32))
+
+
+def _all(*choices: Iterable[str]) -> tuple[Instance, ...]:
+    return tuple(product(*choices))
+
+
+def _sums(value: str) -> tuple[str, ...]:
+    return (value, *INTEGERS)
+
+
+def _pointers(*names: str) -> dict[str, Type]:
+    return {name: pointer("void") for name in names}
+
+
+# noise
+
+KEYSTREAM = Kernel(
+    "noise",
+    "keystream_kernel",
+    layouts.CIPHER_THREADS,
+    {"stream": layouts.STREAM, "first_block": U64, "blocks": I64, **_pointers("out")},
+    lambda *, blocks, **_: blocks_of(blocks, layouts.CIPHER_THREADS),
+)
+DRAWS = Kernel(
+    "noise",
+    "draws_kernel",
+    layouts.TILE_THREADS,
+    {"stream": layouts.STREAM, "first": U64, "n": I64, **_pointers("x")},
+    lambda *, first, n, **_: tile_blocks(first, n),
+    _all(LAWS),
+)
+ROUNDING = Kernel(
+    "noise",
+    "rounding_kernel",
+    layouts.TILE_THREADS,
+    {"rounding": layouts.STREAM, "first": U64, "n": I64, **_pointers("bits")},
+    lambda *, first, n, **_: tile_blocks(first, n),
+)
+ADD_NOISE_INTEGER = Kernel(
+    "noise",
+    "add_noise_integer_kernel",
+    layouts.TILE_THREADS,
+    {"stream": layouts.STREAM, "first": U64, "n": I64, **_pointers("x")},
+    lambda *, first, n, **_: tile_blocks(first, n),
+    _all(INTEGERS, LAWS),
+)
+ADD_NOISE_FLOAT = Kernel(
+    "noise",
+    "add_noise_float_kernel",
+    layouts.TILE_THREADS,
+    {
+        "stream": layouts.STREAM,
+        "rounding": layouts.STREAM,
+        "first": U64,
+        "n": I64,
+        "per_unit": FIRST,
+        "cell": FIRST,
+        **_pointers("x", "nonfinite"),
+    },
+    lambda *, first, n, **_: tile_blocks(first, n),
+    _all(FLOATS, LAWS),
+)
+
+# symbols
+
+RANDOMIZE = Kernel(
+    "symbols",
+    "symbols_kernel",
+    layouts.CIPHER_THREADS,
+    {
+        "stream": layouts.STREAM,
+        "first": U64,
+        "lies": layouts.LIES,
+        **_pointers("x"),
+        "n": I64,
+        **_pointers("out"),
+    },
+    lambda *, first, n, **_: symbol_blocks(first, n),
+    _all(SYMBOL_TYPES),
+)
+
+
+def symbol_blocks(first: int, n: int) -> int:
+    """Return how many blocks answer n symbols from position ``first`` on."""
+    skipped = first % layouts.SYMBOLS_PER_CIPHER_BLOCK
+    each = layouts.CIPHER_THREADS * layouts.SYMBOLS_PER_CIPHER_BLOCK
+    return blocks_of(skipped + n, each) if n else 0
+
+
+# coefficients of polynomial losses
+
+_COEF_PERTURB: Parameters = {
+    "plan": layouts.COEF_PLAN,
+    **_pointers("targets", "linear", "quadratic"),
+}
+PERTURB_TILE = Kernel(
+    "coef",
+    "perturb_tile_kernel",
+    layouts.TILE_THREADS,
+    _COEF_PERTURB,
+    # Row 0 of the grid makes the linear coefficients, row 1 the quadratic ones.
+    lambda *, plan, **_: (tile_blocks(int(plan["linear"]), _coefficients(plan)), 2),
+    _all(FLOATS),
+)
+PERTURB_FLAT = Kernel(
+    "coef",
+    "perturb_flat_kernel",
+    layouts.FLAT_THREADS,
+    _COEF_PERTURB,
+    lambda *, plan, **_: blocks_of(_coefficients(plan), layouts.COEF_PIECE),
+    _all(FLOATS, BOOLS),
+)
+_COEF_LOSS: Parameters = {
+    "plan": layouts.COEF_PLAN,
+    **_pointers("z", "targets", "shift", "loss", "dz"),
+}
+QUADRATIC_TILE = Kernel(
+    "coef",
+    "quadratic_tile_kernel",
+    layouts.TILE_THREADS,
+    _COEF_LOSS,
+    lambda *, plan, **_: loss_blocks(plan),
+    _all(FLOATS),
+)
+QUADRATIC_FLAT = Kernel(
+    "coef",
+    "quadratic_flat_kernel",
+    layouts.TILE_THREADS,
+    _COEF_LOSS,
+    lambda *, plan, **_: loss_blocks(plan),
+    _all(FLOATS, BOOLS),
+)
+_FEATURES = {
+    "plan": layouts.COEF_PLAN,
+    "sizes": layouts.FEATURE_SIZES,
+    "of": layouts.FEATURE_ARRAYS,
+    "sums": layouts.FEATURE_SUMS,
+}
+FEATURES_TILE = Kernel(
+    "coef_features",
+    "features_tile_kernel",
+    layouts.TILE_THREADS,
+    _FEATURES,
+    lambda *, plan, sizes, **_: feature_blocks(plan, sizes),
+    _all(FLOATS),
+)
+FEATURES_FLAT = Kernel(
+    "coef_features",
+    "features_flat_kernel",
+    layouts.TILE_THREADS,
+    _FEATURES,
+    lambda *, plan, sizes, **_: feature_blocks(plan, sizes),
+    _all(FLOATS, BOOLS),
+)
+FEATURES_SUM = Kernel(
+    "coef_features",
+    "features_sum_kernel",
+    layouts.FLAT_THREADS,
+    {"records": I64, "numbers": I64, **_pointers("of_records", "dweights")},
+    lambda *, records, numbers, **_: blocks_of(numbers if records else 0, layouts.FLAT_THREADS),
+    _all(FLOATS),
+)
+
+
+def _coefficients(plan: Any) -> int:
+    return int(plan["rows"]) * int(plan["columns"])
+
+
+def loss_blocks(plan: Any) -> int:
+    """Return how many blocks take whole rows that fit a window, or one row that does not."""
+    rows, columns = int(plan["rows"]), int(plan["columns"])
+    return blocks_of(rows, max(1, layouts.WINDOW // columns)) if columns else 0
+
+
+def feature_blocks(plan: Any, sizes: Any) -> int:
+    """Return a block for each record, or none if there are no coefficients."""
+    empty = not int(sizes["classes"]) * int(sizes["width"])
+    return 0 if empty else blocks_of(int(plan["rows"]))
+
+
+# update
+
+_UPDATE: Parameters = {"plan": layouts.UPDATE_PLAN, **_pointers("tasks", "nonfinite")}
+UPDATE_TILE = Kernel(
+    "update",
+    "update_tile_kernel",
+    layouts.TILE_THREADS,
+    _UPDATE,
+    lambda *, plan, **_: blocks_of(int(plan["pieces"]), layouts.TILES_PER_BLOCK),
+    tuple((t, s, law) for t in FLOATS for s in _sums(t) for law in LAWS),
+)
+UPDATE_FLAT = Kernel(
+    "update",
+    "update_flat_kernel",
+    layouts.FLAT_THREADS,
+    _UPDATE,
+    lambda *, plan, **_: blocks_of(int(plan["pieces"])),
+    (*((t, t, "false") for t in FLOATS), *((t, s, "true") for t in FLOATS for s in _sums(t))),
+)
+ADVANCE = Kernel(
+    "update",
+    "advance_kernel",
+    1,
+    {**_pointers("clock"), "beta1": F64, "beta2": F64},
+    lambda **_: 1,
+)
+
+# rows of gradients
+
+POWER = Kernel(
+    "clip",
+    "power_kernel",
+    layouts.ROW_THREADS,
+    {"all": layouts.ROWS, "p": I32, **_pointers("partial")},
+    lambda *, all, **_: blocks_of(int(all["rows"]) * int(all["chunks"])),
+    _all(g for g, _ in GRADS),
+)
+FACTOR = Kernel(
+    "clip",
+    "factor_kernel",
+    layouts.FACTOR_THREADS,
+    {"all": layouts.ROWS, "clip": layouts.CLIP, **_pointers("partial")},
+    lambda *, all, **_: warp_blocks(int(all["rows"]) if all["count"] else 0),
+    _all(FLOATS),
+)
+SUM = Kernel(
+    "clip",
+    "sum_kernel",
+    layouts.ROW_THREADS,
+    {
+        "all": layouts.ROWS,
+        "factors": layouts.FACTORS,
+        **_pointers("partial"),
+        "powers": layouts.POWERS,
+    },
+    lambda *, all, **_: sum_grid(all),
+    tuple((g, s, v) for g, v in GRADS for s in _sums(v)),
+)
+COMBINE = Kernel(
+    "clip",
+    "combine_kernel",
+    layouts.ROW_THREADS,
+    {"all": layouts.ROWS, "splits": I64, **_pointers("partial")},
+    lambda *, all, splits, **_: blocks_of(int(all["chunks"]) if splits > 1 else 0),
+    _all(FLOATS),
+)
+REPAIR = Kernel(
+    "clip",
+    "repair_kernel",
+    layouts.ROW_THREADS,
+    {"all": layouts.ROWS, "clip": layouts.CLIP},
+    lambda *, all, **_: blocks_of(int(all["rows"]) if all["chunks"] else 0),
+    tuple((g, s, v) for g, v in GRADS for s in INTEGERS),
+)
+SQUARE = Kernel(
+    "explicit",
+    "square_kernel",
+    layouts.FACTOR_THREADS,
+    {**_pointers("partial"), "chunks": I64, "batch": I64, **_pointers("squares")},
+    lambda *, batch, **_: warp_blocks(batch),
+)
+CLIP_FACTORS = Kernel(
+    "explicit",
+    "clip_factors_kernel",
+    layouts.FACTOR_THREADS,
+    {
+        **_pointers("squares"),
+        "count": I64,
+        "batch": I64,
+        "rule": layouts.CLIP_RULE,
+        **_pointers("norms", "factors"),
+    },
+    lambda *, batch, **_: blocks_of(batch, layouts.FACTOR_THREADS),
+    _all(FLOATS),
+)
+
+
+def warp_blocks(rows: int) -> int:
+    """Return how many blocks take a row with each warp."""
+    return blocks_of(rows, layouts.FACTOR_THREADS // layouts.WARP)
+
+
+def sum_grid(rows: Any) -> tuple[int, int]:
+    """Return blocks for the columns, and splits of the rows."""
+    n, count, chunks, columns = (int(rows[name]) for name in ("rows", "count", "chunks", "columns"))
+    if not n or not chunks:
+        return 0, 1
+    return blocks_of(chunks * (layouts.CHUNK // layouts.BLOCK_COLUMNS)), splits(n, count, columns)
+
+
+def clip_rooms(rows: Any, arithmetic: codes.Arithmetic, value: str) -> dict[str, int]:
+    """Return the bytes of a call's intermediate arrays; ``value``: the type of its factors."""
+    size = _BYTES[value]
+    batch, count, chunks = (int(rows[name]) for name in ("rows", "count", "chunks"))
+    floats = arithmetic is codes.Arithmetic.float
+    has_sums = arithmetic is not codes.Arithmetic.norm_only
+    return {
+        "partial": 8 * batch * chunks,
+        "factors": size * batch * count if has_sums else 0,
+        "powers": 8 * batch * count if has_sums and not floats else 0,
+        "sums": partial_sums(rows, value) if floats else 0,
+    }
+
+
+def partial_sums(rows: Any, value: str) -> int:
+    """Return the bytes of the float sums of several splits."""
+    parts = sum_grid(rows)[1]
+    return _BYTES[value] * parts * int(rows["columns"]) if parts > 1 else 0
+
+
+def feature_rooms(records: int, classes: int, width: int) -> dict[str, int]:
+    """Return the bytes of ``FeatureSums``."""
+    matrix, vector = 8 * records * classes * width, 8 * records * classes
+    return {"linear": matrix, "columns": matrix, "terms": vector, "slopes": vector}
+
+
+KERNELS = tuple(value for value in list(globals().values()) if isinstance(value, Kernel))
+"""Every kernel."""
+
+
+def signatures() -> dict[str, str]:
+    """Return the parameters of every instance, as a compiled module tells them: "s44 i8 p8"."""
+    return {
+        kernel.symbol(instance): " ".join(type_.signature for type_ in kernel.types(instance))
+        for kernel in KERNELS
+        for instance in kernel.instances
+    }

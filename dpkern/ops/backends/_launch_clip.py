@@ -1,0 +1,141 @@
+"""Clipping of explicit per-sample gradients on device kernels.
+
+The gradients are read for the norms, and again for the sums; exact sums are then repaired where a
+sample's integers exceed its bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from ...base import layouts
+from ...base.codes import STYLES, Arithmetic
+from .. import clip
+from . import _device, _tables
+from . import _kernels as table
+from ._start import Device, Rows
+
+Tensors = Sequence[torch.Tensor]
+
+_GRADS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "Bfloat16"}
+_SUMS = {Arithmetic.exact32: "std::int32_t", Arithmetic.exact64: "std::int64_t"}
+
+
+def _run(
+    on: Device,
+    request: clip.Request,
+    arithmetic: Arithmetic,
+    sums: Tensors = (),
+    per_units: Sequence[float] | None = None,
+) -> torch.Tensor:
+    """Run the kernels; norms per sample and tensor, float64 ``[B, tensors]``."""
+    batch, count = request.batch_size, len(request.tensors)
+    device = request.tensors[0].device
+    grad = _GRADS[request.tensors[0].dtype]
+    value = dict(table.GRADS)[grad]
+    exact = arithmetic in _SUMS
+    with _device.guard(device) as cuda:
+        held = [part.contiguous() for part in request.tensors]
+        columns = [math.prod(part.shape[1:]) for part in held]
+        rows, _kept = _tables.row_list(held, columns, batch, sums)
+        bounds = np.zeros(count, _tables.dtype(layouts.CLIP_BOUND))
+        bounds["max_norm"], bounds["unit_bound"] = request.max_norms, request.unit_bounds
+        bounds["per_unit"] = 1.0 if per_units is None else per_units
+        norms = torch.zeros(batch, count, dtype=torch.float64, device=device)
+        room = _device.Workspace(table.clip_rooms(rows, arithmetic, value), device)
+        how = _tables.one(
+            layouts.CLIP,
+            style=STYLES.code(request.style),
+            p=request.p,
+            has_sums=arithmetic is not Arithmetic.norm_only,
+            exact=exact,
+            bounds=_tables.device_table(bounds, device).data_ptr(),
+            norms=norms.data_ptr(),
+            factors=room["factors"],
+            powers=room["powers"],
+        )
+        partial = room["partial"]
+        on.start(table.POWER, (grad,), cuda, all=rows, p=request.p, partial=partial)
+        on.start(table.FACTOR, (value,), cuda, all=rows, clip=how, partial=partial)
+        if arithmetic is Arithmetic.norm_only:
+            return norms
+        each = request.style == "per_layer"
+        factors = _tables.one(layouts.FACTORS, of=room["factors"], row_stride=count, task_stride=1)
+        powers = _tables.one(
+            layouts.POWERS,
+            of=room["powers"],
+            row_stride=count if each else 1,
+            task_stride=each,
+            p=request.p,
+        )
+        types = grad, _SUMS.get(arithmetic, value), value
+        add_rows(on, types, cuda, rows, factors, room["sums"], powers)
+        if exact:
+            on.start(table.REPAIR, types, cuda, all=rows, clip=how)
+    return norms
+
+
+def add_rows(
+    on: Device,
+    types: tuple[str, str, str],
+    cuda: int,
+    rows: _tables.Table,
+    factors: _tables.Table,
+    partial: int,
+    powers: _tables.Table,
+) -> None:
+    """Add the rows times their factors to the sums of their tasks; ``types``: of the gradients,
+    the sums and the factors."""
+    given = {"all": rows, "partial": partial}
+    on.start(table.SUM, types, cuda, factors=factors, powers=powers, **given)
+    if types[1] == types[2]:
+        splits = table.sum_grid(rows)[1]
+        on.start(table.COMBINE, types[2:], cuda, splits=splits, **given)
+
+
+def sample_norm(on: Device, grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor:
+    request = clip.Request.of(grads, 1.0, p, "flat", "float", None)
+    return clip.combine_norms(_run(on, request, Arithmetic.norm_only), p)
+
+
+def clip_sum(
+    on: Device,
+    grads: clip.Gradients,
+    max_grad_norm: float | tuple[float, ...],
+    *,
+    p: int = 2,
+    style: str = "flat",
+    arithmetic: str = "float",
+    unit: float | tuple[float, ...] | None = None,
+    out: list[torch.Tensor] | None = None,
+) -> clip.ClipResult:
+    request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    sums = request.accumulators(out)
+    exact = Arithmetic.exact32 if sums[0].dtype is torch.int32 else Arithmetic.exact64
+    tier = Arithmetic.float if arithmetic == "float" else exact
+    norms = _run(on, request, tier, sums, [1.0 / u for u in request.units])
+    increment_version(list(sums))
+    return request.result(sums, clip.combine_norms(norms, p))
+
+
+def _refuse_sample_norm(on: Device, grads: clip.Gradients, **kwargs: Any) -> str | None:
+    if kwargs.get("scale") is not None or kwargs.get("center") is not None:
+        return "has no per-coordinate scale or centre"
+    return _refuse_gradients(on, grads)
+
+
+def _refuse_gradients(on: Device, grads: clip.Gradients, *_: Any, **__: Any) -> str | None:
+    return on.refusal(*clip.tensors_of(grads))
+
+
+KERNELS: Rows = (
+    ("clip.sample_norm", sample_norm, _refuse_sample_norm),
+    ("clip.clip_sum", clip_sum, _refuse_gradients),
+)
+"""``(op, run, refuse)``."""

@@ -1,0 +1,185 @@
+"""Coefficients of polynomial losses on device kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ...base import layouts
+from ...base.codes import COEF_FORMS, NoiseSource
+from .. import _lattice, coef
+from . import _device, _numbers, _tables
+from . import _kernels as table
+from ._start import Device, Rows, refuse_first
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+WIDEST = 3584
+"""Features that a block holds a row of coefficients of."""
+
+
+def plan(
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    form: str,
+    noise: coef.Noise | None,
+    moved: Sequence[torch.Tensor] = (),
+) -> tuple[_tables.Table, Tensors]:
+    """``CoefPlan`` for this many linear coefficients and a call that moves these tensors in packs,
+    and what it points to."""
+    made = _tables.one(
+        layouts.COEF_PLAN,
+        rows=rows,
+        columns=columns,
+        form=COEF_FORMS.code(form),
+        wide=dtype is torch.float64,
+    )
+    kept: Tensors = ()
+    addresses = [tensor.data_ptr() for tensor in moved]
+    if noise is not None:
+        behind = coef.quadratic_position(noise.position, rows * columns)
+        made["linear"], made["quadratic"], made["noise"] = (
+            noise.position,
+            behind,
+            NoiseSource.stream,
+        )
+        made["stream"] = _tables.stream(noise.stream)
+        made["rounding"] = _tables.stream(noise.rounding or noise.stream)
+        if isinstance(noise.scale, torch.Tensor):
+            kept = tuple(f(noise.scale, dtype) for f in (_lattice.per_unit, _lattice.cell))
+            made["per_units"], made["cells"] = (tensor.data_ptr() for tensor in kept)
+        else:
+            made["per_unit"] = _numbers.per_unit(noise.scale, dtype)
+            made["cell"] = _numbers.cell(noise.scale, dtype)
+        if noise.draws is not None:
+            values, bits = noise.draws.values, noise.draws.rounding
+            assert bits is not None
+            places = noise.position - noise.draws.first, behind - noise.draws.first
+            made["noise"], (made["linear_at"], made["quadratic_at"]) = NoiseSource.draws, places
+            made["draws"], made["rounding_bits"] = values.data_ptr(), bits.data_ptr()
+            addresses += [
+                ahead.data_ptr() + ahead.element_size() * at
+                for ahead in (values, bits)
+                for at in places
+            ]
+    made["aligned16"] = all(address % 16 == 0 for address in addresses)
+    return made, kept
+
+
+def _instance(
+    plan: _tables.Table, tile: table.Kernel, flat: table.Kernel
+) -> tuple[table.Kernel, table.Instance]:
+    """The kernel for the plan's source of noise, with its template arguments."""
+    value, source = "double" if plan["wide"] else "float", NoiseSource(int(plan["noise"]))
+    if source is NoiseSource.stream:
+        return tile, (value,)
+    return flat, (value, table.BOOLS[source is NoiseSource.draws])
+
+
+def perturb(
+    on: Device,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    out: coef.Coefficients | None = None,
+) -> coef.Coefficients:
+    coef.check_release(targets, noise)
+    with _device.guard(targets.device) as cuda:
+        made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+        moved = targets, *made
+        packed, _kept = plan(len(targets), targets.shape[1], targets.dtype, form, noise, moved)
+        given = dict(zip(("targets", "linear", "quadratic"), moved, strict=True))
+        kernel, instance = _instance(packed, table.PERTURB_TILE, table.PERTURB_FLAT)
+        on.start(kernel, instance, cuda, plan=packed, **given)
+    increment_version(made)
+    return made
+
+
+def quadratic(
+    on: Device,
+    z: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    form: str,
+    noise: coef.Noise | None = None,
+    shift: torch.Tensor | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    coef.check_release(targets, noise)
+    with _device.guard(z.device) as cuda:
+        made = out or (z.new_empty(len(z), dtype=torch.float64), torch.empty_like(z))
+        packed, _kept = plan(len(z), z.shape[1], z.dtype, form, noise)
+        if not z.numel():
+            made[0].detach().zero_()
+        given = {"z": z, "targets": targets, "shift": shift, "loss": made[0], "dz": made[1]}
+        kernel, instance = _instance(packed, table.QUADRATIC_TILE, table.QUADRATIC_FLAT)
+        on.start(kernel, instance, cuda, plan=packed, **given)
+    increment_version(made)
+    return made
+
+
+def expanded(
+    on: Device,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    noise: coef.Noise | None = None,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    records, classes, width = len(hidden), *weights.shape
+    numbers = classes * width
+    with _device.guard(hidden.device) as cuda:
+        made = loss, dweights, dhidden = out or coef.empty_results(hidden, weights)
+        packed, _kept = plan(records, numbers, hidden.dtype, coef.FORMS[0], noise)
+        if not records * numbers:
+            for tensor in made:
+                tensor.detach().zero_()
+        rooms = table.feature_rooms(records, classes, width)
+        room = _device.Workspace(rooms, hidden.device)
+        arrays = (hidden, targets, weights, loss, dhidden)
+        kernel, instance = _instance(packed, table.FEATURES_TILE, table.FEATURES_FLAT)
+        names = layouts.FEATURE_ARRAYS.fields
+        addresses = (tensor.data_ptr() for tensor in arrays)
+        on.start(
+            kernel,
+            instance,
+            cuda,
+            plan=packed,
+            sizes=_tables.one(layouts.FEATURE_SIZES, classes=classes, width=width),
+            of=_tables.one(layouts.FEATURE_ARRAYS, **dict(zip(names, addresses, strict=True))),
+            sums=_tables.one(layouts.FEATURE_SUMS, **{name: room[name] for name in rooms}),
+        )
+        given = {"of_records": room["columns"], "dweights": dweights}
+        sizes = {"records": records, "numbers": numbers}
+        on.start(table.FEATURES_SUM, instance[:1], cuda, **sizes, **given)
+    increment_version(made)
+    return made
+
+
+def _refuse(
+    on: Device, first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
+) -> str | None:
+    if noise is not None and noise.draws is not None and noise.draws.rounding is None:
+        return "takes draws made ahead with their rounding bits only"
+    return refuse_first(on, first)
+
+
+def _refuse_wide(on: Device, hidden: torch.Tensor, *given: Any, **named: Any) -> str | None:
+    if hidden.shape[1] > WIDEST:
+        return f"holds rows of at most {WIDEST} features, got {hidden.shape[1]}"
+    return _refuse(on, hidden, *given, **named)
+
+
+KERNELS: Rows = (
+    ("coef.perturb", perturb, _refuse),
+    ("coef.quadratic", quadratic, _refuse),
+    ("coef.expanded", expanded, _refuse_wide),
+)
+"""``(op, run, refuse)``."""

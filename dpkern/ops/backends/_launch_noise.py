@@ -1,0 +1,113 @@
+"""Noise on device kernels: keystream, draws, rounding bits, noise added in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from ...base.rng import Stream
+from . import _device, _numbers, _tables
+from . import _kernels as table
+from ._start import Device, Rows, refuse_nothing
+
+INTEGERS = {torch.int32: "std::int32_t", torch.int64: "std::int64_t"}
+FLOATS = {torch.float32: "float", torch.float64: "double"}
+"""Types of C++."""
+
+
+def keystream(
+    on: Device,
+    stream: Stream,
+    *,
+    first_block: int,
+    blocks: int,
+    device: torch.device | str = "cpu",
+) -> torch.Tensor:
+    out = torch.empty(16 * blocks, dtype=torch.int32, device=on.place(device))
+    with _device.guard(out.device) as cuda:
+        packed = _tables.stream(stream)
+        sizes = {"first_block": first_block, "blocks": blocks}
+        on.start(table.KEYSTREAM, (), cuda, stream=packed, out=out, **sizes)
+    return out.to(device)
+
+
+def lattice_draws(
+    on: Device,
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    distribution: str = "gaussian",
+    device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    made = torch.empty(count, dtype=torch.int32, device=on.place(device))
+    with _device.guard(made.device) as cuda:
+        law = (distribution.capitalize(),)
+        sizes = {"first": position, "n": count}
+        on.start(table.DRAWS, law, cuda, stream=_tables.stream(stream), x=made, **sizes)
+    return made.to(device) if out is None else out.copy_(made)
+
+
+def rounding_bits(
+    on: Device,
+    stream: Stream,
+    *,
+    position: int,
+    count: int,
+    device: torch.device | str = "cpu",
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    made = torch.empty(count, dtype=torch.int16, device=on.place(device))
+    with _device.guard(made.device) as cuda:
+        sizes = {"first": position, "n": count}
+        on.start(table.ROUNDING, (), cuda, rounding=_tables.stream(stream), bits=made, **sizes)
+    return made.to(device) if out is None else out.copy_(made)
+
+
+def add_noise(
+    on: Device,
+    x: torch.Tensor,
+    *,
+    stream: Stream,
+    position: int = 0,
+    distribution: str = "gaussian",
+    scale: float | None = None,
+    rounding: Stream | None = None,
+    draws: None = None,
+) -> torch.Tensor:
+    _device.refuse_noise_in_graphs(x.device)
+    law = distribution.capitalize()
+    with _device.guard(x.device) as cuda:
+        given: dict[str, Any] = {"stream": _tables.stream(stream), "first": position, "x": x}
+        if x.dtype in INTEGERS:
+            kernel, instance = table.ADD_NOISE_INTEGER, (INTEGERS[x.dtype], law)
+        else:
+            assert scale is not None
+            kernel, instance = table.ADD_NOISE_FLOAT, (FLOATS[x.dtype], law)
+            given["rounding"] = _tables.stream(rounding or stream)
+            given["per_unit"] = _numbers.per_unit(scale, x.dtype)
+            given["cell"] = _numbers.cell(scale, x.dtype)
+            given["nonfinite"] = torch.zeros(1, dtype=torch.int64, device=x.device)
+        on.start(kernel, instance, cuda, n=x.numel(), **given)
+    increment_version(x)
+    return x
+
+
+def _refuse_add_noise(on: Device, x: torch.Tensor, **kwargs: Any) -> str | None:
+    if isinstance(kwargs.get("scale"), torch.Tensor):
+        return "has one scale per call, got one per coordinate"
+    if kwargs.get("draws") is not None:
+        return "makes its draws in registers, got draws made ahead"
+    return on.refusal(x)
+
+
+KERNELS: Rows = (
+    ("noise.keystream", keystream, refuse_nothing),
+    ("noise.lattice_draws", lattice_draws, refuse_nothing),
+    ("noise.rounding_bits", rounding_bits, refuse_nothing),
+    ("noise.add_noise", add_noise, _refuse_add_noise),
+)
+"""``(op, run, refuse)``."""

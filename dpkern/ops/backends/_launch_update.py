@@ -1,0 +1,185 @@
+"""The update on device kernels: a plan, and a table of the tensors in device memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from ...base import layouts
+from ...base.codes import DISTRIBUTIONS, NoiseSource, SumType
+from ...base.dtypes import by_dtype
+from .. import update
+from .._count import Count, known
+from . import _device, _numbers, _tables
+from . import _kernels as table
+from ._launch_noise import FLOATS, INTEGERS
+from ._start import Device, Rows, refuse_first
+
+Tensors = Sequence[torch.Tensor]
+
+_SUM_CODES = by_dtype(SumType)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a launch reads.
+
+    Attributes:
+        plan: ``UpdatePlan``.
+        tasks: the table, which a recorded launch needs for as long as it is replayed.
+        kernel, instance: who computes it.
+    """
+
+    plan: _tables.Table
+    tasks: torch.Tensor
+    kernel: table.Kernel
+    instance: table.Instance
+
+    @classmethod
+    def of(
+        cls,
+        params: Tensors,
+        sums: Tensors,
+        *,
+        rule: update.Rule,
+        state: update.State,
+        gradient_scale: float = 1.0,
+        noise: update.Noise | None = None,
+    ) -> Planned:
+        """For these arguments of ``update.step``, at least one parameter."""
+        first = params[0]
+        buffers = [state.buffers[name] for name in rule.buffer_names()]
+        tasks, pieces = tasks_of(params, sums, buffers, gradient_scale, noise)
+        plan = _tables.one(
+            layouts.UPDATE_PLAN,
+            rule=_tables.rule_numbers(rule, state.steps + 1),
+            tasks=len(tasks),
+            pieces=pieces,
+            sum_type=_SUM_CODES.get(sums[0].dtype, SumType.float),
+            wide=first.dtype is torch.float64,
+        )
+        if noise is not None:
+            plan["noise"], plan["law"] = NoiseSource.stream, DISTRIBUTIONS.code(noise.distribution)
+            plan["stream"] = _tables.stream(noise.stream)
+            plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
+            plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
+            if noise.draws is not None:
+                bits = noise.draws.rounding
+                plan["noise"], plan["draws"] = NoiseSource.draws, noise.draws.values.data_ptr()
+                plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
+        kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
+        return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
+
+
+def _kernel(
+    param: torch.dtype, total: torch.dtype, noise: update.Noise | None
+) -> tuple[table.Kernel, table.Instance]:
+    value = FLOATS[param]
+    if noise is None:
+        return table.UPDATE_FLAT, (value, value, "false")
+    sums = INTEGERS.get(total, value)
+    if noise.draws is not None:
+        return table.UPDATE_FLAT, (value, sums, "true")
+    return table.UPDATE_TILE, (value, sums, noise.distribution.capitalize())
+
+
+def step(
+    on: Device,
+    params: list[torch.Tensor],
+    sums: list[torch.Tensor],
+    *,
+    rule: update.Rule,
+    state: update.State,
+    gradient_scale: float = 1.0,
+    noise: update.Noise | None = None,
+) -> Count:
+    if not params:
+        return 0
+    device = params[0].device
+    if noise is not None and noise.clock is None:
+        _device.refuse_noise_in_graphs(device)
+    with _device.guard(device) as cuda:
+        nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
+        planned = Planned.of(
+            params, sums, rule=rule, state=state, gradient_scale=gradient_scale, noise=noise
+        )
+        given = {"plan": planned.plan, "tasks": planned.tasks, "nonfinite": nonfinite}
+        on.start(planned.kernel, planned.instance, cuda, **given)
+    increment_version(params)
+    state.steps += 1
+    return 0 if sums[0].dtype in _SUM_CODES else known(nonfinite[0])
+
+
+def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: Any) -> Planned:
+    """Whatever ``update.step`` with these arguments loads and copies, without launching it, so
+    that a CUDA graph may record the launch; the result must live as long as the graph."""
+    with _device.guard(params[0].device):
+        on.check(on.starter.preload())
+        return Planned.of(params, *arguments, **named)
+
+
+def advance(on: Device, clock: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
+    beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
+    with _device.guard(clock.device) as cuda:
+        on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)
+    increment_version(clock)
+    return clock
+
+
+def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:
+    return on.refusal(*params) or _refuse_draws(sums, kwargs.get("noise"))
+
+
+def _refuse_draws(sums: Tensors, noise: update.Noise | None) -> str | None:
+    draws = None if noise is None else noise.draws
+    if draws is not None and draws.rounding is None and sums and sums[0].dtype not in _SUM_CODES:
+        return "takes draws made ahead for float sums with their rounding bits only"
+    return None
+
+
+def tasks_of(
+    params: Tensors,
+    sums: Tensors,
+    buffers: Sequence[Tensors],
+    gradient_scale: float,
+    noise: update.Noise | None,
+) -> tuple[_tables.Table, int]:
+    """One task for every tensor with entries, and the number of pieces of all of them."""
+    used = [i for i, param in enumerate(params) if param.numel()]
+    dtype = params[0].dtype
+    tasks = np.zeros(len(used), _tables.dtype(layouts.UPDATE_TASK))
+    tasks["param"] = [params[i].data_ptr() for i in used]
+    tasks["sum"] = [sums[i].data_ptr() for i in used]
+    tasks["size"] = size = np.array([params[i].numel() for i in used], np.int64)
+    for name, group in zip(("state1", "state2"), buffers, strict=False):
+        tasks[name] = [group[i].data_ptr() for i in used]
+    touched = tasks["param"] | tasks["sum"] | tasks["state1"] | tasks["state2"]
+    pieces = -(-size // layouts.UPDATE_PIECE)
+    if noise is None:
+        tasks["step"] = _numbers.rounded(gradient_scale, dtype)
+    else:
+        tasks["first_position"] = first = np.array([noise.positions[i] for i in used], np.int64)
+        tasks["per_unit"] = [_numbers.per_unit(noise.scales[i], dtype) for i in used]
+        tasks["step"] = [_numbers.step(noise.scales[i], gradient_scale, dtype) for i in used]
+        if noise.draws is None:
+            pieces = -(-(first % layouts.TILE + size) // layouts.TILE)
+        else:
+            tasks["draws_at"] = at = first - noise.draws.first
+            for made in (noise.draws.values, noise.draws.rounding):
+                if made is not None:
+                    touched |= (made.data_ptr() + made.element_size() * at).astype(touched.dtype)
+    tasks["aligned16"] = touched % 16 == 0
+    tasks["first_piece"], total = _tables.starts(pieces)
+    return tasks, total
+
+
+KERNELS: Rows = (
+    ("update.step", step, _refuse),
+    ("update.advance", advance, refuse_first),
+)
+"""``(op, run, refuse)``."""

@@ -1,0 +1,165 @@
+"""Spectral ops on the CPU: torch's transforms, a few samples at a time, and the compiled kernels
+that take their spectra while they are in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...base.schema import FLOATS, memory_order
+from ...base.signature import Double, Float, Index, Int64, written
+from ..spectral import bins
+from ..spectral._band import Band
+from ..spectral._sizes import Layer
+from ..spectral._spectra import Grid, parseval, transform_error
+from ..spectral.filter import filtered
+from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._native import compiled
+from ._spectra import chunks, constant, room
+
+_CHUNK = 1 << 20
+"""Bytes of a chunk's spectra, which stay in the second cache."""
+
+
+@compiled
+def spectral_powers(
+    spectra: Float[Tensor, "B C K 2"], powers: Double[Tensor, "B G K", written]
+) -> None:
+    """Powers of complex spectra, summed over the channels of each group."""
+
+
+@compiled
+def spectral_squares(
+    x_powers: Double[Tensor, "B G K"],
+    g_powers: Double[Tensor, "B G L"],
+    index: Int64[Tensor, "K"] | None,
+    factors: Double[Tensor, "K"],
+    x_weights: Double[Tensor, "K"],
+    g_weights: Double[Tensor, "L"],
+    error: float,
+    share: float,
+) -> Double[Tensor, "squares: B"]:
+    """Sums over groups and bins of ``factors x_powers g_powers``, raised by what the error of the
+    transforms can hide.
+
+    Args:
+        x_powers, g_powers: of a layer's inputs and of its output gradients.
+        index: which bin of g belongs to a bin of x, where g has a smaller grid.
+        factors: gains^2 times the bins that one stands for, over P Q.
+        x_weights, g_weights: Parseval's, from powers to the squared norm of an operand.
+        error: of the transforms, relative to the norm of one map.
+        share: ``sqrt(P' Q')`` of g's grid.
+    """
+    raise NotImplementedError
+
+
+@compiled
+def spectral_gather(
+    spectra: Float[Tensor, "B C K 2"],
+    kept: Int64[Tensor, "N"],
+    first: Index,
+    out: Float[Tensor, "N R 2 C", written],
+) -> None:
+    """Real and imaginary parts of the kept bins, for rows of ``out`` from ``first`` on."""
+
+
+@compiled
+def whitened_norm(
+    grads: Float[Tensor, "B outer taps inner"], matrix: Double[Tensor, "r taps"]
+) -> Double[Tensor, "squares: B"]:
+    """Squares, from above, of the matrix times every channel pair's taps."""
+    raise NotImplementedError
+
+
+def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
+    if x.dtype not in FLOATS:
+        kind = str(x.dtype).removeprefix("torch.")
+        return _cpu._on_cpu(x) or f"has float32 and float64 operands, got {kind}"
+    return _cpu._on_cpu(x)
+
+
+def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
+    x_powers, g_powers = powers
+    x_weights, g_weights = parseval(grid.size), parseval(grid.folded)
+    share = (grid.folded[0] * grid.folded[1]) ** 0.5
+    return spectral_squares(
+        x_powers, g_powers, grid.index, grid.factors, x_weights, g_weights, eta, share
+    )
+
+
+@torch.no_grad()
+def _conv_norm(x: Tensor, g: Tensor, *, band: Band | None, plan: Layer, **_: Any) -> Tensor:
+    grid, groups = Grid.of(plan, band), plan.geometry.groups
+    powers = room(x, groups, grid)
+    for part, spectra in chunks(x, grid, "x", _CHUNK):
+        spectral_powers(torch.view_as_real(spectra), powers[0][part])
+    if plan.extent == (1, 1):
+        powers[1].copy_(constant(g, groups))
+    else:
+        for part, spectra in chunks(g, grid, "g", _CHUNK):
+            spectral_powers(torch.view_as_real(spectra), powers[1][part])
+    return _squares(grid, powers, transform_error(x.dtype, grid.size))
+
+
+@torch.no_grad()
+def _conv_bins(
+    x: Tensor, g: Tensor, *, band: Band, plan: Layer, **_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    grid, groups = Grid(plan, plan.size, None), plan.geometry.groups
+    powers = room(x, groups, grid)
+    kept = bins.kept_bins(band)
+    found = [t.new_empty(len(kept), len(t), 2, t.shape[1]) for t in (x, g)]
+    for part, spectra in chunks(x, grid, "x", _CHUNK):
+        parts = torch.view_as_real(spectra)
+        spectral_powers(parts, powers[0][part])
+        spectral_gather(parts, kept, part.start, found[0])
+    if plan.extent == (1, 1):
+        powers[1].copy_(constant(g, groups))
+        found[1][:, :, 0] = g.flatten(1)
+        found[1][:, :, 1] = 0
+    else:
+        at = bins.gradient_bins(band, grid.size, grid.folded)
+        for part, spectra in chunks(g, grid, "g", _CHUNK):
+            parts = torch.view_as_real(spectra)
+            spectral_powers(parts, powers[1][part])
+            spectral_gather(parts, at, part.start, found[1])
+    squares = _squares(grid, powers, transform_error(x.dtype, grid.size))
+    return found[0], bins.unfold(found[1], grid, band), squares
+
+
+def _whitened_norm(grads: Tensor, matrix: Tensor) -> Tensor:
+    """With the gradients as they lie in memory, a view of them."""
+    order = memory_order(grads)
+    shape = [grads.shape[i] for i in order]
+    first = min(place for place, i in enumerate(order) if i > 2)
+    outer, inner = (
+        torch.Size(sizes).numel() for sizes in (shape[:first], shape[first + _axes(grads) :])
+    )
+    rows = grads.permute(0, *order).reshape(len(grads), outer, matrix.shape[1], inner)
+    return whitened_norm(rows, matrix)
+
+
+def _axes(grads: Tensor) -> int:
+    return grads.dim() - 3
+
+
+def _refuse_whitened(grads: Tensor, *_: Any, **__: Any) -> str | None:
+    order = memory_order(grads)
+    taps = [place for place, i in enumerate(order) if i > 2]
+    if [order[place] for place in taps] != list(range(3, grads.dim())) or taps != list(
+        range(taps[0], taps[0] + len(taps))
+    ):
+        return "reads taps that stand together in memory, in order"
+    return _cpu._on_cpu(grads)
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("spectral.conv_norm", _conv_norm, _refuse),
+    ("spectral.conv_bins", _conv_bins, _refuse),
+    ("spectral.bins_sum", bins.bins_sum.reference, _refuse),
+    ("spectral.filtered", filtered.reference, _refuse),
+    ("spectral.whitened_norm", _whitened_norm, _refuse_whitened),
+)
+"""``(op, run, refuse)``."""

@@ -1,0 +1,95 @@
+"""Objects as the bytes of the structs that stand for them in compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ...base import layouts
+from ...base.codes import DISTRIBUTIONS
+from ...base.rng import Stream
+from .._clip_request import ClipBounds
+from .._coef_noise import CoefNoise
+from .._draws import Draws
+from .._update_noise import UpdateNoise
+from ..ghost._conv_geometry import Geometry
+
+
+@lru_cache(maxsize=1024)
+def _geometry(value: Geometry) -> bytes:
+    planes = (
+        *_plane(value.input, 1),
+        *_plane(value.output, 1),
+        *_plane(value.kernel, 1),
+        *_plane(value.stride, 1),
+        *_plane(value.padding, 0),
+        *_plane(value.dilation, 1),
+    )
+    sizes = value.batch, value.in_channels, value.out_channels, value.groups
+    return layouts.GEOMETRY.pack(*sizes, *planes)
+
+
+def _plane(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
+    """Height and width; a single dimension is the width."""
+    return (missing, *sizes)[-2:]
+
+
+def _stream(value: Stream) -> bytes:
+    return layouts.STREAM.pack(*value.packed())
+
+
+def _draws(value: Draws) -> bytes:
+    return layouts.DRAWS.pack(*_draws_fields(value))
+
+
+def _draws_fields(value: Draws | None) -> tuple[int, int, int, int]:
+    if value is None:
+        return 0, 0, 0, 0
+    bits = 0 if value.rounding is None else value.rounding.data_ptr()
+    return value.first, len(value.values), value.values.data_ptr(), bits
+
+
+def _update_noise(value: UpdateNoise) -> bytes:
+    law = DISTRIBUTIONS.code(value.distribution)
+    rounding = value.rounding or value.stream
+    streams = *value.stream.packed(), *rounding.packed()
+    return layouts.UPDATE_NOISE.pack(True, law, *streams, *_draws_fields(value.draws))
+
+
+def _coef_noise(value: CoefNoise) -> bytes:
+    each = value.scale if isinstance(value.scale, torch.Tensor) else None
+    scale = 0.0 if isinstance(value.scale, torch.Tensor) else float(value.scale)
+    rounding = value.rounding or value.stream
+    return layouts.COEF_NOISE.pack(
+        True,
+        *value.stream.packed(),
+        *rounding.packed(),
+        *_draws_fields(value.draws),
+        value.position,
+        scale,
+        0 if each is None else each.data_ptr(),
+        each is not None and each.dtype is torch.float64,
+    )
+
+
+def _rule(numbers: tuple[float, ...]) -> bytes:
+    return layouts.RULE.pack(*numbers)
+
+
+def _clip_bounds(value: ClipBounds) -> bytes:
+    return value.packed
+
+
+BYTES: dict[str, Callable[[Any], bytes]] = {
+    "ClipBound": _clip_bounds,
+    "CoefNoise": _coef_noise,
+    "Draws": _draws,
+    "Geometry": _geometry,
+    "Rule": _rule,
+    "Stream": _stream,
+    "UpdateNoise": _update_noise,
+}
+"""By the names of types in signatures, which are those of the structs; of a list: of all of it."""

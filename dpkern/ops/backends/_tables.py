@@ -1,0 +1,158 @@
+"""Structs for kernels on devices, and tables of them in device memory.
+
+A list of tensors travels as one table, one launch for all of them. ``dpkern.base.layouts`` declares
+the structs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...base import codes, layouts
+from ...base.errors import BackendError
+from ...base.layouts import Struct
+from ...base.rng import Stream
+from .. import update
+from . import _device
+
+Table = np.ndarray[Any, np.dtype[Any]]
+
+
+@cache
+def dtype(struct: Struct) -> np.dtype[Any]:
+    """The struct's layout for numpy."""
+    formats: list[Any] = [
+        dtype(field)
+        if isinstance(field, Struct)
+        else (field.format if field.count is None else (field.format, field.count))
+        for field in struct.fields.values()
+    ]
+    offsets = [struct.offsets[name] for name in struct.fields]
+    layout = {"names": [*struct.fields], "formats": formats, "offsets": offsets}
+    return np.dtype({**layout, "itemsize": struct.size})  # type: ignore[call-overload, no-any-return]
+
+
+def one(struct: Struct, **fields: Any) -> Table:
+    """A single struct, as an array of shape ``[]``; fields left away are zero."""
+    value = np.zeros((), dtype(struct))
+    for name, field in fields.items():
+        value[name] = field
+    return value
+
+
+def stream(value: Stream) -> Table:
+    """A keystream."""
+    key = np.frombuffer(value.key, "<u4")
+    return one(layouts.STREAM, key=key, n0=value.n0, n1=value.n1, rounds=value.rounds)
+
+
+def starts(counts: Table) -> tuple[Table, int]:
+    """Where each entry's share begins, and the total."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    return ends - counts, int(ends[-1]) if len(ends) else 0
+
+
+def rows(addresses: Sequence[int], sums: Sequence[int], columns: Sequence[int]) -> Table:
+    """The tasks of a list of per-sample gradients."""
+    table = np.zeros(len(addresses), dtype(layouts.ROW_TASK))
+    table["rows"], table["sum"], table["columns"] = addresses, sums, columns
+    table["first_chunk"] = starts(-(-table["columns"] // layouts.CHUNK))[0]
+    table["first_column"] = starts(table["columns"])[0]
+    return table
+
+
+def row_list(
+    grads: Sequence[torch.Tensor],
+    columns: Sequence[int],
+    batch: int,
+    sums: Sequence[torch.Tensor] = (),
+) -> tuple[Table, torch.Tensor]:
+    """``Rows`` of these gradients, and the table in device memory that it points to."""
+    addresses = [part.data_ptr() for part in grads]
+    targets = [total.data_ptr() for total in sums] or [0] * len(addresses)
+    tasks = device_table(rows(addresses, targets, columns), grads[0].device)
+    made = one(
+        layouts.ROWS,
+        tasks=tasks.data_ptr(),
+        count=len(addresses),
+        chunks=sum(-(-n // layouts.CHUNK) for n in columns),
+        columns=sum(columns),
+        rows=batch,
+    )
+    return made, tasks
+
+
+def sgd_form(rule: update.SGD) -> codes.RuleForm:
+    """What one element computes."""
+    if not rule.momentum:
+        return codes.RuleForm.plain
+    return codes.RuleForm.nesterov if rule.nesterov else codes.RuleForm.momentum
+
+
+def rule_numbers(rule: update.Rule, t: int) -> Table:
+    """The rule at update number t (from 1) as one element needs it."""
+    if isinstance(rule, update.SGD):
+        return one(
+            layouts.RULE_NUMBERS,
+            form=sgd_form(rule),
+            first_step=t == 1,
+            lr=rule.lr,
+            decay=rule.weight_decay,
+            momentum=rule.momentum,
+            fresh=1 - rule.dampening,
+        )
+    beta1, beta2 = rule.betas
+    return one(
+        layouts.RULE_NUMBERS,
+        form=codes.RuleForm.adam,
+        lr=rule.lr,  # with a clock, the step size is made on the device
+        decay=0.0 if rule.decoupled else rule.weight_decay,
+        shrink=1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,
+        fresh1=1 - beta1,
+        keep2=beta2,
+        fresh2=1 - beta2,
+        eps=rule.eps,
+        root2=math.sqrt(1 - beta2**t),
+        step=rule.lr / (1 - beta1**t),
+    )
+
+
+_KEPT = 32
+_made: OrderedDict[tuple[bytes, torch.device, int], torch.Tensor] = OrderedDict()
+
+
+def device_table(table: Table, device: torch.device) -> torch.Tensor:
+    """The table's bytes on the device, ready on its current stream; kept, because the addresses
+    of one training step are mostly those of the last.
+
+    Raises:
+        BackendError: a CUDA graph is being captured, which would copy from memory that is gone
+            when it is replayed.
+    """
+    content = table.tobytes()
+    place = content, device, _device.stream(device)
+    found = _made.get(place)
+    if found is not None:
+        _made.move_to_end(place)
+        return found
+    if _device.capturing(device):
+        raise BackendError(
+            "CUDA graph",
+            expected="tensors of an earlier call on this stream",
+            got="new addresses, which a graph cannot copy to the device",
+            remedy="Run the operation once outside of the capture, on the same tensors.",
+        )
+    host = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)
+    if device.type == "cuda":
+        host = host.pin_memory()
+    made = _made[place] = host.to(device, non_blocking=True)
+    if len(_made) > _KEPT:
+        _made.popitem(last=False)
+    return made

@@ -1,0 +1,237 @@
+"""Embedding tables: equal ids are brought together by a stable sort, then walked in order.
+
+Norms: one program walks one sample. Sums: a program walks ``CHUNK`` sorted positions of the whole
+batch. Runs of equal ids inside a chunk are added to the table, pieces of runs that a chunk's edge
+cuts are put aside and added by a second kernel in order: no two programs write the same row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ...ghost._bounds import gamma
+from .launch import INTERPRETED, launch
+
+_CHUNK = 64
+_COLUMNS = 1024 if INTERPRETED else 128
+_NO_PADDING = -(2**62)
+
+
+@triton.jit(do_not_specialize=["positions", "columns", "blocks", "padding"])
+def _norm_kernel(
+    ids,
+    order,
+    g,
+    squares,
+    absolutes,
+    positions: tl.int64,
+    columns: tl.int64,
+    blocks: tl.int64,
+    padding: tl.int64,
+    COLUMNS: tl.constexpr,
+):
+    """Over one sample and block of columns, ``ids`` sorted: squares of the sums of equal ids, and
+    of the sums of absolute values."""
+    program = tl.program_id(0).to(tl.int64)
+    sample, block = program // blocks, program % blocks
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    square = tl.zeros((COLUMNS,), tl.float64)
+    absolute = tl.zeros((COLUMNS,), tl.float64)
+    sums = tl.zeros((COLUMNS,), tl.float64)
+    sizes = tl.zeros((COLUMNS,), tl.float64)
+    previous = padding
+    for t in range(positions):
+        at = sample * positions + t
+        token = tl.load(ids + at)
+        if token != previous:
+            square += sums * sums
+            absolute += sizes * sizes
+            sums = tl.zeros((COLUMNS,), tl.float64)
+            sizes = tl.zeros((COLUMNS,), tl.float64)
+        row = sample * positions + tl.load(order + at)
+        end = tl.where(token == padding, 0, columns)
+        x = tl.load(g + row * columns + column, mask=column < end, other=0).to(tl.float64)
+        sums += x
+        sizes += tl.abs(x)
+        previous = token
+    tl.store(squares + program, tl.sum(square + sums * sums))
+    tl.store(absolutes + program, tl.sum(absolute + sizes * sizes))
+
+
+@triton.jit(do_not_specialize=["count", "positions", "columns", "blocks", "padding"])
+def _sum_kernel(
+    ids,
+    order,
+    g,
+    factors,
+    out,
+    heads,
+    tails,
+    count: tl.int64,
+    positions: tl.int64,
+    columns: tl.int64,
+    blocks: tl.int64,
+    padding: tl.int64,
+    CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One chunk of sorted positions: whole runs to ``out``, a piece that began before the chunk to
+    ``heads``, one that begins here and goes on behind it to ``tails``."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk, block = program // blocks, program % blocks
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    first = chunk * CHUNK
+    end = tl.minimum(first + CHUNK, count)
+    previous = tl.load(ids + first)
+    cut = False  # whether the run at hand began before the chunk
+    if first > 0:
+        cut = tl.load(ids + first - 1) == previous
+    sums = tl.zeros((COLUMNS,), g.dtype.element_ty)
+    for i in range(first, end):
+        token = tl.load(ids + i)
+        if token != previous:
+            if cut:
+                tl.store(heads + chunk * columns + column, sums, mask=inside)
+            else:
+                at = previous * columns + column
+                tl.store(out + at, tl.load(out + at, mask=inside) + sums, mask=inside)
+            sums = tl.zeros((COLUMNS,), g.dtype.element_ty)
+            cut = False
+        row = tl.load(order + i)
+        factor = tl.load(factors + row // positions)
+        # A sample of factor 0 is not read: 0 * inf would not vanish.
+        limit = tl.where(token == padding, 0, tl.where(factor == 0, 0, columns))
+        sums += factor * tl.load(g + row * columns + column, mask=column < limit, other=0)
+        previous = token
+    goes_on = False
+    if end < count:
+        goes_on = tl.load(ids + end) == previous
+    if cut:
+        tl.store(heads + chunk * columns + column, sums, mask=inside)
+    elif goes_on:
+        tl.store(tails + chunk * columns + column, sums, mask=inside)
+    else:
+        at = previous * columns + column
+        tl.store(out + at, tl.load(out + at, mask=inside) + sums, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "columns", "blocks"])
+def _join_kernel(
+    ids,
+    out,
+    heads,
+    tails,
+    count: tl.int64,
+    columns: tl.int64,
+    blocks: tl.int64,
+    CHUNK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """The run that begins in this chunk and goes on behind it, if any: its pieces in order."""
+    program = tl.program_id(0).to(tl.int64)
+    chunk, block = program // blocks, program % blocks
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    end = (chunk + 1) * CHUNK
+    if end < count:
+        token = tl.load(ids + end - 1)
+        goes_on = tl.load(ids + end) == token
+        began_before = False
+        if chunk > 0:
+            began_before = tl.load(ids + end - CHUNK - 1) == token
+        if goes_on and not began_before:
+            sums = tl.load(tails + chunk * columns + column, mask=inside)
+            piece = chunk + 1
+            while goes_on:
+                sums += tl.load(heads + piece * columns + column, mask=inside)
+                piece += 1
+                after = tl.minimum(piece * CHUNK, count - 1)
+                goes_on = (piece * CHUNK < count) & (tl.load(ids + after) == token)
+            at = token * columns + column
+            tl.store(out + at, tl.load(out + at, mask=inside) + sums, mask=inside)
+
+
+def _embedding_norm(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    (batch, positions), columns = ids.shape, g.shape[2]
+    order = torch.sort(ids, dim=1, stable=True)
+    blocks = -(-columns // _COLUMNS)
+    parts = torch.zeros(2, batch, blocks, dtype=torch.float64, device=g.device)
+    launch(
+        _norm_kernel,
+        batch * blocks,
+        g,
+        order.values,
+        order.indices,
+        g,
+        parts[0],
+        parts[1],
+        positions,
+        columns,
+        blocks,
+        _NO_PADDING if padding_idx is None else padding_idx,
+        COLUMNS=_COLUMNS,
+    )
+    # Of each entry, the sum of at most T numbers is off by gamma(T) of the sum of their sizes; and
+    # so is the norm of all entries, by Minkowski. The rest is the rounding of these lines.
+    square, absolute = parts.sum(2) * (1 + gamma(positions + columns + 8))
+    upper = square.sqrt() + gamma(positions + 4) * absolute.sqrt()
+    squares: torch.Tensor = upper.square() * (1 + gamma(8))
+    return squares
+
+
+def _embedding_sum(
+    ids: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    padding_idx: int | None = None,
+) -> None:
+    count, columns = ids.numel(), g.shape[2]
+    order = torch.sort(ids.view(-1), stable=True)
+    chunks, blocks = -(-count // _CHUNK), -(-columns // _COLUMNS)
+    heads, tails = g.new_empty(2, chunks, columns)
+    meta: dict[str, Any] = {"CHUNK": _CHUNK, "COLUMNS": _COLUMNS}
+    launch(
+        _sum_kernel,
+        chunks * blocks,
+        g,
+        order.values,
+        order.indices,
+        g,
+        factors,
+        out,
+        heads,
+        tails,
+        count,
+        ids.shape[1],
+        columns,
+        blocks,
+        _NO_PADDING if padding_idx is None else padding_idx,
+        **meta,
+    )
+    if chunks > 1:
+        given = (order.values, out, heads, tails, count, columns, blocks)
+        launch(_join_kernel, chunks * blocks, g, *given, **meta)
+    torch.autograd.graph.increment_version(out)
+
+
+def _never(*_: Any, **__: Any) -> None:
+    return None
+
+
+KERNELS: tuple[tuple[str, Any, Any], ...] = (
+    ("ghost.embedding_norm", _embedding_norm, _never),
+    ("ghost.embedding_sum", _embedding_sum, _never),
+)
+"""``(op, run, refuse)``."""

@@ -1,0 +1,167 @@
+"""The operands of a weight's per-sample gradients, of linear layers and convolutions alike.
+
+The gradient of sample b and group of channels q is a matrix of sums over positions,
+
+    M[i, j] = sum_t g[b, q, i, t] a[b, q, j, t]
+
+with rows i (output features or channels) and columns j: the input features, or (input channel, tap)
+of a convolution, where ``a`` is read at ``stride t + dilation tap - padding``, never unfolded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import triton
+import triton.language as tl
+
+from ...ghost.conv import Geometry
+from .launch import INTERPRETED
+from .precision import SIXTEEN
+
+_INTERPRETED = tl.constexpr(INTERPRETED)
+_FLAT = (1,) * 17  # no geometry: columns lie where they are
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Tensors, sizes and strides of one call.
+
+    Attributes:
+        a, g: inputs and output gradients.
+        groups, positions, rows, columns: of one sample; rows and columns of one group.
+        channels: of ``a`` in one group.
+        a_strides, g_strides: of sample, channel (row) and position.
+        geometry: of a convolution: input sizes (3), output sizes without the first (2), kernel
+            sizes without the first (2), taps, then stride, padding and dilation (3 each).
+        dense: columns are channels, read at their position.
+    """
+
+    a: torch.Tensor
+    g: torch.Tensor
+    groups: int
+    positions: int
+    rows: int
+    columns: int
+    channels: int
+    a_strides: tuple[int, int, int]
+    g_strides: tuple[int, int, int]
+    geometry: tuple[int, ...] = _FLAT
+    dense: bool = True
+
+    @property
+    def batch(self) -> int:
+        return int(self.a.shape[0])
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """As the kernels take them."""
+        return self.positions, self.rows, self.columns, self.groups, self.channels
+
+    @property
+    def sums(self) -> torch.dtype:
+        """The type of gradients, factors and weighted sums."""
+        return torch.float32 if self.a.dtype in SIXTEEN else self.a.dtype
+
+    @property
+    def empty(self) -> bool:
+        """Whether every gradient is zero or has no entries."""
+        return not (self.a.numel() and self.g.numel())
+
+    @staticmethod
+    def linear(a: torch.Tensor, g: torch.Tensor) -> Operands:
+        """``a [B, T, d]`` and ``g [B, T, p]``."""
+        _, positions, d = a.shape
+        p = g.shape[2]
+        strides = (positions * d, 1, d), (positions * p, 1, p)
+        return Operands(a, g, 1, positions, p, d, d, *strides)
+
+    @staticmethod
+    def convolution(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> Operands:
+        """``x [B, ci, *S]`` and ``g [B, co, *O]``."""
+        places = x[0, 0].numel() if x.shape[0] else 1
+        channels = geometry.in_channels // geometry.groups
+        taps = geometry.taps
+        steps = {*geometry.stride, *geometry.dilation}
+        return Operands(
+            x,
+            g,
+            geometry.groups,
+            geometry.positions,
+            geometry.out_channels // geometry.groups,
+            channels * taps,
+            channels,
+            (geometry.in_channels * places, places, 1),
+            (geometry.out_channels * geometry.positions, geometry.positions, 1),
+            (
+                *_three(geometry.input, 1),
+                *_three(geometry.output, 1)[1:],
+                *_three(geometry.kernel, 1)[1:],
+                taps,
+                *_three(geometry.stride, 1),
+                *_three(geometry.padding, 0),
+                *_three(geometry.dilation, 1),
+            ),
+            dense=taps == 1 and steps == {1} and not any(geometry.padding),
+        )
+
+
+def too_large(a: torch.Tensor, g: torch.Tensor, positions: int) -> str | None:
+    """Why not, if indices inside a sample or over all positions do not fit into 32 bits."""
+    if max(a[:1].numel(), g[:1].numel(), positions) >= 2**31:
+        return "has samples of up to 2^31 numbers and 2^31 positions in all"
+    return None
+
+
+def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
+    return (missing,) * (3 - len(sizes)) + sizes
+
+
+@triton.jit
+def outputs(g, i, place, live, rows, stride):
+    """``[rows, positions]`` of g; ``place`` is where the positions begin, ``live`` which count."""
+    mask = (i < rows)[:, None] & live[None, :]
+    return tl.load(g + i[:, None] * stride + place[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexpr):
+    """``[positions, columns]`` of a; ``sample`` is where each position's sample begins."""
+    mask = live[:, None] & (j < columns)[None, :]
+    if DENSE:
+        place = (sample + t * strides[2])[:, None] + j[None, :] * strides[1]
+    else:
+        width = geometry[4]
+        height = geometry[3]
+        tap = j % geometry[7]
+        column = tap % geometry[6]
+        row = (tap // geometry[6]) % geometry[5]
+        plane = tap // (geometry[6] * geometry[5])
+        z = (t // (width * height) * geometry[8] - geometry[11])[:, None]
+        z += (plane * geometry[14])[None, :]
+        y = ((t // width) % height * geometry[9] - geometry[12])[:, None]
+        y += (row * geometry[15])[None, :]
+        x = (t % width * geometry[10] - geometry[13])[:, None]
+        x += (column * geometry[16])[None, :]
+        mask &= (z >= 0) & (z < geometry[0]) & (y >= 0) & (y < geometry[1])
+        mask &= (x >= 0) & (x < geometry[2])
+        place = (z * geometry[1] + y) * geometry[2] + x
+        place += (j // geometry[7] * strides[1])[None, :] + sample[:, None]
+    return tl.load(a + place, mask=mask, other=0.0)
+
+
+@triton.jit
+def product(left, right, SUMS: tl.constexpr):
+    """``left right`` with sums that begin at zero, never in tf32.
+
+    Without the last argument the compiler would take the total that the result is added to as the
+    product's own accumulator, and a tensor core's truncation would act on it.
+    """
+    # The interpreter multiplies the bits of bfloat16 numbers.
+    if SUMS == tl.float64 or _INTERPRETED:
+        left = left.to(SUMS)
+        right = right.to(SUMS)
+    depth: tl.constexpr = left.shape[1]
+    return tl.dot(left, right, input_precision="ieee", out_dtype=SUMS, max_num_imprecise_acc=depth)

@@ -1,0 +1,184 @@
+"""The compiled CPU kernels of ``dpkern._C``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...base import dispatch
+from ...base.dispatch import Kernel
+from ...base.errors import InvalidInput
+from ...base.schema import Bound
+from ...base.threads import allowed
+from .. import noise
+from . import (
+    _clip,
+    _coef,
+    _explicit,
+    _ghost_conv,
+    _native,
+    _product,
+    _project,
+    _spectral,
+    _update,
+)
+
+ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
+
+COMPILED = (
+    "coef.expanded",
+    "coef.perturb",
+    "coef.quadratic",
+    "ghost.clip_factors",
+    "ghost.contract",
+    "ghost.conv_gradient",
+    "ghost.conv_norm",
+    "ghost.conv_sum",
+    "ghost.embedding_norm",
+    "ghost.embedding_sum",
+    "ghost.explicit_norm",
+    "ghost.group_norm_backward",
+    "ghost.layer_norm_backward",
+    "ghost.linear_gradient",
+    "ghost.linear_norm",
+    "ghost.linear_sum",
+    "ghost.rms_norm_backward",
+    "ghost.tied_cross",
+    "noise.add_noise",
+    "noise.keystream",
+    "noise.lattice_draws",
+    "noise.rounding_bits",
+    "product.matmul",
+    "symbols.randomize",
+)
+"""Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
+
+COUNTING = ("coef.perturb", "coef.quadratic")
+"""Those whose kernel returns how many entries it refuses."""
+
+_C: Any = None
+
+
+def _extension() -> ModuleType | str:
+    try:
+        from dpkern import _C as extension  # type: ignore[attr-defined, unused-ignore]
+    except ImportError as error:
+        return (
+            f"has no compiled module ({error}): build with a C++17 compiler and cmake, "
+            "pip install . without DPKERN_NATIVE=off"
+        )
+    return extension  # type: ignore[no-any-return, unused-ignore]
+
+
+def load() -> tuple[bool, str]:
+    """Import the extension and register its kernels; or say why not."""
+    global _C
+    extension = _extension()
+    if isinstance(extension, str):
+        return False, extension
+    _C = extension
+    _native.connect(_C, _threads)
+    for name in COMPILED:
+        made = _native.kernel(name, _C, _threads, _RESULTS.get(name), _coef.FOUND.get(name))
+        around = _AROUND.get(name)
+        dispatch.register(name, "cpu", made if around is None else around(made))
+    for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
+        dispatch.register(name, "cpu", kernel)
+    for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):
+        dispatch.register(name, "cpu", run, refuse)
+    return True, ""
+
+
+def build_config() -> dict[str, Any]:
+    """What the extension was built with and which instruction set it uses; empty if absent."""
+    ok, reason = dispatch.availability("cpu")
+    if not ok:
+        return {"native": False, "reason": reason}
+    config = dict(_C.build_config())
+    config["native"] = True
+    config["detected_isa"] = ISAS[config["detected_isa"]]
+    config["isa"] = isa()
+    config["products"] = "dpkern" if _product.own() else "torch"
+    return config
+
+
+def isa() -> str:
+    """The instruction set in use, one of ``ISAS``."""
+    return ISAS[_C.isa()]
+
+
+def use_isa(name: str) -> None:
+    """Use a lower instruction set than the processor's best (results never depend on it)."""
+    if name not in ISAS or not _C.use_isa(ISAS.index(name)):
+        raise InvalidInput(
+            "isa",
+            expected=f"one of {', '.join(ISAS)} that this processor has",
+            got=name,
+            remedy="`dpkern info` shows the processor's best.",
+        )
+
+
+def use_own_products(wanted: bool) -> AbstractContextManager[None]:
+    """Matrix products in the compiled kernel, or in torch's library, whichever is faster here."""
+    return _product.use_own(wanted)
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _threads() -> int:
+    # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
+    return 1 if _forked else allowed()
+
+
+def _on_cpu(*tensors: torch.Tensor) -> str | None:
+    for tensor in tensors:
+        if not tensor.is_cpu:
+            return f"runs on the CPU, got a tensor on {tensor.device}"
+    return None
+
+
+def _refuse_first(first: Any, *_: Any, **__: Any) -> str | None:
+    """Why not, for a call whose first argument is a tensor or a list of them."""
+    return _on_cpu(first if isinstance(first, torch.Tensor) else first[0])
+
+
+def _one_scale(kernel: Kernel) -> Kernel:
+    """``noise.add_noise``."""
+
+    def refuse(bound: Bound) -> str | None:
+        if isinstance(bound.args[_SCALE], torch.Tensor):
+            return "has one scale per call, got one per coordinate"
+        return kernel.refuse(bound) if kernel.refuse is not None else None
+
+    return Kernel(kernel.run, refuse)
+
+
+_SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index(
+    "scale"
+)
+_AROUND: dict[str, Callable[[Kernel], Kernel]] = {
+    "ghost.contract": _explicit.contract,
+    "ghost.conv_gradient": _ghost_conv.planar,
+    "ghost.conv_norm": _ghost_conv.norm,
+    "ghost.conv_sum": _ghost_conv.planar,
+    "noise.add_noise": _one_scale,
+    "product.matmul": _product.matmul,
+}
+"""What stands around a compiled kernel."""
+
+_RESULTS = {"ghost.conv_gradient": {"grads": _ghost_conv.gradients}}
+"""Results that lie in memory as their kernel wants it."""

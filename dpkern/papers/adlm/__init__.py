@@ -1,0 +1,1 @@
+"""AdLM: adaptive Laplace noise on relevances, inputs and the loss."""

@@ -1,0 +1,197 @@
+"""Data, networks and lengths of AdLM's experiments, quick and at length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...base.threads import torch_threads
+from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
+from ...objective.adlm_data import Labelled
+from ...train import data as datasets
+from ...train.data import Dataset
+from ..runner import Request
+
+PUBLIC_SHARE = 0.2
+"""Of the training records: public, for the corrected mode's relevances; no run trains on them."""
+
+THREADS = 1
+"""Networks this small only wait for a second thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One of the source's two.
+
+    Attributes:
+        name: of its data.
+        substitute: the data where the user gives none; of quick runs.
+        quick_substitute: of quick runs.
+        architecture: its network.
+        quick_architecture: of quick runs.
+        batch: |L|; at most a tenth of the records.
+        lot, clip: of pSGD; the lot at most a tenth of the records too.
+        epsilons, quick_epsilons: of the curve over epsilon.
+        curves: epsilons whose curves over epochs are printed.
+        pretraining: epochs of the network that relevances come from.
+        epochs, quick_epochs, quick_rows: ours.
+        shrink: pixels that become one, in quick runs.
+    """
+
+    name: str
+    substitute: str
+    quick_substitute: str
+    architecture: str
+    quick_architecture: Architecture
+    batch: int
+    lot: int
+    clip: float
+    epsilons: tuple[float, ...]
+    quick_epsilons: tuple[float, ...]
+    curves: tuple[float, ...]
+    pretraining: int
+    epochs: int = 20
+    quick_epochs: int = 16
+    quick_rows: int = 600
+    shrink: int = 1
+
+
+MNIST = Experiment(
+    name="MNIST",
+    substitute="synthetic-mnist",
+    quick_substitute="digits",
+    architecture="mnist",
+    quick_architecture=ARCHITECTURES["digits"],
+    batch=1800,
+    lot=600,
+    clip=4.0,
+    epsilons=(0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+    quick_epsilons=(0.5, 2.0),
+    curves=(0.5, 2.0),
+    pretraining=12,
+)
+CIFAR10 = Experiment(
+    name="CIFAR-10",
+    substitute="synthetic-cifar10",
+    quick_substitute="synthetic-cifar10",
+    architecture="cifar10",
+    quick_architecture=ARCHITECTURES["digits"],
+    batch=7200,
+    lot=2000,
+    clip=3.0,
+    epsilons=(0.25, 0.5, 1.0, 2.0, 2.5, 4.0, 8.0),
+    quick_epsilons=(2.5, 8.0),
+    curves=(2.5, 8.0),
+    pretraining=50,
+    quick_rows=1000,
+    shrink=4,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """What the runs of one request share.
+
+    Attributes:
+        experiment: see ``Experiment``.
+        private: the records that runs train on.
+        public: records of the same kind that nothing protects.
+        architecture: of every network.
+        batch, lot, epochs, lr: of every run.
+    """
+
+    experiment: Experiment
+    private: Labelled
+    public: Labelled
+    architecture: Architecture
+    batch: int
+    lot: int
+    epochs: int
+    lr: float
+
+
+def world(experiment: Experiment, request: Request) -> World:
+    """The user's data, else generated or embedded ones; quick runs take the first rows."""
+    quick = request.quick
+    usual = experiment.quick_substitute if quick else experiment.substitute
+    data = datasets.load(request.data or usual)
+    if quick and len(data.row_shape) == 3 and experiment.shrink > 1:
+        data = _smaller(data, experiment.shrink)
+    rows = len(data.x_train)
+    source = data.source
+    if quick and rows > experiment.quick_rows:
+        rows = experiment.quick_rows
+        source = f"{source}, first {rows} rows"
+    held = len(data.x_test) if not quick else min(len(data.x_test), rows)
+    count = round((1 - PUBLIC_SHARE) * rows)
+    shape = (8, 8) if data.row_shape == (64,) else data.row_shape
+    whole = Labelled(
+        x=data.x_train[:count].reshape(-1, *shape),
+        y=data.y_train[:count],
+        x_test=data.x_test[:held].reshape(-1, *shape),
+        y_test=data.y_test[:held],
+        classes=data.classes,
+        source=source,
+        synthetic=source.startswith("synthetic"),
+    )
+    public = replace(
+        whole, x=data.x_train[count:rows].reshape(-1, *shape), y=data.y_train[count:rows]
+    )
+    chosen = experiment.quick_architecture if quick else ARCHITECTURES[experiment.architecture]
+    if not chosen.convolutions or len(shape) < 2:
+        chosen = ARCHITECTURES["dense"]
+    return World(
+        experiment=experiment,
+        private=whole,
+        public=public,
+        architecture=chosen,
+        batch=max(1, min(experiment.batch, count // 10)),
+        lot=max(1, min(experiment.lot, count // 10)),
+        epochs=experiment.quick_epochs if quick else experiment.epochs,
+        lr=0.1,
+    )
+
+
+def _smaller(data: Dataset, pixels: int) -> Dataset:
+    """Means of squares of pixels."""
+    side = data.row_shape[-1] // pixels
+    return replace(
+        data,
+        x_train=functional.avg_pool2d(data.x_train, pixels),
+        x_test=functional.avg_pool2d(data.x_test, pixels),
+        source=f"{data.source} reduced to {side} x {side}",
+    )
+
+
+@lru_cache(maxsize=4)
+def _pretrained(experiment: str, request: Request, public: bool) -> nn.Sequential:
+    chosen = MNIST if experiment == MNIST.name else CIFAR10
+    here = world(chosen, request)
+    data = here.public if public else here.private
+    epochs = min(chosen.pretraining, 12) if request.quick else chosen.pretraining
+    with one_thread():
+        return pretrained(data, here.architecture, epochs=epochs, batch=max(1, len(data.x) // 20))
+
+
+def network(here: World, request: Request, *, public: bool) -> nn.Sequential:
+    """The pre-trained network that relevances come from; of the private or the public records."""
+    return _pretrained(here.experiment.name, request, public)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """See ``THREADS``."""
+    with torch_threads(THREADS):
+        yield
+
+
+def image(values: Tensor) -> list[list[float]]:
+    """``[C, H, W]`` or ``[H, W]`` as rows, the mean over channels."""
+    flat = values.double().mean(0) if values.dim() == 3 else values.double()
+    found: list[list[float]] = flat.reshape(-1, flat.shape[-1]).tolist()
+    return found

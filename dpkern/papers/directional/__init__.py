@@ -1,0 +1,1 @@
+"""Directional noise for DP-SGD."""

@@ -1,0 +1,1 @@
+"""GReDP: noise on gradients in the frequency domain."""

@@ -1,0 +1,1 @@
+"""Lecture notes on private projected SGD, subsampling and local privacy."""

@@ -1,0 +1,1 @@
+"""SPOF: the stabilised perturbed loss of an autoencoder."""

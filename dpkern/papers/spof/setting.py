@@ -1,0 +1,344 @@
+"""One trained setting of SPOF's experiments: which method, on which records, for how many runs.
+
+All runs of a setting are one batched computation; its numbers are kept as a piece, so that figures
+which need the same setting share it. Runs are seeded: every epsilon is that of the method as if the
+seeds were secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from ...objective import Method, NonPrivate, Schedule, Training, records
+from ...objective.records import Records
+from ...privacy.accounting import shown_bound
+from ...privacy.mechanisms import FM, SPOF, OutputSGD
+from ...privacy.mechanisms.functional import Functional
+from ..intervals import Interval, interval
+from ..pieces import OnStep, Piece
+from ..result import Line, Row
+from ..runner import Request
+from .items import CLIP, CODE, CONSTANT, FEATURES, USERS
+
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+SIGMAS = (0.0, 5.0)
+LEARNING_RATE = 0.05
+RUNS, QUICK_RUNS = 100, 5
+ROWS, QUICK_ROWS = 1000, 500
+EPOCHS = 1
+
+QUANTITIES = {
+    "accuracy %": "accuracy",
+    "squared error of a record": "mse",
+    "cross-entropy of a record": "bce",
+}
+NON_PRIVATE, OURS, BASELINE, FUNCTIONAL = "non-private", "SPOF", "DP-SGD", "FM"
+CORRECTED = ", corrected"
+
+
+def non_private(epsilon: float, epochs: int, constant: float = CONSTANT) -> Method:
+    """The cross-entropy, without noise; no epsilon changes it."""
+    del epsilon, epochs, constant
+    return NonPrivate()
+
+
+def _spof(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
+    del epochs
+    return SPOF(epsilon=epsilon, mode=mode, constant=constant)
+
+
+def _fm(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
+    del epochs, constant
+    return FM(epsilon=epsilon, mode=mode)
+
+
+def _sgd(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
+    """Corrected, every visit of a record costs: epsilon is that of all epochs together."""
+    del constant
+    each = epsilon if mode == "published" else epsilon / epochs
+    return OutputSGD(epsilon=each, mode=mode, max_grad_norm=CLIP)
+
+
+METHODS: Mapping[str, Callable[..., Method]] = MappingProxyType(
+    {
+        NON_PRIVATE: non_private,
+        OURS: partial(_spof, mode="published"),
+        BASELINE: partial(_sgd, mode="published"),
+        FUNCTIONAL: partial(_fm, mode="published"),
+        OURS + CORRECTED: partial(_spof, mode="corrected"),
+        BASELINE + CORRECTED: partial(_sgd, mode="corrected"),
+        FUNCTIONAL + CORRECTED: partial(_fm, mode="corrected"),
+    }
+)
+PRIVATE = tuple(name for name in METHODS if name != NON_PRIVATE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Data and length of the runs of an item.
+
+    Attributes:
+        records: of ``USERS`` users.
+        epochs: visits of every record.
+        runs: one for each seed 0, 1, ...
+    """
+
+    records: Records
+    epochs: int
+    runs: int
+
+    @property
+    def rows(self) -> int:
+        """Training records of each user."""
+        return int(self.records.train.shape[1])
+
+    @property
+    def data(self) -> str:
+        """What rows are said to be computed on."""
+        name = self.records.source
+        return f"synthetic: {name}" if self.records.synthetic else f"{name} ({self.bounds})"
+
+    @property
+    def bounds(self) -> str:
+        return f"scaled by {self.records.bounds}"
+
+    def settings(self) -> dict[str, Any]:
+        """For a result."""
+        return {
+            "records_per_user": self.rows,
+            "held_out_per_user": int(self.records.test.shape[1]),
+            "epochs": self.epochs,
+            "runs": self.runs,
+            "lr": LEARNING_RATE,
+            "epsilons": EPSILONS,
+            "sigmas": SIGMAS,
+            "clip": CLIP,
+            "constant": CONSTANT,
+            "data": self.data,
+            "columns": list(self.records.columns),
+        }
+
+
+def experiment(request: Request) -> Experiment:
+    """The user's table, or generated records; ``rows``, ``epochs`` and ``seeds`` as asked for.
+
+    Raises:
+        InvalidInput: a table that cannot be used.
+    """
+    usual = QUICK_ROWS if request.quick else ROWS
+    rows = usual if request.rows is None else request.rows
+    if request.data is None:
+        found = records.generated(users=USERS, records=rows, features=FEATURES)
+    else:
+        found = records.load(request.data, users=USERS, features=FEATURES, samples=rows)
+    return Experiment(
+        records=found,
+        epochs=EPOCHS if request.epochs is None else request.epochs,
+        runs=request.repeats(QUICK_RUNS if request.quick else RUNS),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One setting of an experiment; ``constant`` matters to SPOF only, ``rate`` is eta."""
+
+    name: str
+    epsilon: float = 1.0
+    sigma: float = 0.0
+    constant: float = CONSTANT
+    rate: float = LEARNING_RATE
+
+    @property
+    def label(self) -> str:
+        """For rows and the progress bar."""
+        parts = [self.name]
+        if self.name != NON_PRIVATE:
+            parts.append(f"epsilon {shown_bound(self.epsilon)}")
+        if self.constant != CONSTANT:
+            parts.append(f"c {self.constant:g}")
+        if self.rate != LEARNING_RATE:
+            parts.append(f"learning rate {self.rate:g}")
+        return ", ".join([*parts, condition(self.sigma)])
+
+    def method(self, epochs: int) -> Method:
+        """What trains it."""
+        return METHODS[self.name](self.epsilon, epochs, self.constant)
+
+
+def condition(sigma: float) -> str:
+    """Of the environment."""
+    return f"sigma {sigma:g}" if sigma else "noiseless"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The numbers of a cell.
+
+    Attributes:
+        cell: which.
+        accuracy, mse, bce: of each run, on held-out records; a run that diverged stays where it
+            was stopped.
+        diverged: how many runs.
+        seconds: of an epoch, all runs together.
+        claimed, certified: epsilon of one record over the whole schedule.
+        relation: of the certificate.
+    """
+
+    cell: Cell
+    accuracy: tuple[float, ...]
+    mse: tuple[float, ...]
+    bce: tuple[float, ...]
+    diverged: int
+    seconds: float
+    claimed: float | None
+    certified: float | None
+    relation: str
+
+    @property
+    def mean(self) -> Interval:
+        return interval(self.accuracy)
+
+    @property
+    def label(self) -> str:
+        """The cell, and how many of its runs went astray."""
+        share = 100 * self.diverged / len(self.accuracy)
+        return f"{self.cell.label}; {share:.3g} % stopped" if self.diverged else self.cell.label
+
+    def row(self, item: str, where: Experiment, quantity: str = "accuracy %", **more: Any) -> Row:
+        """A mean over the runs with its interval; ``more`` fills other fields."""
+        mean, half = interval(getattr(self, QUANTITIES[quantity]))
+        content: dict[str, Any] = {"setting": self.label, **more}
+        return Row(
+            item=item,
+            quantity=quantity,
+            ours=mean,
+            spread=half if math.isfinite(half) else None,
+            epsilon_claimed=self.claimed,
+            epsilon_certified=self.certified,
+            relation=self.relation,
+            data=where.data,
+            seeds=len(self.accuracy),
+            **content,
+        )
+
+
+def train(request: Request, where: Experiment, cells: Sequence[Cell]) -> dict[Cell, Found]:
+    """Every cell, computed once; methods that epsilon or c does not change share their runs."""
+    unique = list(dict.fromkeys(cells))
+    digest = _digest(where.records)
+    numbers = request.through([_piece(where, cell, digest) for cell in unique])
+    return {cell: _found(where, cell, of_it) for cell, of_it in zip(unique, numbers, strict=True)}
+
+
+def _piece(where: Experiment, cell: Cell, digest: str) -> Piece:
+    method = cell.method(where.epochs)
+    each = where.rows * (USERS if isinstance(method, FM) else 1)
+    return Piece(
+        label=cell.label,
+        key={
+            "training": "autoencoder",
+            "records": digest,
+            "method": method.fingerprint,
+            "lr": cell.rate,
+            "epochs": where.epochs,
+            "runs": where.runs,
+            "sigma": cell.sigma,
+            "code": CODE,
+        },
+        compute=partial(_compute, where, method, cell),
+        steps=each * where.epochs,
+    )
+
+
+def _compute(where: Experiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
+    chosen = where.records.pooled() if isinstance(method, FM) else where.records
+    schedule = Schedule(lr=cell.rate, epochs=where.epochs)
+    training = Training(
+        chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=CODE
+    )
+
+    def tell(done: int, of: int) -> None:
+        del of
+        on_step(done)
+
+    outcome = training.run(on_step=tell)
+    return {
+        "accuracy": outcome.accuracy.tolist(),
+        "mse": outcome.mse.tolist(),
+        "bce": outcome.bce.tolist(),
+        "diverged": int(outcome.diverged.sum()),
+        "seconds": outcome.seconds_per_epoch,
+        "visits": outcome.visits,
+    }
+
+
+def _found(where: Experiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
+    method = cell.method(where.epochs)
+    claimed = certified = None
+    relation = ""
+    if not isinstance(method, NonPrivate):
+        claimed = cell.epsilon
+        certified = _certified(method, where.records, int(numbers["visits"]))
+        relation = method.relation if math.isfinite(certified) else ""
+    return Found(
+        cell=cell,
+        **{name: tuple(numbers[name]) for name in ("accuracy", "mse", "bce")},
+        diverged=int(numbers["diverged"]),
+        seconds=float(numbers["seconds"]),
+        claimed=claimed,
+        certified=certified,
+        relation=relation,
+    )
+
+
+def _certified(method: Functional | OutputSGD, data: Records, visits: int) -> float:
+    """Of one row of the user's table, over the whole schedule.
+
+    Copies of a row among the samples share its one release; every visit of a copy costs. Infinite
+    where columns were scaled by what all records decide.
+    """
+    if data.unproved:
+        return math.inf
+    if isinstance(method, OutputSGD):
+        return method.epsilon_certified(visits=visits * data.copies)
+    return method.epsilon_certified(visits=visits)
+
+
+def _digest(data: Records) -> str:
+    """Of everything that training sees."""
+    made = hashlib.sha256(f"{data.source} {data.columns}".encode())
+    for part in (data.train, data.test):
+        made.update(str(tuple(part.shape)).encode())
+        made.update(part.contiguous().numpy().tobytes())
+    return made.hexdigest()
+
+
+def gains(
+    found: Mapping[Cell, Found], first: str, second: str, sigma: float, epsilons: Sequence[float]
+) -> list[float]:
+    """Of each run: the mean over epsilon of the first method's accuracy minus the second's.
+
+    Runs with the same seed begin with the same weights, so differences are taken run by run.
+    """
+    pairs = [
+        (
+            found[Cell(name=first, epsilon=epsilon, sigma=sigma)].accuracy,
+            found[Cell(name=second, epsilon=epsilon, sigma=sigma)].accuracy,
+        )
+        for epsilon in epsilons
+    ]
+    runs = range(len(pairs[0][0]))
+    return [statistics.fmean(a[run] - b[run] for a, b in pairs) for run in runs]
+
+
+def curve(label: str, x: Sequence[float], found: Sequence[Found]) -> Line:
+    """Accuracies with their 95 % intervals over the runs."""
+    means = [one.mean for one in found]
+    return Line(label=label, x=x, y=[m.mean for m in means], half=[m.half for m in means])

@@ -1,0 +1,1 @@
+"""The trusted base: what a reviewer reads to believe an epsilon."""

@@ -1,0 +1,219 @@
+"""The history of a run as it happens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from types import MappingProxyType
+from typing import Any
+
+from ...base.errors import InvalidInput
+from ...base.validate import open_unit
+from . import events
+from .history import (
+    LEDGER_VERSION,
+    NOTHING,
+    Accountable,
+    Certificate,
+    Use,
+    certify_uses,
+    of_batches,
+    read_uses,
+)
+
+
+class Ledger:
+    """The history of a run: what was released, in which order, under which sampling.
+
+    ``record`` every release, then ask ``epsilon`` or ``certify``. ``state_dict`` holds plain JSON
+    values, and a ledger that loads it continues the history.
+
+    Args:
+        seeded: the noise of this run can be reproduced from a seed, so whoever knows the seed sees
+            the records: ``epsilon`` is infinite and ``epsilon_if_seed_secret`` tells the rest.
+        batched: gradients come out of passes over whole batches: no entry, of a loaded history
+            either, then certifies released bits without that condition (``BATCHED_BITS``).
+    """
+
+    def __init__(self, *, seeded: bool = False, batched: bool = False) -> None:
+        self._seeded = seeded
+        self.batched = batched
+        self._uses: list[Use] = []
+        self._taints: list[str] = []
+        self._conditions: list[str] = []
+        self._joined = True
+        """Whether the next shuffled batch is known to continue the last one recorded here."""
+
+    @property
+    def seeded(self) -> bool:
+        """Whether any part of the history used a seed."""
+        return self._seeded
+
+    @property
+    def taints(self) -> tuple[str, ...]:
+        """Why the releases so far are certified for nothing; empty where they are not tainted."""
+        return tuple(self._taints)
+
+    def taint(self, reason: str) -> None:
+        """State that releases recorded here may not have been what they were recorded as.
+
+        Nothing is certified from then on, in loaded copies of the history neither: a release
+        cannot be taken back. ``reason`` stands in every certificate's notes.
+        """
+        if reason not in self._taints:
+            self._taints.append(reason)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """What the caller vouches for, beyond what was checked; certificates hold if it is true."""
+        return tuple(self._conditions)
+
+    def assume(self, condition: str) -> None:
+        """State something that every certificate of this history takes for granted from now on."""
+        if condition not in self._conditions:
+            self._conditions.append(condition)
+
+    @property
+    def steps(self) -> int:
+        """Releases recorded so far."""
+        return sum(use.count for use in self._uses)
+
+    def record(
+        self,
+        mechanism: Accountable,
+        *,
+        sample_rate: float,
+        sampling: str = "poisson",
+        dataset_size: int | None = None,
+        count: int = 1,
+        dimension: int | None = None,
+    ) -> None:
+        """Add ``count`` releases. Needs no dp-accounting.
+
+        Raises:
+            InvalidInput: an argument out of range.
+        """
+        use = Use.of(
+            mechanism,
+            sampling=sampling,
+            sample_rate=sample_rate,
+            dataset_size=dataset_size,
+            count=count,
+            dimension=dimension,
+        )
+        if use.count:
+            self._append(self._stated(use))
+
+    def _stated(self, use: Use) -> Use:
+        """The entry with what may be said of gradients such as these."""
+        if not self.batched:
+            return use
+        return replace(use, certified_for=of_batches(use.certified_for))
+
+    def _append(self, use: Use) -> None:
+        last = self._uses[-1] if self._uses else None
+        continues = self._joined or use.sampling != "shuffled"
+        if last is not None and continues and _same(last, use):
+            self._uses[-1] = replace(last, count=last.count + use.count)
+            return
+        # A record meets a shuffled mechanism once per epoch, and an epoch may have begun under
+        # other noise or before a resume: then assume the worst position in it.
+        known = self._joined and not any(u.sampling == "shuffled" for u in self._uses)
+        self._uses.append(replace(use, phase=0 if known else None))
+        self._joined = True
+
+    def certify(self, delta: float) -> Certificate:
+        """The certificate of everything recorded so far."""
+        secret = self.certify_if_seed_secret(delta)
+        if not self._seeded:
+            return secret
+        note = "the noise comes from a known seed: no privacy against anyone who has it"
+        return _nothing(secret, [note])
+
+    def certify_if_seed_secret(self, delta: float) -> Certificate:
+        """The certificate that would hold if nobody knew the seed."""
+        certificate = certify_uses(self._uses, delta)
+        conditions = [f"holds if {condition}" for condition in self._conditions]
+        certificate = replace(certificate, notes=(*certificate.notes, *conditions))
+        return _nothing(certificate, self._taints) if self._taints else certificate
+
+    def epsilon(self, delta: float) -> float:
+        """Certified epsilon so far; infinite for a seeded run."""
+        open_unit(delta=delta)
+        return math.inf if self._seeded else self.epsilon_if_seed_secret(delta)
+
+    def epsilon_if_seed_secret(self, delta: float) -> float:
+        """Epsilon so far under the assumption that nobody knows the seed."""
+        return self.certify_if_seed_secret(delta).epsilon
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history as plain JSON values."""
+        state: dict[str, Any] = {
+            "version": LEDGER_VERSION,
+            "seeded": self._seeded,
+            "entries": [_entry(use) for use in self._uses],
+        }
+        for name, reasons in (("taints", self._taints), ("conditions", self._conditions)):
+            if reasons:
+                state[name] = list(reasons)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the history by a saved one; what follows is added to it.
+
+        A seeded history stays seeded, and a seeded ledger that loads an unseeded one too; so does
+        what taints it.
+
+        Raises:
+            InvalidInput: not a ledger's state; the ledger is then unchanged.
+        """
+        uses, seeded = read_uses(state)
+        taints, conditions = _read_texts(state, "taints"), _read_texts(state, "conditions")
+        self._taints += [reason for reason in taints if reason not in self._taints]
+        self._conditions += [each for each in conditions if each not in self._conditions]
+        self._uses = [self._stated(use) for use in uses]
+        self._seeded, self._joined = self._seeded or seeded, False
+
+
+def _nothing(certificate: Certificate, notes: Sequence[str]) -> Certificate:
+    """The certificate of the same history that certifies nothing, and why."""
+    return Certificate(
+        epsilon=math.inf,
+        delta=certificate.delta,
+        relation=certificate.relation,
+        accountant="none",
+        event=json.dumps(events.non_private()),
+        bounds=MappingProxyType({}),
+        certified_for=NOTHING,
+        notes=(*notes, *certificate.notes),
+    )
+
+
+def _read_texts(state: Mapping[str, Any], name: str) -> list[str]:
+    texts = state.get(name, [])
+    if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+        return texts
+    raise InvalidInput(
+        f"state.{name}",
+        expected="a list of sentences",
+        got=repr(texts)[:80],
+        remedy="Pass what Ledger.state_dict() returned.",
+    )
+
+
+def _entry(use: Use) -> dict[str, Any]:
+    """As JSON values; a variation of 0 is left out, as before there was one."""
+    entry = asdict(use)
+    if not use.variation:
+        del entry["variation"]
+    return entry
+
+
+_WHAT = tuple(each.name for each in fields(Use) if each.name not in ("count", "phase"))
+
+
+def _same(one: Use, other: Use) -> bool:
+    """Whether two entries differ in when and how often at most; asked at every step."""
+    return all(getattr(one, name) == getattr(other, name) for name in _WHAT)

@@ -1,0 +1,515 @@
+"""One private step: owns the plan, the key, the step counter and the ledger.
+
+``add`` and ``finish`` are the only calls that spend privacy. A logical step may add any number of
+physical batches, or none (an empty Poisson draw): the noise is drawn once, in ``finish``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from ..base import validate as check
+from ..base.dispatch import BACKENDS
+from ..base.errors import InvalidInput, PrivacyError
+from ..base.phase import CLIP, LEARN, NOISE, UPDATE, phase
+from ..base.rng import Key
+from ..ops import clip, update
+from ..ops._count import Count
+from ..privacy.accounting import Certificate, Ledger
+from ..privacy.mechanisms.base import Mechanism
+from ..privacy.mechanisms.plan import Plan
+from . import release as releasing
+from . import sums as summing
+from .checks import (
+    check_optimizer,
+    check_per_sample,
+    check_schedule,
+    check_sum,
+    check_updates,
+    checked_key,
+    checked_mechanism,
+    checked_params,
+)
+from .noise import noise_of
+from .noise_tables.source import NoiseSource
+from .release_checks import check_importance, check_ready, check_samples
+from .report import step_report
+from .state import load, state_of
+from .supply import Supply
+
+Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
+"""Which parameters a rule updates, and what it remembers of them."""
+
+WATCHED = "an audit sees the sums of this run without noise, and knows its seed"
+"""Why a step with a watcher certifies nothing."""
+
+GRADIENTS = ("given", "batched")
+"""Whether a sample's gradient is known to depend on its record alone."""
+
+
+class Watcher(Protocol):
+    """An audit that compares the clipped sums of two runs (``DPStep.watch``)."""
+
+    def added(self, result: clip.ClipResult) -> None:
+        """Take note of one physical batch: its norms, in the order of its samples."""
+
+    def summed(self, sums: list[torch.Tensor]) -> None:
+        """Take note of the sums that are noised next, or put others into the list."""
+
+
+class DPStep:
+    """Clip, sum, noise and update for a fixed list of parameters.
+
+    Args:
+        mechanism: a configuration such as ``mechanisms.DPSGD``.
+        params: the trained parameters, floating, on one device; their order is frozen and decides
+            where each one's noise stands in the stream. With ``optimizer`` they are contiguous and
+            of one dtype, float32 or float64.
+        expected_batch_size: public number by which the noisy sum is divided.
+        average: False leaves that division out.
+        sample_rate: probability with which each record joins a step; for the ledger.
+        sampling: ``poisson``, ``fixed`` or ``shuffled``: how batches are really drawn.
+        dataset_size: needed by ``fixed`` sampling; public.
+        optimizer: an ``ops.update`` rule applied by ``finish``, or None to get gradients back. May
+            be replaced between steps by one of the same kind (learning-rate schedules).
+        unsafe_seed: reproducible noise; the certified epsilon is then infinite.
+        key: a key that several processes share, instead of a new one.
+        rounds: ChaCha rounds of a new key, 20, 12 or 8.
+        reduce: called once in ``finish`` to add up the list of sums over processes, in place, or,
+            with ``shards``, to leave this process's part of each; all of them then draw the same
+            noise, from a shared ``key``.
+        backend: who runs the ops; None leaves it to dpkern.
+        noise_source: who makes the draws (``dpkern.noise_tables``), for this step alone; None: the
+            update itself.
+        gradients: where those of single samples come from. ``given``: row b depends on record b
+            alone, to the last bit, which the caller vouches for. ``batched``: out of a model's
+            passes over batches, where rounding may depend on who else is there; exact sums are
+            then certified under that condition (``accounting.history.BATCHED_BITS``).
+
+    Raises:
+        InvalidInput: parameters or numbers that do not fit.
+        PrivacyError: a noise source that serves another step.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        params: Iterable[torch.Tensor],
+        *,
+        expected_batch_size: float,
+        average: bool = True,
+        sample_rate: float,
+        sampling: str = "poisson",
+        dataset_size: int | None = None,
+        optimizer: update.Rule | None = None,
+        unsafe_seed: int | None = None,
+        key: Key | None = None,
+        rounds: int = 20,
+        reduce: Callable[[list[torch.Tensor]], None] | None = None,
+        backend: str | None = None,
+        noise_source: NoiseSource | None = None,
+        gradients: str = "given",
+    ) -> None:
+        self._supply = Supply(noise_source)
+        self._mechanism = self._first_mechanism = checked_mechanism(mechanism)
+        check_optimizer(optimizer)
+        self.params = checked_params(params, fused=optimizer is not None)
+        check.choice((None, *BACKENDS), backend=backend)
+        self.memory = mechanism.memory(self.params)
+        """What the mechanism has learnt from its noisy outputs; None: it does not adapt."""
+        self.plan = self._planned(mechanism)
+        self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
+        self.gradient_scale = 1 / self.expected_batch_size if average else 1.0
+        self.sampling: dict[str, Any] = {
+            "sampling": sampling,
+            "sample_rate": sample_rate,
+            "dataset_size": dataset_size,
+        }
+        self.key = checked_key(key, unsafe_seed, rounds)
+        check.choice(GRADIENTS, gradients=gradients)
+        self.ledger = Ledger(seeded=self.key.seeded, batched=gradients == "batched")
+        self._record(count=0)  # checks the sampling arguments
+        self.backend = backend
+        self.steps = 0
+        self._nonfinite: Count = 0
+        self.words = {"produced": 0, "consumed": 0}
+        self.shards: summing.Shards | None = None
+        """Set where ``params`` only show the shapes and each process updates its part."""
+        self._reduce = reduce
+        self._optimizer = optimizer
+        self.optimizer_state = optimizer.init(self.params) if optimizer is not None else None
+        self._sums: tuple[torch.Tensor, ...] | None = None
+        self._raw: list[torch.Tensor] | None = None
+        self._importance: list[torch.Tensor] | None = None
+        self._added = 0
+        self._watcher: Watcher | None = None
+        self.calibrated_to: str | None = None
+        """For the report: which epsilon the noise was calibrated to, if it was."""
+        self._supply.bind(self)
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The configuration; a schedule may replace its noise and bounds between steps."""
+        return self._mechanism
+
+    @mechanism.setter
+    def mechanism(self, mechanism: Mechanism) -> None:
+        if mechanism == self._mechanism:
+            return
+        check_schedule(self._mechanism, mechanism)
+        if self._sums is not None:
+            raise PrivacyError(
+                "mechanism",
+                expected="a change between steps",
+                got="sums that were clipped by the old configuration",
+                remedy="Call finish() first.",
+            )
+        self._mechanism, self.plan = mechanism, self._planned(mechanism)
+
+    @property
+    def nonfinite(self) -> int:
+        """Samples dropped because a gradient was not finite (a diagnostic, not private)."""
+        return int(self._nonfinite)  # on a device the host waits for the count here
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether samples have been added that ``finish`` has not released."""
+        return self._sums is not None
+
+    @property
+    def optimizer(self) -> update.Rule | None:
+        """The rule that ``finish`` applies."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, rule: update.Rule | None) -> None:
+        check_optimizer(rule)
+        old = self._optimizer
+        same = rule is not None and old is not None and rule.buffer_names() == old.buffer_names()
+        if not same:
+            raise InvalidInput(
+                "optimizer",
+                expected=f"a rule with the buffers of {type(old).__name__}",
+                got=type(rule).__name__,
+                remedy="Change numbers with dataclasses.replace(step.optimizer, lr=...).",
+            )
+        self._optimizer = rule
+
+    def add(
+        self,
+        per_sample: Sequence[torch.Tensor] | None = None,
+        *,
+        sum: clip.ClipResult | None = None,
+        released: bool = False,
+    ) -> None:
+        """Add the samples of one physical batch to the current step.
+
+        Args:
+            per_sample: gradients ``[B, *shape]``, one tensor per parameter; clipped here.
+            sum: a clipped sum with its proved bound, made by ``ops.clip.clip_sum``; the first one
+                of a step is taken over, not copied. Float sums have the parameters' shapes, exact
+                ones those of the plan's release coordinates.
+            released: ``per_sample`` holds release coordinates ``[B, *block.release_shape]``.
+
+        Raises:
+            InvalidInput: both or neither given, or tensors that do not fit the parameters.
+            PrivacyError: a sum whose bound, unit or arithmetic is not the plan's, or a noise
+                source that can make no draws.
+        """
+        if (per_sample is None) == (sum is None):
+            raise InvalidInput(
+                "add",
+                expected="either per_sample= or sum=",
+                got="both" if sum is not None else "neither",
+                remedy="Pass per-sample gradients, or a ClipResult.",
+            )
+        self._supply.prepare(self)
+        with phase(CLIP):
+            if per_sample is not None:
+                result = self._clipped(per_sample, released)
+            else:
+                assert sum is not None
+                result = self._taken_over(sum)
+        if self._watcher is not None:
+            self._watcher.added(result)
+        self._raw = releasing.joined(self._raw, result.raw)
+        self._added += result.batch_size
+        self._nonfinite = self._nonfinite + result.nonfinite
+
+    def drop(self) -> None:
+        """Forget the samples of the unfinished step; nothing of them is released."""
+        self._sums, self._raw, self._importance, self._added = None, None, None, 0
+
+    @property
+    def watched(self) -> bool:
+        """Whether an audit sees the sums without noise; nothing is certified then."""
+        return self._watcher is not None
+
+    def watch(self, watcher: Watcher) -> None:
+        """Show the sums of every step to an audit, before their noise.
+
+        Raises:
+            PrivacyError: a key that nobody knows: what it protects is certified.
+        """
+        if not self.key.seeded:
+            raise PrivacyError(
+                "watch",
+                expected="a step with a known seed, which certifies nothing",
+                got="a secret key",
+                remedy="Pass unsafe_seed=: an audit sees sums without noise.",
+            )
+        self._watcher = watcher
+
+    def set_importance(self, means: Sequence[torch.Tensor]) -> None:
+        """The mean gradient that the step's noise is shaped by (``Importance.source`` "full").
+
+        It is clipped and noised in ``finish``; nothing of it is kept or saved.
+
+        Raises:
+            InvalidInput: a mechanism that takes none, or tensors that do not fit the parameters.
+        """
+        check_importance(means, self.params, self.plan)
+        self._importance = [mean.detach() for mean in means]
+
+    def finish(self, updates: Updates | None = None) -> list[torch.Tensor | None] | None:
+        """Draw the step's noise, record the release, and update the parameters.
+
+        ``gradient = gradient_scale * noisy sum``. Each parameter's noise is drawn once.
+
+        Args:
+            updates: without an ``optimizer`` of its own, the parameters (by index) that rules
+                update in one pass over memory, each with its state.
+
+        Returns:
+            None if there is an optimizer, else the noisy gradients, with None in the place of
+            parameters that ``updates`` names.
+
+        Raises:
+            InvalidInput: indices, rules or states that do not fit; nothing is released.
+            DPKernError: whatever a noise source met with; nothing is released.
+        """
+        held = self.params if self.shards is None else list(self.shards.tensors)
+        if updates is None and self._optimizer is not None:
+            assert self.optimizer_state is not None
+            updates = [(range(len(self.params)), self._optimizer, self.optimizer_state)]
+        else:
+            updates = check_updates(updates, held, self._optimizer)
+        check_ready(self.plan, shards=self.shards is not None, importance=self._importance)
+        with phase(NOISE):
+            samples = self._samples()
+        with phase(CLIP):
+            sums = list(self._accumulators(0))
+        draws = self._supply.take(self, samples)
+        try:
+            with phase(UPDATE):
+                return self._finish(updates, held, sums, samples, draws)
+        finally:
+            self._supply.done()
+
+    def _finish(
+        self,
+        updates: Updates,
+        held: Sequence[torch.Tensor],
+        sums: list[torch.Tensor],
+        samples: int | None,
+        draws: update.Draws | None,
+    ) -> list[torch.Tensor | None] | None:
+        """Release with these draws, which nobody has seen; None: with what the streams give."""
+        sums = self._begin(sums)
+        offsets = None if self.shards is None else self.shards.offsets
+        noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
+        left = set(range(len(sums))).difference(*(indices for indices, _, _ in updates))
+        ready = self._gradients(sums, noise_now, left)
+        numbers: dict[str, Any] = {"scale": self.gradient_scale, "backend": self.backend}
+        for group in updates:
+            releasing.step_group(group, held, sums, ready, noise_now, **numbers)
+        if self._optimizer is not None:
+            return None
+        return [ready[i].to(p.dtype) if i in left else None for i, p in enumerate(self.params)]
+
+    def _samples(self) -> int | None:
+        """Samples of this step, where the noise depends on them.
+
+        Raises:
+            PrivacyError: another number than the plan was certified for; nothing is released.
+        """
+        if self.plan.noise_point == "per_batch":
+            return None
+        total = [torch.tensor([self._added], dtype=torch.int64, device=self.params[0].device)]
+        if self._reduce is not None:
+            self._reduce(total)
+        samples = int(total[0])
+        check_samples(samples, self.plan.samples)
+        return samples if self.plan.noise_by_samples else None
+
+    def _begin(self, sums: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Record the release of the current step; its sums are then those of all processes."""
+        raw, means = self._raw, self._importance
+        self.steps += 1
+        # Recorded first: a release that fails half-way counts as one that happened.
+        self._record()
+        self.drop()
+        if self._reduce is not None:
+            self._reduce(sums)
+        if self._watcher is not None:
+            self._watcher.summed(sums)
+        for name, words in self._supply.words(self.plan).items():
+            self.words[name] += words
+        if self.plan.importance is not None:
+            releasing.weigh(self, self.plan.importance, raw, means)
+            sums = releasing.signals(sums, self.plan)
+        return sums
+
+    def _gradients(
+        self, sums: Sequence[torch.Tensor], drawn: update.Noise | None, left: set[int]
+    ) -> dict[int, torch.Tensor]:
+        """The noisy gradients to hand out, and those that the fused update cannot make."""
+        learns, direct = self.memory is not None, self.plan.direct
+        if direct and not (learns or left):
+            return {}
+        ready = {
+            block.index: releasing.gradient(
+                sums[block.index],
+                block,
+                drawn,
+                dtype=clip.sum_dtype(self.params[block.index].dtype),
+                exact=self.plan.arithmetic == "exact",
+                scale=self.gradient_scale,
+                backend=self.backend,
+            )
+            for block in self.plan.blocks
+            if learns or block.index in left or not (direct or block.fused)
+        }
+        if self.memory is not None:
+            self.memory.to(self.params[0].device)
+            with phase(LEARN):
+                self._mechanism.learn(self.memory, list(ready.values()))
+                self._replan()
+        return ready
+
+    def draw_as(self, sampling: str, sample_rate: float, dataset_size: int | None) -> None:
+        """Batches are drawn otherwise from now on; earlier steps keep their entries in the ledger.
+
+        Raises:
+            InvalidInput: numbers out of range; nothing was changed.
+        """
+        before = self.sampling
+        self.sampling = {
+            "sampling": sampling,
+            "sample_rate": sample_rate,
+            "dataset_size": dataset_size,
+        }
+        try:
+            self._record(count=0)  # checks the sampling arguments
+        except InvalidInput:
+            self.sampling = before
+            raise
+
+    def _record(self, count: int = 1) -> None:
+        self.ledger.record(self._supply.covered(self.plan), count=count, **self.sampling)
+
+    def _planned(self, mechanism: Mechanism) -> Plan:
+        return mechanism.plan([tuple(p.shape) for p in self.params], self.memory)
+
+    def _replan(self) -> None:
+        plan = self._planned(self.mechanism)
+        releasing.check_same_event(self.plan, plan)
+        self.plan = plan
+
+    def taint(self, reason: str) -> None:
+        """State that releases so far may not have been clipped and sampled as recorded.
+
+        They are then certified for nothing, also after a checkpoint; nothing is changed where
+        nothing was released.
+        """
+        if self.steps:
+            self.ledger.taint(reason)
+
+    def certify(self, delta: float) -> Certificate:
+        """The certificate of all steps so far (``accounting.Certificate``)."""
+        certificate = self.ledger.certify(delta)
+        if self._watcher is None:
+            return certificate
+        return replace(certificate, notes=(WATCHED, *certificate.notes))
+
+    def epsilon(self, delta: float) -> float:
+        """Certified epsilon so far; infinite without noise or with a known seed."""
+        return self.ledger.epsilon(delta)
+
+    def epsilon_if_seed_secret(self, delta: float) -> float:
+        """Epsilon so far if nobody knew the seed."""
+        return self.ledger.epsilon_if_seed_secret(delta)
+
+    def report(self, delta: float) -> dict[str, Any]:
+        """What was released and what is certified, as JSON values."""
+        return step_report(self, delta)
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the noise came from: the source, and how its words were used."""
+        return self._supply.provenance(self.words)
+
+    @property
+    def noise_warning(self) -> str:
+        """Why the noise source protects nothing; empty where it does."""
+        return self._supply.warning
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs: counter, history, optimizer, memory; no key, no counts.
+
+        Raises:
+            PrivacyError: between ``add`` and ``finish``, where the state would hold sums without
+                noise.
+        """
+        return state_of(self)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue a saved run: its history stays, an unseeded run goes on with its fresh key.
+
+        Raises:
+            InvalidInput: a state of other parameters, another mechanism or another seed.
+            PrivacyError: this DPStep has steps of its own, which the loaded history would forget.
+        """
+        load(self, state)
+
+    def _accumulators(self, more: int) -> summing.Sums:
+        """The sums so far, or zeros, wide enough for ``more`` samples."""
+        samples, wide = self._added + more, self._reduce is not None
+        return summing.accumulators(self._sums, self.params, self.plan, samples, wide=wide)
+
+    def _join(self, result: clip.ClipResult) -> None:
+        if self._sums is None:
+            self._sums = summing.adopted(result.sums, self.params, self.plan)
+            return
+        sums = self._accumulators(result.batch_size)
+        for mine, theirs in zip(sums, result.sums, strict=True):
+            mine.add_(theirs)
+        self._sums = sums
+
+    def _taken_over(self, given: clip.ClipResult) -> clip.ClipResult:
+        check_sum(given, self.params, self.plan)
+        plan = self.plan
+        if plan.mapped and plan.arithmetic == "float" and not plan.maps_late:
+            given = replace(given, sums=tuple(releasing.signals(given.sums, plan)))
+        self._join(given)
+        return given
+
+    def _clipped(self, per_sample: Sequence[torch.Tensor], released: bool) -> clip.ClipResult:
+        plan = self.plan
+        check_per_sample(per_sample, self.params, plan, released=released)
+        if not released and (plan.mapped or plan.needs_raw):
+            result = releasing.clipped(per_sample, plan, self.backend)
+            self._join(result)
+            return result
+        if len({p.dtype for p in self.params}) > 1 or per_sample[0].dtype is torch.float16:
+            alike = summing.common_dtype(per_sample)
+            result = summing.clipped(alike, plan, None, self.backend)
+            self._join(replace(result, sums=summing.adopted(result.sums, self.params, plan)))
+            return result
+        out = self._accumulators(int(per_sample[0].shape[0]))
+        result = summing.clipped(per_sample, plan, out, self.backend)
+        self._sums = out
+        return result

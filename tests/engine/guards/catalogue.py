@@ -1,0 +1,40 @@
+"""All loops, by class: those that must train, and those that must not."""
+
+from __future__ import annotations
+
+from tests.engine.guards import (
+    empty,
+    forward_mixing,
+    losses,
+    outside,
+    right_batches,
+    right_inputs,
+    right_loops,
+    right_losses,
+    rows,
+    sampling,
+    state,
+    untyped,
+    whose_samples,
+)
+from tests.engine.guards.kit import Loop
+
+TABLES = [
+    whose_samples.TABLE,
+    sampling.TABLE,
+    forward_mixing.TABLE,
+    state.TABLE,
+    rows.TABLE,
+    losses.TABLE,
+    outside.TABLE,
+    empty.TABLE,
+    untyped.TABLE,
+    right_batches.TABLE,
+    right_inputs.TABLE,
+    right_losses.TABLE,
+    right_loops.TABLE,
+]
+
+LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]
+
+__all__ = ["LOOPS", "TABLES", "Loop"]

@@ -1,0 +1,245 @@
+"""Ways around the states of tensors: shared memory, hooks, public passes, writes, places."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpkern.base.errors import DPKernError, PrivacyError, UnsupportedModule
+from dpkern.engine.optimizer import PUBLIC
+from dpkern.engine.provenance.escapes import DECIDED
+from dpkern.engine.provenance.leaves import OWN_FUNCTIONS
+from dpkern.engine.provenance.meeting import PLACES
+from tests.engine.engine_run import Run
+
+Body = Callable[[Run, Tensor, Tensor, int], Any]
+
+
+def train(body: Body, module: nn.Module | None = None) -> Run:
+    run = Run(noise_multiplier=1.0, unsafe_seed=None, **({"module": module} if module else {}))
+    for i, (x, y) in enumerate(run.loader):
+        run.optimizer.zero_grad()
+        body(run, x, y, i)
+        run.optimizer.step()
+    return run
+
+
+def plain(run: Run, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(run.module(x), y).backward()
+
+
+def hooked(hook: Callable[[Tensor], Tensor | None]) -> Body:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        out = run.module(x)
+        out.register_hook(hook)
+        F.cross_entropy(out, y).backward()
+
+    return body
+
+
+def public(loss: Callable[[Run, Tensor, Tensor], Tensor]) -> Body:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        plain(run, x, y)
+        with run.engine.public():
+            loss(run, x, y).backward()
+
+    return body
+
+
+def written(write: Callable[[nn.Linear, Tensor], Any]) -> Body:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        with torch.no_grad():
+            write(run.module[0], x)  # type: ignore[index]
+        plain(run, x, y)
+
+    return body
+
+
+def added_later(add: Callable[[nn.Module], Any]) -> Body:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        if i == 1:
+            add(run.module[1])  # type: ignore[index]
+        plain(run, x, y)
+
+    return body
+
+
+def mean_row(x: Tensor) -> Tensor:
+    return x.mean(0).expand(6, 4).clone()
+
+
+REFUSED: dict[str, Body] = {
+    "hook by the spread of the batch": hooked(lambda g: g / (g.std(0) + 1e-3)),
+    "hook by the norm of the batch": hooked(lambda g: g / g.norm()),
+    "hook that centres": hooked(lambda g: g - g.mean(0)),
+    "hook that flips": hooked(lambda g: g.flip(0)),
+    "module hook that flips, added later": added_later(
+        lambda m: m.register_full_backward_hook(lambda m, gi, go: (gi[0].flip(0),))
+    ),
+    "module hook by the norm, added later": added_later(
+        lambda m: m.register_full_backward_hook(lambda m, gi, go: (gi[0] / gi[0].norm(),))
+    ),
+    "parameter on samples in public": public(lambda r, x, y: F.linear(x, r.module[0].weight).sum()),
+    "penalty towards the samples in public": public(
+        lambda r, x, y: (r.module[0].weight - x.mean(0)).square().sum()
+    ),
+    "labels of samples in public": public(
+        lambda r, x, y: F.cross_entropy(r.module(torch.ones(len(x), 4)), y)
+    ),
+    "copy into a parameter": written(lambda m, x: m.weight.copy_(mean_row(x))),
+    "copy into its data": written(lambda m, x: m.weight.data.copy_(mean_row(x))),
+    "average into a parameter": written(lambda m, x: m.weight.lerp_(mean_row(x), 0.1)),
+    "data set": written(lambda m, x: setattr(m.weight, "data", mean_row(x))),
+    "first rows only": lambda r, x, y, i: F.cross_entropy(r.module(x[:1]), y[:1]).backward(),
+    "output gradients of other samples": lambda r, x, y, i: F.cross_entropy(
+        r.module(x), y, reduction="none"
+    ).backward(y.float() / (1 + y.sum())),
+    "other model calibrated": lambda r, x, y, i: F.batch_norm(
+        x, torch.zeros(4), torch.ones(4), training=True
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("name", REFUSED)
+def test_samples_do_not_get_around_the_clipping(name: str) -> None:
+    with pytest.raises(DPKernError):
+        train(REFUSED[name])
+
+
+def test_memory_given_to_others_is_a_copy() -> None:
+    run = Run()
+    x, _ = next(iter(run.loader))
+    before = x.sum().item()
+    array = x.numpy()
+    array -= array.mean(0)
+    torch.from_dlpack(x).zero_()
+    x.as_subclass(Tensor).zero_()
+    assert x.sum().item() == before
+
+
+CONDITIONS: dict[str, tuple[Body, str]] = {
+    "decision": (lambda r, x, y, i: plain(r, -x if (x.max() > 9).any() else x, y), DECIDED),
+    "weights by place": (
+        lambda r, x, y, i: (
+            (F.cross_entropy(r.module(x), y, reduction="none") * torch.arange(len(x)))
+            .mean()
+            .backward()
+        ),
+        PLACES,
+    ),
+    "part of the losses by place": (
+        lambda r, x, y, i: F.cross_entropy(r.module(x)[:2], y[:2]).backward(),
+        PLACES,
+    ),
+    "penalty in public": (public(lambda r, x, y: r.module[0].weight.square().sum()), PUBLIC),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_what_cannot_be_followed_is_a_condition(name: str) -> None:
+    body, condition = CONDITIONS[name]
+    assert condition in train(body).engine.step.ledger.conditions
+    assert condition not in train(lambda r, x, y, i: plain(r, x, y)).engine.step.ledger.conditions
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g / g.norm()
+
+
+def test_autograd_functions_of_the_loop_are_a_condition() -> None:
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        F.cross_entropy(Doubled.apply(run.module(x)), y).backward()
+
+    try:
+        conditions = train(body).engine.step.ledger.conditions
+    except (PrivacyError, UnsupportedModule):
+        return  # or refused, where its result cannot be followed
+    assert OWN_FUNCTIONS in conditions
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, mix: bool = False) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(h - h.mean(0).detach() if mix else Doubled.apply(h))
+
+
+class Careful(Normed):
+    def forward(self, x: Tensor, mix: bool = False) -> Tensor:
+        h = self.first(x).tanh()
+        if torch.isnan(h).any():
+            h = torch.zeros_like(h)
+        return self.last(h - h.mean(0).detach() if mix else h)
+
+
+def test_backward_passes_that_are_not_linear_are_refused() -> None:
+    with pytest.raises(UnsupportedModule, match="other samples"):
+        train(lambda r, x, y, i: plain(r, x, y), Normed())
+
+
+def test_samples_that_are_not_finite_must_not_change_others() -> None:
+    with pytest.raises(UnsupportedModule, match="not finite"):
+        train(lambda r, x, y, i: plain(r, x, y), Careful())
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_flag_of_the_pass_is_another_pass(by_name: bool) -> None:
+    class Flagged(Normed):
+        def forward(self, x: Tensor, mix: bool = False) -> Tensor:
+            h = self.first(x).tanh()
+            return self.last(h - h.mean(0).detach() if mix else h)
+
+    def body(run: Run, x: Tensor, y: Tensor, i: int) -> None:
+        out = run.module(x, mix=i > 2) if by_name else run.module(x, i > 2)
+        F.cross_entropy(out, y).backward()
+
+    with pytest.raises(UnsupportedModule, match="other samples"):
+        train(body, Flagged())
+
+
+def test_a_thread_may_read_the_loader_ahead() -> None:
+    run = Run()
+    batches: queue.Queue[Any] = queue.Queue(2)
+
+    def feed() -> None:
+        for batch in run.loader:
+            batches.put(batch)
+        batches.put(None)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    while (batch := batches.get(timeout=30)) is not None:
+        run.optimizer.zero_grad()
+        plain(run, *batch)
+        run.optimizer.step()
+    thread.join()
+    assert run.engine.step.steps == 6
+
+
+def test_the_collation_of_a_run_stays() -> None:
+    run = Run()
+    with pytest.raises(PrivacyError, match="collate_fn"):
+        run.loader.collate_fn = list
+
+
+def test_hooks_that_look_or_scale_each_row_are_fine() -> None:
+    assert train(hooked(lambda g: None)).engine.step.steps == 6
+    by_row = hooked(lambda g: g / (g.norm(dim=1, keepdim=True) + 1e-3))
+    assert train(by_row).engine.step.steps == 6

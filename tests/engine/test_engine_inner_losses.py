@@ -1,0 +1,118 @@
+"""Losses that a module computes itself: read off the graph, compared by samples' gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from tests.engine.engine_run import Run
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class WithLoss(nn.Module):
+    """Returns its loss beside its logits, as Hugging Face's models do."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        self.loss = loss
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"loss": self.loss(logits, y, x), "logits": logits}
+
+
+def half_ignored(z: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    return F.cross_entropy(z, torch.where(x[:, 0] > 0, y, -100))
+
+
+def by_counts(z: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, weight=len(y) / (torch.bincount(y, minlength=2).float() + 1))
+
+
+RIGHT: dict[str, Loss] = {
+    "mean": lambda z, y, x: F.cross_entropy(z, y),
+    "class weights": lambda z, y, x: F.cross_entropy(z, y, weight=torch.tensor([1.0, 5.0])),
+    "ignored targets": half_ignored,
+    "scaled": lambda z, y, x: 0.5 * F.cross_entropy(z, y),
+    "two means": lambda z, y, x: F.cross_entropy(z, y) + 0.1 * z.square().mean(),
+}
+MIXED: dict[str, Loss] = {
+    "contrastive": lambda z, y, x: F.cross_entropy(z @ z.T, torch.arange(len(z))),
+    "centred": lambda z, y, x: (z - z.mean(0)).square().mean(),
+    "centred, detached": lambda z, y, x: (z - z.mean(0).detach()).square().mean(),
+    "weights of the batch": by_counts,
+    "root": lambda z, y, x: F.mse_loss(z[:, 0], y.float()).sqrt(),
+    "spread": lambda z, y, x: F.cross_entropy(z, y) + z.std(0).mean(),
+    "masked ratio": lambda z, y, x: (
+        (F.cross_entropy(z, y, reduction="none") * (y > 0)).sum() / (y > 0).sum()
+    ),
+    "largest": lambda z, y, x: F.cross_entropy(z, y, reduction="none").max(),
+    "hardest": lambda z, y, x: F.cross_entropy(z, y, reduction="none").topk(3)[0].mean(),
+    "divided by its value": lambda z, y, x: (
+        F.cross_entropy(z, y, reduction="none") / F.cross_entropy(z, y).detach()
+    ).mean(),
+}
+
+
+def train(run: Run) -> None:
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        run.module(x, y)["loss"].backward()
+        run.optimizer.step()
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_means_of_the_samples_own_terms_are_trained(name: str) -> None:
+    run = Run(module=WithLoss(RIGHT[name]), noise_multiplier=0.0)
+    train(run)
+    assert run.engine.step.steps == 6
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_others_are_refused_before_a_release(name: str) -> None:
+    run = Run(module=WithLoss(MIXED[name]), noise_multiplier=0.0)
+    with pytest.raises((UnsupportedModule, InvalidInput), match=r"loss|sample"):
+        train(run)
+    assert run.engine.step.steps == 0
+
+
+def test_each_record_is_divided_by_its_own_targets() -> None:
+    """Half of the targets ignored: each of the others counts as if its divisor were the batch."""
+    run = Run(module=WithLoss(half_ignored), noise_multiplier=0.0, max_grad_norm=1e6)
+    kept = {n: p.detach().clone() for n, p in run.module.named_parameters()}
+    x, y = next(iter(run.loader))
+    run.module(x, y)["loss"].backward()
+    run.optimizer.step()
+    plain = WithLoss(half_ignored)
+    plain.load_state_dict(kept)
+    raw, targets = x.as_subclass(Tensor), y.as_subclass(Tensor)
+    terms = F.cross_entropy(
+        plain.body(raw), torch.where(raw[:, 0] > 0, targets, -100), reduction="none"
+    )
+    (terms.sum() / run.engine.step.expected_batch_size).backward()
+    for name, parameter in run.module.named_parameters():
+        expected = kept[name] - 0.1 * plain.get_parameter(name).grad
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-6)
+
+
+class LossAlone(WithLoss):
+    """Returns nothing but its loss."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, y)["loss"]
+
+
+def test_a_module_that_returns_its_loss_alone_is_told_what_to_return() -> None:
+    run = Run(module=LossAlone(RIGHT["mean"]), noise_multiplier=0.0)
+    x, y = next(iter(run.loader))
+    run.module(x, y).backward()
+    with pytest.raises(PrivacyError, match="returns the logits beside the loss"):
+        run.optimizer.step()
+    assert run.engine.step.steps == 0

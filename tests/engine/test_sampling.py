@@ -1,0 +1,294 @@
+"""Samplers: the law of the masks, their words, resuming, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import islice, pairwise
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import binom, chi2
+
+from dpkern.base.errors import DPKernError, InvalidInput
+from dpkern.base.rng import Key, Purpose
+from dpkern.engine import sampling
+from dpkern.engine.sampling import (
+    Batches,
+    FixedSizeBatches,
+    PoissonBatches,
+    ShuffledBatches,
+    make_batches,
+)
+from dpkern.ops.noise import keystream
+
+SAMPLERS = ("poisson", "fixed", "shuffled")
+ALPHA = 1e-6
+"""Level of every statistical test; keys are fixed, so an accepted law stays accepted."""
+
+
+def seeded(seed: int = 1) -> Key:
+    return Key.from_unsafe_seed(seed)
+
+
+def poisson(rate: float, *, n: int = 1000, steps: int = 10, seed: int = 1) -> PoissonBatches:
+    return PoissonBatches(dataset_size=n, sample_rate=rate, steps=steps, key=seeded(seed))
+
+
+def uniformity(observed: torch.Tensor, draws: int, rate: float, *, fixed: bool = False) -> float:
+    """p-value of the records' counts after ``draws`` that each hold a record at ``rate``.
+
+    With a fixed number per draw the counts are tied by one sum and vary n / (n - 1) more.
+    """
+    n = len(observed)
+    variance = draws * rate * (1 - rate) * (n / (n - 1) if fixed else 1)
+    statistic = float(((observed - draws * rate) ** 2).sum()) / variance
+    return float(chi2.sf(statistic, n - 1 if fixed else n))
+
+
+def size_p_value(sizes: list[int], n: int, rate: float) -> float:
+    """p-value of batch sizes against the binomial law, in about eight equally likely cells."""
+    inner = {float(binom.ppf(k / 8, n, rate)) for k in range(1, 8)}
+    edges = [-1.0, *sorted(inner), float(n)]
+    cells = [sum(low < size <= high for size in sizes) for low, high in pairwise(edges)]
+    wanted = (binom.cdf(edges[1:], n, rate) - binom.cdf(edges[:-1], n, rate)) * len(sizes)
+    statistic = sum((cell - want) ** 2 / want for cell, want in zip(cells, wanted, strict=True))
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+@pytest.mark.parametrize(("rate", "wrong"), [(0.01, 0.014), (0.3, 0.32)])
+def test_poisson_law(rate: float, wrong: float) -> None:
+    n, steps = 500, 2000
+    batches = list(poisson(rate, n=n, steps=steps))
+    sizes = [len(batch) for batch in batches]
+    observed = torch.bincount(torch.cat(batches), minlength=n).double()
+    assert size_p_value(sizes, n, rate) > ALPHA
+    assert uniformity(observed, steps, rate) > ALPHA
+    # The same tests notice another rate.
+    assert size_p_value(sizes, n, wrong) < ALPHA
+    assert uniformity(observed, steps, wrong) < ALPHA
+
+
+def test_poisson_records_are_independent() -> None:
+    """Pairs of neighbours and of successive steps join together at the rate q^2."""
+    n, steps, rate = 400, 1000, 0.2
+    masks = torch.zeros(steps, n)
+    for row, batch in zip(masks, poisson(rate, n=n, steps=steps), strict=True):
+        row[batch] = 1
+    for pairs in (masks[:, :-1] * masks[:, 1:], masks[:-1] * masks[1:]):
+        deviation = (float(pairs.mean()) - rate**2) / math.sqrt(rate**2 / pairs.numel())
+        assert abs(deviation) < 5
+
+
+@pytest.mark.parametrize("sampler", ["fixed", "shuffled"])
+def test_full_batches_are_uniform(sampler: str) -> None:
+    n, size, steps = 40, 7, 4000
+    batches = make_batches(sampler, dataset_size=n, batch_size=size, steps=steps, key=seeded())
+    drawn = list(batches)
+    assert {len(batch) for batch in drawn} == {size}
+    assert all(len(batch.unique()) == size for batch in drawn)
+    per_draw = n // size if sampler == "shuffled" else 1
+    draws, rate = steps // per_draw, size * per_draw / n
+    observed = torch.bincount(torch.cat(drawn), minlength=n).double()
+    assert ALPHA < uniformity(observed, draws, rate, fixed=True) < 1 - ALPHA
+    observed[:4] *= 1.25
+    assert uniformity(observed, draws, rate, fixed=True) < ALPHA
+
+
+def test_fixed_subsets_are_equally_likely() -> None:
+    n, size, steps = 5, 2, 5000
+    batches = FixedSizeBatches(dataset_size=n, batch_size=size, steps=steps, key=seeded())
+    subsets = [tuple(batch.tolist()) for batch in batches]
+    assert all(first < second for first, second in subsets)
+    tally = torch.tensor([float(subsets.count(subset)) for subset in sorted(set(subsets))])
+    assert len(tally) == math.comb(n, size)
+    expected = steps / len(tally)
+    assert float(chi2.sf(float(((tally - expected) ** 2 / expected).sum()), 9)) > ALPHA
+
+
+def test_permutations_are_equally_likely() -> None:
+    batches = ShuffledBatches(dataset_size=4, batch_size=2, steps=10_000, key=seeded())
+    halves = list(batches)
+    orders = [
+        (*first.tolist(), *second.tolist())
+        for first, second in zip(halves[::2], halves[1::2], strict=True)
+    ]
+    tally = torch.tensor([float(orders.count(order)) for order in sorted(set(orders))])
+    assert len(tally) == math.factorial(4)
+    expected = len(orders) / 24
+    assert float(chi2.sf(float(((tally - expected) ** 2 / expected).sum()), 23)) > ALPHA
+
+
+@pytest.mark.parametrize("rate", [1e-12, 0.01, 0.1, 1 / 3, 1 - 2.0**-53])
+def test_inclusion_probability_never_exceeds_the_rate(rate: float) -> None:
+    threshold = poisson(rate)._threshold
+    assert Fraction(threshold, 1 << 64) <= Fraction(rate) < Fraction(threshold + 1, 1 << 64)
+
+
+@pytest.mark.parametrize(
+    ("word", "taken"),
+    [(0, True), ((1 << 63) - 1, True), ((3 << 62) - 1, True), (3 << 62, False), (2**64 - 1, False)],
+)
+def test_words_are_compared_as_unsigned(
+    word: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
+        low, high = word & 0xFFFFFFFF, word >> 32
+        words = torch.tensor([low, high], dtype=torch.int64).repeat(8 * blocks)
+        return words.to(torch.int32)
+
+    monkeypatch.setattr(sampling, "keystream", fake)
+    (batch,) = poisson(0.75, n=3, steps=1)
+    assert batch.tolist() == ([0, 1, 2] if taken else [])
+
+
+def test_mask_comes_from_the_sampling_keystream() -> None:
+    n, rate, key = 100, 0.25, seeded(9)
+    batches = PoissonBatches(dataset_size=n, sample_rate=rate, steps=3, key=key)
+    for step, batch in enumerate(batches):
+        stream = key.stream(Purpose.SAMPLING, step)
+        words = [w & 0xFFFFFFFF for w in keystream(stream, first_block=0, blocks=13).tolist()]
+        numbers = [words[2 * i] | words[2 * i + 1] << 32 for i in range(n)]
+        assert batch.tolist() == [i for i in range(n) if numbers[i] < (1 << 64) // 4]
+
+
+def test_numbers_do_not_depend_on_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = poisson(0.5, n=1001)._numbers(3)
+    monkeypatch.setattr(sampling, "_BLOCKS_AT_ONCE", 7)
+    assert torch.equal(poisson(0.5, n=1001)._numbers(3), whole)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_word_is_used_twice(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[int, int, int]] = []
+
+    def spy(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
+        used.extend((stream.n0, stream.n1, first_block + i) for i in range(blocks))
+        return keystream(stream, first_block=first_block, blocks=blocks)
+
+    monkeypatch.setattr(sampling, "keystream", spy)
+    list(make_batches(sampler, dataset_size=100, batch_size=30, steps=10, key=seeded()))
+    assert used
+    assert len(used) == len(set(used))
+
+
+@pytest.mark.parametrize("sampler", ["fixed", "shuffled"])
+def test_ties_are_drawn_again_from_new_words(sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first_blocks: list[int] = []
+
+    def tied_at_first(stream: Any, *, first_block: int, blocks: int) -> torch.Tensor:
+        first_blocks.append(first_block)
+        words = keystream(stream, first_block=first_block, blocks=blocks)
+        return torch.zeros_like(words) if first_block == 0 else words
+
+    monkeypatch.setattr(sampling, "keystream", tied_at_first)
+    (batch,) = make_batches(sampler, dataset_size=20, batch_size=5, steps=1, key=seeded())
+    assert first_blocks == [0, 3]
+    assert len(batch.unique()) == 5
+
+
+def test_edges_of_poisson() -> None:
+    everything = list(poisson(1.0, n=9, steps=2))
+    assert [batch.tolist() for batch in everything] == [list(range(9))] * 2
+    empty = list(poisson(1e-9, n=3, steps=5))
+    assert [(batch.shape, batch.dtype) for batch in empty] == [((0,), torch.int64)] * 5
+
+
+def test_shuffled_epochs_drop_the_rest() -> None:
+    batches = ShuffledBatches(dataset_size=10, batch_size=3, steps=6, key=seeded())
+    assert batches.steps_per_epoch == 3
+    drawn = list(batches)
+    first, second = torch.cat(drawn[:3]), torch.cat(drawn[3:])
+    assert len(first.unique()) == len(second.unique()) == 9
+    assert first.tolist() != second.tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "rate", "expected"),
+    [("poisson", 0.3, 3.0), ("fixed", 0.3, 3.0), ("shuffled", 0.3, 3.0)],
+)
+def test_what_accounting_reads(sampler: str, rate: float, expected: float) -> None:
+    batches = make_batches(sampler, dataset_size=10, batch_size=3, steps=4, key=seeded())
+    assert batches.sampling == sampler
+    assert batches.sample_rate == rate
+    assert batches.expected_batch_size == pytest.approx(expected)
+    assert len(batches) == 4
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_seeded_resume_is_identical(sampler: str) -> None:
+    def fresh() -> Batches:
+        return make_batches(sampler, dataset_size=50, batch_size=8, steps=20, key=seeded(4))
+
+    whole = [batch.tolist() for batch in fresh()]
+    started, resumed = fresh(), fresh()
+    head = [batch.tolist() for batch in islice(started, 9)]
+    resumed.load_state_dict(json.loads(json.dumps(started.state_dict())))
+    assert (resumed.step, len(resumed)) == (9, 11)
+    assert head + [batch.tolist() for batch in resumed] == whole
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_unseeded_samplers_differ_and_resume_from_a_fresh_key(sampler: str) -> None:
+    def fresh() -> Batches:
+        return make_batches(sampler, dataset_size=200, batch_size=50, steps=4)
+
+    one, other = fresh(), fresh()
+    state = one.state_dict()
+    assert "key" not in json.dumps(state)
+    first = [batch.tolist() for batch in one]
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] != first
+
+
+BAD: list[tuple[str, Callable[[], Any], str]] = [
+    ("empty dataset", lambda: poisson(0.1, n=0), "dataset_size"),
+    ("rate 0", lambda: poisson(0.0), "sample_rate"),
+    ("rate above 1", lambda: poisson(1.1), "sample_rate"),
+    ("rate nan", lambda: poisson(math.nan), "sample_rate"),
+    ("negative steps", lambda: poisson(0.1, steps=-1), "steps"),
+    ("steps beyond the nonce", lambda: poisson(0.1, steps=2**32 + 1), "steps"),
+    (
+        "no key",
+        lambda: PoissonBatches(dataset_size=3, sample_rate=0.1, steps=1, key=b"0" * 32),  # type: ignore[arg-type]
+        "key",
+    ),
+    (
+        "batch above dataset",
+        lambda: FixedSizeBatches(dataset_size=3, batch_size=4, steps=1),
+        "batch_size",
+    ),
+    ("batch 0", lambda: ShuffledBatches(dataset_size=3, batch_size=0, steps=1), "batch_size"),
+    (
+        "unknown sampling",
+        lambda: make_batches("uniform", dataset_size=3, batch_size=1, steps=1),
+        "sampling",
+    ),
+    (
+        "poisson batch above dataset",
+        lambda: make_batches("poisson", dataset_size=3, batch_size=4, steps=1),
+        "batch_size",
+    ),
+    ("no state", lambda: poisson(0.1).load_state_dict({}), "state"),
+    (
+        "another rate",
+        lambda: poisson(0.1).load_state_dict(poisson(0.2).state_dict()),
+        "state",
+    ),
+    (
+        "past the end",
+        lambda: poisson(0.1).load_state_dict({**poisson(0.1).state_dict(), "step": 11}),
+        "step",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "name"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
+def test_refuses_bad_input(call: Callable[[], Any], name: str) -> None:
+    with pytest.raises(DPKernError) as raised:
+        call()
+    assert type(raised.value) is InvalidInput
+    assert raised.value.name == name

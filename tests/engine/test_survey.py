@@ -1,0 +1,119 @@
+"""``dpkern.survey``: the geometry of every parameter's use, and nothing changed by looking."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dpkern
+from dpkern.base.errors import InvalidInput
+from dpkern.engine.capture import Capture
+from dpkern.nn import BlockCirculantLinear, SpectralConv2d
+from dpkern.privacy.mechanisms.site import Site
+
+
+class Everything(nn.Module):
+    """One of each: convolutions, circulant blocks, and what has no site of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, (5, 3), stride=(2, 1), padding=(2, 1), groups=1)
+        self.norm = nn.GroupNorm(2, 4)
+        self.spectral = SpectralConv2d(4, 6, 3, dilation=2, groups=2, bias=False)
+        self.twice = nn.Conv2d(6, 6, 1, bias=False)
+        self.made = nn.Conv2d(6, 6, 3, padding=1, bias=False)
+        self.both = nn.Conv2d(6, 6, 1, bias=False)
+        self.frozen = nn.Conv2d(6, 6, 1).requires_grad_(False)
+        self.head = BlockCirculantLinear(6, 5, 4, bias=False)
+        self.line = nn.Conv1d(5, 2, 2, padding=1)
+        self.unused = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.spectral(self.norm(self.conv(x)))
+        y = self.frozen(self.twice(torch.tanh(self.twice(y))))
+        y = torch.conv2d(y, self.made.weight * 2, padding=1)
+        y = torch.conv2d(self.both(y), self.both.weight * 2)
+        y = self.head(y.flatten(2).transpose(1, 2))
+        return self.line(y.transpose(1, 2))
+
+
+def test_every_parameter_has_its_site() -> None:
+    model = Everything()
+    sites = dpkern.survey(model, torch.zeros(2, 3, 12, 9))
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    found = dict(zip(names, sites, strict=True))
+    assert found["conv.weight"] == Site(
+        kind="conv",
+        shape=(4, 3, 5, 3),
+        input=(12, 9),
+        output=(6, 9),
+        stride=(2, 1),
+        padding=(2, 1),
+        dilation=(1, 1),
+    )
+    assert found["spectral.weight"] == Site(
+        kind="conv",
+        shape=(6, 2, 3, 3),
+        input=(6, 9),
+        output=(2, 5),
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(2, 2),
+        groups=2,
+    )
+    assert found["head.weight"] == Site(
+        kind="circulant", shape=(2, 2, 4), input=(10,), output=(10,)
+    )
+    assert (found["line.weight"].kind, found["line.weight"].output) == ("conv", (11,))
+    others = ("conv.bias", "norm.weight", "twice.weight", "made.weight", "both.weight")
+    for name in (*others, "unused.weight"):
+        assert found[name] == Site(kind="other", shape=tuple(model.get_parameter(name).shape))
+
+
+def test_sizes_do_not_depend_on_the_batch() -> None:
+    one, five = (dpkern.survey(Everything(), torch.zeros(b, 3, 12, 9)) for b in (1, 5))
+    assert one == five
+
+
+def test_a_volume_and_a_fold_of_positions_are_other() -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.volume = nn.Conv3d(2, 2, 1, bias=False)
+            self.image = nn.Conv2d(2, 2, 1, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.volume(x).transpose(1, 2).flatten(0, 1)  # several images of one sample
+            return self.image(y).reshape(len(x), -1)
+
+    sites = dpkern.survey(Folded(), torch.zeros(2, 2, 3, 4, 4))
+    assert [site.kind for site in sites] == ["other", "other"]
+
+
+def test_nothing_is_changed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 2))
+    model[1].eval()
+    before, state = copy.deepcopy(model), torch.random.get_rng_state()
+    dpkern.survey(model, torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for (name, mine), (_, theirs) in zip(
+        model.named_parameters(), before.named_parameters(), strict=True
+    ):
+        assert type(mine) is nn.Parameter, name
+        assert mine.grad is None
+        assert torch.equal(mine, theirs)
+    assert [m.training for m in model.modules()] == [m.training for m in before.modules()]
+
+
+def test_what_cannot_be_surveyed_is_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    with pytest.raises(InvalidInput, match="at least one sample"):
+        dpkern.survey(model)
+    capture = Capture(model)
+    capture.attach()
+    with pytest.raises(InvalidInput, match="not private yet"):
+        dpkern.survey(model, torch.zeros(2, 3, 6, 6))
+    capture.detach()

@@ -1,0 +1,161 @@
+"""Calls of ops that between them launch every Triton kernel in the forms that training meets.
+
+Triton makes a kernel of its own for each type, for pointers and sizes that are multiples of 16, and
+for sizes that are 1. So the calls differ in these and not in how large they are: a width of 257
+stands for a vocabulary of 50257.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.cases import SMALL_CASES
+from dpkern.base.laws import LAWS
+from dpkern.base.rng import Purpose
+from dpkern.ops import ghost, noise, symbols
+from dpkern.ops.clip import GRAD_DTYPES
+from dpkern.ops.ghost._bounds import FLOATS, OPERANDS, of_sums
+from dpkern.ops.testing import KEY
+from dpkern.privacy.mechanisms import RandomizedResponse
+
+Calls = Iterator[tuple[str, Callable[[], Any]]]
+
+LINEAR = {
+    "wide": (2, 1024, 768, 3072),
+    "vocabulary": (2, 512, 768, 257),
+    "narrow": (2, 1024, 64, 10),
+    "odd": (3, 77, 33, 20),
+    "short": (3, 8, 64, 64),
+    "one": (3, 1, 64, 10),
+}
+"""Batch, positions, input and output features."""
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int, dict[str, int]]] = {
+    "block": ((2, 64, 32, 32), 64, {"kernel_size": 3, "padding": 1}),
+    "last": ((2, 512, 4, 4), 512, {"kernel_size": 3, "padding": 1}),
+    "down": ((2, 64, 32, 32), 128, {"kernel_size": 3, "stride": 2, "padding": 1}),
+    "stem": ((2, 3, 224, 224), 64, {"kernel_size": 7, "stride": 2, "padding": 3}),
+    "patches": ((2, 3, 224, 224), 768, {"kernel_size": 16, "stride": 16}),
+    "dense": ((2, 256, 14, 14), 64, {"kernel_size": 1}),
+    "shortcut": ((2, 64, 32, 32), 128, {"kernel_size": 1, "stride": 2}),
+    "depthwise": ((2, 32, 16, 16), 32, {"kernel_size": 3, "padding": 1, "groups": 32}),
+    "line": ((3, 5, 40), 17, {"kernel_size": 3, "stride": 2, "dilation": 2}),
+    "volume": ((2, 8, 8, 8, 8), 16, {"kernel_size": 3, "groups": 2}),
+}
+"""Shape of the input, output channels, arguments."""
+USUAL = ("wide", "block")
+"""Those that are called with float16 as well; else bfloat16 stands for it."""
+
+
+def calls() -> Calls:
+    """Names and calls, on the backend ``triton``."""
+    for dtype in OPERANDS:
+        for name in LINEAR:
+            if dtype is not torch.float16 or name in USUAL:
+                yield from _linear(name, dtype)
+        for name in CONVOLUTIONS:
+            if dtype is not torch.float16 or name in USUAL:
+                yield from _convolution(name, dtype)
+    for dtype in FLOATS:
+        yield from _layers(dtype)
+    for dtype in GRAD_DTYPES:
+        yield from _gradients(dtype)
+    for case in SMALL_CASES:
+        yield case.name, lambda case=case: case.work("triton").ours()
+    yield from _draws()
+
+
+def _name(op: str, name: str, dtype: torch.dtype) -> str:
+    return f"{op}-{name}-{str(dtype).removeprefix('torch.')}"
+
+
+def _linear(name: str, dtype: torch.dtype) -> Calls:
+    batch, positions, d, p = LINEAR[name]
+    a, g = (torch.zeros(batch, positions, n, dtype=dtype) for n in (d, p))
+    factors, out = (torch.zeros(*shape, dtype=of_sums(dtype)) for shape in ((batch,), (p, d)))
+    for route in ("direct", "gram") if positions > 1 else ("auto",):
+        norm = partial(ghost.linear_norm, a, g, route=route, backend="triton")
+        yield _name("linear_norm", f"{name}-{route}", dtype), norm
+    given = {"backend": "triton"}
+    yield _name("linear_gradient", name, dtype), partial(ghost.linear_gradient, a, g, **given)
+    yield _name("linear_sum", name, dtype), partial(ghost.linear_sum, a, g, factors, out, **given)
+
+
+def _convolution(name: str, dtype: torch.dtype) -> Calls:
+    shape, channels, arguments = CONVOLUTIONS[name]
+    own = dict(arguments)
+    kernel = (own.pop("kernel_size"),) * (len(shape) - 2)
+    weight = (channels, shape[1] // own.get("groups", 1), *kernel)
+    convolution = getattr(torch.nn.functional, f"conv{len(kernel)}d")
+    meta = (torch.empty(shape, device="meta"), torch.empty(weight, device="meta"))
+    x = torch.zeros(shape, dtype=dtype)
+    g = torch.zeros(convolution(*meta, **own).shape, dtype=dtype)
+    factors, out = (torch.zeros(s, dtype=of_sums(dtype)) for s in (shape[:1], weight))
+    given = {**arguments, "backend": "triton"}
+    yield _name("conv_norm", name, dtype), partial(ghost.conv_norm, x, g, **given)
+    yield _name("conv_gradient", name, dtype), partial(ghost.conv_gradient, x, g, **given)
+    yield _name("conv_sum", name, dtype), partial(ghost.conv_sum, x, g, factors, out, **given)
+
+
+def _layers(dtype: torch.dtype) -> Calls:
+    """Normalisation and embedding."""
+    given: dict[str, Any] = {"backend": "triton"}
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
+    for weight in (None, zeros(48)):
+        name = "weighted" if weight is not None else "plain"
+        g, x, one = zeros(3, 7, 48), zeros(3, 7, 48), zeros(3, 7)
+        layer = partial(ghost.layer_norm_backward, g, x, one, one, weight, **given)
+        yield _name("layer_norm", name, dtype), layer
+        yield (
+            _name("rms_norm", name, dtype),
+            partial(ghost.rms_norm_backward, g, x, one, weight, **given),
+        )
+        g, x, one = zeros(3, 48, 9), zeros(3, 48, 9), zeros(3, 4)
+        group = partial(ghost.group_norm_backward, g, x, one, one, weight, **given)
+        yield _name("group_norm", name, dtype), group
+    ids, g, table = torch.zeros(3, 100, dtype=torch.int64), zeros(3, 100, 48), zeros(11, 48)
+    norm = partial(ghost.embedding_norm, ids, g, **given)
+    yield _name("embedding_norm", "table", dtype), norm
+    total = partial(ghost.embedding_sum, ids, g, zeros(3), table, **given)
+    yield _name("embedding_sum", "table", dtype), total
+    cross = partial(ghost.tied_cross, ids, g, zeros(3, 50, 48), zeros(3, 50, 11), **given)
+    yield _name("tied_cross", "table", dtype), cross
+
+
+def _gradients(dtype: torch.dtype) -> Calls:
+    """Per-sample gradients that exist anyway."""
+    if dtype not in FLOATS:
+        return
+    grads, given = [torch.zeros(3, 48, dtype=dtype), torch.zeros(3, 7, dtype=dtype)], {}
+    given = {"backend": "triton"}
+    yield _name("explicit_norm", "two", dtype), partial(ghost.explicit_norm, grads, **given)
+    outs, factors = [grad[0].clone() for grad in grads], grads[0][:, 0].clone()
+    yield (
+        _name("contract", "two", dtype),
+        partial(ghost.contract, grads, factors, outs, **given),
+    )
+    squares = [torch.ones(3, dtype=torch.float64)]
+    for automatic in (False, True):
+        clipped = partial(ghost.clip_factors, squares, 1.0, dtype=dtype, automatic=automatic)
+        yield _name("clip_factors", str(automatic), dtype), partial(clipped, **given)
+
+
+def _draws() -> Calls:
+    """Noise by itself, and symbols."""
+    stream = KEY.stream(Purpose.NOISE, 1)
+    yield "keystream", partial(noise.keystream, stream, first_block=0, blocks=300, backend="triton")
+    for law in LAWS:
+        drawn = partial(noise.lattice_draws, stream, position=7, count=3000, distribution=law)
+        yield f"lattice_draws-{law}", partial(drawn, backend="triton")
+    keep = RandomizedResponse(epsilon=1.0, categories=10).keep
+    for dtype in symbols.DTYPES:
+        x = torch.zeros(300, dtype=dtype)
+        source = KEY.stream(Purpose.SYMBOLS, 1)
+        moved = partial(symbols.randomize, x, stream=source, keep=keep, categories=10)
+        yield _name("randomize", "ten", dtype), partial(moved, backend="triton")

@@ -1,0 +1,1 @@
+"""Tests that take minutes: examples, reproductions, wheels."""

@@ -1,0 +1,209 @@
+"""``UpdateGraph``: its bookkeeping with a recording that the CPU replays, the real one on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dpkern import DPStep, InvalidInput, PrivacyError
+from dpkern.ops import testing, update
+from dpkern.privacy.mechanisms import DPSGD
+from dpkern.step import graphs
+
+RULES = {
+    "sgd": update.SGD(lr=0.1),
+    "momentum": update.SGD(lr=0.1, momentum=0.9, nesterov=True),
+    "adam": update.Adam(lr=0.01),
+    "adamw": update.AdamW(lr=0.01),
+}
+
+
+class Replayed:
+    """Records as CUDA does: nothing runs when it is made, and the same work at every replay."""
+
+    def __init__(
+        self, prepare: Callable[[], Any], work: Callable[[], Any], device: torch.device
+    ) -> None:
+        self.work: Callable[[], Any] | None = work
+
+    def replay(self) -> None:
+        assert self.work is not None
+        self.work()
+
+    def close(self) -> None:
+        self.work = None
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "Recording", Replayed)
+    monkeypatch.setattr(graphs, "_on_device", lambda param: True)
+
+
+def made(
+    rule: str = "momentum", arithmetic: str = "exact", device: str = "cpu", **kw: Any
+) -> DPStep:
+    mechanism = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic=arithmetic)
+    params = [torch.ones(40, 30, device=device), torch.ones(30, device=device)]
+    given = {"optimizer": RULES[rule], "unsafe_seed": 3, "backend": None, **kw}
+    if device == "cpu":
+        given["backend"] = given["backend"] or "cpu"
+    return DPStep(mechanism, params, expected_batch_size=4, sample_rate=0.1, **given)
+
+
+def batch(step: DPStep, number: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return [torch.randn(4, *p.shape, generator=generator).to(p.device) for p in step.params]
+
+
+def compared(rule: str, plain: DPStep, recorded: DPStep, finish: Callable[[], Any]) -> None:
+    for number in range(3):
+        for step in (plain, recorded):
+            if number != 1:  # an empty draw
+                step.add(batch(step, number))
+        plain.finish()
+        finish()
+    for mine, theirs in zip(recorded.params, plain.params, strict=True):
+        if "adam" in rule:
+            torch.testing.assert_close(mine, theirs, rtol=4 * 2**-23, atol=4 * 2**-23)
+        else:
+            assert torch.equal(mine, theirs)
+    assert recorded.steps == plain.steps
+    assert recorded.words == plain.words
+    assert recorded.epsilon_if_seed_secret(1e-5) == plain.epsilon_if_seed_secret(1e-5)
+    assert recorded.optimizer_state is not None
+    assert recorded.optimizer_state.steps == plain.steps
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("rule", RULES)
+def test_replays_are_the_steps_without_a_graph(rule: str, arithmetic: str) -> None:
+    plain, recorded = made(rule, arithmetic), made(rule, arithmetic)
+    graph = graphs.UpdateGraph(recorded)
+    assert recorded.steps == 0  # recording is no release
+    compared(rule, plain, recorded, graph.finish)
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("backend", ["cuda"])  # emulated: the kernels read the clock themselves
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("rule", RULES)
+def test_kernels_read_the_clock(rule: str, arithmetic: str, backend: str) -> None:
+    if isinstance(reason := testing.emulation(backend), str):
+        pytest.skip(f"{backend} {reason}")
+    plain, recorded = (made(rule, arithmetic, backend=backend) for _ in range(2))
+    compared(rule, plain, recorded, graphs.UpdateGraph(recorded).finish)
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_graph_made_later_goes_on_with_the_noise() -> None:
+    plain, recorded = made(), made()
+    for step in (plain, recorded):
+        step.add(batch(step, 9))
+        step.finish()
+    compared("momentum", plain, recorded, graphs.UpdateGraph(recorded).finish)
+
+
+@pytest.mark.usefixtures("replayed")
+def test_the_ledger_is_written_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = made()
+    graph = graphs.UpdateGraph(step)
+
+    def fail(self: Replayed) -> None:
+        raise RuntimeError("no device any more")
+
+    monkeypatch.setattr(Replayed, "replay", fail)
+    with pytest.raises(RuntimeError, match="no device"):
+        graph.finish()
+    assert step.ledger.steps == 1
+    monkeypatch.undo()
+    with pytest.raises(PrivacyError, match="finished without the graph"):
+        graph.finish()  # the step's noise may be out already
+
+
+def _changed_rate(step: DPStep) -> None:
+    assert isinstance(step.optimizer, update.SGD)
+    step.optimizer = replace(step.optimizer, lr=0.2)
+
+
+def _changed_noise(step: DPStep) -> None:
+    assert isinstance(step.mechanism, DPSGD)
+    step.mechanism = replace(step.mechanism, noise_multiplier=2.0)
+
+
+def _moved(step: DPStep) -> None:
+    step.params[0].data = step.params[0].data.clone()
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("change", [_changed_rate, _changed_noise, _moved])
+def test_what_the_graph_holds_must_not_change(change: Callable[[DPStep], None]) -> None:
+    step = made()
+    graph = graphs.UpdateGraph(step)
+    change(step)
+    with pytest.raises(InvalidInput, match="recorded"):
+        graph.finish()
+    assert step.steps == step.ledger.steps == 0
+
+
+@pytest.mark.usefixtures("replayed")
+def test_noise_is_never_used_twice() -> None:
+    step = made()
+    graph = graphs.UpdateGraph(step)
+    step.finish()
+    with pytest.raises(PrivacyError, match="earlier step"):
+        graph.finish()
+    graph.close()
+    graph.close()
+    with pytest.raises(InvalidInput, match="closed"):
+        graph.finish()
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_wiped_key_ends_the_graph() -> None:
+    step = made(unsafe_seed=None)
+    with graphs.UpdateGraph(step) as graph:
+        step.key.wipe()
+        with pytest.raises(PrivacyError, match="wiped"):
+            graph.finish()
+    assert graph._noise is None
+    assert step.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "problem"),
+    [
+        (lambda: made(), "CPU"),
+        (lambda: made(optimizer=None), "optimizer"),
+    ],
+    ids=["on-the-cpu", "no-rule"],
+)
+def test_what_cannot_be_recorded_is_refused(step: Callable[[], DPStep], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        graphs.UpdateGraph(step())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("arithmetic", ["exact", "float"])
+@pytest.mark.parametrize("rule", RULES)
+def test_recorded_on_a_device(rule: str, arithmetic: str) -> None:
+    plain, recorded = (made(rule, arithmetic, "cuda", backend="cuda") for _ in range(2))
+    with graphs.UpdateGraph(recorded) as graph:
+        compared(rule, plain, recorded, graph.finish)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_step_recorded_by_hand_is_refused() -> None:
+    step = made(device="cuda", backend="cuda")
+    with (
+        pytest.raises(PrivacyError, match="every replay"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        step.finish()

@@ -1,0 +1,212 @@
+"""What all kinds of training sessions have in common: interrupts, resuming, files, the report."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dpkern import cli
+from dpkern.base.errors import InvalidInput, PrivacyError
+from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
+from dpkern.train import checkpoint
+from dpkern.train.objective_report import Reconstruction
+from dpkern.train.report import Drawn, statement, write_figure
+from dpkern.train.start import NAMES, SESSIONS, AnySession, start
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROWS = {"batch_size": 12, "unsafe_seed": 7, "epochs": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dpsgd": {**ROWS, "model": "linear", "noise_multiplier": 1.0},
+    "ilm": {**ROWS, "epsilon": 3.0},
+    "spof": {"epsilon": 2.0, "samples": 4, "features": 4, "code": 2, "epochs": 2, "unsafe_seed": 7},
+}
+"""Two epochs of four steps each."""
+
+COMMON = {
+    *("statement", "mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified"),
+    *("non_private", "notes", "delta", "relation", "accountant", "certified_for"),
+    *("test_accuracy", "test_note", "seconds", "report", "checkpoint", "figure", "steps"),
+    *("certificate", "public", "options", "environment", "epsilon_if_seed_secret"),
+}
+
+
+@pytest.fixture(params=OPTIONS)
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    given = {**OPTIONS[request.param], "mechanism": request.param, "figure": False}
+    if "batch_size" in given:
+        given["data"] = str(rows(tmp_path))
+    return given | {"out": tmp_path / "out"}
+
+
+def rows(folder: Path, count: int = 60) -> Path:
+    y = np.arange(count) % 3
+    x = np.random.default_rng(0).random((count, 6))
+    x[:, 0] = y / 2
+    np.savez(folder / "rows.npz", x=x, y=y)
+    return folder / "rows.npz"
+
+
+def before_step(session: AnySession, number: int, action: Callable[[], None]) -> None:
+    """Do this within a step, before anything of it is done."""
+    take = session.steps.take
+
+    def first_this() -> object:
+        if session.steps_done == number:
+            action()
+        return take()
+
+    session.steps.take = first_this  # type: ignore[method-assign]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_lets_the_step_finish_and_the_run_resumes(
+    options: dict[str, Any], number: signal.Signals, tmp_path: Path
+) -> None:
+    whole = start(options | {"out": tmp_path / "whole"}).run()
+    session = start(options)
+    before_step(session, 4, lambda: os.kill(os.getpid(), number))
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        session.run()
+    assert (session.between_steps, session.steps_done, session.steps_total) == (True, 5, 8)
+    assert signal.getsignal(number) is before
+    assert not options["out"].exists()
+    session.save()
+    again = start({"out": options["out"], "resume": True, "figure": False})
+    assert again.steps_done == 5
+    assert again.history == session.history
+    assert again.steps.seconds == pytest.approx(session.steps.seconds)
+    again.steps.seconds = 1000.0
+    summary = again.run()
+    assert again.steps.seconds > 1000
+    assert summary["test_accuracy"] == whole["test_accuracy"]
+    assert [record.step for record in again.history] == [4, 8]
+
+
+def test_a_signal_within_the_last_step_ends_nothing(options: dict[str, Any]) -> None:
+    session = start(options)
+    before_step(session, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert session.run()["steps"] == 8
+
+
+def test_within_a_step_there_is_no_state_to_save(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = start(options)
+    before_step(session, 2, interrupt)
+    monkeypatch.setattr("dpkern.commands.train.start", lambda given: session)
+    assert cli.main(["train", "--json"]) == 130
+    assert json.loads(capsys.readouterr().out) == {"interrupted": True, "checkpoint": None}
+    assert not session.between_steps
+    assert not options["out"].exists()
+
+
+def test_what_every_report_says(options: dict[str, Any]) -> None:
+    session = start(options | {"figure": True})
+    summary = session.run()
+    assert summary.keys() >= COMMON
+    assert next(iter(summary)) == "statement"
+    written = json.loads((options["out"] / REPORT).read_text(), parse_constant=pytest.fail)
+    assert len(written.pop("history")) == 2
+    assert written == summary
+    assert {path.name for path in options["out"].iterdir()} == {REPORT, CHECKPOINT, FIGURE}
+    assert summary["statement"] == "not private against anyone who knows the seed of the noise"
+    assert checkpoint.read(options["out"] / CHECKPOINT, kind=session.FORMAT)["seconds"] > 0
+    with pytest.raises(InvalidInput, match="complete after 8 steps"):
+        start({"out": options["out"], "resume": True, "figure": False})
+
+
+def test_other_data_and_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    session = start(options)
+    session.save()
+    resumed = {"out": options["out"], "resume": True, "figure": False}
+    with pytest.raises(PrivacyError, match=r"^unsafe_seed: "):
+        start({**resumed, "unsafe_seed": 8})
+    with pytest.raises(InvalidInput, match=r"^lr: "):
+        start({**resumed, "lr": 0.7})
+    with pytest.raises(InvalidInput, match=r"^colour: .*no such option"):
+        start({**options, "colour": "red"})
+    if "data" in options:
+        rows(tmp_path, count=90)
+        with pytest.raises(PrivacyError, match=r"^data: .*training_rows"):
+            start(resumed)
+
+
+def test_the_table_shows_statement_warnings_and_divergence(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = start(options)
+    summary = session.run()
+    name = "data_notes" if "data_notes" in summary else "data_warnings"
+    session.show(Console(width=400), summary | {name: ["beware"], "diverged": True})
+    shown = capsys.readouterr().out
+    for said in (summary["statement"], "beware", "its weights stay as they were"):
+        assert said in shown
+
+
+def test_every_mechanism_has_one_kind_of_session() -> None:
+    kinds = set(SESSIONS.values())
+    assert {kind.__name__ for kind in kinds} == {"Session", "ObjectiveSession", "AdlmSession"}
+    assert sum(len(kind.KINDS[0].NAMES) for kind in kinds) == len(NAMES)
+
+
+RECONSTRUCTION: dict[str, Any] = {
+    "step": 4,
+    "heldout_accuracy": 1.0,
+    "heldout_mse": 1.0,
+    "heldout_bce": 1.0,
+}
+CERTIFICATE = {"delta": 1.25e-5, "relation": "add_remove", "certified_for": "released bits"}
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "facts", "said"),
+    [
+        (1.23456, 1.25e-5, {}, "(1.2346, 1.25e-05)-differentially private: add_remove, for "),
+        (2.0, 0, {}, "2-differentially private: "),
+        ("inf", 1e-5, {"epsilon_if_seed_secret": 2.0}, "not private against anyone who knows "),
+        ("inf", 1e-5, {"epsilon_if_seed_secret": "inf"}, "not private: no noise"),
+        ("inf", 1e-5, {"epsilon_if_seed_secret": math.inf}, "not private: no noise"),
+        ("inf", 1e-5, {}, "not private: no noise"),
+        ("inf", 1e-5, {"non_private": None}, "not private: nothing can be certified"),
+    ],
+)
+def test_a_statement_is_one_sentence(
+    epsilon: Any, delta: float, facts: dict[str, Any], said: str
+) -> None:
+    certificate = CERTIFICATE | {"epsilon": epsilon, "delta": delta}
+    assert statement({"non_private": "no noise", **facts}, certificate).startswith(said)
+
+
+def test_a_figure_says_in_words_what_it_cannot_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: list[str] = []
+    axes = pytest.importorskip("matplotlib.axes")
+    text = axes.Axes.text
+    monkeypatch.setattr(
+        axes.Axes, "text", lambda self, x, y, s, **k: words.append(s) or text(self, x, y, s, **k)
+    )
+    past = [Reconstruction(**RECONSTRUCTION, epoch=n, diverged=False) for n in (1, 2)]
+    panels = {"drawn": [1.0, 2.0], "at once": [None, None], "none": [None, math.inf]}
+    write_figure(tmp_path / "a.png", past, Drawn(title="a", panels=panels))
+    assert words == ["spent at once", "infinite"]
+    words.clear()
+    ended = [*past[:1], Reconstruction(**RECONSTRUCTION, epoch=2, diverged=True)]
+    broken = Drawn(title="b", panels={"drawn": [1.0, math.nan]})
+    write_figure(tmp_path / "b.png", ended, broken)
+    assert words == ["diverged"]
