@@ -24,10 +24,11 @@ PY := $(BIN)/python
 INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_FLAGS)
 CMAKE := $(or $(shell command -v cmake),$(BIN)/cmake)
 CSRC := $(wildcard csrc/*/*.h csrc/*/*.cpp csrc/*/*.cuh csrc/*/*.cu)
+# Python that CMake reads: structs, codes, lists of kernels, signatures of ops.
 DECLARED := $(wildcard csrc/generate.py dpkern/base/laws.py dpkern/base/codes.py dpkern/base/layouts.py \
-	dpkern/ops/backends/_kernels.py dpkern/ops/backends/_generated.py)
+	dpkern/base/signature.py dpkern/ops/*.py dpkern/ops/*/*.py)
 EMULATOR := $(wildcard tests/emulator/*)
-BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/__init__.py $(CSRC) \
+BUILD_INPUTS := pyproject.toml setup.py constraints.txt CMakeLists.txt dpkern/base/version.py $(CSRC) \
 	$(DECLARED)
 export PATH := $(abspath $(BIN)):$(PATH)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 from typing import TYPE_CHECKING, Any
 
 from . import accounting, errors, interop, mechanisms, nn, ops, rng
+from .base import dispatch
 from .base.dispatch import use
+from .base.version import __version__
 from .errors import (
     BackendError,
     DPKernError,
@@ -18,6 +18,8 @@ from .errors import (
     UnsupportedModule,
 )
 from .step import DPStep
+
+dispatch.look_in(backends=f"{__name__}.ops.backends", costs=f"{__name__}.cost.forms")
 
 if TYPE_CHECKING:
     from .engine import PrivacyEngine

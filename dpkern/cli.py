@@ -23,6 +23,8 @@ from torch.nn.parameter import is_lazy
 from . import __version__
 from .base import dispatch
 from .base.errors import DPKernError
+from .base.exit_codes import CHECK_FAILED, REFUSED
+from .base.json import dumps
 from .commands import audit as cli_audit
 from .commands import cost as cli_cost
 from .commands import privacy as cli_privacy
@@ -32,10 +34,6 @@ from .engine.demo.models import ALL_MODELS, build, example_rows
 from .ops.backends import cpu
 from .papers import cli as cli_reproduce
 from .train import display
-from .train.report import dumps
-
-CHECK_FAILED = 1
-REFUSED = 2
 
 app = typer.Typer(
     name="dpkern",

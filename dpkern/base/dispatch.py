@@ -157,7 +157,7 @@ class Op(Generic[P, R]):
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """What this call moves and computes; it is not run."""
         if self.name not in _costs:
-            importlib.import_module("dpkern.cost.forms")
+            importlib.import_module(_places["costs"])
         return _costs[self.name](*args, **kwargs)
 
     def backend_of(self, *args: Any, **kwargs: Any) -> str:
@@ -286,12 +286,23 @@ def register_costs(costs: Mapping[str, Callable[..., Cost]]) -> None:
     _costs.update(costs)
 
 
+_places: dict[str, str] = {}
+
+
+def look_in(*, backends: str, costs: str) -> None:
+    """Say which modules register backends and costs when these are first asked for.
+
+    They stand above the dispatcher, so ``dpkern`` itself says it.
+    """
+    _places.update(backends=backends, costs=costs)
+
+
 def availability(backend: str) -> tuple[bool, str]:
     """Whether a backend can be used on this machine and, if not, why; probed once."""
     found = _availability.get(backend)
     if found is None:
         _require_known(backend)
-        module = importlib.import_module(f"dpkern.ops.backends.{backend}")
+        module = importlib.import_module(f"{_places['backends']}.{backend}")
         found = _availability[backend] = module.load()
     return found
 

@@ -46,8 +46,6 @@ MAGNIFIED = 2.0**10
 RUNS_PER_PROCESS = 2500
 """Starting a process costs as much as about so many runs."""
 
-NOT_AUDITED: dict[str, Any] = {"epsilon_audited": None, "audit": "not audited"}
-
 ASSUMPTIONS = (
     "one bit of every step is kept; the adversary sees every step and knows the other records, and "
     "the record's gradient is at its bound in every step that it takes part in"

@@ -12,6 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from ..base.errors import InvalidInput
+from ..base.json import dumps
 from ..base.validate import choice, integer, probability
 from ..engine.demo.models import ALL_MODELS, build, example_rows
 from ..engine.named import CALIBRATED_TO, MODES, NAMES, Run, make
@@ -23,7 +24,6 @@ from ..train import adlm_mechanism, display, objective_mechanism, responses
 from ..train.adlm_options import MODELS, LabelledOptions
 from ..train.objective_options import RecordOptions
 from ..train.options import ARITHMETICS, CLIPPINGS
-from ..train.report import dumps
 
 OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
 """Options that a mechanism which perturbs a loss has."""

@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..base.exit_codes import INTERRUPTED
+from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
@@ -24,10 +26,9 @@ from ..train.options import (
     PrivacyOptions,
     RunOptions,
 )
-from ..train.report import dumps
 from ..train.start import NAMES, AnySession, start
+from . import audited
 
-INTERRUPTED = 130
 OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
 LABELLED = "Rows with labels (adlm)"
 RECORDS = "Tables of records (spof, fm)"
@@ -297,7 +298,7 @@ def command(
     given["figure"] = not given.pop("no_figure", False)
     if settings is not None:
         given["settings"] = tuple(settings)
-    session = start(given)
+    session = start(given, audited)
     messages = Console(stderr=True)
     display.print_warnings(messages, session.privacy_warnings())
     try:

@@ -36,6 +36,9 @@ Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 RULES: dict[Function, Rule] = {}
 """What to do for an operation with a private argument, by the function that torch dispatches on."""
 
+ANY: Any = object()
+"""In ``RULES``: every operation without a rule of its own (``layers.other``)."""
+
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -202,7 +205,7 @@ def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | N
         sources = _sources(args, named)
         if not any(source.watched for source in sources):
             return func(*args, **named)
-        handler = RULES.get(func, other)
+        handler = RULES.get(func) or RULES[ANY]
         if handler in LEAVES:
             return _handled(handler, func, args, named, sources)
     return _handled(handler, func, args, named, sources)
@@ -297,33 +300,6 @@ def arguments(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any])
 def is_constant(*tensors: Tensor | None) -> bool:
     """Whether gradients flow through none of these, private ones aside."""
     return not any(t is not None and not is_private(t) and t.requires_grad for t in tensors)
-
-
-def other(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An operation without a rule of its own."""
-    from .layers import expression, generic
-
-    if _writes_into_data(func, args):
-        raise refuse(
-            func,
-            expression.slots_in((args, kwargs)),
-            got="data that the parameter is written into",
-            remedy="Make a new tensor instead, for example with torch.where(mask, parameter, x).",
-        )
-    with plainly():
-        result = func(*args, **kwargs)
-    if not any(t.requires_grad for t in tensors_in(result)):
-        return result
-    if expression.is_of_parameters_alone(args, kwargs):
-        return expression.of(func, args, kwargs, result)
-    return generic.per_sample(func, args, kwargs, result)
-
-
-def _writes_into_data(func: Function, args: Sequence[Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.endswith("__")
-    in_place = in_place or name in ("__setitem__", "__iadd__", "__isub__", "__imul__", "__ipow__")
-    return in_place and isinstance(args[0], Tensor) and not isinstance(args[0], PRIVATE)
 
 
 def refuse(

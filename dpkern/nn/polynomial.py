@@ -13,30 +13,17 @@ unbounded below.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..base.validate import tensor
+from ..ops.coef.label_powers import FLOATS as FLOATS
+from ..ops.coef.label_powers import Coefficients as Coefficients
+from ..ops.coef.label_powers import label_coefficients as label_coefficients
 
-FLOATS = (torch.float32, torch.float64)
 FORMS = ("label_scalar", "feature_expanded")
-
-
-class Coefficients(NamedTuple):
-    """Of the powers 0, 1 and 2, by record and class.
-
-    Attributes:
-        constant: log 2; without influence on gradients.
-        linear: ``[B, M]``, or ``[B, M, H]`` with the hidden layer in it.
-        quadratic: ``[B, M]``, or ``[B, M, H, H]``.
-    """
-
-    constant: float
-    linear: Tensor
-    quadratic: Tensor
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
@@ -51,19 +38,6 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     """
     _alike(scores, targets)
     return (targets * F.softplus(-scores) + (1 - targets) * F.softplus(scores)).sum(1)
-
-
-def label_coefficients(targets: Tensor) -> Coefficients:
-    """``1/2 - y`` and ``1/8``: functions of the label only, lines 18-19.
-
-    Args:
-        targets: ``[B, M]``, float32 or float64.
-
-    Raises:
-        InvalidInput: another shape or dtype.
-    """
-    tensor(targets=targets, shape=(None, None), dtypes=FLOATS)
-    return Coefficients(math.log(2), 0.5 - targets, torch.full_like(targets, 1 / 8))
 
 
 def feature_coefficients(hidden: Tensor, targets: Tensor) -> Coefficients:

@@ -26,14 +26,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..base.choices import RELEVANCE_RANGES
 from ..base.errors import InvalidInput, UnsupportedModule
 from ..base.validate import choice, integer, non_negative, tensor
 from .circulant import BlockCirculantLinear
 from .normalise import BatchMinMax, BoundedResponseNorm
 from .spectral_conv import SpectralConv2d
-
-RANGES = ("as_formula", "signed")
-"""Normalised relevance in [0, 1], as the formula gives it, or in [-1, 1], as the text says."""
 
 MU = 0.01
 
@@ -118,7 +116,7 @@ def normalised(relevance: Tensor, *, relevance_range: str = "as_formula") -> Ten
     Raises:
         InvalidInput: an unknown range, or records without features.
     """
-    choice(RANGES, relevance_range=relevance_range)
+    choice(RELEVANCE_RANGES, relevance_range=relevance_range)
     rows = relevance.flatten(1)
     if not rows.shape[1]:
         raise InvalidInput(

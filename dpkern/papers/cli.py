@@ -21,12 +21,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..base.errors import InvalidInput
+from ..base.exit_codes import INTERRUPTED
+from ..base.json import dumps
 from ..base.validate import integer, require
-from ..commands.train import INTERRUPTED
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
 from ..train.display import number
-from ..train.report import dumps
 from . import PAPERS, Finished, Request, Result, names, reproduce
 from .pieces import FOLDER
 from .result import NONE_PUBLISHED, Row

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import __version__
 from ..base.errors import InvalidInput
+from ..base.json import dumps
 from ..base.outputs import write_atomically
-from ..train.report import dumps
+from ..base.version import __version__
 
 FOLDER = "settings"
 """Below --out: one file for each finished piece."""

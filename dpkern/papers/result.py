@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..base.json import dumps, plain
 from ..base.outputs import write_atomically
-from ..train.report import dumps, plain
 from .figure import Box, Line, Panel, draw
 
 NONE_PUBLISHED = "none published"

@@ -10,10 +10,10 @@ import re
 from importlib.resources import files
 from typing import Any
 
-from .. import __version__
+from ..base.json import dumps
 from ..base.report import Figure, Report, Table
 from ..base.validate import require
-from ..train.report import dumps
+from ..base.version import __version__
 from . import figures, ink
 from .bars import palette
 from .canvas import EXTRA

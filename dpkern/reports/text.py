@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ..base.json import dumps
 from ..base.report import Report, Table
-from ..train.report import dumps
 from . import ink
 
 

@@ -16,12 +16,14 @@ from rich.console import Console
 
 from ..base import outputs as files
 from ..base.errors import InvalidInput, PrivacyError
+from ..base.json import plain
 from ..base.threads import torch_threads
 from ..base.validate import require
 from ..privacy.accounting import delta_warning
 from . import checkpoint, display, report
 from .machine import backend_in_use, environment
 from .options import M, Options, P, RunOptions, only
+from .step_audit import Auditor
 from .steps import E, Steps
 
 
@@ -35,6 +37,7 @@ class BaseSession(ABC, Generic[P, M, E]):
     Args:
         given: the options by name, as in the classes of ``KINDS`` and ``RunOptions``; those left
             out take their defaults or, with ``resume``, their saved values.
+        auditor: audits the run's step where ``audit`` is among the options.
 
     Attributes:
         options: all of them.
@@ -58,7 +61,8 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     steps: Steps[E]
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, given: Mapping[str, Any], auditor: Auditor | None = None) -> None:
+        self.auditor = auditor
         run = RunOptions(**only(RunOptions, given))
         saved: dict[str, Any] | None = None
         if run.resume and run.out is not None:
@@ -138,7 +142,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         return {}
 
     def _refuse_other_data(self, public: Mapping[str, Any]) -> None:
-        facts = report.plain(self.public_facts())
+        facts = plain(self.public_facts())
         changed = sorted(name for name in facts if facts[name] != public.get(name))
         if changed:
             raise PrivacyError(
@@ -215,7 +219,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         """Write the checkpoint and return its path."""
         content = {
             "options": self.options.saved(),
-            "public": report.plain(self.public_facts()),
+            "public": plain(self.public_facts()),
             **self._state(),
             "history": [asdict(epoch) for epoch in self.history],  # type: ignore[call-overload]
             "seconds": self.steps.seconds,
@@ -245,7 +249,7 @@ class BaseSession(ABC, Generic[P, M, E]):
             "environment": environment(self.backend, self.threads),
             **self._sections(),
         }
-        ready: dict[str, Any] = report.plain(summary)
+        ready: dict[str, Any] = plain(summary)
         return ready
 
     @property

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..base import dispatch
 from ..base.errors import BackendError
+from ..base.version import __version__
 from ..ops.backends import cpu
 
 

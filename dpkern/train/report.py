@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..base.json import dumps
 from ..base.outputs import write_atomically
 from ..base.validate import require
 from ..privacy.accounting import shown_bound
@@ -46,24 +46,6 @@ def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
     if math.isfinite(float(facts.get("epsilon_if_seed_secret", math.inf))):
         return "not private against anyone who knows the seed of the noise"
     return f"not private: {facts['non_private'] or 'nothing can be certified'}"
-
-
-def plain(value: Any) -> Any:
-    """In JSON terms: tuples as lists, non-finite numbers as the strings inf, -inf, nan."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, range)):
-        return [plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: an infinity that ``plain`` missed is an error, not a word no parser knows."""
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> None:

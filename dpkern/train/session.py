@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ..commands import audited
 from ..engine.demo import models
 from ..engine.named import CALIBRATED_TO, Run, make
 from ..engine.sampling import make_batches
@@ -22,6 +21,7 @@ from .gradient_report import DIAGNOSTICS_NOTE, Epoch
 from .loop import EPSILON_POINTS, Training, summed_cross_entropy
 from .options import ModelOptions, PrivacyOptions, RunOptions
 from .report import Drawn
+from .step_audit import NOT_AUDITED, AuditedStep, required
 
 SMALL_MODEL = 100_000
 """With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
@@ -37,7 +37,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     FORMAT = checkpoint.FORMAT
 
     steps: Training
-    audited: audited.Audited | None = None
+    audited: AuditedStep | None = None
     """What the audit of the run's step has found, if one was asked for."""
 
     def _read(self) -> None:
@@ -113,7 +113,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         before, after = hooks.around(mechanism)
         after(step)  # where parameters are projected, the start lies in the set too
         if run.audit is not None:
-            self.subject = audited.subject_of(
+            self.subject = required(self.auditor, run.audit).subject_of(
                 mechanism,
                 model,
                 row_shape=self.data.row_shape,
@@ -210,8 +210,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     def _begin(self) -> None:
         """The audit comes first: nothing is trained by a step that fails it."""
         if self.options.run.audit is not None:
-            delta = self.options.privacy.delta
-            self.audited = audited.audit(self.subject, self.options.run.audit, delta)
+            runs, delta = self.options.run.audit, self.options.privacy.delta
+            self.audited = required(self.auditor, runs).audit(self.subject, runs, delta)
 
     def _end(self) -> None:
         """An interrupted run keeps its noise, for the steps left."""
@@ -235,7 +235,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         if isinstance(self.mechanism, LabelMechanism):
             facts |= responses.report(self.mechanism, seeded=self.seeded)
         if self.audited is None:
-            return facts | audited.NOT_AUDITED
+            return facts | NOT_AUDITED
         return facts | self.audited.facts(
             self.training.step,
             steps_per_epoch=self.training.steps_per_epoch,

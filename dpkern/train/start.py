@@ -14,6 +14,7 @@ from .base import BaseSession
 from .objective import ObjectiveSession
 from .options import PrivacyOptions, RunOptions
 from .session import Session
+from .step_audit import Auditor
 
 AnySession = BaseSession[Any, Any, Any]
 
@@ -26,11 +27,12 @@ NAMES = tuple(sorted(SESSIONS))
 """Everything that ``--mechanism`` takes."""
 
 
-def start(given: Mapping[str, Any]) -> AnySession:
+def start(given: Mapping[str, Any], auditor: Auditor | None = None) -> AnySession:
     """A checked session of the mechanism that is named, or that the resumed run has.
 
     Args:
         given: the options that were named; see ``BaseSession``.
+        auditor: audits the run's step where that is asked for.
 
     Raises:
         DPKernError: an unknown mechanism, an option that it does not have, or whatever is wrong
@@ -47,7 +49,7 @@ def start(given: Mapping[str, Any]) -> AnySession:
                 got=value,
                 remedy=f"Leave --{option.replace('_', '-')} out.",
             )
-    return kind(given)
+    return kind(given, auditor)
 
 
 def _mechanism(given: Mapping[str, Any]) -> str:

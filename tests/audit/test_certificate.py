@@ -11,7 +11,7 @@ import flint
 import numpy as np
 import pytest
 
-from dpkern.audit import certificate, exact_certificate
+from dpkern.audit import certificate as shipped
 from dpkern.base import masses
 from dpkern.base.errors import InvalidInput
 from dpkern.base.laws import (
@@ -26,6 +26,7 @@ from dpkern.base.laws import (
     Law,
     gaussian_tail,
 )
+from dpkern.privacy.laws import certificate, exact_certificate
 from tests.evidence import statistics
 from tests.evidence.certificate import gaussian_shift_ratio
 from tests.evidence.statistics import ExactLaw, Fill
@@ -154,11 +155,11 @@ def test_committed_tails() -> None:
     tail = gaussian_tail()
     assert (tail[0], tail[1], tail[-1]) == (0xF009367B << 96, 0xE103F4EDA3921CA9 << 64, 0xFB9B18)
     assert len(tail) == 557
-    assert all(c.passed for c in certificate.committed())
+    assert all(c.passed for c in shipped.committed())
 
 
 def test_script_prints_both_verdicts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert certificate.main([]) == 0
+    assert shipped.main([]) == 0
     printed = capsys.readouterr().out
     assert "gaussian: PASSED (float64)" in printed
     assert "laplace: PASSED (rational)" in printed
@@ -169,7 +170,7 @@ def test_script_fails_on_a_changed_tail(
 ) -> None:
     # This tail passes the mathematics, but is not the committed one.
     monkeypatch.setattr(certificate, "gaussian_tail", lambda: tuple(tail_with(rise=930973)))
-    assert certificate.main([]) == 1
+    assert shipped.main([]) == 1
     assert "FAULT: tail hash" in capsys.readouterr().out
 
 
@@ -333,5 +334,5 @@ def test_exact_law_moments(name: str) -> None:
         y = first + np.arange(len(pmf))
         assert pmf @ y == pytest.approx(v / CELL, abs=1e-9)
         spread.append(float(np.sqrt(pmf @ (y - v / CELL) ** 2)))
-    certified = {c.law: c.sd_cells for c in certificate.committed()}[name]
+    certified = {c.law: c.sd_cells for c in shipped.committed()}[name]
     assert min(spread) - 1e-6 <= certified <= max(spread) + 1e-6

@@ -244,8 +244,8 @@ def test_contributors_build_without_warnings_and_users_need_not(
 ) -> None:
     for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "dpkern").mkdir()
-    shutil.copy(ROOT / "dpkern" / "__init__.py", tmp_path / "dpkern")
+    (tmp_path / "dpkern" / "base").mkdir(parents=True)
+    shutil.copy(ROOT / "dpkern" / "base" / "version.py", tmp_path / "dpkern" / "base")
     inherited = {name: value for name, value in os.environ.items() if name != "DPKERN_WERROR"}
     command = ["make", "--dry-run", target]
     printed = subprocess.run(

@@ -147,7 +147,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_run_with_a_real_audit(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["dpkern.audit.auditing"], "LEAST_LEARNING", 100)
-    summary = Session(options | {"audit": 100}).run()
+    summary = Session(options | {"audit": 100}, audited).run()
     audit = summary["audit"]
     assert audit["runs"] == 100
     assert audit["per_step"]["mu_certified"] == pytest.approx(4.0, abs=1e-4)
@@ -172,7 +172,7 @@ def test_table_and_figure(
     from rich.console import Console
 
     monkeypatch.setattr(audited, "run", lambda *_, **__: findings(4.0))
-    session = start(options | {"audit": 100, "figure": True})
+    session = start(options | {"audit": 100, "figure": True}, audited)
     summary = session.run()
     session.show(Console(width=200), summary)
     shown = capsys.readouterr().out
@@ -198,7 +198,7 @@ def test_nothing_is_trained_by_a_step_that_fails(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, found: Findings
 ) -> None:
     monkeypatch.setattr(audited, "run", lambda *_, **__: found)
-    session = Session(options | {"audit": 100})
+    session = Session(options | {"audit": 100}, audited)
     with pytest.raises(PrivacyError, match="Do not train"):
         session.run()
     assert session.steps_done == 0
@@ -207,7 +207,7 @@ def test_nothing_is_trained_by_a_step_that_fails(
 
 def test_which_step_is_audited(options: dict[str, Any]) -> None:
     def subject(**more: Any) -> Any:
-        return Session(options | {"audit": 100} | more).subject
+        return Session(options | {"audit": 100} | more, audited).subject
 
     assert isinstance(subject(), ModelStep)
     assert isinstance(subject(mechanism="adaclip"), PrivateStep)
@@ -223,9 +223,14 @@ def test_refused(options: dict[str, Any]) -> None:
     ):
         chosen = {k: v for k, v in (options | given).items() if v is not None}
         with pytest.raises(InvalidInput, match="audit"):
-            Session(chosen)
+            Session(chosen, audited)
     with pytest.raises(InvalidInput, match="audit"):
-        start({"mechanism": "spof", "epsilon": 1.0, "audit": 100})
+        start({"mechanism": "spof", "epsilon": 1.0, "audit": 100}, audited)
+
+
+def test_an_audit_without_an_auditor_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"Pass auditor=dpkern\.commands\.audited"):
+        Session(options | {"audit": 100})
 
 
 def test_the_gaussian_composition_is_a_lower_bound() -> None:

@@ -108,7 +108,7 @@ def test_within_a_step_there_is_no_state_to_save(
 ) -> None:
     session = start(options)
     before_step(session, 2, interrupt)
-    monkeypatch.setattr("dpkern.commands.train.start", lambda given: session)
+    monkeypatch.setattr("dpkern.commands.train.start", lambda *given: session)
     assert cli.main(["train", "--json"]) == 130
     assert json.loads(capsys.readouterr().out) == {"interrupted": True, "checkpoint": None}
     assert not session.between_steps

@@ -10,6 +10,7 @@ from . import (
     generic,
     linear,
     norm,
+    other,
     spectral_conv,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "generic",
     "linear",
     "norm",
+    "other",
     "spectral_conv",
 ]

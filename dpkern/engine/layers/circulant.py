@@ -16,7 +16,6 @@ from ..parameter import (
     fresh,
     is_constant,
     is_private,
-    other,
     plain,
     plainly,
     rule,
@@ -25,6 +24,7 @@ from ..parameter import (
 from ..records import Circulant
 from ..uses import Use
 from .expression import whole_target_of
+from .other import other
 
 Function = Callable[..., Any]
 

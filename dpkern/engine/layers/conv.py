@@ -18,7 +18,6 @@ from ..parameter import (
     in_product,
     is_constant,
     is_private,
-    other,
     plain,
     plainly,
     rule,
@@ -27,6 +26,7 @@ from ..parameter import (
 from ..records import Convolution, Explicit
 from ..uses import Target, Use
 from .expression import whole_target_of
+from .other import other
 
 Function = Callable[..., Any]
 Ints = tuple[int, ...]

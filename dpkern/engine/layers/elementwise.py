@@ -12,7 +12,6 @@ from torch import Tensor
 from ..parameter import (
     arguments,
     is_private,
-    other,
     plain,
     plainly,
     refuse,
@@ -21,6 +20,7 @@ from ..parameter import (
 )
 from .expression import is_buffer, looks_like_samples, slots_in
 from .generic import expand
+from .other import other
 
 Function = Callable[..., Any]
 

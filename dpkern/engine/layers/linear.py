@@ -19,7 +19,6 @@ from ..parameter import (
     in_product,
     is_constant,
     is_private,
-    other,
     plain,
     plainly,
     rule,
@@ -28,6 +27,7 @@ from ..parameter import (
 from ..records import Explicit, Linear
 from ..uses import Target, Use
 from .expression import is_buffer, target_of, whole_target_of
+from .other import other
 
 Function = Callable[..., Any]
 

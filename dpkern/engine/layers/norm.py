@@ -19,7 +19,6 @@ from ..parameter import (
     fresh,
     is_constant,
     is_private,
-    other,
     plain,
     rule,
     source_of,
@@ -27,6 +26,7 @@ from ..parameter import (
 from ..records import Explicit, wide
 from ..uses import Target, Use
 from .expression import slots_in, whole_target_of
+from .other import other
 
 Function = Callable[..., Any]
 

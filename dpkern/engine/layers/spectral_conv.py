@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from ...nn.functional import spectral_conv2d
-from ..parameter import arguments, fresh, is_constant, is_private, other, rule
+from ..parameter import arguments, fresh, is_constant, is_private, rule
 from ..uses import Use
 from .conv import Convolve, convolve, geometry_of
+from .other import other
 
 Function = Callable[..., Any]
 

@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...base.choices import RELEVANCE_RANGES
 from ...base.errors import InvalidInput
 from ...base.validate import choice, integer, probability
-from ...nn.relevance import RANGES
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING
 from ..theory import adlm
@@ -140,7 +140,7 @@ class AdLM(ObjectivePerturbation):
         choice(COEFFICIENT_FORMS, coefficient_form=self.coefficient_form)
         choice(adlm.INPUT_RANGES, input_range=self.input_range)
         choice(RELEVANCE_TARGETS, relevance_target=self.relevance_target)
-        choice(RANGES, relevance_range=self.relevance_range)
+        choice(RELEVANCE_RANGES, relevance_range=self.relevance_range)
         choice(RELEVANCE_FROM, relevance_from=self.relevance_from)
         choice(LABELS, labels=self.labels)
         self._check_setting()

@@ -21,8 +21,8 @@ from torch import Tensor
 from ...base.errors import InvalidInput
 from ...base.rng import Stream
 from ...base.validate import choice, integer, positive, tensor
-from ...nn.polynomial import Coefficients, label_coefficients
 from ...ops import noise
+from ...ops.coef.label_powers import Coefficients, label_coefficients
 from ..theory.adlm import LABEL_SENSITIVITY, NOISE_SHARING, below
 from .randomized_response import RandomizedResponse
 

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...base.choices import RELEVANCE_RANGES
 from ...base.errors import InvalidInput
 from ...base.validate import choice, integer, non_negative, positive, tensor
-from ...nn.relevance import RANGES
 
 COUNTS = ("maps", "units", "one", "patch")
 """|h_0|: the maps; every unit; one neuron; the maps, with d the inputs of one unit."""
@@ -138,7 +138,7 @@ def exact_relevance_sensitivity(
     features: int, records: int, *, relevance_range: str = "as_formula"
 ) -> float:
     """``d / |D|``, or twice that for relevances in [-1, 1]; the network being fixed."""
-    choice(RANGES, relevance_range=relevance_range)
+    choice(RELEVANCE_RANGES, relevance_range=relevance_range)
     printed = relevance_sensitivity(features, records)
     return printed if relevance_range == "signed" else printed / 2
 
@@ -293,7 +293,7 @@ def published_relevance_cost(
     Raises:
         InvalidInput: a number out of its range, or an unknown choice.
     """
-    choice(RANGES, relevance_range=relevance_range)
+    choice(RELEVANCE_RANGES, relevance_range=relevance_range)
     choice(NETWORKS, network=network)
     cost = positive(epsilon=epsilon) * (1.0 if relevance_range == "signed" else 0.5)
     return cost * (1 if network == "public" else integer(1, records=records))

@@ -16,9 +16,9 @@ from itertools import accumulate
 from statistics import NormalDist
 from typing import Any
 
-from ..base.laws import GAUSSIAN, SCALE_CELLS, gaussian_tail
-from ..base.masses import FINE, Profile, gaussian_masses, idealise, path_cells
-from ..base.validate import require
+from ...base.laws import GAUSSIAN, SCALE_CELLS, gaussian_tail
+from ...base.masses import FINE, Profile, gaussian_masses, idealise, path_cells
+from ...base.validate import require
 from .certificate import Certificate, gaussian_certificate
 
 PRECISION_BITS = 128
