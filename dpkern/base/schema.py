@@ -371,7 +371,9 @@ def _shape(tensor: TensorParameter, sizes: dict[str, Any]) -> tuple[int, ...]:
         if dim.startswith("*"):
             shape.extend(sizes[dim])
         else:
-            shape.append(math.prod(sizes.get(part) or int(part) for part in dim.split("*")))
+            shape.append(
+                math.prod(sizes[part] if part in sizes else int(part) for part in dim.split("*"))
+            )
     return tuple(shape)
 
 

@@ -55,7 +55,7 @@ def _clip_sum(bound: Bound) -> ClipResult:
     batch, shapes = bound.sizes
     if out is None:
         dtype = request.sum_dtype
-        sums = tuple([torch.empty(*shape, dtype=dtype) for shape in shapes])
+        sums = tuple([torch.empty(shape, dtype=dtype) for shape in shapes])
     else:
         sums = request.with_room(out)
         increment_version(sums)

@@ -33,6 +33,8 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "int": (0.5, "1", None),
     "float": (-1.0, math.nan, True, "1", None),
     "bool": ("yes", None, 2),
+    "Word": (-1, 2**64, 0.5, True, "1", None),
+    "Scale": (0.0, -1.0, math.nan, math.inf, "1", object(), [1.0], torch.zeros(97)),
 }
 
 
@@ -137,5 +139,5 @@ def _shapes(
     if rest and settled and tensor.dim() > len(fixed):
         yield f"another {rest[0]}", name, torch.cat((tensor, tensor), -1)
     for axis, dim in enumerate(fixed):
-        if dim in known or not is_bound(dim):
+        if dim in known or dim.isdecimal():
             yield f"another {dim}", name, torch.cat((tensor, tensor), axis)

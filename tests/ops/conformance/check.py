@@ -11,7 +11,7 @@ import torch
 
 from dpkern.base.errors import BackendError
 from dpkern.base.schema import DTYPES, is_dense, sum_dtype
-from dpkern.base.signature import LEADING, TensorParameter, is_bound
+from dpkern.base.signature import LEADING, TensorParameter
 from dpkern.ops.testing import assert_close
 from tests.ops.conformance.calls import Case
 
@@ -135,7 +135,9 @@ def _dims(wanted: TensorParameter, sizes: dict[str, Any], count: int) -> list[in
             left = count - len(dims) - (len(wanted.dims) - 1 - wanted.dims.index(dim))
             dims.extend([None] * left if known is None else known)
         else:
-            dims.append(sizes.get(dim) if is_bound(dim) else int(dim))
+            parts = [sizes.get(part, part) for part in dim.split("*")]
+            known = all(isinstance(part, int) or part.isdecimal() for part in parts)
+            dims.append(math.prod(map(int, parts)) if known else None)
     return dims
 
 

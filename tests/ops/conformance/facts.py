@@ -126,7 +126,9 @@ FACTS: dict[str, Facts] = {
         bounds={F32: 1e-5, F64: 1e-12, torch.bfloat16: 1e-5},
     ),
     "clip.sample_norm": Facts(bounds={F32: 1e-12, F64: 1e-12, torch.bfloat16: 1e-12}),
-    "coef.expanded": COEFFICIENTS,
+    "coef.expanded": replace(
+        COEFFICIENTS, shapes={"targets": lambda call: (call.sizes["B"], call.sizes["M"])}
+    ),
     "coef.perturb": replace(COEFFICIENTS, samples=""),
     "coef.quadratic": COEFFICIENTS,
     "ghost.clip_factors": Facts(
