@@ -12,7 +12,7 @@ from ..base import dispatch
 from ..base.errors import BackendError
 from ..base.rng import Key
 from ..base.threads import torch_threads
-from .backends import cpu
+from .backends import _extension, cpu
 
 KEY = Key.from_unsafe_seed(0)
 """Reproducible noise: for tests and timings only."""
@@ -57,14 +57,14 @@ def available_isas() -> list[str]:
     """Instruction sets that the compiled CPU kernels can use here; empty without them."""
     if not dispatch.availability("cpu")[0]:
         return []
-    best = cpu.ISAS.index(cpu.build_config()["detected_isa"])
-    return list(cpu.ISAS[: best + 1])
+    best = _extension.ISAS.index(cpu.build_config()["detected_isa"])
+    return list(_extension.ISAS[: best + 1])
 
 
 @contextmanager
 def isa(name: str) -> Iterator[None]:
     """Run the compiled CPU kernels with this instruction set."""
-    before = cpu.isa()
+    before = _extension.isa()
     cpu.use_isa(name)
     try:
         yield

@@ -70,9 +70,8 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 def kernels() -> Iterator[Any]:
     """The signatures of the compiled kernels: ops in the order of their names, then the others."""
     wanted = compiled()
-    folders = ("ops", "backends")
-    sources = [path for name in folders for path in sorted((PACKAGE / name).rglob("*.py"))]
-    sources += [PACKAGE / "laws.py", PACKAGE / "base/codes.py"]  # which options there are
+    sources = sorted((PACKAGE / "ops").rglob("*.py"))
+    sources += [PACKAGE / "base/laws.py", PACKAGE / "base/codes.py"]  # which options there are
     trees = {source: ast.parse(source.read_text()) for source in sources}
     literals: dict[str, Any] = {}
     for tree in trees.values():

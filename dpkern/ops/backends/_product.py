@@ -15,7 +15,8 @@ import torch
 
 from ...base.dispatch import Kernel
 from ...base.schema import Bound
-from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._extension import compiled as extension
+from ._extension import isa
 
 _chosen: bool | None = None
 """What ``use_own`` asks for."""
@@ -24,14 +25,14 @@ _chosen: bool | None = None
 @cache
 def _library_is_narrow() -> bool:
     mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return mkl and not _cpu._C.is_intel()
+    return mkl and not extension().is_intel()
 
 
 def own() -> bool:
     """Whether products run in the compiled kernel."""
     if _chosen is not None:
         return _chosen
-    return _cpu.isa().startswith("avx512") and _library_is_narrow()
+    return isa().startswith("avx512") and _library_is_narrow()
 
 
 @contextmanager

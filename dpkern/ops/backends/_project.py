@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...base.signature import Float, Positive, written
 from .. import _project as op
-from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._extension import on_cpu
 from ._native import compiled
 
 
@@ -28,7 +28,7 @@ def _refuse(params: Sequence[Tensor], onto: op.Projection) -> str | None:
         return "takes parameters of one dtype"
     if not all(param.is_contiguous() for param in params):
         return "takes contiguous parameters"
-    return _cpu._on_cpu(params[0])
+    return on_cpu(params[0])
 
 
 def _project(params: Sequence[Tensor], onto: op.Projection) -> None:

@@ -15,7 +15,7 @@ from ..spectral._band import Band
 from ..spectral._sizes import Layer
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
-from . import cpu as _cpu  # used when called: cpu imports this module to register it
+from ._extension import on_cpu
 from ._native import compiled
 from ._spectra import chunks, constant, room
 
@@ -76,8 +76,8 @@ def whitened_norm(
 def _refuse(x: Tensor, *_: Any, **__: Any) -> str | None:
     if x.dtype not in FLOATS:
         kind = str(x.dtype).removeprefix("torch.")
-        return _cpu._on_cpu(x) or f"has float32 and float64 operands, got {kind}"
-    return _cpu._on_cpu(x)
+        return on_cpu(x) or f"has float32 and float64 operands, got {kind}"
+    return on_cpu(x)
 
 
 def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
@@ -152,7 +152,7 @@ def _refuse_whitened(grads: Tensor, *_: Any, **__: Any) -> str | None:
         range(taps[0], taps[0] + len(taps))
     ):
         return "reads taps that stand together in memory, in order"
-    return _cpu._on_cpu(grads)
+    return on_cpu(grads)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

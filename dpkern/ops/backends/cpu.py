@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +12,6 @@ from ...base import dispatch
 from ...base.dispatch import Kernel
 from ...base.errors import InvalidInput
 from ...base.schema import Bound
-from ...base.threads import allowed
 from .. import noise
 from . import (
     _clip,
@@ -27,8 +24,7 @@ from . import (
     _spectral,
     _update,
 )
-
-ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
+from ._extension import ISAS, compiled, isa, load_extension, threads
 
 COMPILED = (
     "coef.expanded",
@@ -61,30 +57,15 @@ COMPILED = (
 COUNTING = ("coef.perturb", "coef.quadratic")
 """Those whose kernel returns how many entries it refuses."""
 
-_C: Any = None
-
-
-def _extension() -> ModuleType | str:
-    try:
-        from dpkern import _C as extension  # type: ignore[attr-defined, unused-ignore]
-    except ImportError as error:
-        return (
-            f"has no compiled module ({error}): build with a C++17 compiler and cmake, "
-            "pip install . without DPKERN_NATIVE=off"
-        )
-    return extension  # type: ignore[no-any-return, unused-ignore]
-
 
 def load() -> tuple[bool, str]:
     """Import the extension and register its kernels; or say why not."""
-    global _C
-    extension = _extension()
+    extension = load_extension()
     if isinstance(extension, str):
         return False, extension
-    _C = extension
-    _native.connect(_C, _threads)
+    _native.connect(extension, threads)
     for name in COMPILED:
-        made = _native.kernel(name, _C, _threads, _RESULTS.get(name), _coef.FOUND.get(name))
+        made = _native.kernel(name, extension, threads, _RESULTS.get(name), _coef.FOUND.get(name))
         around = _AROUND.get(name)
         dispatch.register(name, "cpu", made if around is None else around(made))
     for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
@@ -99,7 +80,7 @@ def build_config() -> dict[str, Any]:
     ok, reason = dispatch.availability("cpu")
     if not ok:
         return {"native": False, "reason": reason}
-    config = dict(_C.build_config())
+    config = dict(compiled().build_config())
     config["native"] = True
     config["detected_isa"] = ISAS[config["detected_isa"]]
     config["isa"] = isa()
@@ -107,14 +88,9 @@ def build_config() -> dict[str, Any]:
     return config
 
 
-def isa() -> str:
-    """The instruction set in use, one of ``ISAS``."""
-    return ISAS[_C.isa()]
-
-
 def use_isa(name: str) -> None:
     """Use a lower instruction set than the processor's best (results never depend on it)."""
-    if name not in ISAS or not _C.use_isa(ISAS.index(name)):
+    if name not in ISAS or not compiled().use_isa(ISAS.index(name)):
         raise InvalidInput(
             "isa",
             expected=f"one of {', '.join(ISAS)} that this processor has",
@@ -126,34 +102,6 @@ def use_isa(name: str) -> None:
 def use_own_products(wanted: bool) -> AbstractContextManager[None]:
     """Matrix products in the compiled kernel, or in torch's library, whichever is faster here."""
     return _product.use_own(wanted)
-
-
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _threads() -> int:
-    # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
-    return 1 if _forked else allowed()
-
-
-def _on_cpu(*tensors: torch.Tensor) -> str | None:
-    for tensor in tensors:
-        if not tensor.is_cpu:
-            return f"runs on the CPU, got a tensor on {tensor.device}"
-    return None
-
-
-def _refuse_first(first: Any, *_: Any, **__: Any) -> str | None:
-    """Why not, for a call whose first argument is a tensor or a list of them."""
-    return _on_cpu(first if isinstance(first, torch.Tensor) else first[0])
 
 
 def _one_scale(kernel: Kernel) -> Kernel:

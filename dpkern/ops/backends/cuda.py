@@ -13,7 +13,8 @@ import torch
 
 from ...base import dispatch
 from ...base.errors import BackendError
-from . import _device, _generated, _launch, _launch_update, cpu
+from . import _device, _generated, _launch, _launch_update
+from ._extension import load_extension, on_cpu
 from ._kernels import KERNELS, Instance, Kernel
 from ._start import Device
 
@@ -24,7 +25,7 @@ EMULATED = Path(__file__).resolve().parents[3] / "build" / "emulated" / _NAME
 
 def load() -> tuple[bool, str]:
     """Find a device and register the kernels; or say why not."""
-    extension = cpu._extension()
+    extension = load_extension()
     if isinstance(extension, str):
         return False, extension
     reason = _unavailable(extension)
@@ -88,7 +89,7 @@ def prepare_update(*arguments: Any, **named: Any) -> Any:
             got=f"it {reason}",
             remedy="Use DPStep.finish, which needs no recording.",
         )
-    extension: Any = cpu._extension()
+    extension: Any = load_extension()
     return _launch_update.prepare(device(extension.cuda), *arguments, **named)
 
 
@@ -120,7 +121,7 @@ def emulate() -> dispatch.Kernels | str:
 
 def emulated_device(module: Any) -> Device:
     """The kernels of the emulator, on CPU tensors."""
-    return Device(Compiled(module), "cuda", "cpu", cpu._on_cpu)
+    return Device(Compiled(module), "cuda", "cpu", on_cpu)
 
 
 @cache

@@ -23,8 +23,9 @@ from dpkern.base.errors import BackendError
 from dpkern.base.rng import Purpose
 from dpkern.ops import clip, coef, noise, symbols, testing, update
 from dpkern.ops.backends import _kernels as table
-from dpkern.ops.backends import _launch, _start, cpu, cuda, cupy
+from dpkern.ops.backends import _launch, _start, cuda, cupy
 from dpkern.ops.backends._cupy_launch import Compiling
+from dpkern.ops.backends._extension import on_cpu
 from dpkern.ops.backends._kernels import Kernel
 from dpkern.ops.backends._start import Device
 from dpkern.ops.ghost import explicit
@@ -74,7 +75,7 @@ def both() -> Iterator[Both]:
     if isinstance(module, str):
         pytest.skip(f"cuda {module}")
     starter = Both(module)
-    kernels = _launch.kernels(Device(starter, "cupy", "cpu", cpu._on_cpu))
+    kernels = _launch.kernels(Device(starter, "cupy", "cpu", on_cpu))
     with dispatch.replaced("cupy", kernels):
         yield starter
 
@@ -189,7 +190,7 @@ def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch
 
 
 def test_missing_and_unknown_arguments_are_noticed(both: Both) -> None:
-    on = Device(both, "cupy", "cpu", cpu._on_cpu)
+    on = Device(both, "cupy", "cpu", on_cpu)
     for names in (("clock", "beta1"), ("clock", "beta1", "beta2", "beta3")):
         with pytest.raises(AssertionError, match="advance_kernel"):
             on.start(table.ADVANCE, (), 0, **dict.fromkeys(names, 0))
@@ -213,7 +214,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCupy:
 
 def run(fake: FakeCupy) -> None:
     """A call that fails as the stand-in says."""
-    kernels = _launch.kernels(Device(Compiling(fake), "cupy", "cpu", cpu._on_cpu))
+    kernels = _launch.kernels(Device(Compiling(fake), "cupy", "cpu", on_cpu))
     with dispatch.replaced("cupy", kernels):
         noise.add_noise(torch.zeros(3, dtype=torch.int32), stream=STREAM, backend="cupy")
 

@@ -10,7 +10,7 @@ import torch
 
 from ....base.codes import STYLES
 from ... import clip
-from .. import cpu
+from .._extension import on_cpu
 from .compile import Array, addresses, entries, inner, kernel, like
 from .parallel import in_parts, team_of
 from .rows import SHRINK, add_integer_row, add_row, clip_factor, power_sum, round_down
@@ -175,7 +175,7 @@ def _refuse_sample_norm(grads: clip.Gradients, **kwargs: Any) -> str | None:
 
 
 def _refuse(grads: clip.Gradients, *_: Any, **__: Any) -> str | None:
-    return cpu._on_cpu(*clip.tensors_of(grads))
+    return on_cpu(*clip.tensors_of(grads))
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ....base.schema import memory_order
-from .. import cpu as _cpu
+from .._extension import refuse_first
 from .compile import Array, addresses, entries, kernel, like
 from .parallel import in_parts, team_of
 from .rows import add_row, clip_factor, power_sum, round_down
@@ -111,8 +111,8 @@ def _contracted(grads: Tensors, factors: torch.Tensor, outs: Tensors) -> None:
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (
-    ("ghost.explicit_norm", _explicit_norm, _cpu._refuse_first),
-    ("ghost.clip_factors", _clip_factors, _cpu._refuse_first),
-    ("ghost.contract", _contracted, _cpu._refuse_first),
+    ("ghost.explicit_norm", _explicit_norm, refuse_first),
+    ("ghost.clip_factors", _clip_factors, refuse_first),
+    ("ghost.contract", _contracted, refuse_first),
 )
 """``(op, run, refuse)``."""

@@ -10,7 +10,8 @@ from torch.autograd.graph import increment_version
 
 from ....base.rng import Stream
 from ... import noise
-from .. import _numbers, _rounding, cpu
+from .. import _numbers, _rounding
+from .._extension import on_cpu
 from . import chacha
 from .chacha import words_of
 from .compile import Array, entries, kernel, like
@@ -115,7 +116,7 @@ def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
         return "makes its draws in registers, got draws made ahead"
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
-    return cpu._on_cpu(x)
+    return on_cpu(x)
 
 
 def _add_noise(

@@ -13,7 +13,8 @@ from numba.extending import overload
 from torch.autograd.graph import increment_version
 
 from ... import update
-from .. import _numbers, cpu
+from .. import _numbers
+from .._extension import on_cpu
 from .chacha import words_of
 from .compile import Array, Number, addresses, entries, inner, kernel, like
 from .draws import TILE, draw_tile, law_of, release_float, release_integer, room, rounding_tile
@@ -214,7 +215,7 @@ def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     given: update.Noise | None = kwargs.get("noise")
     if given is not None and given.draws is not None:
         return "makes its draws in registers, got draws made ahead"
-    return cpu._on_cpu(*params)
+    return on_cpu(*params)
 
 
 KERNELS: tuple[tuple[str, Any, Any], ...] = (("update.step", _update_step, _refuse_update),)
