@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import torch
@@ -80,8 +80,9 @@ RANGES: dict[str, Range] = {
     ),
     "Positive": Range(validate.positive, "{x}.__class__ is float and 0 < {x} <= _MAX"),
     "NonNegative": Range(validate.non_negative, "{x}.__class__ is float and 0 <= {x} <= _MAX"),
+    "bool": Range(partial(validate.choice, (False, True)), "{x}.__class__ is bool"),
 }
-"""Ranges by the names that signatures give them; others (``int``, ``bool``) are left to the op."""
+"""Ranges by the names that signatures give them; others (``int``, ``float``) are left to the op."""
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -302,7 +303,7 @@ class _Look:
                     return None
                 wanted.extend(known)
             else:
-                wanted.append(known)
+                wanted.append(int(dim) if dim.isdecimal() else known)
         return tuple(wanted)
 
     def _dtypes(self, group: str) -> tuple[torch.dtype, ...]:
@@ -319,7 +320,10 @@ class _Look:
         fits = len(shape) >= len(fixed) if rest else len(shape) == len(fixed)
         if fits:
             for dim, size in zip(fixed, shape, strict=False):
-                fits = fits and (not is_bound(dim) or self.sizes.setdefault(dim, size) == size)
+                if is_bound(dim):
+                    fits = fits and self.sizes.setdefault(dim, size) == size
+                elif dim != "_":
+                    fits = fits and size == int(dim)
         if not fits:
             raise _not_shaped(name, dims, self.sizes, tensor)
         if dims and dims[-1].startswith("*"):
@@ -567,10 +571,10 @@ def _shape_source(
             if dim != "_":
                 tests.append(f"_d{i} != {dim}")
     if open_end is not None:
-        rest = is_bound(open_end) and not parameter.many
-        targets.append(f"*{_local(open_end) if rest else '_rest_of_it'}")
+        targets.append("*_rest_of_it")
     yield f"{', '.join(targets)}{',' if len(targets) == 1 else ''} = {name}.shape"
     if open_end is not None and is_bound(open_end) and not parameter.many:
+        yield f"{_local(open_end)} = {name}.shape[{len(fixed)}:]"
         known.add(open_end)
     if tests:
         yield f"if {' or '.join(tests)}: {_LEAVE}"

@@ -50,12 +50,13 @@ def _check_sample_norm(
     for name, extra in (("scale", scale), ("center", center)):
         if extra is None:
             continue
-        given = tensors_of(extra)
+        listed = isinstance(extra, (Tensor, list, tuple))
+        given = tensors_of(extra) if listed else ()
         if len(given) != len(grads):
             raise InvalidInput(
                 name,
                 expected=f"{len(grads)} tensors, one per gradient tensor",
-                got=str(len(given)),
+                got=str(len(given)) if listed else type(extra).__name__,
                 remedy="Give one tensor of the parameter's shape for each.",
             )
         for i, (g, e) in enumerate(zip(grads, given, strict=True)):

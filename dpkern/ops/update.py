@@ -32,6 +32,13 @@ def _check_step(
     gradient_scale: float,
     noise: Noise | None,
 ) -> None:
+    if not isinstance(sums, (list, tuple)):
+        raise InvalidInput(
+            "sums",
+            expected="a list of tensors",
+            got=type(sums).__name__,
+            remedy="Wrap a single tensor in a list.",
+        )
     check.one_each("sums", sums, len(params))
     _check_rule(rule)
     names = rule.buffer_names()

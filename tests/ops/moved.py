@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dpkern.base import dispatch
+from dpkern.base.schema import Bound
 from dpkern.ops.update import State
 
 
@@ -37,6 +38,12 @@ class Move:
             self.states.append((tree, state))
             return state
         return _mapped(tree, self.there)
+
+    def call(self, bound: Bound) -> Bound:
+        """The checked call with its tensors on the device."""
+        args, plan = self.there(bound.args), self.there(bound.plan)
+        place = torch.device(self.device) if self.pairs else bound.device
+        return bound._replace(args=args, plan=plan, device=place)
 
     def back(self, tree: Any) -> Any:
         """The same results with tensors on the CPU; a tensor of the caller's is that very one."""
@@ -62,7 +69,9 @@ def _alike(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _mapped(tree: Any, each: Callable[[Any], Any]) -> Any:
-    if isinstance(tree, (list, tuple)):
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(each(item) for item in tree))
+    if isinstance(tree, (list, tuple)) and not isinstance(tree, torch.Size):
         return type(tree)(each(item) for item in tree)
     if isinstance(tree, dict):
         return {key: each(value) for key, value in tree.items()}
@@ -77,21 +86,20 @@ def _mapped(tree: Any, each: Callable[[Any], Any]) -> Any:
 def moved(backend: str, device: str = "cuda") -> Iterator[None]:
     """The backend's kernels for tensors on the CPU, which travel to the device and back."""
 
-    def wrapped(kernel: dispatch.Kernel) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        def run(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(kernel: dispatch.Kernel) -> dispatch.Kernel:
+        def run(bound: Bound) -> Any:
             move = Move(device)
-            result = move.back(kernel.run(*move.there(args), **move.there(kwargs)))
+            result = move.back(kernel.run(move.call(bound)))
             move.finish()
             return result
 
-        def refuse(*args: Any, **kwargs: Any) -> str | None:
-            move = Move(device)
-            return kernel.refuse(*move.there(args), **move.there(kwargs))
+        def refuse(bound: Bound) -> str | None:
+            return None if kernel.refuse is None else kernel.refuse(Move(device).call(bound))
 
-        return run, refuse
+        return dispatch.Kernel(run, refuse)
 
     kernels = [
-        (name, *wrapped(op.kernels[backend]))
+        (name, wrapped(op.kernels[backend]), None)
         for name, op in dispatch.OPS.items()
         if backend in op.kernels
     ]

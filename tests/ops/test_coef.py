@@ -271,16 +271,9 @@ def bad(**change: Any) -> dict[str, Any]:
 X, Y = targets_of((3, 4)), targets_of((3, 4))
 Z = logits_of((3, 4))
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "targets-list": ("targets", {"targets": [[0.5]]}),
-    "targets-flat": ("targets", {"targets": X[0]}),
-    "targets-half": ("targets", {"targets": X.half()}),
-    "targets-strides": ("targets", {"targets": X.t()}),
-    "targets-meta": ("targets", {"targets": X.to("meta")}),
     "targets-above": ("targets", {"targets": X + 0.25, **bad()}),
     "targets-below": ("targets", {"targets": X - 0.25, **bad()}),
     "targets-nan": ("targets", {"targets": X * math.nan, **bad()}),
-    "form": ("form", {"form": "chebyshev"}),
-    "noise": ("noise", {"noise": 0.5}),
     "scale-zero": ("noise.scale", bad(scale=0.0)),
     "scale-nan": ("noise.scale", bad(scale=math.nan)),
     "scale-small": ("noise.scale", bad(scale=2.0**-105)),
@@ -311,13 +304,6 @@ REFUSED_COEFFICIENTS = {
     "out-same": ("out", {"out": (Y, Y)}),
 }
 REFUSED_LOGITS: dict[str, tuple[str, dict[str, Any]]] = {
-    "z-shape": ("z", {"z": Z[0]}),
-    "z-strides": ("z", {"z": Z.t()}),
-    "targets-shape": ("targets", {"targets": X[:2]}),
-    "targets-dtype": ("targets", {"targets": X.double()}),
-    "shift-shape": ("shift", {"shift": torch.zeros(4)}),
-    "shift-dtype": ("shift", {"shift": torch.zeros(3, dtype=torch.float64)}),
-    "shift-number": ("shift", {"shift": 1.0}),
     "out-loss": ("out[0]", {"out": (torch.zeros(3), Z.clone())}),
     "out-logits": ("out", {"out": (torch.zeros(3, dtype=torch.float64), Z)}),
 }

@@ -176,26 +176,6 @@ def test_a_non_finite_sample_stays_alone(backend: str, poison: float) -> None:
 X, STATS, WEIGHT = torch.zeros(2, 6, 4), torch.zeros(2, 6), torch.zeros(4)
 GROUPS = torch.zeros(2, 3)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "g of two dimensions": (
-        lambda: ghost.layer_norm_backward(X[0], X, STATS, STATS, WEIGHT),
-        "g",
-    ),
-    "g of integers": (lambda: ghost.rms_norm_backward(X.long(), X, STATS, WEIGHT), "g"),
-    "x of another shape": (lambda: ghost.rms_norm_backward(X, X[:1], STATS, WEIGHT), "x"),
-    "x of another type": (lambda: ghost.rms_norm_backward(X, X.double(), STATS, WEIGHT), "x"),
-    "mean per sample": (
-        lambda: ghost.layer_norm_backward(X, X, STATS[:, :1], STATS, WEIGHT),
-        "mean",
-    ),
-    "rstd with gaps": (
-        lambda: ghost.rms_norm_backward(X, X, torch.zeros(6, 2).t(), WEIGHT),
-        "rstd",
-    ),
-    "weight of another size": (lambda: ghost.rms_norm_backward(X, X, STATS, WEIGHT[:3]), "weight"),
-    "weight over places": (
-        lambda: ghost.group_norm_backward(X, X, GROUPS, GROUPS, WEIGHT),
-        "weight",
-    ),
     "groups that do not divide": (
         lambda: ghost.group_norm_backward(X, X, WEIGHT.expand(2, 4).clone(), GROUPS, None),
         "rstd",

@@ -196,21 +196,8 @@ IDS, G, A, Y = (
 )
 ONES, OUT = torch.ones(2), torch.zeros(6, 4)
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "ids of floats": (lambda: ghost.embedding_norm(IDS.float(), G), "ids"),
-    "ids of one dimension": (lambda: ghost.embedding_norm(IDS[0], G), "ids"),
-    "g of other positions": (lambda: ghost.embedding_norm(IDS, G[:, :2]), "g"),
-    "g of halves": (lambda: ghost.embedding_norm(IDS, G.half()), "g"),
-    "a negative padding_idx": (
-        lambda: ghost.embedding_norm(IDS, G, padding_idx=-1),
-        "padding_idx",
-    ),
     "an id beyond the table": (lambda: ghost.embedding_sum(IDS + 6, G, ONES, OUT), "ids"),
     "a negative id": (lambda: ghost.embedding_sum(IDS - 1, G, ONES, OUT), "ids"),
-    "factors of another type": (lambda: ghost.embedding_sum(IDS, G, ONES.double(), OUT), "factors"),
-    "out of another width": (lambda: ghost.embedding_sum(IDS, G, ONES, OUT[:, :2]), "out"),
-    "e with gaps": (lambda: ghost.tied_cross(IDS, G[:, :, ::2], A[:, :, ::2], Y), "e"),
-    "a of another width": (lambda: ghost.tied_cross(IDS, G, Y, Y), "a"),
-    "g of another batch": (lambda: ghost.tied_cross(IDS, G, A, Y[:1]), "g"),
     "an id beyond the vocabulary": (lambda: ghost.tied_cross(IDS + 6, G, A, Y), "ids"),
 }
 

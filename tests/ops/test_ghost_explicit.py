@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkern.base.errors import InvalidInput
 from dpkern.ops import clip, ghost, testing
 from tests.ops.backends.every_backend import every_backend
 
@@ -97,59 +94,6 @@ def test_automatic_factors(backend: str) -> None:
     )
     want = 3 * 2.0 * clip.SLACK / (norms + clip.GAMMA)
     torch.testing.assert_close(factors, want, rtol=1e-15, atol=0)
-
-
-A, ONES = torch.zeros(2, 3, 4), torch.ones(2)
-SQUARES = torch.ones(2, dtype=torch.float64)
-BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "no list": (lambda: ghost.explicit_norm(A), "grads"),
-    "no tensors": (lambda: ghost.explicit_norm([]), "grads"),
-    "integers": (lambda: ghost.explicit_norm([A.long()]), "grads[0]"),
-    "another type": (lambda: ghost.explicit_norm([A, A.double()]), "grads[1]"),
-    "another batch": (lambda: ghost.explicit_norm([A, A[:1]]), "grads[1]"),
-    "with gaps": (lambda: ghost.contract([A[:, :, :2]], ONES, [torch.zeros(3, 2)]), "grads[0]"),
-    "samples not outermost": (
-        lambda: ghost.contract([torch.zeros(3, 2).t()], ONES, [torch.zeros(3)]),
-        "grads[0]",
-    ),
-    "a number": (lambda: ghost.contract([torch.tensor(1.0)], ONES, [torch.zeros(())]), "grads[0]"),
-    "factors of another batch": (
-        lambda: ghost.contract([A], torch.ones(3), [torch.zeros(3, 4)]),
-        "factors",
-    ),
-    "sums missing": (lambda: ghost.contract([A, A], ONES, [torch.zeros(3, 4)]), "outs"),
-    "sums of another type": (
-        lambda: ghost.contract([A], ONES, [torch.zeros(3, 4).half()]),
-        "outs[0]",
-    ),
-    "sums of another shape": (lambda: ghost.contract([A], ONES, [torch.zeros(4, 3)]), "outs[0]"),
-    "sums with gaps": (lambda: ghost.contract([A], ONES, [torch.zeros(4, 3).t()]), "outs[0]"),
-    "squares in float32": (
-        lambda: ghost.clip_factors([ONES], 1.0, dtype=torch.float32),
-        "squares[0]",
-    ),
-    "squares of another batch": (
-        lambda: ghost.clip_factors([SQUARES, SQUARES[:1]], 1.0, dtype=torch.float32),
-        "squares[1]",
-    ),
-    "no bound": (
-        lambda: ghost.clip_factors([SQUARES], 0.0, dtype=torch.float32),
-        "max_grad_norm",
-    ),
-    "half factors": (lambda: ghost.clip_factors([SQUARES], 1.0, dtype=torch.half), "dtype"),
-    "no scale": (
-        lambda: ghost.clip_factors([SQUARES], 1.0, dtype=torch.float32, scale=-1.0),
-        "scale",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_by_name(case: str) -> None:
-    call, name = BAD[case]
-    with pytest.raises(InvalidInput) as refused:
-        call()
-    assert refused.value.name == name
 
 
 @every_backend

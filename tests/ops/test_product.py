@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product as pairs
-from typing import Any
 
 import pytest
 import torch
 
 import dpkern
-from dpkern.base.errors import InvalidInput
 from dpkern.ops import product, testing
 from tests.ops.backends.every_backend import every_backend
 
@@ -113,23 +111,3 @@ def test_narrow_instructions_leave_products_to_the_library() -> None:
             with cpu.use_own_products(not own):
                 assert cpu._product.own() is not own
             assert cpu._product.own() is own
-
-
-X, W = torch.zeros(2, 3), torch.zeros(3, 4)
-BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "integers": (lambda: product.matmul(X.long(), W), "x"),
-    "three dimensions": (lambda: product.matmul(X[None], W), "x"),
-    "x with gaps": (lambda: product.matmul(torch.zeros(3, 2).t(), W), "x"),
-    "another type": (lambda: product.matmul(X, W.double()), "w"),
-    "sizes that do not match": (lambda: product.matmul(X, W.t()), "w"),
-    "w with gaps": (lambda: product.matmul(X, torch.zeros(3, 8)[:, ::2]), "w"),
-    "a bias of another size": (lambda: product.matmul(X, W, torch.zeros(3)), "bias"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_by_name(case: str) -> None:
-    call, name = BAD[case]
-    with pytest.raises(InvalidInput) as refused:
-        call()
-    assert refused.value.name == name

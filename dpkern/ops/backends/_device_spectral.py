@@ -26,7 +26,7 @@ _CHUNK = 1 << 24
 
 def _add_powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
     """``out [b, groups, bins]`` = the powers of each group's channels."""
-    wide = torch.view_as_real(spectra).double().square_()
+    wide = torch.view_as_real(spectra).to(torch.float64, copy=True).square_()
     batch, channels, points, _ = wide.shape
     torch.sum(wide.view(batch, groups, channels // groups, points, 2), (2, 4), out=out)
 
@@ -105,8 +105,8 @@ def _whitened_norm(grads: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _circulant_norm(x: torch.Tensor, g: torch.Tensor, *, band: Band | None = None) -> torch.Tensor:
-    if not len(x):
-        return x.new_zeros(0, dtype=torch.float64)
+    if not (x.numel() and g.numel()):
+        return x.new_zeros(len(x), dtype=torch.float64)
     return circulant.norm_of_spectra(x, g, torch.fft.rfft(x), torch.fft.rfft(g), band)
 
 
@@ -119,7 +119,7 @@ def _circulant_sum(
     *,
     band: Band | None = None,
 ) -> None:
-    if not len(x):
+    if not (x.numel() and g.numel()):
         return
     unused = (factors == 0)[:, None, None, None]
     scaled = (g * factors[:, None, None, None]).masked_fill_(unused, 0)

@@ -124,7 +124,8 @@ def _geometry(
     )
 
 
-def _check_size(name: str, size: object, spatial: int, minimum: int) -> tuple[int, ...]:
+def check_size(name: str, size: object, spatial: int, minimum: int) -> tuple[int, ...]:
+    """One int per spatial dimension; ``InvalidInput`` names the argument that is wrong."""
     numbers = (size,) * spatial if isinstance(size, int) else size
     right = (
         isinstance(numbers, (list, tuple))
@@ -161,10 +162,10 @@ def check_geometry(
             remedy="Give the batch and channel dimensions first.",
         )
     spatial = x.dim() - 2
-    kernel = _check_size("kernel_size", kernel_size, spatial, 1)
-    strides = _check_size("stride", stride, spatial, 1)
-    paddings = _check_size("padding", padding, spatial, 0)
-    dilations = _check_size("dilation", dilation, spatial, 1)
+    kernel = check_size("kernel_size", kernel_size, spatial, 1)
+    strides = check_size("stride", stride, spatial, 1)
+    paddings = check_size("padding", padding, spatial, 0)
+    dilations = check_size("dilation", dilation, spatial, 1)
     groups = check.integer(groups=groups, minimum=1)
     output = []
     for n, k, s, p, d in zip(x.shape[2:], kernel, strides, paddings, dilations, strict=True):

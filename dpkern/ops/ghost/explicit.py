@@ -48,7 +48,7 @@ def explicit_norm(
 def _check_bound(
     squares: Tensors, max_grad_norm: float, dtype: torch.dtype, scale: float, automatic: bool
 ) -> None:
-    if max_grad_norm != float("inf"):
+    if automatic or max_grad_norm != float("inf"):
         check.positive(max_grad_norm=max_grad_norm)
 
 
@@ -69,7 +69,7 @@ def clip_factors(
 
     Args:
         squares: float64 ``[B]`` each.
-        max_grad_norm: C > 0; infinity does not clip.
+        max_grad_norm: C > 0; infinity does not clip, and is refused if ``automatic``.
         dtype: of the factors, float32 or float64.
         scale: what takes the gradients at hand to those of each sample's own loss.
         automatic: scale instead of clipping.

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ...base import validate as check
 from ...base.dispatch import op
+from ...base.errors import InvalidInput
 from ...base.phase import CONSTANTS, phase
 from ...base.signature import Double, Float, Operand, Sum, written
 from .._products import exact
 from ..ghost._bounds import of_sums
-from ..ghost._conv_geometry import Size
+from ..ghost._conv_geometry import Size, check_size
 from ._band import Band, half_weights
 from ._basis import lags
 from ._sizes import Layer, Pair, check_layer
@@ -74,10 +75,20 @@ def _check_bins(
     groups: int,
     band: Band,
 ) -> Layer:
-    size = band.size if isinstance(band, Band) else ()
-    layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, size)
+    _check_kind(band)
+    layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     check_band(band, layer)
     return layer
+
+
+def _check_kind(band: object) -> None:
+    if not isinstance(band, Band):
+        raise InvalidInput(
+            "band",
+            expected="a Band",
+            got=type(band).__name__,
+            remedy="Make one on the grid of this layer.",
+        )
 
 
 def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
@@ -170,11 +181,13 @@ def _check_sum(
     band: Band,
 ) -> None:
     groups = check.integer(1, groups=groups)
+    _check_kind(band)
     axes = len(band.size)
     if axes == 2 and band.size[0] == 1 and out.dim() == 3:
         axes = 1  # a line is a plane of height 1
     weight = (g_bins.shape[3], x_bins.shape[3] // groups, *(None,) * axes)
     check.tensor(out=out, shape=weight)
+    check_size("dilation", dilation, axes, 1)
 
 
 @op(check=_check_sum)

@@ -81,8 +81,8 @@ def circulant_norm(
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout or band.
     """
-    if not len(x):  # MKL has no transform of nothing
-        return x.new_zeros(0, dtype=torch.float64)
+    if not (x.numel() and g.numel()):  # MKL has no transform of nothing
+        return x.new_zeros(len(x), dtype=torch.float64)
     xs, gs = (torch.fft.rfft(t.double()) for t in (x, g))
     return norm_of_spectra(x, g, xs, gs, band)
 
@@ -149,9 +149,9 @@ def circulant_gradient(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
     """
-    if not len(x):
-        empty = x.new_zeros(0, g.shape[2], x.shape[2], x.shape[3])
-        return empty, empty.new_zeros(0, dtype=torch.float64)
+    if not (x.numel() and g.numel()):
+        empty = x.new_zeros(len(x), g.shape[2], x.shape[2], x.shape[3])
+        return empty, empty.new_zeros(len(x), dtype=torch.float64)
     xs, gs = (torch.fft.rfft(t).movedim(-1, 1) for t in (x, g))
     spectra = (gs.mH @ xs).movedim(1, -1)
     grads = torch.fft.irfft(spectra, n=x.shape[-1]).contiguous()
@@ -185,7 +185,7 @@ def circulant_sum(
     kept = factors != 0
     if not bool(kept.all()):
         x, g, factors = x[kept], g[kept], factors[kept]
-    if not len(x):
+    if not (x.numel() and g.numel()):
         return
     add_transformed(x, g * factors[:, None, None, None], out, band)
 

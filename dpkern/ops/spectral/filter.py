@@ -38,18 +38,27 @@ def _check(x: Tensor, padding: Sequence[int], rows: Sequence[int], band: Band) -
             got=str(list(x.shape)),
             remedy="Give the batch and channel dimensions first.",
         )
+    _check_sizes("padding", padding, x.dim() - 2, 0)
+    _check_sizes("rows", rows, x.dim() - 2, 1)
     grid = (1, *band.size)[-2:] if isinstance(band, Band) else ()
-    (height, width), (top, left) = (1, *rows)[-2:], (0, *padding)[-2:]
-    if len(grid) != 2 or min(height, width) < 1 or height > grid[0] or width > grid[1]:
+    height, width = (1, *rows)[-2:]
+    if len(grid) != 2 or height > grid[0] or width > grid[1]:
         raise InvalidInput(
             "band",
             expected=f"a Band on a grid of at least {(height, width)}",
             got=band,
             remedy="Make the band on the grid of this layer.",
         )
-    if min(top, left) < 0:
+
+
+def _check_sizes(name: str, sizes: object, spatial: int, least: int) -> None:
+    right = isinstance(sizes, (list, tuple)) and len(sizes) == spatial
+    if not right or not all(type(n) is int and n >= least for n in sizes):  # type: ignore[attr-defined]
         raise InvalidInput(
-            "padding", expected="ints >= 0", got=padding, remedy="Pass the layer's padding."
+            name,
+            expected=f"ints >= {least}, one per spatial dimension",
+            got=sizes,
+            remedy="Pass those of the layer.",
         )
 
 

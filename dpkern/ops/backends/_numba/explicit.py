@@ -83,10 +83,10 @@ def _clip_factors(
     scale: float = 1.0,
     automatic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    norms = torch.empty_like(squares[0])
+    norms = torch.empty(len(squares[0]), dtype=torch.float64)
     factors = torch.empty(len(norms), dtype=dtype)
     rule = float(max_grad_norm), float(scale), automatic
-    _factors(torch.stack(list(squares)).numpy(), rule, norms.numpy(), factors.numpy())
+    _factors(torch.stack(list(squares)).detach().numpy(), rule, norms.numpy(), factors.numpy())
     return factors, norms
 
 

@@ -107,6 +107,7 @@ def _lattice_draws(
         team_of(count, _GRAIN),
         lambda _, begin, end: _draws(words, law, position, target, begin, end),
     )
+    increment_version(made)
     return made.to(device)
 
 
