@@ -1,4 +1,4 @@
-"""Match torch's types with the codes by which compiled kernels know them."""
+"""Torch's dtypes, as signatures group them and as compiled kernels number them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import TypeVar
 
 import torch
 
+from .signature import GROUPS
+
 Code = TypeVar("Code", bound=IntEnum)
+DTYPES = {name: tuple(getattr(torch, kind) for kind in kinds) for name, kinds in GROUPS.items()}
+"""``GROUPS`` as torch's dtypes."""
+FLOATS = DTYPES["Float"]
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of gradients, factors and sums of operands of this dtype."""
+    return dtype if dtype in FLOATS else torch.float32
 
 
 def by_dtype(kind: type[Code]) -> dict[torch.dtype, Code]:
@@ -19,3 +29,6 @@ def by_dtype(kind: type[Code]) -> dict[torch.dtype, Code]:
         if isinstance(dtype := getattr(torch, item.name, None), torch.dtype)
         and str(dtype) == f"torch.{item.name}"
     }
+
+
+__all__ = ["DTYPES", "FLOATS", "by_dtype", "sum_dtype"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..base import validate as check
 from ..base.codes import Style
 from ..base.dispatch import op
+from ..base.dtypes import DTYPES
 from ..base.errors import InvalidInput
-from ..base.schema import DTYPES
 from ..base.signature import Double, Gradient, OneOrMore, strided
 from ._clip_request import (
     ClipBounds,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..base.dispatch import op
-from ..base.schema import FLOATS, is_matrix
+from ..base.dtypes import FLOATS
+from ..base.memory import is_matrix
 from ..base.signature import Float, transposable
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..base import validate as check
 from ..base.dispatch import op
+from ..base.dtypes import DTYPES as DTYPES_BY_GROUP
 from ..base.errors import InvalidInput
 from ..base.layouts import SYMBOLS_PER_CIPHER_BLOCK
 from ..base.place import check_recording
 from ..base.rng import Stream
-from ..base.schema import DTYPES as DTYPES_BY_GROUP
 from ..base.signature import Position, Symbol, Word
 from . import _lattice
 from .noise import check_stream

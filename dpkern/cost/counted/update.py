@@ -8,7 +8,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.counts import Counts
-from ...base.schema import DTYPES
+from ...base.dtypes import DTYPES
 from ...ops import update
 from ...ops.backends._structs import BYTES
 from ...ops.backends._update import arguments

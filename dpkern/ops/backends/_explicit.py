@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ...base.dispatch import Kernel
-from ...base.schema import Bound, memory_order
+from ...base.memory import memory_order
+from ...base.schema import Bound
 
 
 def contract(compiled: Kernel) -> Kernel:

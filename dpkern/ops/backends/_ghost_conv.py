@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ...base.dispatch import Kernel
-from ...base.schema import Bound, sum_dtype
+from ...base.dtypes import sum_dtype
+from ...base.schema import Bound
 from ..ghost import conv
 from ..ghost.conv import Geometry
 from ._native import compiled

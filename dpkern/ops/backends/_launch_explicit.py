@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base import layouts
-from ...base.schema import memory_order
+from ...base.memory import memory_order
 from . import _device, _tables
 from . import _kernels as table
 from ._launch_clip import add_rows

@@ -14,7 +14,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base.dispatch import OPS, Kernel
-from ...base.schema import DTYPES, Bound, Schema, sum_dtype
+from ...base.dtypes import DTYPES, sum_dtype
+from ...base.schema import Bound, Schema
 from ...base.signature import (
     LEADING,
     ChoiceParameter,

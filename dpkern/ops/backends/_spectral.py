@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...base.schema import FLOATS, memory_order
+from ...base.dtypes import FLOATS
+from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
 from ..spectral import bins
 from ..spectral._band import Band

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...base import validate as check
 from ...base.dispatch import op
-from ...base.schema import memory_order
+from ...base.memory import memory_order
 from ...base.signature import Double, Float, FloatDtype, NonNegative, dense, written
 from .. import clip
 from .._lattice import round_down

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.schema import is_dense
+from ...base.memory import is_dense
 from ...base.signature import Double, Float, strided
 from .. import ghost
 from ..ghost._bounds import gamma

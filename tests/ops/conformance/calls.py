@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dpkern.base.dispatch import Op
-from dpkern.base.schema import DTYPES, sum_dtype
+from dpkern.base.dtypes import DTYPES, sum_dtype
 from dpkern.base.signature import (
     LEADING,
     ChoiceParameter,

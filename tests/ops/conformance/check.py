@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from dpkern.base.dtypes import DTYPES, sum_dtype
 from dpkern.base.errors import BackendError
-from dpkern.base.schema import DTYPES, is_dense, sum_dtype
+from dpkern.base.memory import is_dense
 from dpkern.base.signature import LEADING, TensorParameter
 from dpkern.ops.testing import assert_close
 from tests.ops.conformance.calls import Case

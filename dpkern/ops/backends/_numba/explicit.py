@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 
-from ....base.schema import memory_order
+from ....base.memory import memory_order
 from .._extension import refuse_first
 from .compile import Array, addresses, entries, kernel, like
 from .parallel import in_parts, team_of

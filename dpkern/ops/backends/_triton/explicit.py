@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch.autograd.graph import increment_version
 
-from ....base.schema import memory_order
+from ....base.memory import memory_order
 from .. import _numbers
 from . import rows
 from .factor import clip_factor, round_down
