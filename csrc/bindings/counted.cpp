@@ -102,10 +102,10 @@ py::tuple quadratic(bool wide, Address z, Address targets, int form, const py::b
   return counted([&] {
     by_type(wide, [&](auto zero) {
       using T = decltype(zero);
-      counted::quadratic(cpu::Quadratic<T>{
-          pointer<const T>(z), pointer<const T>(targets), static_cast<CoefForm>(form),
-          from_bytes<CoefNoise>(noise), pointer<const T>(shift), pointer<double>(loss),
-          pointer<T>(dz), rows, columns});
+      counted::quadratic(cpu::Quadratic<T>{pointer<const T>(z), pointer<const T>(targets),
+                                           static_cast<CoefForm>(form),
+                                           from_bytes<CoefNoise>(noise), pointer<const T>(shift),
+                                           pointer<double>(loss), pointer<T>(dz), rows, columns});
     });
   });
 }

@@ -64,7 +64,8 @@ std::int64_t update_tensors(const cpu::UpdateTensors<T>& call) {
   for (std::size_t item = 0; item < call.P.size(); ++item) {
     const std::int64_t size = call.P[item];
     const auto sum_of = [&](auto zero) {
-      return Operand<const decltype(zero)>(static_cast<const decltype(zero)*>(call.sums[item]), size);
+      return Operand<const decltype(zero)>(static_cast<const decltype(zero)*>(call.sums[item]),
+                                           size);
     };
     if (!noise.on) {
       const auto sum = sum_of(T{});

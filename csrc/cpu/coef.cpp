@@ -167,8 +167,8 @@ int evaluate(const Coefficients& coefficients, int count, const T* z, const T* t
 
 }  // namespace
 
-// Coefficients of the targets. Returns 1 if there is noise and a target outside [0, 1]: then nothing
-// that was written may be released.
+// Coefficients of the targets. Returns 1 if there is noise and a target outside [0, 1]: then
+// nothing that was written may be released.
 template <class T>
 std::int64_t perturb(const Perturb<T>& call, int threads) {
   const CoefNoise& noise = call.noise;

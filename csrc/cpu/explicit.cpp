@@ -6,9 +6,9 @@
 #include <cmath>
 
 #include "core/clip_factor.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 #include "cpu/rows.h"
-#include "cpu/ops.h"
 
 namespace dpkern::cpu {
 namespace {

@@ -1,11 +1,10 @@
 // Backward of normalisation layers: input gradient and per-sample gradients of scale and shift in
 // one pass over g and x. A null weight stands for ones.
 
-#include "cpu/ops.h"
-
 #include <algorithm>
 
 #include "cpu/ghost_tiles.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {

@@ -1,6 +1,6 @@
 #pragma once
-// The sizes of an embedding, whose per-sample gradients have row v: the sum of g[b, t, :] over t with
-// ids[b, t] = v.
+// The sizes of an embedding, whose per-sample gradients have row v: the sum of g[b, t, :] over t
+// with ids[b, t] = v.
 
 #include <cstdint>
 #include <limits>

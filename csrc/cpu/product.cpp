@@ -1,12 +1,11 @@
 // Blocks of `kSteps` of the inner dimension: the right side is packed into panels once, shared by
 // all threads; each thread packs its own rows of the left side and multiplies tile by tile.
 
-#include "cpu/ops.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "cpu/ghost_tiles.h"
+#include "cpu/ops.h"
 #include "cpu/parallel.h"
 
 namespace dpkern::cpu {

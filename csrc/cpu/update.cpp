@@ -103,9 +103,8 @@ std::int64_t update_tile(const UpdateTensors<T>& call, const RuleNumbers& rule, 
       gradient_of_integers(static_cast<const std::int64_t*>(sum) + part.index, noise, step,
                            part.count, gradient);
     } else {
-      nonfinite =
-          gradient_of_floats(static_cast<const T*>(sum) + part.index, tiles.rounding(part), noise,
-                             Lattice<T>(scale), step, part.count, gradient);
+      nonfinite = gradient_of_floats(static_cast<const T*>(sum) + part.index, tiles.rounding(part),
+                                     noise, Lattice<T>(scale), step, part.count, gradient);
     }
   }
   T* const param = call.params[i] + part.index;
@@ -153,9 +152,8 @@ std::int64_t update_tensors(const UpdateTensors<T>& call, int threads) {
       before += tiles_of(size);
       if (from >= to) continue;
       const auto first = noise.on ? static_cast<std::uint64_t>(call.positions[i]) : 0;
-      for_tiles(first, from * kTile, std::min(to * kTile, size), [&](const TilePart& part) {
-        mine += update_tile(call, numbers, i, part, drawn);
-      });
+      for_tiles(first, from * kTile, std::min(to * kTile, size),
+                [&](const TilePart& part) { mine += update_tile(call, numbers, i, part, drawn); });
     }
     nonfinite += mine;
   });

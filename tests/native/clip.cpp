@@ -231,8 +231,8 @@ void check_float_sums(const Result<Sum>& result, const Problem<G>& problem, Sum 
 
 // A sample alone stays within M in every clip group, and the batch is the sum of its samples.
 template <class Sum, class G>
-void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem,
-                        const Plan& plan, Sum start, const std::string& where) {
+void check_integer_sums(const Result<Sum>& result, const Problem<G>& problem, const Plan& plan,
+                        Sum start, const std::string& where) {
   std::vector<std::vector<Sum>> total = result.sums;
   for (std::int64_t row = 0; row < problem.rows; ++row) {
     const auto one = run<Sum>(problem.only_row(row), plan, Sum{0}, false, 1);

@@ -37,8 +37,8 @@ std::vector<std::vector<T>> coefficients_of(const Case<T>& c) {
     const std::int64_t at = row * c.columns;
     const auto add = [&](std::vector<T>& values, std::uint64_t first) {
       cpu::add_noise_float(c.noise.stream, c.noise.rounding, Distribution::kLaplace, none,
-                           first + static_cast<std::uint64_t>(at), c.columns, cpu::scale_of(c.noise, row),
-                           values.data() + at, 1);
+                           first + static_cast<std::uint64_t>(at), c.columns,
+                           cpu::scale_of(c.noise, row), values.data() + at, 1);
     };
     add(linear, c.noise.linear);
     add(quadratic, cpu::quadratic_position(c.noise, c.rows * c.columns));
@@ -80,9 +80,9 @@ std::int64_t run(const Case<T>& c, const std::string& what) {
   for_every_setting([&](int threads, const std::string& setting) {
     Shifted<T> x(c.targets, 1), z(c.z, 3), shift(c.shift, 1);
     Shifted<T> a1(std::vector<T>(c.size()), 3), a2(std::vector<T>(c.size()), 1);
-    cpu::perturb(cpu::Perturb<T>{x.data(), c.form, c.noise, a1.data(), a2.data(), c.rows,
-                                 c.columns},
-                 threads);
+    cpu::perturb(
+        cpu::Perturb<T>{x.data(), c.form, c.noise, a1.data(), a2.data(), c.rows, c.columns},
+        threads);
     check_same(a1.values(), made[0], what + " linear" + setting);
     check_same(a2.values(), made[1], what + " quadratic" + setting);
     Shifted<double> loss(std::vector<double>(losses.size()), 1);
@@ -176,9 +176,8 @@ std::int64_t sweep_features(std::int64_t records, std::int64_t classes, std::int
   }
   if (noised) {
     const auto add = [&](std::vector<T>& values, std::uint64_t first) {
-      cpu::add_noise_float(noise.stream, noise.rounding, Distribution::kLaplace, Draws{},
-                           first, static_cast<std::int64_t>(values.size()), noise.scale,
-                           values.data(), 1);
+      cpu::add_noise_float(noise.stream, noise.rounding, Distribution::kLaplace, Draws{}, first,
+                           static_cast<std::int64_t>(values.size()), noise.scale, values.data(), 1);
     };
     add(a1, noise.linear);
     add(a2, cpu::quadratic_position(noise, linear));

@@ -86,7 +86,8 @@ def test_every_struct_and_code_is_declared_before_it_is_used() -> None:
                 place = re.search(rf"(struct|enum class) {name} ", text)
                 assert place is not None
                 assert place.start() < text.index(f"struct {struct.name} {{")
-    assert {codes.name_of(kind) for kind in codes.CODES} == set(re.findall(r"enum class (\w+) :", text))
+    named = set(re.findall(r"enum class (\w+) :", text))
+    assert {codes.name_of(kind) for kind in codes.CODES} == named
 
 
 def test_codes_have_the_names_that_ops_know() -> None:
