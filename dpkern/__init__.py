@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import accounting, errors, interop, mechanisms, nn, ops, rng
@@ -50,8 +51,13 @@ __all__ = [
 ]
 
 
+_ON_USE = ("audit", "engine", "graphs", "losses", "noise_tables", "subjects")
+
+
 def __getattr__(name: str) -> Any:
     # Imported on use: many need only the step or the accounting.
+    if name in _ON_USE:
+        return import_module(f"{__name__}.{name}")
     if name == "PrivacyEngine":
         from .engine import PrivacyEngine
 

@@ -41,8 +41,7 @@ def check_place(device: object) -> torch.device:
             remedy="Pass the device of the tensor that the draws are for.",
         )
     check_recording(found)
-    # "cuda" with its number
-    return found if found.type == "cpu" else torch.empty(0, device=found).device
+    return found
 
 
 def _device(device: object) -> torch.device | None:

@@ -189,7 +189,7 @@ def test_a_reused_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_step_one(plan: Plan, key: Key, step: int, *args: Any, **given: Any) -> Any:
         return noise_of(plan, key, 1, *args, **given)
 
-    monkeypatch.setattr(dpkern.step, "noise_of", of_step_one)
+    monkeypatch.setattr(dpkern.step.step, "noise_of", of_step_one)
     found = words.words(make(rule=update.SGD(lr=0.1)))
     assert [check.passed for check in found] == [True, False]
     assert found[1].numbers["twice"] == 4

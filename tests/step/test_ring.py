@@ -345,7 +345,8 @@ def late():
     except PrivacyError as error:
         print(type(error).__name__)
 import torch
-from dpkern import PrivacyError, testing
+from dpkern import PrivacyError
+from dpkern.ops import testing
 from dpkern.audit.generator import in_child
 from dpkern.noise_tables import Layout, RingPrefetch
 held.append(RingPrefetch())

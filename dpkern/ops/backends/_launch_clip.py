@@ -114,8 +114,9 @@ def clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
+    plan: clip.Request,
 ) -> clip.ClipResult:
-    request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    request = plan
     sums = request.accumulators(out)
     exact = Arithmetic.exact32 if sums[0].dtype is torch.int32 else Arithmetic.exact64
     tier = Arithmetic.float if arithmetic == "float" else exact

@@ -36,7 +36,7 @@ def dtype(struct: Struct) -> np.dtype[Any]:
     ]
     offsets = [struct.offsets[name] for name in struct.fields]
     layout = {"names": [*struct.fields], "formats": formats, "offsets": offsets}
-    return np.dtype({**layout, "itemsize": struct.size})  # type: ignore[call-overload, no-any-return]
+    return np.dtype({**layout, "itemsize": struct.size}, align=True)  # type: ignore[call-overload, no-any-return]
 
 
 def one(struct: Struct, **fields: Any) -> Table:

@@ -15,7 +15,7 @@ from dpkern.base import dispatch, layouts
 from dpkern.base.errors import BackendError, PrivacyError
 from dpkern.base.rng import Purpose
 from dpkern.ops import clip, noise, testing, update
-from dpkern.ops.backends import _device, _generated, _launch_update, _tables, cpu, cuda
+from dpkern.ops.backends import _device, _generated, _launch_update, _tables, cuda
 from dpkern.ops.backends import _kernels as table
 from dpkern.ops.backends._start import Device
 
@@ -49,7 +49,7 @@ def extension(*, built: str = "", count: int = 1) -> Any:
 
 
 def test_without_the_compiled_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "_extension", lambda: "has no compiled module")
+    monkeypatch.setattr(cuda, "load_extension", lambda: "has no compiled module")
     assert cuda.load() == (False, "has no compiled module")
 
 

@@ -278,13 +278,14 @@ def test_clipping(
     style: str,
 ) -> None:
     # M is a little less than C / u = 5000: clipped samples exceed it at first and must be repaired.
-    of = clip.Request.of
+    of = clip._checked_bounds
 
-    def tighter(*arguments: Any) -> clip.Request:
+    def tighter(*arguments: Any) -> Any:
         made = of(*arguments)
         return replace(made, unit_bounds=tuple(max(0, bound - 2) for bound in made.unit_bounds))
 
-    monkeypatch.setattr(clip.Request, "of", tighter)
+    monkeypatch.setattr(clip, "_checked_bounds", tighter)
+    monkeypatch.setattr(clip, "_known_bounds", tighter)
     for batch, columns in SHAPES:
         grads = rows_of(batch, columns, dtype)
         bounds = [1.5 + i for i in range(len(columns))] if style == "per_layer" else 1.5

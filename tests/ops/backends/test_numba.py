@@ -171,7 +171,8 @@ def test_a_changed_source_is_compiled_again(
     before = compile._sources()
     (tmp_path / "ops" / "backends" / "_numba").mkdir(parents=True)
     (tmp_path / "base").mkdir()
-    for name in ("base/laws.py", "ops/clip.py", "ops/backends/_numba/chacha.py"):
+    base = ("base/codes.py", "base/laws.py", "base/layouts.py")
+    for name in (*base, "ops/clip.py", "ops/backends/_numba/chacha.py"):
         (tmp_path / name).write_text("")
     monkeypatch.setattr(compile, "_HERE", tmp_path / "ops" / "backends" / "_numba")
     empty = compile._sources()

@@ -144,8 +144,9 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
+    plan: clip.Request,
 ) -> clip.ClipResult:
-    request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    request = plan
     sums = request.accumulators(out)
     held = [t.contiguous() for t in request.tensors]
     items, batch = _items(request, held), request.batch_size

@@ -29,8 +29,8 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 def _sources() -> str:
     """A digest of everything that compiled code depends on: numba itself looks at one file only."""
     package = _HERE.parents[2]
-    files = [*sorted(_HERE.glob("*.py")), package / "base" / "laws.py", package / "ops" / "clip.py"]
-    files.append(package / "base" / "layouts.py")
+    files = [*sorted(_HERE.glob("*.py")), package / "ops" / "clip.py"]
+    files += [package / "base" / f"{name}.py" for name in ("codes", "laws", "layouts")]
     files += sorted((package / "ops" / "coef").glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 

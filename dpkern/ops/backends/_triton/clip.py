@@ -103,8 +103,9 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
+    plan: clip.Request,
 ) -> clip.ClipResult:
-    request = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    request = plan
     sums = request.accumulators(out)
     held = [t.detach().contiguous() for t in request.tensors]
     device, batch = held[0].device, request.batch_size
