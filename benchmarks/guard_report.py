@@ -53,8 +53,7 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
     """What is printed and committed."""
     first = rows[0]
     lines = [
-        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one thread "
-        "of a machine that others used at the same time.",
+        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one thread.",
         "",
         f"Runs of {first['steps']} steps in the plain loop, with all guards and without them, step "
         f"by step in turns in one process, {first['rounds']} of each after a shorter one. CPU time "
