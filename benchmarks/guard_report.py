@@ -53,7 +53,8 @@ def markdown(machine: dict[str, Any], rows: Rows) -> str:
     """What is printed and committed."""
     first = rows[0]
     lines = [
-        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, one thread.",
+        f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
+        "one thread.",
         "",
         f"Runs of {first['steps']} steps in the plain loop, with all guards and without them, step "
         f"by step in turns in one process, {first['rounds']} of each after a shorter one. CPU time "
