@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpkern
 import dpkern.nn.losses
@@ -101,6 +102,8 @@ LOSSES = {
                      "mixed"),
     "weights of classes in the batch": (
         "F.cross_entropy(z, y, weight=F.one_hot(y, 5).double().mean(0))", "mixed"),
+    "targets of other records": ("F.cross_entropy(z, y.roll(1))", "mixed"),
+    "outputs of other records": ("F.cross_entropy(z.roll(1, 0), y)", "mixed"),
 }  # fmt: skip
 
 
@@ -205,3 +208,23 @@ def test_a_write_through_a_view_is_found_at_the_entrance() -> None:
 
     with pytest.raises(UnsupportedModule, match="through another view"):
         _train(loss, "mean")
+
+
+@pytest.mark.parametrize("turned", ["targets", "outputs"])
+def test_the_usual_loss_in_a_loop_is_that_of_each_record_with_its_own_target(turned: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 3)
+    data = TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,)))
+    module, _, loader = dpkern.PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data_loader=DataLoader(data, 16),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+    )
+    x, y = next(iter(loader))
+    z = module(x)
+    z, y = (z, y.roll(1)) if turned == "targets" else (z.roll(1, 0), y)
+    loss = F.cross_entropy(z, y)
+    with pytest.raises(dpkern.UnsupportedModule, match="rows of different samples"):
+        loss.backward()
