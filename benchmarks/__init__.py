@@ -1,1 +1,1 @@
-"""Speed of the kernels, always beside the best torch formulation in the same process."""
+"""The speed of the kernels, always beside the best torch formulation in the same process."""

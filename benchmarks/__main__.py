@@ -4,9 +4,11 @@ Usage::
 
     python -m benchmarks [--name cpu] [-k EXPRESSION]       the kernels
     python -m benchmarks step [MODEL ...] [--threads N] ... whole training steps
+    python -m benchmarks host [MODEL ...] ...               what privacy adds on the host
     python -m benchmarks guards [MODEL ...] ...             what the guards add to a run
-    python -m benchmarks ring [--parameters N]              noise made ahead by a second thread
+    python -m benchmarks ring [--parameters N]              noise prefetched by a second thread
     python -m benchmarks spof [--rounds N]                  SPOF's training time beside DP-SGD's
+    python -m benchmarks calls [--rounds N]                 host time of single calls of ops
     python -m benchmarks spectral [LAYER ...] [--step] ...  mechanisms of the frequency domain
 """
 
@@ -26,7 +28,8 @@ import typer
 import dpkern
 from dpkern.ops.backends import cpu
 
-from . import guard_report, ring_speed, spectral_report, spof_speed, step_report
+from . import calls as op_calls
+from . import guard_report, host_report, ring_speed, spectral_report, spof_speed, step_report
 from .spectral_cases import BY_NAME
 from .step_cases import BASELINES, VARIANTS
 from .step_models import TASKS
@@ -37,7 +40,7 @@ COLUMNS = ("case", "isa", "threads", "ms", "torch ms", "ratio", "GB/s", "limit G
 
 
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":")[1].strip()
@@ -45,14 +48,14 @@ def processor() -> str:
 
 
 def cell(value: Any) -> str:
-    """A table cell: three significant digits."""
+    """Return a table cell: three significant digits."""
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
-    """The table that is printed and committed."""
+    """Return the table that is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
         f"{machine['cores']} cores. Medians; `ratio` = torch's best formulation / ours, in turns "
@@ -64,12 +67,11 @@ def markdown(rows: list[dict[str, Any]], machine: dict[str, Any]) -> str:
     lines += [
         "| " + " | ".join(cell(row.get(c)) for c in COLUMNS) + " |" for row in rows if "ms" in row
     ]
-    lines += ["", *(f"{row['case']}: {row['us']:.2f} us" for row in rows if "us" in row)]
     return "\n".join(lines) + "\n"
 
 
 def this_machine() -> dict[str, Any]:
-    """Versions and hardware, for the record."""
+    """Return versions and hardware, for the record."""
     return {
         "dpkern": dpkern.__version__,
         "torch": torch.__version__,
@@ -88,7 +90,7 @@ def kernels(
     name: Annotated[str, typer.Option(help="stem of the result files")] = "cpu",
     k: Annotated[str, typer.Option("-k", help="pytest expression: which benchmarks")] = "",
 ) -> None:
-    """Without a command: the kernels."""
+    """Run the kernels where no command is given."""
     if context.invoked_subcommand is not None:
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +106,7 @@ def kernels(
 
 
 def known(names: list[str], choices: dict[str, Any], what: str) -> list[str]:
-    """The names, or all of them if there are none.
+    """Return the names, or all of them if there are none.
 
     Raises:
         typer.BadParameter: a name that is not there.
@@ -126,7 +128,7 @@ def step(
     memory: Annotated[bool, typer.Option(help="measure peak memory too")] = True,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Whole training steps beside the non-private step: time, phases, peak memory."""
+    """Time whole training steps beside the non-private step: time, phases, peak memory."""
     tasks = known(models or [], TASKS, "model")
     private = {name: make for name, make in VARIANTS.items() if name not in BASELINES}
     variants = [*BASELINES, *known(variant or [], private, "variant")]
@@ -145,13 +147,30 @@ def step(
 
 
 @app.command()
+def host(
+    models: Annotated[list[str] | None, typer.Argument(help="default: tiny and narrow")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="threads")] = 1,
+    rounds: Annotated[int, typer.Option(min=3, help="rounds of turns")] = 15,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """CPU time and Python calls that privacy adds to a step, replayed and recorded."""
+    rows = [
+        host_report.measured(task, threads, rounds)
+        for task in known(models or list(host_report.MODELS), TASKS, "model")
+    ]
+    machine = this_machine() | {"cores": threads}
+    content = {"machine": machine, "rows": rows}
+    write(path or RESULTS / "host.json", content, host_report.markdown(machine, rows))
+
+
+@app.command()
 def guards(
     models: Annotated[list[str] | None, typer.Argument(help="which models; default: four")] = None,
     steps: Annotated[int, typer.Option(min=2, help="steps of a run")] = 200,
     rounds: Annotated[int, typer.Option(min=1, help="runs of each kind")] = 3,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Private training with all guards beside the same training without them, one thread."""
+    """Time private training with all guards beside the same training without them, one thread."""
     rows = []
     for task in known(models or list(guard_report.MODELS), TASKS, "model"):
         rows.append(guard_report.measured(task, steps, rounds))
@@ -172,7 +191,7 @@ def spectral(
     step: Annotated[bool, typer.Option("--step", help="whole training steps too")] = False,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Releases of single convolutions in the frequency domain, beside DP-SGD and literal forms."""
+    """Time releases of single convolutions in the frequency domain, DP-SGD and literal forms."""
     names = known(layers or [], BY_NAME, "layer")
     speeds, memories = [], []
     for row in spectral_report.speed(names, threads or [2], rounds):
@@ -194,7 +213,7 @@ def ring(
     rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 9,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Noise made ahead by a second thread, beside noise drawn in the update and no noise."""
+    """Time noise prefetched by a second thread, beside noise drawn in the update and no noise."""
     rows = [ring_speed.measured(parameters, threads, rounds) for threads in (1, 2)]
     machine = this_machine()
     table = ring_speed.markdown(machine, rows)
@@ -202,11 +221,25 @@ def ring(
 
 
 @app.command()
+def calls(
+    rounds: Annotated[int, typer.Option(min=1, help="bursts of each way of a call")] = 400,
+    path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
+) -> None:
+    """Host time of single calls of ops: raw kernel, through Python, as users call them."""
+    rows, machine = op_calls.measured(rounds), this_machine()
+    write(
+        path or RESULTS / "calls.json",
+        {"machine": machine, "rows": rows},
+        op_calls.markdown(machine, rows),
+    )
+
+
+@app.command()
 def spof(
     rounds: Annotated[int, typer.Option(min=2, help="rounds of turns")] = 21,
     path: Annotated[Path | None, typer.Option("--json", help="where the results go")] = None,
 ) -> None:
-    """Time per epoch of SPOF and of DP-SGD in several forms each, for one autoencoder."""
+    """Time epochs of SPOF and of DP-SGD in several forms each, for one autoencoder."""
     found = spof_speed.measured(rounds)
     machine = this_machine()
     write(

@@ -1,4 +1,4 @@
-"""Noise, clip and update: ours, then torch's best, in turns; no number on a wrong result."""
+"""Time noise, clip and update: ours, then torch's best, in turns; no number on a wrong result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpkern.base.rng import Purpose
-from dpkern.ops import noise, testing
-from dpkern.ops.backends import _extension
+from dpkern.ops import testing
 
 from .cases import LARGE_CASES, Case, ClipCase
-from .conftest import median_seconds
 
 ROUNDS = 25
 ISAS = [name for name in testing.available_isas() if name in ("avx2", testing.available_isas()[-1])]
@@ -22,12 +19,12 @@ ISAS = [name for name in testing.available_isas() if name in ("avx2", testing.av
 
 @cache
 def verify(case: Case, isa: str) -> None:
-    """Once per case and instruction set."""
+    """Verify once per case and instruction set."""
     case.verify("cpu")
 
 
 def isas_of(case: Case) -> list[str]:
-    """The best instruction set; noise and updates, which are bound by arithmetic, AVX2 as well."""
+    """Return the best instruction set, and AVX2 for noise and updates, which arithmetic bounds."""
     return ISAS[-1:] if isinstance(case, ClipCase) else ISAS
 
 
@@ -66,35 +63,3 @@ def bench_case(
     if torch_times:
         info["torch ms"] = 1e3 * statistics.median(torch_times[2:])
         info["ratio"] = info["torch ms"] / info["ms"]
-
-
-def bench_dispatch(benchmark: Any) -> None:
-    """What choosing a backend and checking the arguments adds to a kernel call."""
-    import torch
-
-    x = torch.zeros(1, dtype=torch.int32)
-    stream = testing.KEY.stream(Purpose.NOISE, 1)
-    loops = 2000
-
-    def dispatched() -> None:
-        for _ in range(loops):
-            noise.add_noise(x, stream=stream)
-
-    run = noise.add_noise.kernels["cpu"].run
-    bound = noise.add_noise.schema.bind(x, stream=stream)
-
-    def direct() -> None:
-        for _ in range(loops):
-            run(bound)
-
-    with testing.threads(1):
-        through = median_seconds(dispatched) / loops
-        kernel = median_seconds(direct) / loops
-        benchmark.group = "dispatch"
-        benchmark.pedantic(dispatched, rounds=3, warmup_rounds=1)
-    benchmark.extra_info |= {
-        "case": "dispatch overhead",
-        "isa": _extension.isa(),
-        "threads": 1,
-        "us": 1e6 * (through - kernel),
-    }

@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured once per number of threads."""
+"""Measure the limits of the machine, once per number of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLOATS = 1 << 26  # 256 MiB: far beyond the caches
 
 
 def median_seconds(work: Callable[[], object], rounds: int = 9) -> float:
-    """Median duration of ``work`` after one warm-up call."""
+    """Return the median duration of ``work`` after one warm-up call."""
     work()
     times = []
     for _ in range(rounds):
@@ -27,7 +27,7 @@ def median_seconds(work: Callable[[], object], rounds: int = 9) -> float:
 
 @pytest.fixture(scope="session")
 def limits() -> dict[int, dict[str, float]]:
-    """GB/s of a plain copy (both directions counted) and of a plain read, by threads."""
+    """Return GB/s of a plain copy (both directions counted) and of a plain read, by threads."""
     source = torch.zeros(_FLOATS)
     target = torch.empty(_FLOATS)
     measured = {}

@@ -1,4 +1,4 @@
-"""The ops on a GPU beside what its memory and its matrix units allow.
+"""Time the ops on a GPU beside what its memory and its matrix units allow.
 
     python -m benchmarks.gpu [--device cuda] [--scale 1]
 
@@ -46,7 +46,7 @@ Row = dict[str, Any]
 
 
 def copy_bandwidth(where: Setting) -> float:
-    """GB/s of a plain copy, read and written."""
+    """Return GB/s of a plain copy, read and written."""
     n = where.size(1 << 28)
     pairs = [(normal((n,), where), torch.empty(n, device=where.device)) for _ in range(2)]
     calls = [lambda a=a, b=b: b.copy_(a) for a, b in pairs]  # type: ignore[misc]
@@ -60,7 +60,7 @@ def timed(
     size: int = 0,
     torch_calls: Sequence[Callable[[], Any]] = (),
 ) -> Row:
-    """Time, bandwidth and what torch needs for the same work."""
+    """Return time, bandwidth and what torch needs for the same work."""
     ms = milliseconds(calls, where)
     row: Row = {"ms": ms}
     if size:
@@ -72,7 +72,7 @@ def timed(
 
 
 def each_backend(op: str, case: str, where: Setting, measure: Callable[[str], Row]) -> list[Row]:
-    """One row for each backend that can run the op here; the reference is not timed."""
+    """Return one row for each backend that can run the op here; the reference is not timed."""
     able = [name for name, reason in backends(op, where).items() if not reason]
     return [
         attempt({"op": op, "case": case, "backend": name}, lambda b=name: measure(b))  # type: ignore[misc]
@@ -82,7 +82,7 @@ def each_backend(op: str, case: str, where: Setting, measure: Callable[[str], Ro
 
 
 def absent(where: Setting) -> list[Row]:
-    """Why the other backends are left out."""
+    """Return why the other backends are left out."""
     return [
         {"op": op, "backend": name, "not here": reason}
         for op in OPS
@@ -92,7 +92,7 @@ def absent(where: Setting) -> list[Row]:
 
 
 def dtypes(where: Setting) -> tuple[torch.dtype, ...]:
-    """Operands of products; 16 bits only where the hardware multiplies them."""
+    """Return the operands of products; 16 bits only where the hardware multiplies them."""
     wide = (torch.float32,)
     return (torch.bfloat16, *wide) if where.device.type == "cuda" else wide
 
@@ -101,7 +101,7 @@ def dtypes(where: Setting) -> tuple[torch.dtype, ...]:
 
 
 def update_rows(where: Setting, copy: float) -> list[Row]:
-    """Noise and rule in one pass: how the noise is made, and which rule."""
+    """Time noise and rule in one pass: by source of noise, and by rule."""
     n = where.size(PARAMETERS)
     rows = []
     rules = {"sgd": update.SGD(lr=0.1, momentum=0.9), "adamw": update.AdamW(lr=0.001)}
@@ -119,7 +119,7 @@ def update_rows(where: Setting, copy: float) -> list[Row]:
 def update_row(
     rule: update.Rule, source: str, n: int, where: Setting, copy: float, backend: str
 ) -> Row:
-    """One rule and one source of noise."""
+    """Time one rule and one source of noise."""
     key = Key.from_unsafe_seed(0, int(source)) if source.isdigit() else KEY
     given = update.Noise(
         distribution="gaussian",
@@ -153,7 +153,7 @@ def update_row(
 def torch_update(
     rule: update.Rule, private: bool, n: int, where: Setting
 ) -> list[Callable[[], Any]]:
-    """Torch's fused optimizer, behind ``normal_`` and an addition if there is noise."""
+    """Return torch's fused optimizer, behind ``normal_`` and an addition if there is noise."""
     param = torch.nn.Parameter(normal((n,), where))
     param.grad = normal((n,), where)
     drawn = torch.empty(n, device=where.device)
@@ -174,7 +174,7 @@ def torch_update(
 
 
 def clip_rows(where: Setting, copy: float) -> list[Row]:
-    """Norm, clip and sum of explicit gradients."""
+    """Time norm, clip and sum of explicit gradients."""
     batch, columns = 256, where.size(1_000_000)
     rows = []
     for dtype in (torch.float32, torch.bfloat16):
@@ -196,7 +196,7 @@ def clip_row(
     copy: float,
     backend: str,
 ) -> Row:
-    """One kind of gradients."""
+    """Time one kind of gradients."""
     grads = normal(shape, where, dtype)
     unit = 1.5 * 2.0**-20 if arithmetic == "exact" else None
     given: dict[str, Any] = {"arithmetic": arithmetic, "unit": unit, "backend": backend}
@@ -219,7 +219,7 @@ def clip_row(
 
 
 def linear_rows(where: Setting, copy: float) -> list[Row]:
-    """Norms and weighted sums of linear layers beside the ordinary weight gradient."""
+    """Time norms and weighted sums of linear layers beside the ordinary weight gradient."""
     rows = []
     for shape in ((8, 1024, 4096), (64, 1024, 768), (4096, 1, 1024)):
         b, t, w = shape if where.scale == 1 else (4, min(shape[1], 6), 12)
@@ -242,7 +242,7 @@ def linear_row(
     copy: float,
     backend: str,
 ) -> Row:
-    """One op and shape."""
+    """Time one op and shape."""
     batch, _, width = shape
     a, g = normal(shape, where, dtype), normal(shape, where, dtype)
     each = torch.bmm(g[:2].double().transpose(1, 2), a[:2].double())
@@ -270,7 +270,7 @@ def linear_row(
 
 
 def conv_rows(where: Setting, copy: float) -> list[Row]:
-    """The same for a 3 x 3 convolution, beside torch's weight gradient."""
+    """Time the same for a 3 x 3 convolution, beside torch's weight gradient."""
     rows = []
     channels, size = (64, 32) if where.scale == 1 else (4, 8)
     for dtype in dtypes(where):
@@ -292,7 +292,7 @@ def conv_row(
     copy: float,
     backend: str,
 ) -> Row:
-    """One op."""
+    """Time one op."""
     batch, channels, size = sizes
     x = normal((batch, channels, size, size), where, dtype)
     g = normal((batch, channels, size, size), where, dtype)
@@ -333,7 +333,7 @@ def conv_row(
 
 
 def coef_rows(where: Setting, copy: float) -> list[Row]:
-    """10^7 coefficients, with their noise made ahead or not."""
+    """Time 10^7 coefficients, with their noise prefetched or not."""
     rows = []
     for op in gpu_coef.OPS:
         for shape in gpu_coef.SHAPES:

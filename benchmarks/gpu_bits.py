@@ -1,4 +1,4 @@
-"""The same bits on a GPU as on the CPU: draws, releases, updates and coefficients, by value.
+"""Compare bits on a GPU with the CPU's: draws, releases, updates and coefficients, by value.
 
     python -m benchmarks.gpu_bits [--device cuda] [--scale 1]
 
@@ -32,13 +32,13 @@ RULES = {
 
 
 def pieces(total: int) -> Iterator[tuple[int, int]]:
-    """Positions and counts; every piece begins where the one before ended."""
+    """Yield positions and counts; every piece begins where the one before ended."""
     for start in range(0, total, PIECE):
         yield START + start, min(PIECE, total - start)
 
 
 def draws(backend: str, law: str, total: int) -> dict[str, Any]:
-    """X itself, all of its bits."""
+    """Compare X itself, all of its bits."""
     stream = KEY.stream(Purpose.NOISE, 1)
     wrong = 0
     for position, count in pieces(total):
@@ -49,7 +49,7 @@ def draws(backend: str, law: str, total: int) -> dict[str, Any]:
 
 
 def releases(backend: str, dtype: torch.dtype, total: int, where: Setting) -> dict[str, Any]:
-    """Integers and floats with noise, in place."""
+    """Compare integers and floats with noise, in place."""
     wrong = 0
     floats = dtype in noise.FLOATS
     given: dict[str, Any] = {"stream": KEY.stream(Purpose.NOISE, 2)}
@@ -64,7 +64,7 @@ def releases(backend: str, dtype: torch.dtype, total: int, where: Setting) -> di
 
 
 def updates(backend: str, rule: update.Rule, total: int, where: Setting) -> dict[str, Any]:
-    """Two steps with noise from integer sums; parameters and state."""
+    """Compare two steps with noise from integer sums; parameters and state."""
     wrong = 0
     for position, count in pieces(total):
         held = [torch.randn(count), (torch.randn(count) * 10**6).to(torch.int32)]
@@ -97,7 +97,7 @@ def _trained(
 
 
 def counted(total: int, wrong: int) -> dict[str, Any]:
-    """What was compared.
+    """Return what was compared.
 
     Raises:
         AssertionError: a difference.

@@ -1,4 +1,4 @@
-"""Coefficients of polynomial losses on a GPU: beside a plain copy and torch, and bit for bit.
+"""Time coefficients of polynomial losses on a GPU, and compare them with the CPU's, bit for bit.
 
 Part of ``benchmarks.gpu`` and ``benchmarks.gpu_bits``. Not yet run on a GPU.
 """
@@ -25,7 +25,7 @@ Calls = list[Callable[[], Any]]
 
 
 def release(rows: int, columns: int, where: Setting, *, ahead: bool, scaled: bool) -> coef.Noise:
-    """One release's noise, made ahead or not."""
+    """Return one release's noise, prefetched or not."""
     n, first = rows * columns, 512
     made = coef.Noise(
         scale=torch.linspace(0.5, 2, rows, device=where.device) if scaled else 1.5,
@@ -44,13 +44,13 @@ def release(rows: int, columns: int, where: Setting, *, ahead: bool, scaled: boo
 
 
 def tensors(op: str, rows: int, columns: int, where: Setting) -> tuple[torch.Tensor, ...]:
-    """Logits (of the loss only) and targets."""
+    """Return logits (of the loss only) and targets."""
     x = torch.rand(rows, columns, device=where.device)
     return (x,) if op == "coef.perturb" else (torch.randn_like(x), x)
 
 
 def compare(op: str, backend: str, total: int, where: Setting) -> int:
-    """How many numbers differ from the CPU's, in single and in double precision."""
+    """Count the numbers that differ from the CPU's, in single and in double precision."""
     wrong = 0
     for columns in (14, 1000):
         rows = max(1, total // 2 // columns)
@@ -71,7 +71,7 @@ def compare(op: str, backend: str, total: int, where: Setting) -> int:
 def calls(
     op: str, shape: tuple[int, int], where: Setting, backend: str, *, ahead: bool
 ) -> tuple[Calls, int, Calls]:
-    """What is timed, the bytes that one call moves, and torch's formulation.
+    """Return what is timed, the bytes that one call moves, and torch's formulation.
 
     Raises:
         AssertionError: a result that is not finite, or without noise.
@@ -95,7 +95,7 @@ def calls(
 
 
 def formulation(parts: tuple[torch.Tensor, ...], *, ahead: bool) -> Callable[[], Any]:
-    """The same work in torch: preallocated, Laplace's law as a difference of exponential ones."""
+    """Return the work in torch: preallocated, Laplace as a difference of exponential draws."""
     x = parts[-1]
     a1, a2, u, w = (torch.empty_like(x) for _ in range(4))
 

@@ -1,4 +1,4 @@
-"""Whole training steps on a GPU: dpkern beside non-private training and Opacus, time and memory.
+"""Time whole training steps on a GPU, and their memory: dpkern, non-private, and Opacus.
 
     python -m benchmarks.gpu_models [--device cuda] [--scale 1]
 
@@ -23,7 +23,7 @@ from .step_models import ResNet, Task
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention and a hidden layer, normed before, as in GPT-2."""
+    """A decoder layer: causal attention and a hidden layer, normed before, as in GPT-2."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """GPT-2's shape; the output layer has a weight of its own."""
+    """A decoder of GPT-2's shape; the output layer has a weight of its own."""
 
     def __init__(self, *, vocabulary: int, length: int, width: int, heads: int, layers: int):
         super().__init__()
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
 
 
 def tasks(where: Setting) -> list[Task]:
-    """The models, small ones where the results are not kept."""
+    """Return the models, small ones where the results are not kept."""
     shape = {"vocabulary": 50257, "length": 1024, "width": 768, "heads": 12, "layers": 12}
     channels: tuple[int, ...] = (64, 128, 256, 512)
     batches, groups, size = (8, 256), 32, 32
@@ -93,7 +93,7 @@ def tasks(where: Setting) -> list[Task]:
 
 
 def variants() -> dict[str, Callable[..., Any]]:
-    """Non-private training, dpkern, and Opacus."""
+    """Return non-private training, dpkern, and Opacus."""
     names = ["torch foreach", "torch fused", "dpkern", "Opacus hooks", "Opacus ghost"]
     chosen: dict[str, Callable[..., Any]] = {name: VARIANTS[name] for name in names}
     chosen["dpkern, per layer"] = partial(private, clipping="per_layer")
@@ -101,7 +101,7 @@ def variants() -> dict[str, Callable[..., Any]]:
 
 
 def measured(make: Callable[..., Any], task: Task, where: Setting) -> dict[str, Any]:
-    """Milliseconds of a step and the peak of memory over what the model takes."""
+    """Measure milliseconds of a step and the peak of memory over what the model takes."""
     runner: Runner = make(task, lr=1e-3).begin(1.0)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Whether a GPU machine can show anything: its device, our compiled kernels, and the backends.
+"""Check that a GPU machine can show anything: its device, our compiled kernels, the backends.
 
     python -m benchmarks.gpu_ready check [cuda,triton,cupy]
     python -m benchmarks.gpu_ready unpack FOLDER
@@ -26,7 +26,7 @@ OPTIONAL = ("dp_accounting", "hypothesis", "opacus", "scipy")
 
 
 def missing(wanted: Sequence[str]) -> tuple[int, str]:
-    """``(0, "")``, or the exit code and a line that says what is missing."""
+    """Return ``(0, "")``, or the exit code and a line that says what is missing."""
     import torch
 
     if not torch.cuda.is_available():
@@ -76,7 +76,7 @@ def _same_sources(archive: zipfile.ZipFile, names: set[str]) -> bool:
 
 
 def report(wanted: Sequence[str]) -> str:
-    """What is there, for the log."""
+    """Return what is there, for the log."""
     torch = import_module("torch")
     gone = [name for name in OPTIONAL if importlib.util.find_spec(name) is None]
     lines = [

@@ -1,4 +1,4 @@
-"""Every op on every backend of a device, on small odd sizes, beside the CPU's reference.
+"""Run every op on every backend of a device, on small odd sizes, beside the CPU's reference.
 
     python -m benchmarks.gpu_smoke [--device cuda] [--scale 1]
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dpkern.base import dispatch
 from dpkern.base.rng import Purpose
-from dpkern.ops import clip, coef, ghost, noise, product, spectral, symbols, update
+from dpkern.ops import clip, coef, ghost, noise, product, recurrent, spectral, symbols, update
 from dpkern.ops.spectral import Band
 from dpkern.ops.testing import KEY, assert_close
 
@@ -42,18 +42,18 @@ class Inputs:
         return torch.randn(*shape, generator=self.generator).to(self.device)
 
     def ids(self, most: int, *shape: int) -> Tensor:
-        """Numbers below ``most``."""
+        """Return numbers below ``most``."""
         return torch.randint(most, shape, generator=self.generator).to(self.device)
 
     def into(self, *shape: int, run: Callable[[Tensor], object]) -> Tensor:
-        """What was added to zeros."""
+        """Return what was added to zeros."""
         out = torch.zeros(*shape, device=self.device)
         run(out)
         return out
 
 
 def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
-    """A call of each op on backend ``b``; each needs fresh inputs."""
+    """Return a call of each op on backend ``b``; each needs fresh inputs."""
     on: dict[str, Any] = {"backend": b}
     conv: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1}
     band, blocks = Band((13, 13), "shells", 0.4), Band((7,), "shells", 0.4)
@@ -97,6 +97,12 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
         return t.into(
             *(5, 3, 3, 3), run=lambda o: spectral.bins_sum(x, g, t.factors, o, band=band, **on)
         )
+
+    def states(count: int) -> list[Tensor]:
+        return [t(BATCH, 5).tanh() for _ in range(count)]
+
+    def weights(rows: int, inputs: int) -> list[Tensor]:
+        return [t(rows, inputs) / 3, t(rows, 5) / 3, t(rows), t(rows)]
 
     return {
         "noise.keystream": lambda: noise.keystream(
@@ -152,6 +158,18 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             *(21, 33), run=lambda o: ghost.linear_sum(rows(33), rows(21), t.factors, o, **on)
         ),
         "product.matmul": lambda: product.matmul(t(BATCH, 33), t(33, 21), t(21), **on),
+        "recurrent.lstm": lambda: recurrent.lstm(rows(9), *states(2), *weights(20, 9), **on),
+        "recurrent.lstm_backward": lambda: recurrent.lstm_backward(
+            rows(20), rows(5), *states(1), *weights(20, 9)[:2], rows(5), *states(2), **on
+        ),
+        "recurrent.gru": lambda: recurrent.gru(rows(9), *states(1), *weights(15, 9), **on),
+        "recurrent.gru_backward": lambda: recurrent.gru_backward(
+            rows(20), rows(5), *weights(15, 9)[:2], rows(5), *states(1), **on
+        ),
+        "recurrent.rnn": lambda: recurrent.rnn(rows(9), *states(1), *weights(5, 9), **on),
+        "recurrent.rnn_backward": lambda: recurrent.rnn_backward(
+            rows(5), *states(1), *weights(5, 9)[:2], rows(5), *states(1), **on
+        ),
         "spectral.conv_norm": lambda: spectral.conv_norm(
             *maps(), **conv, size=(13, 13), band=band, **on
         ),
@@ -186,7 +204,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
 
 
 def tensors(tree: Any) -> Iterator[Tensor]:
-    """Those of a result, in order."""
+    """Yield the tensors of a result, in order."""
     if isinstance(tree, Tensor):
         yield tree.detach().cpu()
     elif isinstance(tree, (list, tuple)):
@@ -196,7 +214,7 @@ def tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def compared(op: str, backend: str, where: Setting) -> dict[str, Any]:
-    """The op's results beside the reference's.
+    """Return the op's results beside the reference's.
 
     Raises:
         AssertionError: they differ by more than they may.

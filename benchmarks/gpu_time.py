@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: a device or a typed line, times by events, and the result files.
+"""Share a device, times by events and result files among the GPU benchmarks.
 
 Everything here needs torch and numpy only, and no network. ``--device cpu`` runs the same code on
 small sizes without writing results: that is how it is tested where there is no GPU.
@@ -30,7 +30,7 @@ try:
 except ImportError:  # then nothing raises it
 
     class TritonError(Exception):  # type: ignore[no-redef]
-        """A kernel does not compile."""
+        """An error that stands for one of Triton's: a kernel does not compile."""
 
 
 ROUNDS = 21
@@ -39,7 +39,7 @@ FOLDER = Path(os.environ.get("OUT") or Path(__file__).parent / "results")
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how large.
+    """The device and the size of a benchmark.
 
     Attributes:
         device: what is measured.
@@ -55,12 +55,15 @@ class Setting:
         return self.device.type == "cuda" and self.scale == 1.0
 
     def size(self, full: int, least: int = 8) -> int:
-        """A size for this setting."""
+        """Return a size for this setting."""
         return max(least, int(full * self.scale))
 
 
 def setting(description: str, argv: Sequence[str] | None = None) -> Setting:
-    """From the command line; ends the program with a typed line where there is no such device."""
+    """Read the setting from the command line.
+
+    The program ends with a typed line where there is no such device.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the full sizes")
@@ -79,7 +82,7 @@ def setting(description: str, argv: Sequence[str] | None = None) -> Setting:
 
 
 def backends(op: str, where: Setting) -> dict[str, str]:
-    """Every backend for the device, with "" or the reason why it cannot run the op."""
+    """Return every backend for the device, with "" or the reason why it cannot run the op."""
     reasons = {}
     for name in dispatch.PREFERENCE[where.device.type]:
         kernel = dispatch.OPS[op]._kernel(name)
@@ -88,7 +91,7 @@ def backends(op: str, where: Setting) -> dict[str, str]:
 
 
 def milliseconds(calls: Sequence[Callable[[], Any]], where: Setting) -> float:
-    """Median over at least 20 calls, by CUDA events.
+    """Measure the median over at least 20 calls, by CUDA events.
 
     Args:
         calls: the same work on different buffers, taken in turns, so that a call never finds its
@@ -117,7 +120,7 @@ def _host_time(call: Callable[[], Any]) -> float:
 
 
 def copies(size: int, where: Setting) -> int:
-    """How many sets of buffers of this many bytes are needed to leave the cache behind."""
+    """Return how many sets of buffers of this many bytes exceed the cache."""
     if where.device.type != "cuda":
         return 1
     cache = torch.cuda.get_device_properties(where.device).L2_cache_size
@@ -125,7 +128,7 @@ def copies(size: int, where: Setting) -> int:
 
 
 def normal(shape: Sequence[int], where: Setting, dtype: torch.dtype = torch.float32) -> Any:
-    """Random data on the device: zeros would compress, cache and clip too well."""
+    """Return random data on the device: zeros would compress, cache and clip too well."""
     return torch.randn(*shape, device=where.device).to(dtype)
 
 
@@ -145,7 +148,7 @@ def keep(part: str, rows: list[dict[str, Any]], where: Setting) -> None:
 
 
 def machine(where: Setting) -> dict[str, Any]:
-    """Versions and hardware, for the record."""
+    """Return versions and hardware, for the record."""
     found = torch.cuda.get_device_properties(where.device)
     return {
         "dpkern": dpkern.__version__,
@@ -158,7 +161,7 @@ def machine(where: Setting) -> dict[str, Any]:
 
 
 def markdown(content: dict[str, Any]) -> str:
-    """The tables of all parts that were run."""
+    """Return the tables of all parts that were run."""
     lines = [", ".join(f"{name} {value}" for name, value in content["machine"].items()), ""]
     for part, rows in content["parts"].items():
         columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -175,7 +178,7 @@ def _cell(value: Any) -> str:
 
 
 def attempt(row: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The row with what was measured, or with the reason why not."""
+    """Return the row with what was measured, or with the reason why not."""
     try:
         return row | measure()
     except (DPKernError, AssertionError, RuntimeError, TritonError) as error:
@@ -185,5 +188,5 @@ def attempt(row: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[
 
 
 def exit_code(rows: Sequence[dict[str, Any]]) -> int:
-    """1 if a row failed."""
+    """Return 1 if a row failed."""
     return int(any("failed" in row for row in rows))

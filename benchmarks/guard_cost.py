@@ -38,7 +38,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.thread_time, "wall": time.
 
 @dataclass
 class Run:
-    """Training of one model in the plain loop.
+    """A training run of one model in the plain loop.
 
     Attributes:
         engine: the engine that made it private.
@@ -59,7 +59,7 @@ class Run:
 
 
 def begin(task: Task, *, guarded: bool) -> Run:
-    """A run that has taken no step yet."""
+    """Make a run that has taken no step yet."""
     model = task.model()
     engine = dpkern.PrivacyEngine()
     module, optimizer, private = engine.make_private(
@@ -94,18 +94,20 @@ def begin(task: Task, *, guarded: bool) -> Run:
 def _drop_guards(engine: dpkern.PrivacyEngine, batches: Any) -> None:
     capture, adapter = engine.capture, engine.adapter
     capture.guard.detach()
-    capture.guard.after = lambda args, kwargs: None  # type: ignore[method-assign]
+    capture.guard.after = lambda args, kwargs, output: None  # type: ignore[method-assign]
     capture.boundary = batches.boundary = batches.padding = None
     adapter.batches.boundary.has_loader = False
     batches._check_collation = lambda: None
 
     def hand_out(batch: YieldedBatch) -> None:
-        adapter.hand_out(batch.size, first=batch.first, final=batch.final)
+        adapter.begin_batch(batch.size, first=batch.first, final=batch.final)
 
-    batches.on_hand_out = hand_out
+    batches.on_batch = hand_out
 
 
 PARTS = (
+    ("probe", ForwardGuard, "_wait"),
+    ("probe", ForwardGuard, "_end_wait"),
     ("probe", ForwardGuard, "_check"),
     ("scans", ForwardGuard, "before"),
     ("scans", ForwardGuard, "after"),
@@ -115,15 +117,15 @@ PARTS = (
     ("rows", rules, "run"),
     ("rows", loader, "tracked_batch"),
     ("rows", PaddingCheck, "look"),
-    ("", rules.Call, "plain"),
+    ("", rules.TrackedCall, "plain"),
     ("", boundary.ModuleBoundary, "backward"),
 )
-"""What runs in which part of the guards; the empty part is what the user asked for."""
+"""The part of the guards that each function runs in; the empty part is what the user asked for."""
 
 
 @contextmanager
 def parts_timed() -> Iterator[dict[str, float]]:
-    """CPU seconds inside the guards while the block runs, by part."""
+    """Measure CPU seconds inside the guards while the block runs, by part."""
     spent = {part: 0.0 for part, _, _ in PARTS}
     running: list[str] = []
     since = [0.0]
@@ -154,12 +156,12 @@ def parts_timed() -> Iterator[dict[str, float]]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The median, 0 of nothing."""
+    """Return the median, 0 of nothing."""
     return statistics.median(values) if values else 0.0
 
 
 def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
-    """One task: what guards add to a run of ``steps`` steps, as parts of the run without them.
+    """Measure one task: what guards add to ``steps`` steps, as parts of the run without them.
 
     The first round warms up and is not counted.
     """
@@ -185,7 +187,7 @@ def measure(task: Task, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def _summary(turns: list[dict[bool, list[float]]]) -> dict[str, Any]:
-    """Parts of a run without guards that its first step and its other steps gain by them."""
+    """Return the parts of a run without guards that guards add to its first and other steps."""
     plain = median([sum(t[False]) for t in turns])
     count = len(turns[0][False]) - 1
     first = median([t[True][0] - t[False][0] for t in turns])
@@ -202,7 +204,10 @@ def _summary(turns: list[dict[bool, list[float]]]) -> dict[str, Any]:
 
 
 def _parts(task: Task, steps: int = 30, probes: int = 5) -> dict[str, float]:
-    """CPU milliseconds of each part, timed inside: of two probes, else of an ordinary step."""
+    """Return CPU milliseconds of each part of two probes, else of an ordinary step.
+
+    They are timed inside.
+    """
     with parts_timed() as spent:
         run = begin(task, guarded=True)
         occasions = run.engine.capture.guard._occasions

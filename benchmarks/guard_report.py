@@ -13,7 +13,7 @@ Rows = list[dict[str, Any]]
 
 
 def measured(task: str, steps: int, rounds: int) -> dict[str, Any]:
-    """The figures of one model."""
+    """Return the figures of one model."""
     found: dict[str, Any] = worker("guard_cost", {"task": task, "steps": steps, "rounds": rounds})
     return found
 
@@ -28,7 +28,7 @@ def _percent(value: float) -> str:
 
 
 def table(rows: Rows) -> list[str]:
-    """What the guards add, in percent of a run without them."""
+    """Return what the guards add, in percent of a run without them."""
     lines = []
     for row in rows:
         cpu, wall = row["cpu"], row["wall"]
@@ -40,7 +40,7 @@ def table(rows: Rows) -> list[str]:
 
 
 def parts_table(rows: Rows) -> list[str]:
-    """CPU milliseconds inside each part."""
+    """Return CPU milliseconds inside each part."""
     parts = ("first probe", "secret probe", "rows", "scans")
     lines = [
         [TASKS[row["task"]].title, *(f"{row['parts ms'][part]:.3g}" for part in parts)]
@@ -50,7 +50,7 @@ def parts_table(rows: Rows) -> list[str]:
 
 
 def markdown(machine: dict[str, Any], rows: Rows) -> str:
-    """What is printed and committed."""
+    """Return what is printed and committed."""
     first = rows[0]
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "

@@ -1,4 +1,4 @@
-"""What a ring of draws made ahead hides of the noise's time, in whole private training steps.
+"""Measure how much of the noise's time a ring of prefetched draws hides, in whole steps.
 
     hidden = (inline - ring) / (inline - without noise)
 
@@ -27,7 +27,7 @@ VARIANTS = ("without noise", "inline", "ring")
 
 
 def model_of(parameters: int) -> nn.Module:
-    """Two square layers and a head, about this many parameters."""
+    """Make two square layers and a head, about this many parameters."""
     width = round((parameters / 2) ** 0.5)
     torch.manual_seed(0)
     return nn.Sequential(
@@ -40,7 +40,7 @@ def model_of(parameters: int) -> nn.Module:
 
 
 def trainer(variant: str, parameters: int) -> tuple[nn.Module, Callable[[], None]]:
-    """A private model and its training step."""
+    """Make a private model and its training step."""
     model = model_of(parameters)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     source = RingPrefetch() if variant == "ring" else None
@@ -68,7 +68,7 @@ def trainer(variant: str, parameters: int) -> tuple[nn.Module, Callable[[], None
 
 
 def turn(step: Callable[[], None]) -> float:
-    """Mean seconds of a step among others."""
+    """Measure mean seconds of a step among others."""
     for _ in range(WARM_UPS):
         step()
     start = time.perf_counter()
@@ -78,7 +78,7 @@ def turn(step: Callable[[], None]) -> float:
 
 
 def measured(parameters: int, threads: int, rounds: int) -> dict[str, Any]:
-    """Medians over rounds of turns; the producer always has one thread."""
+    """Measure medians over rounds of turns; the producer always has one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -110,7 +110,7 @@ def measured(parameters: int, threads: int, rounds: int) -> dict[str, Any]:
 
 
 def markdown(machine: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """The table that is printed and committed."""
+    """Return the table that is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}. Whole "
         f"private steps of a dense network, {BATCH} samples; the producer has one thread besides. "

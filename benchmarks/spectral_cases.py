@@ -1,4 +1,4 @@
-"""One convolution's release, from its input and output gradient to its noisy weight gradient.
+"""Run one convolution's release, from input and output gradient to noisy weight gradient.
 
 Columns of the tables, all on the same operands, bound 1 and noise multiplier 1:
 
@@ -26,7 +26,7 @@ from torch import Tensor
 from dpkern.base.rng import Purpose
 from dpkern.ops import ghost, noise, spectral
 from dpkern.ops.spectral import Band, literal
-from dpkern.ops.spectral._sizes import Layer, fast
+from dpkern.ops.spectral._sizes import ConvolutionGrid, fast
 from dpkern.ops.spectral.conv_sum import conv_filtered
 from dpkern.ops.spectral.whiten import by_positions
 from dpkern.ops.testing import KEY
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Such as ``B64 16->32 3x3@32 s2``."""
+        """Identifier, such as ``B64 16->32 3x3@32 s2``."""
         stride = f" s{self.stride}" if self.stride > 1 else ""
         grid = f" P{self.size[0]}" if self.linear else ""
         k = self.kernel
@@ -86,17 +86,17 @@ class Case:
 
     @cached_property
     def band(self) -> Band:
-        """What Spectral-DP keeps."""
+        """The band that Spectral-DP keeps."""
         return Band(self.size, "shells", self.keep)
 
     @property
-    def pencil(self) -> spectral.Pencil:
-        """How its crop is released under circular noise."""
+    def pencil(self) -> spectral.WhitenedBasis:
+        """The release of its crop under circular noise."""
         kernel = (self.kernel, self.kernel)
         return spectral.pencil(self.band, kernel, (1, 1), *literal.CIRCULAR)
 
     def pipeline(self, band: Band | None, noise_point: str, sigma: float) -> literal.Pipeline:
-        """Of the literal forms."""
+        """Return the pipeline of the literal forms."""
         return literal.Pipeline(
             kernel=(self.kernel, self.kernel),
             stride=(self.stride, self.stride),
@@ -141,7 +141,7 @@ class Work:
         shape = (case.batch, case.outs, case.output, case.output)
         self.g = torch.randn(shape, generator=generator) / case.output
         self.out = torch.zeros(case.outs, case.ins, case.kernel, case.kernel)
-        self.layer = Layer.of(
+        self.layer = ConvolutionGrid.of(
             self.x, self.g, case.kernel, case.stride, case.padding, 1, 1, case.size
         )
         taps = case.kernel**2
@@ -152,7 +152,7 @@ class Work:
         self.step = 0
 
     def columns(self) -> dict[str, list[Callable[[], Tensor]]]:
-        """Per column its ways, of which the fastest counts."""
+        """Return the ways of each column, of which the fastest counts."""
         few = self.case.output <= 8  # Gram matrices of more positions are no competitor
         return {
             "N": [self.non_private],
@@ -166,7 +166,7 @@ class Work:
         }
 
     def non_private(self) -> Tensor:
-        """Torch's weight gradient."""
+        """Run torch's weight gradient."""
         case = self.case
         _, weight, _ = torch.ops.aten.convolution_backward(
             self.g, self.x, self.out, None, [case.stride] * 2, [case.padding] * 2, [1, 1], False,
@@ -192,7 +192,7 @@ class Work:
         return ghost.clip_factors([squares], BOUND, dtype=torch.float32)[0]
 
     def shifted(self) -> Tensor:
-        """Per-sample gradients by one batched product per tap, kept and contracted."""
+        """Make per-sample gradients by one batched product per tap, kept and contracted."""
         case = self.case
         x = torch.nn.functional.pad(self.x, (case.padding,) * 4)
         span, s = case.stride * (case.output - 1) + 1, case.stride
@@ -208,7 +208,7 @@ class Work:
         return self._white(total).permute(2, 3, 0, 1)
 
     def unfolded(self) -> Tensor:
-        """Per-sample gradients by one batched product over unfolded windows."""
+        """Make per-sample gradients by one batched product over unfolded windows."""
         case = self.case
         windows = torch.nn.functional.unfold(
             self.x, case.kernel, padding=case.padding, stride=case.stride
@@ -219,7 +219,7 @@ class Work:
         return self._white(total)
 
     def gram(self) -> Tensor:
-        """Norms by Gram matrices over positions, then torch's weight gradient."""
+        """Run norms by Gram matrices over positions, then torch's weight gradient."""
         case = self.case
         windows = torch.nn.functional.unfold(
             self.x, case.kernel, padding=case.padding, stride=case.stride
@@ -235,21 +235,21 @@ class Work:
         return self._white(total)
 
     def ghost(self) -> Tensor:
-        """DP-SGD by dpkern's kernels, per-sample gradients made twice."""
+        """Run DP-SGD by dpkern's kernels, per-sample gradients made twice."""
         squares = ghost.conv_norm(self.x, self.g, **self.case.geometry)
         total = torch.zeros_like(self.out)
         ghost.conv_sum(self.x, self.g, self._factors(squares), total, **self.case.geometry)
         return self._noisy(total)
 
     def kept(self) -> Tensor:
-        """DP-SGD by dpkern's kernels, per-sample gradients kept."""
+        """Run DP-SGD by dpkern's kernels, per-sample gradients kept."""
         grads, squares = ghost.conv_gradient(self.x, self.g, **self.case.geometry)
         total = torch.zeros_like(self.out)
         ghost.contract([grads], self._factors(squares), [total])
         return self._noisy(total)
 
     def gredp(self) -> Tensor:
-        """GReDP: clip norm of the whole spectrum."""
+        """Run GReDP: clip norm of the whole spectrum."""
         geometry = self.case.geometry
         squares = spectral.conv_norm(self.x, self.g, size=self.case.size, **geometry)
         total = torch.zeros_like(self.out)
@@ -257,13 +257,13 @@ class Work:
         return self._noisy(total, math.sqrt(0.5))
 
     def _released(self, total: Tensor) -> Tensor:
-        """Coordinates of the crop, noise, and back."""
+        """Return coordinates of the crop, noised, and mapped back."""
         coordinates = (total.flatten(2).double() @ self.signal.T).float()
         noisy = self._noisy(coordinates, self.case.pencil.scale)
         return (noisy.double() @ self.post.T).float().view_as(total)
 
     def spectral_bins(self) -> Tensor:
-        """Spectral-DP by products of retained bins."""
+        """Run Spectral-DP by products of retained bins."""
         case = self.case
         x_bins, g_bins, squares = spectral.conv_bins(
             self.x, self.g, band=case.band, **case.geometry
@@ -273,7 +273,7 @@ class Work:
         return self._released(total)
 
     def spectral_filter(self) -> Tensor:
-        """Spectral-DP by filtered activations."""
+        """Run Spectral-DP by filtered activations."""
         case = self.case
         squares = spectral.conv_norm(self.x, self.g, size=case.size, **case.geometry)
         inputs = conv_filtered(self.x, self.layer, case.band)
@@ -283,7 +283,7 @@ class Work:
         return self._released(total)
 
     def whitened(self) -> Tensor:
-        """Spectral-DP that clips the whitened crop."""
+        """Run Spectral-DP that clips the whitened crop."""
         inputs = conv_filtered(self.x, self.layer, self.case.band)
         geometry = self.case.geometry | {"padding": 0}
         if by_positions(self.layer.geometry, len(self.signal)):
@@ -299,19 +299,19 @@ class Work:
         return self._released(total)
 
     def batched(self) -> Tensor:
-        """Spectral-DP, literal and batched."""
+        """Run Spectral-DP, literal and batched."""
         pipeline = self.case.pipeline(self.case.band, "per_batch", self.sigma)
         return literal.batched(self.x, self.g, pipeline, self.generator)
 
     def published(self) -> Tensor:
-        """Spectral-DP as published, of a few samples."""
+        """Run Spectral-DP as published, of a few samples."""
         pipeline = self.case.pipeline(self.case.band, "per_sample", self.sigma)
         few = slice(LITERAL_SAMPLES)
         return literal.spectral_dp(self.x[few], self.g[few], pipeline, self.generator)
 
 
 def verify(case: Case, samples: int = 4, tolerance: float = 1e-3) -> None:
-    """Every way on a few samples without noise, against the literal pipelines in float64.
+    """Verify every way on a few samples without noise, against literal pipelines in float64.
 
     Raises:
         AssertionError: one of them is another map.

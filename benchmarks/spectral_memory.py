@@ -1,4 +1,4 @@
-"""Peak memory of one way of one layer, over its operands: a worker.
+"""Measure peak memory of one way of one layer, over its operands: a worker.
 
 Usage: ``python -m benchmarks.spectral_memory '{"case": ..., "column": ..., "way": ...}'``
 """
@@ -18,7 +18,7 @@ from .step_memory import reset_peak, resident
 
 
 def main(request: dict[str, str]) -> dict[str, Any]:
-    """Two samples first, so that lazily loaded code does not count."""
+    """Measure two samples first, so that lazily loaded code does not count."""
     torch.set_num_threads(2)
     case = BY_NAME[request["case"]]
     getattr(Work(replace(case, batch=4)), request["way"])()

@@ -1,4 +1,4 @@
-"""Run the spectral benchmark, worker by worker; its tables, with the targets beside the figures."""
+"""Run the spectral benchmark, worker by worker, and write its tables with their targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATIOS = ("L1/S", "L1/G", "L2/S", "ours/T", "G/T", "S/T", "W/T")
 
 
 def targets(case: Case) -> dict[str, tuple[str, float]]:
-    """What each ratio is held to: at least or at most; nothing on the authors' grid but L1."""
+    """Return the target of each ratio: at least or at most; none on the authors' grid but L1."""
     found: dict[str, tuple[str, float]] = {}
     least = min(case.ins, case.outs)
     if case.ins >= 6:
@@ -34,7 +34,7 @@ def targets(case: Case) -> dict[str, tuple[str, float]]:
 
 
 def missed(case: Case, ratios: dict[str, float]) -> list[str]:
-    """The ratios that do not reach their target."""
+    """Return the ratios that do not reach their target."""
     return [
         ratio
         for ratio, (relation, bound) in targets(case).items()
@@ -43,14 +43,14 @@ def missed(case: Case, ratios: dict[str, float]) -> list[str]:
 
 
 def ratios_of(ways: dict[str, dict[str, float]]) -> dict[str, float]:
-    """Of the fastest ways."""
+    """Return the ratios of the fastest ways."""
     best = {column: min(found.values()) for column, found in ways.items()}
     pairs = (ratio.split("/") for ratio in RATIOS)
     return {f"{a}/{b}": best[a] / best[b] for a, b in pairs}
 
 
 def speed(cases: list[str], threads: list[int], rounds: int) -> Iterator[dict[str, Any]]:
-    """A row per case, thread count and allocator."""
+    """Yield a row per case, thread count and allocator."""
     for case in cases:
         for heap in HEAPS:
             for count in threads:
@@ -62,7 +62,7 @@ def speed(cases: list[str], threads: list[int], rounds: int) -> Iterator[dict[st
 
 
 def memory(rows: Rows) -> Iterator[dict[str, Any]]:
-    """Peak memory of the ways that were fastest, each in a process of its own."""
+    """Yield peak memory of the ways that were fastest, each in a process of its own."""
     seen = {}
     for row in rows:
         seen.setdefault(row["case"], row)
@@ -79,7 +79,7 @@ STEPS = ("lenet", "resnet")
 
 
 def steps(threads: int, rounds: int, with_memory: bool) -> Iterator[dict[str, Any]]:
-    """Whole steps: times in one process, memory of each variant in one of its own."""
+    """Yield whole steps: times in one process, memory of each variant in one of its own."""
     from .spectral_step import VARIANTS
 
     for task in STEPS:
@@ -94,7 +94,7 @@ def steps(threads: int, rounds: int, with_memory: bool) -> Iterator[dict[str, An
 
 
 def step_table(rows: Rows) -> list[str]:
-    """Milliseconds of a step, over non-private, and the literal forms over it; peak memory."""
+    """Return milliseconds of a step, over non-private, and the literal forms over it; memory."""
     lines = []
     for row in rows:
         ms, growth = row["ms"], row.get("growth", {})
@@ -117,7 +117,7 @@ def _table(columns: list[str], lines: list[list[str]]) -> list[str]:
 
 
 def speed_table(rows: Rows) -> list[str]:
-    """Milliseconds, then ratios with their targets; a missed one is marked with (!)."""
+    """Return milliseconds, then ratios with their targets; a missed one is marked with (!)."""
     lines = []
     for row in rows:
         best = {column: min(ways.values()) for column, ways in row["ways ms"].items()}
@@ -135,7 +135,7 @@ def speed_table(rows: Rows) -> list[str]:
 
 
 def memory_table(rows: Rows) -> list[str]:
-    """MB over the operands."""
+    """Return MB over the operands."""
     lines = []
     for row in rows:
         growth = row["growth"]
@@ -145,7 +145,7 @@ def memory_table(rows: Rows) -> list[str]:
 
 
 def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows, whole: Rows) -> str:
-    """What is printed and committed."""
+    """Return what is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, "
         f"{machine['cores']} cores. One convolution's release, from input and output gradient to "

@@ -21,7 +21,7 @@ SLOW = 0.5
 
 
 def milliseconds(work: Work, rounds: int) -> dict[str, dict[str, float]]:
-    """Per column and way the least time, rounds in changing order after one warm-up."""
+    """Measure the least time per column and way, rounds in changing order after one warm-up."""
     ways = [(column, way) for column, found in work.columns().items() for way in found]
     least = {way.__name__: float("inf") for _, way in ways}
     started = {way.__name__: time.perf_counter() for _, way in ways}

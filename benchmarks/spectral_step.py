@@ -1,4 +1,4 @@
-"""Whole steps with mechanisms of the frequency domain, beside DP-SGD and literal forms: a worker.
+"""Time whole steps with mechanisms of the frequency domain, DP-SGD and literal forms: a worker.
 
 Usage: ``python -m benchmarks.spectral_step '{"task": ..., "threads": ..., "rounds": ...}'``
 
@@ -47,7 +47,7 @@ SLOW = 1.0
 
 
 def released(task: Task, lr: float, mechanism: type[Mechanism], **options: Any) -> Prepared:
-    """dpkern with a mechanism, flat clipping."""
+    """Make dpkern's variant with a mechanism, flat clipping."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
@@ -69,7 +69,7 @@ def released(task: Task, lr: float, mechanism: type[Mechanism], **options: Any) 
 
 
 class Literal:
-    """Convolutions whose weight gradients go through the papers' pipeline."""
+    """A convolution whose weight gradients go through the papers' pipeline."""
 
     def __init__(self, model: nn.Module, published: bool) -> None:
         self.published = published
@@ -107,7 +107,7 @@ class Literal:
 
 
 def literally(task: Task, lr: float, published: bool) -> Prepared:
-    """Spectral-DP by hooks and the literal pipeline."""
+    """Make Spectral-DP by hooks and the literal pipeline."""
     model = task.model()
     pipeline = Literal(model, published)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
@@ -140,7 +140,7 @@ VARIANTS: dict[str, Callable[..., Prepared]] = {
 
 
 def measure(task: Task, rounds: int) -> dict[str, float]:
-    """Least milliseconds of a step, variants in turns."""
+    """Measure least milliseconds of a step, variants in turns."""
     runners = {name: make(task, lr=LR).begin(NOISE) for name, make in VARIANTS.items()}
     first = {}
     for name, runner in runners.items():
@@ -158,7 +158,7 @@ def measure(task: Task, rounds: int) -> dict[str, float]:
 
 
 def growth(task: Task, name: str) -> int:
-    """Bytes that two steps add at their peak."""
+    """Measure bytes that two steps add at their peak."""
     prepared = VARIANTS[name](task, lr=LR)
     before = reset_peak()
     runner = prepared.begin(NOISE)
@@ -168,7 +168,7 @@ def growth(task: Task, name: str) -> int:
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Times of all variants, or the memory of one."""
+    """Measure times of all variants, or the memory of one."""
     task = TASKS[request["task"]]
     torch.set_num_threads(request["threads"])
     if "variant" in request:

@@ -1,4 +1,4 @@
-"""Training steps of a distributed autoencoder, SPOF's and DP-SGD's: dpkern's, and torch's own.
+"""Training steps of a distributed autoencoder, SPOF's and DP-SGD's, by dpkern and by torch.
 
 One user has one encoder W ``[n, l]`` and one block V ``[l, n]`` of the decoder, without biases:
 ``z = V^T s(W^T x)``. A step visits one record of every user, or ``batch`` records of each.
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dpkern import PrivacyEngine
-from dpkern.objective import Method, NonPrivate, Schedule, Training
+from dpkern.objective import Method, NonPrivate, SpofTraining, VisitSchedule
 from dpkern.ops import testing
 from dpkern.privacy.mechanisms import SPOF, LaplaceSGD, OutputSGD
 from dpkern.privacy.theory.spof_sensitivity import spof_scale
@@ -34,7 +34,7 @@ CONSTANT = 2.5
 
 @dataclass(frozen=True)
 class Setting:
-    """Records ``[m, N, n]``, and how they are trained on.
+    """The records ``[m, N, n]``, and how they are trained on.
 
     Attributes:
         epsilon: of one visit; infinite: no noise.
@@ -50,19 +50,19 @@ class Setting:
 
 
 def setting(records: int) -> Setting:
-    """Uniform records: how long a step takes does not depend on them."""
+    """Make uniform records: how long a step takes does not depend on them."""
     made = torch.rand(USERS, records + 1, FEATURES, generator=torch.Generator().manual_seed(0))
     return Setting(made[:, :records].contiguous(), made[:, records:].contiguous())
 
 
 def start(given: Setting) -> list[tuple[Tensor, Tensor]]:
-    """The first run's weights, user by user, that every variant begins with."""
-    weights = Training(given, NonPrivate(), seeds=(0,), code=CODE).weights
+    """Return the first run's weights, user by user, that every variant begins with."""
+    weights = SpofTraining(given, NonPrivate(), seeds=(0,), code=CODE).weights
     return [(w.clone(), v.clone()) for w, v in zip(*weights.pairs(), strict=True)]
 
 
 def laplace(shape: torch.Size, scale: Tensor | float) -> Tensor:
-    """What torch has that is quickest: the difference of two exponential variables."""
+    """Return torch's quickest Laplace draws: the difference of two exponential variables."""
     return torch.empty(shape).exponential_().sub_(torch.empty(shape).exponential_()).mul_(scale)
 
 
@@ -81,15 +81,15 @@ class Variant(ABC):
 
     @abstractmethod
     def values(self) -> Tensor:
-        """All weights of the first run, flat."""
+        """Return all weights of the first run, flat."""
 
 
 class Ours(Variant):
-    """dpkern's trainer of many runs."""
+    """A trainer of many runs by dpkern."""
 
     def __init__(self, given: Setting, method: Method, runs: int) -> None:
-        endless = Schedule(lr=given.lr, epochs=10**9)
-        self._training = Training(given, method, endless, seeds=range(runs), code=CODE)
+        endless = VisitSchedule(lr=given.lr, epochs=10**9)
+        self._training = SpofTraining(given, method, endless, seeds=range(runs), code=CODE)
         self.visits = runs * len(given.train)
 
     def step(self) -> None:
@@ -102,7 +102,7 @@ class Ours(Variant):
 
 
 class Torch(Variant):
-    """User by user, ``batch`` records at a time, weights updated in place."""
+    """A trainer that goes user by user, ``batch`` records at a time, updating weights in place."""
 
     def __init__(self, given: Setting, batch: int) -> None:
         self.given, self.batch = given, batch
@@ -123,14 +123,14 @@ class Torch(Variant):
 
     @abstractmethod
     def gradients(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """What W and V descend along, for records ``[batch, n]``."""
+        """Return what W and V descend along, for records ``[batch, n]``."""
 
     def values(self) -> Tensor:
         return torch.cat([x.detach().flatten() for pair in self.pairs for x in pair])
 
 
 class Perturbed(Torch):
-    """Algorithm 1 record by record: autograd of the perturbed polynomial."""
+    """A trainer by algorithm 1, record by record: autograd of the perturbed polynomial."""
 
     def gradients(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.sigmoid(x @ w)
@@ -145,7 +145,7 @@ class Perturbed(Torch):
 
 
 class Noised(Torch):
-    """DP-SGD: what the subclass clipped, with noise."""
+    """A trainer by DP-SGD: what the subclass clipped, with noise."""
 
     def gradients(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         found = self.clipped(x, w, v)
@@ -156,11 +156,11 @@ class Noised(Torch):
 
     @abstractmethod
     def clipped(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums of clipped gradients of the records ``[batch, n]``."""
+        """Return sums of clipped gradients of the records ``[batch, n]``."""
 
 
 class PerSample(Noised):
-    """A backward pass for each record, one clip norm for all weights."""
+    """A trainer with a backward pass for each record, one clip norm for all weights."""
 
     def clipped(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         by_w, by_v = torch.zeros_like(w), torch.zeros_like(v)
@@ -176,8 +176,11 @@ class PerSample(Noised):
 
 
 class BookKeeping(Noised):
-    """As FastDP: inputs and output gradients are kept, norms come from them, one product per layer
-    gives the clipped sum; a bound ``C / sqrt(2)`` for each layer (group clipping)."""
+    """A trainer like FastDP: inputs and output gradients are kept, and norms come from them.
+
+    One product per layer gives the clipped sum; each layer has a bound ``C / sqrt(2)`` (group
+    clipping).
+    """
 
     def clipped(self, x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         code = x @ w
@@ -195,7 +198,7 @@ class BookKeeping(Noised):
 
 
 class Autoencoder(nn.Module):
-    """One user's pair, as a module."""
+    """One user's encoder and decoder, as a module."""
 
     def __init__(self, w: Tensor, v: Tensor) -> None:
         super().__init__()
@@ -209,7 +212,7 @@ class Autoencoder(nn.Module):
 
 
 class Engine(Variant):
-    """dpkern's engine, one model for each user: Laplace SGD with group clipping."""
+    """A trainer by dpkern's engine, one model for each user: Laplace SGD with group clipping."""
 
     def __init__(self, given: Setting, batch: int) -> None:
         self.given, self.batch, self._next = given, batch, 0
@@ -308,7 +311,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def plain(given: Setting, loss: str, steps: int) -> Tensor:
-    """The weights after so many steps on all records, without noise and clipping, by autograd."""
+    """Return the weights after so many steps on all records, without noise and clipping."""
     found = []
     for (w, v), x in zip(start(given), given.train, strict=True):
         w.requires_grad_()
@@ -330,7 +333,7 @@ def plain(given: Setting, loss: str, steps: int) -> Tensor:
 
 
 def verify(case: Case, steps: int = 3) -> None:
-    """Without noise and clipping the variant is plain descent on its loss.
+    """Check that the variant without noise and clipping is plain descent on its loss.
 
     Raises:
         AssertionError: it is not; then nothing may be timed.

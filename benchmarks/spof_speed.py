@@ -1,4 +1,4 @@
-"""Time per epoch of SPOF beside DP-SGD, of the same autoencoder, in turns in one process.
+"""Time an epoch of SPOF beside DP-SGD, of the same autoencoder, in turns in one process.
 
 The source claims that SPOF takes 57.2 % less time than DP-SGD, against one baseline. Here each of
 several forms of SPOF stands beside several baselines: reduction = (t_SGD - t_SPOF) / t_SGD.
@@ -48,11 +48,11 @@ PAIRS: tuple[tuple[str, str], ...] = (
         for mode in ("published", "corrected")
     ),
 )
-"""Which SPOF beside which DP-SGD."""
+"""Pairs of a SPOF variant and the DP-SGD variant beside it."""
 
 
 def turn(variant: Variant, steps: int) -> float:
-    """Microseconds of the processor per record visited, over consecutive steps.
+    """Measure microseconds of the processor per record visited, over consecutive steps.
 
     On one thread that is the time on a machine that does nothing else.
     """
@@ -63,7 +63,7 @@ def turn(variant: Variant, steps: int) -> float:
 
 
 def rounds_of(rounds: int) -> dict[str, list[float]]:
-    """Microseconds per record, by variant and round; each round has another order.
+    """Measure microseconds per record, by variant and round; each round has another order.
 
     Raises:
         AssertionError: a variant's step is not the one that it should be.
@@ -87,7 +87,7 @@ def rounds_of(rounds: int) -> dict[str, list[float]]:
 
 
 def measured(rounds: int) -> dict[str, list[dict[str, Any]]]:
-    """``times``: medians by variant; ``reductions``: medians and quartiles of the rounds'."""
+    """Return ``times``, medians by variant, and ``reductions``, rounds' medians and quartiles."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # a step is too small to be shared out
     try:
@@ -122,7 +122,7 @@ def measured(rounds: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def markdown(machine: dict[str, Any], found: dict[str, list[dict[str, Any]]]) -> str:
-    """The tables that are printed and committed."""
+    """Return the tables that are printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, {machine['processor']}, 1 thread. "
         f"An autoencoder of {USERS} users, n = {FEATURES}, l = {CODE}; every step was compared "

@@ -1,4 +1,4 @@
-"""The variants of a training step: non-private, dpkern, Opacus; and the check each must pass.
+"""The variants of a training step, non-private, dpkern and Opacus, and the check each must pass.
 
 Every variant trains on the same physical batch: a loader hands it out (untimed), then forward,
 backward and update are timed. Private variants clip to 1, add noise and train with the same SGD.
@@ -30,7 +30,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class OneBatch(Dataset[int]):
-    """Rows that only have numbers: whichever are drawn, ``collate`` gives the same samples."""
+    """A data set whose rows only have numbers: for any rows, ``collate`` gives the same samples."""
 
     def __init__(self, task: Task) -> None:
         self.batch = task.data()
@@ -43,7 +43,7 @@ class OneBatch(Dataset[int]):
         return row
 
     def collate(self, rows: list[int]) -> Batch:
-        """The batch, whatever the rows; its first samples for fewer rows, as engines try them."""
+        """Return the batch for any rows; its first samples for fewer rows, as engines try them."""
         x, y = self.batch
         if len(rows) > len(x):
             raise RuntimeError(f"a batch of {len(rows)} rows instead of {len(x)}")
@@ -69,7 +69,7 @@ class Runner:
     finishing: list[float] = field(default_factory=list)
 
     def step(self) -> tuple[float, ...]:
-        """Seconds of each phase of one step."""
+        """Measure seconds of each phase of one step."""
         batch = self.hand_out()
         self.finishing.clear()
         t0 = time.perf_counter()
@@ -117,7 +117,7 @@ def _runner(
 
 @dataclass(frozen=True)
 class Prepared:
-    """What stands before training: a model with its optimizer, loader and first batch drawn.
+    """A model with its optimizer, loader and first batch drawn, before training.
 
     Attributes:
         model: the module, not yet wrapped.
@@ -129,7 +129,7 @@ class Prepared:
 
 
 def non_private(task: Task, lr: float, **options: bool) -> Prepared:
-    """Torch alone."""
+    """Make a step of torch alone."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM, **options)
     loader = _loader(task)
@@ -137,7 +137,7 @@ def non_private(task: Task, lr: float, **options: bool) -> Prepared:
 
 
 def private(task: Task, lr: float, **options: Any) -> Prepared:
-    """dpkern with flat clipping."""
+    """Make dpkern's step with flat clipping."""
     model = task.model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
     loader = _loader(task)
@@ -168,13 +168,13 @@ class LibraryProducts(Runner):
 
 
 def private_on_library(task: Task, lr: float) -> Prepared:
-    """dpkern with the very products that non-private training uses."""
+    """Make dpkern's step with the very products that non-private training uses."""
     prepared = private(task, lr)
     return Prepared(prepared.model, lambda noise: LibraryProducts(**vars(prepared.begin(noise))))
 
 
 def opacus(task: Task, lr: float, mode: str) -> Prepared:
-    """Opacus with noise from torch's generator (its secure mode needs a package of its own)."""
+    """Make Opacus' step with torch's generator (its secure mode needs a package of its own)."""
     from opacus import PrivacyEngine
     from opacus.validators import ModuleValidator
 
@@ -230,14 +230,14 @@ def finish_timer(runner: Runner) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Opacus and torch warn about hooks and generators that are meant to be so."""
+    """Hide warnings of Opacus and torch about hooks and generators that are meant to be so."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def clipped_mean(task: Task, model: nn.Module, clip: float) -> Tensor:
-    """The mean of the clipped gradients, one sample at a time; flat, in float64."""
+    """Return the mean of the clipped gradients, one sample at a time; flat, in float64."""
     x, y = task.data()
     criterion = nn.CrossEntropyLoss()
     total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
@@ -250,7 +250,7 @@ def clipped_mean(task: Task, model: nn.Module, clip: float) -> Tensor:
 
 
 def verify(task: Task, name: str, tolerance: float = 1e-3) -> None:
-    """A variant's first step without noise subtracts the clipped mean gradient.
+    """Check that a variant's first step without noise subtracts the clipped mean gradient.
 
     Variants that do not clip are held to the mean gradient. The tolerance is relative to the norm
     of the whole update; the learning rate is 1, so that rounding to float32 parameters is below it.

@@ -1,4 +1,4 @@
-"""Peak memory of a few steps of one variant, over what stood before training: a worker.
+"""Measure peak memory of a few steps of one variant, over what stood before: a worker.
 
 Usage: ``python -m benchmarks.step_memory '{"task": ..., "variant": ...}'``
 """
@@ -20,7 +20,7 @@ _KIB = 1024
 
 
 def resident(field: str) -> int:
-    """``VmRSS`` or ``VmHWM`` (the peak) of this process, in bytes."""
+    """Return ``VmRSS`` or ``VmHWM`` (the peak) of this process, in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * _KIB
@@ -36,7 +36,9 @@ def reset_peak() -> int:
 
 
 def growth(task: Task, variant: str) -> dict[str, int]:
-    """Bytes before training (model, optimizer and batch stand) and what training adds at its peak.
+    """Measure bytes before training, and what training adds at its peak.
+
+    Before training there are model, optimizer and batch.
 
     What the variant itself allocates (wrappers, buffers, optimizer state) is counted.
     """
@@ -49,7 +51,7 @@ def growth(task: Task, variant: str) -> dict[str, int]:
 
 
 def main(request: dict[str, str]) -> dict[str, Any]:
-    """A tiny relative first, so that lazily loaded code does not count."""
+    """Measure a tiny relative first, so that lazily loaded code does not count."""
     task = TASKS[request["task"]]
     if task.small is not None:
         growth(task.small, request["variant"])

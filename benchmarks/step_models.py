@@ -1,9 +1,10 @@
-"""Models whose whole training step is measured: random inputs, float32, contiguous, SGD."""
+"""The models whose whole step is measured: random inputs, float32, contiguous, SGD."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 
 class LeNet(nn.Sequential):
-    """LeNet for 28 x 28 images; ``width`` multiplies the channels (6 and 16) and hidden layers."""
+    """A LeNet for 28 x 28 images; ``width`` multiplies channels (6 and 16) and hidden layers."""
 
     def __init__(self, width: float = 1.0) -> None:
         a, b, c, d = (max(1, round(n * width)) for n in (6, 16, 120, 84))
@@ -32,7 +33,7 @@ class LeNet(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions with GroupNorm and a shortcut."""
+    """A block of two 3 x 3 convolutions with GroupNorm and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """CIFAR-style ResNet with GroupNorm: two blocks for each entry of ``channels``."""
+    """A CIFAR-style ResNet with GroupNorm: two blocks for each entry of ``channels``."""
 
     def __init__(self, channels: tuple[int, ...], groups: int) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class ResNet(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Transformer encoder over tokens with learnt positions and a vocabulary-sized head."""
+    """A transformer encoder over tokens with learnt positions and a vocabulary-sized head."""
 
     def __init__(self, *, vocabulary: int, length: int, width: int, layers: int, hidden: int):
         super().__init__()
@@ -96,6 +97,18 @@ class Encoder(nn.Module):
         # A row of positions for each sample, and contiguous: Opacus needs both.
         places = torch.arange(ids.shape[1], device=ids.device).repeat(len(ids), 1)
         return self.head(self.layers(self.token(ids) + self.position(places)))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over a sequence and a head on its last state."""
+
+    def __init__(self, layer: type[nn.RNNBase], inputs: int, hidden: int) -> None:
+        super().__init__()
+        self.layer = layer(inputs, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +135,16 @@ class Task:
     fastdp: float | None = None
 
     def model(self) -> nn.Module:
-        """The model, always with the same initial weights."""
+        """Return the model, always with the same initial weights."""
         torch.manual_seed(0)
         return self.build().train()
 
     def data(self) -> tuple[Tensor, Tensor]:
-        """The batch, always the same."""
+        """Return the batch, always the same."""
         return self.draw(self.batch, torch.Generator().manual_seed(1))
 
     def loss(self, criterion: Any, output: Tensor, target: Tensor) -> Any:
-        """Mean over samples; over positions too where there are any."""
+        """Return the mean over samples; over positions too where there are any."""
         if output.dim() == 2:
             return criterion(output, target)
         flat = output.flatten(0, 1), target.flatten()
@@ -158,6 +171,11 @@ def _tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return ids[0], ids[1]
 
 
+def _sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, 64, 64, generator=generator)
+    return x, torch.randint(10, (batch,), generator=generator)
+
+
 def _mlp(width: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(784, width),
@@ -166,6 +184,28 @@ def _mlp(width: int) -> nn.Sequential:
         nn.ReLU(),
         nn.Linear(width, 10),
     )
+
+
+def _few(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, 20, generator=generator)
+    return x, torch.randint(2, (batch,), generator=generator)
+
+
+def _sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x = torch.randn(batch, 8, 16, generator=generator)
+    return x, torch.randint(16, (batch, 8), generator=generator)
+
+
+def _tiny(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+def _narrow(layers: int) -> nn.Sequential:
+    blocks = [
+        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, activation="gelu", batch_first=True)
+        for _ in range(layers)
+    ]
+    return nn.Sequential(nn.Linear(16, 16), *blocks, nn.Linear(16, 16))
 
 
 def _encoder(width: int, layers: int) -> Encoder:
@@ -236,6 +276,39 @@ TASKS: dict[str, Task] = {
                 draw=_images(3, 32),
             ),
             lambda: ResNet((2, 4, 8), 2),
+        ),
+        *(
+            _with_small(
+                Task(
+                    name=name,
+                    title=f"{name.upper()} 64-256, T 64, B 32",
+                    batch=32,
+                    build=partial(Recurrent, layer, 64, 256),
+                    draw=_sequences,
+                ),
+                partial(Recurrent, layer, 64, 4),
+            )
+            for name, layer in (("lstm", nn.LSTM), ("gru", nn.GRU))
+        ),
+        _with_small(
+            Task(
+                name="narrow",
+                title="transformer d 16, 12 layers, T 8, B 8 (148 parameters)",
+                batch=8,
+                build=lambda: _narrow(12),
+                draw=_sequences,
+            ),
+            lambda: _narrow(1),
+        ),
+        _with_small(
+            Task(
+                name="tiny",
+                title="MLP 20-32-2, B 64",
+                batch=64,
+                build=lambda: _tiny(32),
+                draw=_few,
+            ),
+            lambda: _tiny(4),
         ),
     )
 }

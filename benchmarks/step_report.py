@@ -14,7 +14,7 @@ from .step_cases import BASELINES, PHASES, VARIANTS
 from .step_models import FASTDP_SOURCE, TASKS
 
 # The C library gives every large tensor back when it is freed, and torch has no cache of its own on
-# a CPU: fresh pages can cost more than the arithmetic. So both settings are measured.
+# a CPU: page faults can cost more than the arithmetic. So both settings are measured.
 HEAPS: dict[str, dict[str, str]] = {
     "default": {},
     "retained": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 34)},
@@ -44,7 +44,7 @@ def worker(module: str, request: dict[str, Any], heap: str = "default") -> Any:
 
 
 def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int) -> Iterator[Rows]:
-    """Rows of one task and allocator after the other; variants are verified the first time."""
+    """Yield rows of one task and allocator after the other, after verifying each variant once."""
     for task in tasks:
         for heap in HEAPS:
             request = {"task": task, "variants": variants, "threads": threads, "rounds": rounds}
@@ -53,7 +53,7 @@ def speed(tasks: list[str], variants: list[str], threads: list[int], rounds: int
 
 
 def memory(tasks: list[str], variants: list[str]) -> Iterator[Rows]:
-    """Rows of one task after the other, each variant in a process of its own."""
+    """Yield rows of one task after the other, each variant in a process of its own."""
     for task in tasks:
         rows = [worker("step_memory", {"task": task, "variant": name}) for name in variants]
         least = min(row["growth"] for row in rows if row["variant"] in BASELINES)
@@ -77,7 +77,7 @@ def _private(rows: Rows) -> list[str]:
 
 
 def _groups(rows: Rows, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[str, dict[str, Any]]]]:
-    """Rows with equal keys, by variant."""
+    """Yield rows with equal keys, by variant."""
     found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), {})[row["variant"]] = row
@@ -85,7 +85,7 @@ def _groups(rows: Rows, *keys: str) -> Iterator[tuple[tuple[Any, ...], dict[str,
 
 
 def speed_table(rows: Rows) -> list[str]:
-    """Step time of each private variant over the better non-private one."""
+    """Return the step time of each private variant over the better non-private one."""
     names = _private(rows)
     lines = []
     for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
@@ -101,7 +101,7 @@ def speed_table(rows: Rows) -> list[str]:
 
 
 def phase_table(rows: Rows) -> list[str]:
-    """Where dpkern's step spends its time, beside the non-private step."""
+    """Return where dpkern's step spends its time, beside the non-private step."""
     lines = []
     for (task, threads, heap), group in _groups(rows, "task", "threads", "heap"):
         if heap != "default" or "dpkern" not in group:
@@ -116,7 +116,7 @@ def phase_table(rows: Rows) -> list[str]:
 
 
 def memory_table(rows: Rows) -> list[str]:
-    """Peak growth in MB and its ratio to the non-private one."""
+    """Return peak growth in MB and its ratio to the non-private one."""
     names = _private(rows)
     lines = []
     for (task,), group in _groups(rows, "task"):
@@ -127,7 +127,7 @@ def memory_table(rows: Rows) -> list[str]:
 
 
 def markdown(machine: dict[str, Any], speeds: Rows, memories: Rows) -> str:
-    """What is printed and committed."""
+    """Return what is printed and committed."""
     lines = [
         f"dpkern {machine['dpkern']}, torch {machine['torch']}, Opacus {machine['opacus']}, "
         f"{machine['processor']}, {machine['cores']} cores. SGD with momentum, float32, the same "

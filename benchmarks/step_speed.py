@@ -23,13 +23,13 @@ TURN_SECONDS = 0.03
 
 
 def turn(runner: Runner, steps: int) -> tuple[float, ...]:
-    """Mean seconds of each phase over consecutive steps, as in a training loop."""
+    """Measure mean seconds of each phase over consecutive steps, as in a training loop."""
     taken = [runner.step() for _ in range(steps)]
     return tuple(sum(column) / steps for column in zip(*taken, strict=True))
 
 
 def rounds_of(runners: dict[str, Runner], rounds: int) -> dict[str, list[tuple[float, ...]]]:
-    """Phases per round and variant; each round takes the variants in another order."""
+    """Measure phases per round and variant; each round takes the variants in another order."""
     steps = {}
     for name, runner in runners.items():
         turn(runner, WARM_UPS)
@@ -45,7 +45,7 @@ def rounds_of(runners: dict[str, Runner], rounds: int) -> dict[str, list[tuple[f
 
 
 def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
-    """Medians: milliseconds, and the ratio to the better torch variant of the same round."""
+    """Return medians: milliseconds, and the ratio to the better torch variant of the same round."""
     totals = {name: [sum(phases) for phases in turns] for name, turns in taken.items()}
     baseline = min(BASELINES, key=lambda name: statistics.median(totals[name]))
     rows = []
@@ -70,7 +70,7 @@ def summary(taken: dict[str, list[tuple[float, ...]]]) -> list[dict[str, Any]]:
 
 
 def measure(task: str, variants: list[str], threads: int, rounds: int) -> list[dict[str, Any]]:
-    """One task at one number of threads."""
+    """Measure one task at one number of threads."""
     torch.set_num_threads(threads)
     with ExitStack() as stack:
         runners = {}

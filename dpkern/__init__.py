@@ -1,4 +1,4 @@
-"""dpkern: certified differentially private training steps in compiled kernels."""
+"""Certified differentially private training steps in compiled kernels."""
 
 from __future__ import annotations
 

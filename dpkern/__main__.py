@@ -1,4 +1,4 @@
-"""``python -m dpkern``."""
+"""Run the command line as ``python -m dpkern``."""
 
 import sys
 

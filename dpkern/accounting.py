@@ -1,4 +1,4 @@
-"""What a mechanism certifies: the public name of ``dpkern.privacy.accounting``."""
+"""The public name of ``dpkern.privacy.accounting``: what a mechanism certifies."""
 
 from .privacy.accounting import *  # noqa: F403
 from .privacy.accounting import __all__ as __all__

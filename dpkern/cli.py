@@ -1,6 +1,6 @@
 """The command line: ``dpkern train``, ``privacy``, ``audit``, ``reproduce``, ``cost`` and others.
 
-With ``--json`` (of ``cost``: ``--format json``) standard output carries exactly one JSON object;
+With ``--json`` (``cost``: ``--format json``) standard output carries exactly one JSON object;
 progress and messages go to standard error. Exit codes: 0 done, 1 a checked model cannot be trained
 privately or an audit contradicts what it tested, 2 refused (with one message that says what to do),
 130 interrupted.
@@ -121,7 +121,9 @@ def check(
     ],
     json: Json = False,
 ) -> None:
-    """What keeps a model from being trained privately, without running it on data.
+    """Check whether a model can be trained privately.
+
+    Needs no data.
 
     Runs the code that makes the model. Exit code 1 if anything is refused.
     """
@@ -144,7 +146,7 @@ def check(
 
 @app.command()
 def info(json: Json = False) -> None:
-    """Version, build, instruction set in use, and which backend can run which op."""
+    """Show version, build, instruction set in use, and which backend can run which op."""
     build = cpu.build_config()
     rows = dispatch.table()
     if json:

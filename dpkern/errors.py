@@ -1,4 +1,4 @@
-"""The errors that dpkern raises: the public name of ``dpkern.base.errors``."""
+"""The public name of ``dpkern.base.errors``: the errors that dpkern raises."""
 
 from .base.errors import (
     BackendError,

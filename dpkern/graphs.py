@@ -1,4 +1,4 @@
-"""Updates recorded in CUDA graphs: the public name of ``dpkern.step.graphs``."""
+"""The public name of ``dpkern.step.graphs``: updates recorded in CUDA graphs."""
 
 from .step.graphs import UpdateGraph
 

@@ -1,4 +1,4 @@
-"""Arrays of other libraries in calls of ops: the public name of ``dpkern.base.interop``."""
+"""The public name of ``dpkern.base.interop``: arrays of other libraries in calls of ops."""
 
 from .base.interop import call, has_arrays
 

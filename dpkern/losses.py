@@ -1,4 +1,4 @@
-"""Losses with one number for each sample: the public name of ``dpkern.nn.losses``."""
+"""The public name of ``dpkern.nn.losses``: losses with one number for each sample."""
 
 from .nn.losses import per_sample_cross_entropy, per_sample_mean
 

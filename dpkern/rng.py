@@ -1,4 +1,4 @@
-"""Keys and streams of random words: the public name of ``dpkern.base.rng``."""
+"""The public name of ``dpkern.base.rng``: keys and streams of random words."""
 
 from .base.rng import KEY_BYTES, ROUNDS, Key, Purpose, Stream
 

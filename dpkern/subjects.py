@@ -1,4 +1,4 @@
-"""What can be audited: the public name of ``dpkern.audit.subjects``."""
+"""The public name of ``dpkern.audit.subjects``: what can be audited."""
 
 from .audit.subjects import catalogue
 

@@ -1,4 +1,4 @@
-"""What bad calls act on: everything that one of them could change, and small helpers."""
+"""The objects that bad calls act on: everything that one of them could change, and helpers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from tests.ops.backends import every_backend, quick_interpreter
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """On a GPU machine no backend may be skipped without a word."""
+    """Add the option by which no backend is skipped silently on a GPU machine."""
     parser.addoption("--require-backends", default="", help="fail without them: cuda,triton,cupy")
 
 
@@ -50,7 +50,7 @@ def interpreter() -> Generator[None, None, None]:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Generator[None, None, None]:
-    """For modules of many small operations, where threads would wait for each other."""
+    """Run modules of many small operations on one thread: several would wait for each other."""
     with testing.threads(1):
         yield
 

@@ -38,12 +38,12 @@ class Outcome:
     suites: tuple[ElementTree.Element, ...]
 
     def count(self, what: str) -> int:
-        """How many ``tests``, ``failures``, ``errors`` or ``skipped``."""
+        """Return the number of ``tests``, ``failures``, ``errors`` or ``skipped``."""
         return sum(int(suite.get(what, 0)) for suite in self.suites)
 
     @property
     def line(self) -> str:
-        """For the summary."""
+        """The line of the summary."""
         kinds = ("tests", "failures", "errors", "skipped")
         numbers = ", ".join(f"{self.count(kind)} {kind}" for kind in kinds)
         verdict = f"FAILED ({self.wrong})" if self.wrong else "ok"

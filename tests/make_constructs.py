@@ -50,7 +50,7 @@ WHY = {
     "its batch": "statistics of the batch",
     "buffer": "a buffer would carry data past the noise",
 }
-"""In words what a short part of a message stands for."""
+"""The words for each short part of a message."""
 
 
 def page() -> str:

@@ -50,7 +50,7 @@ def statements(
 
 
 def by_name(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """What ``import_module`` is asked for, where the call says it in letters."""
+    """Yield what ``import_module`` is asked for, where the call says it in letters."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             named = ast.unparse(node.args[0]).lstrip("f").strip("'\"").partition(".{")[0]

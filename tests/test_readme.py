@@ -15,7 +15,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def claimed() -> dict[str, dict[str, bool]]:
-    """Per op: which backend's cell says more than "-"."""
+    """Return the backends of each op whose cell says more than "-"."""
     lines = iter(README.read_text().splitlines())
     header = next(line for line in lines if line.startswith("| op |"))
     backends = [cell.strip("` ") for cell in header.strip("|").split("|")][2:]

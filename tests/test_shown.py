@@ -21,11 +21,11 @@ from rich.console import Console
 
 from dpkern.audit import plan
 from dpkern.audit import report as audit
-from dpkern.audit.claims import Approximate, Claim, Gaussian, Laplace, Pure
-from dpkern.base.report import Report, Table
+from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, Laplace, PureDP
+from dpkern.base.report import Report, ReportTable
 from dpkern.commands import privacy as cli_privacy
 from dpkern.papers import cli as cli_reproduce
-from dpkern.papers.result import Result, Row
+from dpkern.papers.result import ComparisonRow, Result
 from dpkern.privacy.accounting import Certificate, shown_bound, shown_lower_bound
 from dpkern.privacy.accounting.shown import LowerBound, UpperBound, shown_exactly
 from dpkern.reports import files, ink
@@ -94,7 +94,7 @@ def test_nearest_is_too_low_half_of_the_time() -> None:
 
 
 def printed(draw: Callable[[Console], None]) -> str:
-    """What a printer writes onto a wide terminal."""
+    """Return what a printer writes onto a wide terminal."""
     file = io.StringIO()
     draw(Console(file=file, width=300, color_system=None))
     return file.getvalue()
@@ -108,7 +108,7 @@ def found(pattern: str, text: str) -> float:
 
 
 def summary(value: float) -> dict[str, Any]:
-    """Of a run: this number wherever one is an upper bound, and its double for a lower one."""
+    """Return the facts of a run: this number as an upper bound, its double as a lower one."""
     return {
         "mechanism": "m",
         "mode": "published",
@@ -141,7 +141,7 @@ def summary(value: float) -> dict[str, Any]:
     }
 
 
-NOTHING_SHOWN = display.Shown(title="", results=(), settings=(), data=())
+NOTHING_SHOWN = display.SummaryTable(title="", results=(), settings=(), data=())
 
 
 def summarised(value: float) -> str:
@@ -178,7 +178,7 @@ def planned(value: float, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def reproduced(value: float) -> str:
-    row = Row(
+    row = ComparisonRow(
         item="i",
         setting="s",
         quantity="epsilon",
@@ -203,7 +203,7 @@ def stated(value: float) -> str:
     return report.statement(facts, certificate(value).to_dict())
 
 
-def drawn(value: float) -> report.Drawn:
+def drawn(value: float) -> report.FigureSpec:
     return gradient_report.drawn(summary(value), [])
 
 
@@ -226,7 +226,7 @@ def parsed(text: str) -> str:
 
 def tabled(value: float, kind: str) -> str:
     """A report's table with a bound of either side, after ``at most`` and ``at least``."""
-    table = Table(
+    table = ReportTable(
         title="t",
         columns=("a", "b", "c", "d"),
         rows=[["at most:", UpperBound(value), "at least:", LowerBound(value)]],
@@ -257,7 +257,7 @@ UPPER: dict[str, tuple[Callable[[float], str], tuple[str, ...]]] = {
     "reproduced": (reproduced, ()),
     "claims": (
         lambda v: " ; ".join(
-            claim.text for claim in (Gaussian(v), Laplace(v), Pure(v), Approximate(v, 1e-5))
+            claim.text for claim in (GaussianDP(v), Laplace(v), PureDP(v), ApproximateDP(v, 1e-5))
         ),
         (r"mu #", r"Laplace, epsilon #", r"; epsilon #", r"\(#, 1e-05\)"),
     ),
@@ -293,7 +293,8 @@ LOWER: dict[str, tuple[Callable[[float], str], tuple[str, ...]]] = {
     "gradient figure": (lambda v: level(v, "audited"), (r"^#$",)),
     "claims": (
         lambda v: " ; ".join(
-            claim.lower_text for claim in (Gaussian(v), Laplace(v), Pure(v), Approximate(v, 1e-5))
+            claim.lower_text
+            for claim in (GaussianDP(v), Laplace(v), PureDP(v), ApproximateDP(v, 1e-5))
         ),
         (r"mu #", r"Laplace, epsilon #", r"; epsilon #", r"\(#, 1e-05\)"),
     ),
@@ -369,7 +370,9 @@ def test_checks_of_plans() -> None:
         assert found(r"; # is certified", text) >= 2 * value
 
 
-@pytest.mark.parametrize("claim", [Gaussian(1.0), Laplace(1.0), Pure(1.0), Approximate(1.0, 1e-5)])
+@pytest.mark.parametrize(
+    "claim", [GaussianDP(1.0), Laplace(1.0), PureDP(1.0), ApproximateDP(1.0, 1e-5)]
+)
 def test_an_audits_page_rounds_its_bounds_apart(claim: Claim) -> None:
     draw = random.Random(6)
     for _ in range(50):
@@ -387,7 +390,7 @@ def test_exact_numbers_stay_in_machine_formats() -> None:
     facts = json.loads(report.dumps({"epsilon": UpperBound(1 / 3), "lower": LowerBound(1 / 3)}))
     assert facts == {"epsilon": 1 / 3, "lower": 1 / 3}
     rows = [["x", UpperBound(1 / 3)]]
-    table = Table(title="t", columns=("a", "b"), rows=rows)
+    table = ReportTable(title="t", columns=("a", "b"), rows=rows)
     text = files.render(
         Report(name="n", title="t", summary="s", facts={}, tables=(table,), figures=()), "csv"
     )

@@ -1,4 +1,4 @@
-"""Norms and clipped sums of gradients."""
+"""The cases of norms and clipped sums of gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .work import Work, random_values
 
 @dataclass(frozen=True, kw_only=True)
 class ClipCase:
-    """Norms and clipped sum of ``batch`` gradients; beside ``vector_norm`` and ``c @ g``."""
+    """A case of norms and clipped sum of ``batch`` gradients.
+
+    Beside it stand ``vector_norm`` and ``c @ g``.
+    """
 
     batch: int
     columns: tuple[int, ...]
@@ -45,7 +48,7 @@ class ClipCase:
         return given
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         grads, given = self._gradients(), self._arguments()
         sums = list(clip.clip_sum(grads, backend=backend, **given).sums)
         comparable = len(grads) == 1 and self.style == "flat" and self.p == 2
@@ -68,7 +71,7 @@ class ClipCase:
         )
 
     def verify(self, backend: str | None = None) -> None:
-        """Norms and sums agree with the float64 reference; exact sums to the last bit.
+        """Check that norms and sums agree with the float64 reference; exact sums to the last bit.
 
         Raises:
             AssertionError: they do not.

@@ -1,4 +1,4 @@
-"""Noisy coefficients of polynomial losses, and the losses themselves."""
+"""The cases of noisy coefficients of polynomial losses, and of the losses themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .work import Work, random_values
 
 @dataclass(frozen=True, kw_only=True)
 class CoefCase:
-    """Noisy coefficients of a polynomial loss; beside torch's exponential draws.
+    """A case of noisy coefficients of a polynomial loss, beside torch's exponential draws.
 
     Attributes:
         rows, columns: of the targets; each has two coefficients.
@@ -40,7 +40,7 @@ class CoefCase:
         return f"coef-{kind}-{dtype}-{self.rows}x{self.columns}"
 
     def _tensors(self) -> tuple[torch.Tensor, ...]:
-        """Logits (of the loss only) and targets."""
+        """Return logits (of the loss only) and targets."""
         shape = (self.rows, self.columns)
         x = torch.rand(shape, generator=torch.Generator().manual_seed(1), dtype=self.dtype)
         return (random_values(shape, self.dtype, 2), x) if self.loss else (x,)
@@ -62,7 +62,7 @@ class CoefCase:
         return coef.quadratic if self.loss else coef.perturb
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         tensors, given = self._tensors(), self._arguments()
         x, out = tensors[-1], self._op()(*tensors, backend=backend, **given)
         a1, a2, u, w = (torch.empty_like(x) for _ in range(4))
@@ -90,7 +90,7 @@ class CoefCase:
         )
 
     def verify(self, backend: str | None = None) -> None:
-        """The backend gives the reference's bits.
+        """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.
@@ -105,7 +105,7 @@ class CoefCase:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCase:
-    """The loss whose H + H^2 noisy coefficients of each class are never written.
+    """A case of the loss whose H + H^2 noisy coefficients of each class are never written.
 
     Attributes:
         records, classes, width: of the targets and the hidden layer.
@@ -138,7 +138,7 @@ class FeatureCase:
         return coef.Noise(scale=scale, rounding=key.stream(Purpose.ROUNDING, 1), **given)
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         (hidden, targets, weights), noised = self._tensors(), self._noise()
         out = coef.expanded(hidden, targets, weights, noise=noised, backend=backend)
         linear = targets.new_empty(*targets.shape, self.width)
@@ -164,7 +164,7 @@ class FeatureCase:
         )
 
     def verify(self, backend: str | None = None) -> None:
-        """The backend gives the reference's bits.
+        """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.

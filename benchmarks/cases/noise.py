@@ -1,4 +1,4 @@
-"""Noise added to integers and floats."""
+"""The cases of noise added to integers and floats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .work import Work, random_values
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseCase:
-    """Noise added to ``count`` coordinates; beside ``Tensor.normal_``, which adds nothing."""
+    """A case of noise on ``count`` coordinates, beside ``Tensor.normal_``, which adds nothing."""
 
     count: int
     dtype: torch.dtype = torch.int32
@@ -44,7 +44,7 @@ class NoiseCase:
         return (random_values((self.count,), torch.float32, 1) * 1000).to(self.dtype)
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         x, given = self._input(), self._arguments()
         z = torch.empty(self.count)
         law = z.normal_ if self.distribution == "gaussian" else None
@@ -55,7 +55,7 @@ class NoiseCase:
         )
 
     def verify(self, backend: str | None = None) -> None:
-        """The backend gives the reference's bits.
+        """Check that the backend gives the reference's bits.
 
         Raises:
             AssertionError: it does not.

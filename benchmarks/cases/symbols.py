@@ -1,4 +1,4 @@
-"""Randomized response on arrays of symbols."""
+"""The cases of randomized response on arrays of symbols."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from .work import Work
 
 @dataclass(frozen=True, kw_only=True)
 class SymbolCase:
-    """Randomized response on ``count`` symbols; beside torch's coins, whose odds are rounded."""
+    """A case of randomized response on ``count`` symbols, beside torch's coins.
+
+    Their odds are rounded.
+    """
 
     count: int
     categories: int = 2
@@ -38,7 +41,7 @@ class SymbolCase:
         return {"stream": stream, "keep": mechanism.keep, "categories": self.categories}
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         x, given = self._input(), self._arguments()
         u, lie, out = torch.empty(self.count), torch.empty_like(x), torch.empty_like(x)
         truth = given["keep"] / 2**64
@@ -54,7 +57,7 @@ class SymbolCase:
         )
 
     def verify(self, backend: str | None = None) -> None:
-        """The same symbols as the reference.
+        """Check that the symbols are those of the reference.
 
         Raises:
             AssertionError: they are not.

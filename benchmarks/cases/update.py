@@ -1,4 +1,4 @@
-"""Noise, division and an optimizer step in one call."""
+"""The cases of noise, division and an optimizer step in one call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ RULES: dict[str, update.Rule] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateCase:
-    """Noise, division and an optimizer step; beside ``normal_``, ``add_`` and torch's own rule."""
+    """A case of noise, division and an optimizer step.
+
+    Beside it stand ``normal_``, ``add_`` and torch's own rule.
+    """
 
     sizes: tuple[int, ...]
     rule: str = "sgd"
@@ -68,7 +71,7 @@ class UpdateCase:
         )
 
     def work(self, backend: str | None = None) -> Work:
-        """Buffers and callables for timing."""
+        """Allocate buffers, and return callables for timing."""
         params, sums = self._tensors()
         rule, drawn = RULES[self.rule], self._noise()
         state = rule.init(params)
@@ -85,7 +88,7 @@ class UpdateCase:
         )
 
     def _formulation(self) -> Callable[[], None]:
-        """Preallocated: one buffer for the noise, torch's fused optimizer for the rest."""
+        """Return torch's form: one preallocated buffer for the noise, a fused optimizer."""
         params, _ = self._tensors()
         leaves = [torch.nn.Parameter(p) for p in params]
         sums = [random_values((s,), self.dtype, s + 1) for s in self.sizes]
@@ -120,7 +123,7 @@ class UpdateCase:
         return stepped
 
     def verify(self, backend: str | None = None) -> None:
-        """Two steps agree with the reference.
+        """Check that two steps agree with the reference.
 
         Raises:
             AssertionError: they do not.
@@ -147,7 +150,7 @@ class UpdateCase:
 
 
 def torch_optimizer(rule: update.Rule, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's optimizer of the same meaning, in its fused form."""
+    """Return torch's optimizer of the same meaning, in its fused form."""
     if isinstance(rule, update.SGD):
         return torch.optim.SGD(
             params,

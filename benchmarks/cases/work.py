@@ -1,4 +1,4 @@
-"""What a case is made of: callables that reuse their buffers, and values to give them."""
+"""The parts of a case: callables that reuse their buffers, and values to give them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpkern.base.dispatch import Cost
 
 @dataclass(frozen=True)
 class Work:
-    """One case made concrete: callables without arguments that reuse their buffers.
+    """A case made concrete: callables without arguments that reuse their buffers.
 
     Attributes:
         ours: the op on the backend asked for.

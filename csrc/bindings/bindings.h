@@ -28,8 +28,7 @@ std::vector<T*> pointers(const std::vector<std::uintptr_t>& addresses) {
 
 // A struct of core/layouts.h travels as its bytes; no bytes: zeros.
 template <class T>
-T from_bytes(const pybind11::bytes& bytes) {
-  const auto content = static_cast<std::string_view>(bytes);
+T from_bytes(std::string_view content) {
   T made{};
   if (content.empty()) return made;
   if (content.size() != sizeof(T)) throw pybind11::value_error("a struct of another layout");
@@ -39,8 +38,7 @@ T from_bytes(const pybind11::bytes& bytes) {
 
 // A list of structs.
 template <class T>
-std::vector<T> list_from_bytes(const pybind11::bytes& bytes) {
-  const auto content = static_cast<std::string_view>(bytes);
+std::vector<T> list_from_bytes(std::string_view content) {
   if (content.size() % sizeof(T) != 0) throw pybind11::value_error("structs of another layout");
   std::vector<T> made(content.size() / sizeof(T));
   if (!made.empty()) std::memcpy(made.data(), content.data(), content.size());
@@ -50,6 +48,7 @@ std::vector<T> list_from_bytes(const pybind11::bytes& bytes) {
 using Addresses = std::vector<std::uintptr_t>;
 using Integers = std::vector<std::int64_t>;
 
+void add_calls(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_ops(pybind11::module_& m);   // generated: the kernels that have signatures in Python
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

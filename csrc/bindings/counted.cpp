@@ -127,10 +127,10 @@ py::tuple randomize_symbols(int type, const py::bytes& stream, std::uint64_t fir
                             std::uint32_t categories, std::uint64_t keep, Address x, Size n,
                             Address out) {
   const Stream s = from_bytes<Stream>(stream);
-  const Lies lies = lies_of(categories, keep);
+  const ResponseParams response = make_response_params(categories, keep);
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    counted::randomize(s, first, lies, pointer<const T>(x), n, pointer<T>(out));
+    counted::randomize(s, first, response, pointer<const T>(x), n, pointer<T>(out));
   };
   return counted([&] {
     if (type == 0) return run(std::uint8_t{});

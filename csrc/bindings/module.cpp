@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_isa", [](int isa) { return cpu::use_isa(static_cast<cpu::Isa>(isa)); });
   m.def("is_intel", &cpu::is_intel);
   bindings::add_ops(m);
+  bindings::add_calls(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
 #if DPKERN_CUDA

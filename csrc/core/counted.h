@@ -1,5 +1,5 @@
 #pragma once
-// A scalar that counts what is done with it, and arrays that count which of their elements are
+// A scalar that counts the operations on it, and arrays that count which of their elements are
 // read and written: core templates instantiated with these count the code that the kernels run.
 // The conventions are those of dpkern/base/counts.py; and further: constants are free, and so
 // are numbers that are made once per call; a shift by no bits and a conversion between integers are
@@ -9,8 +9,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/lies.h"
+#include "core/response.h"
 #include "core/numeric.h"
+#include "core/response.h"
 
 namespace dpkern {
 
@@ -44,8 +45,8 @@ struct Tally {
   std::int64_t bytes_written;
 };
 
-// What is counted now goes to `*current`; null: nowhere. What depends on the noise that was drawn,
-// or on the last bits of the data, goes to `*by_chance`.
+// Counts go to `*current`, or nowhere if it is null. Those that depend on the noise that was drawn,
+// or on the last bits of the data, go to `*by_chance`.
 inline Tally* current = nullptr;
 inline Tally* by_chance = nullptr;
 // Whether the generator's inner operations are counted too, besides its words.
@@ -177,7 +178,7 @@ Counted<T> choose(bool condition, Counted<T> yes, Counted<T> no) {
   return condition ? yes : no;
 }
 
-// What the core asks of a word; its tables' reads are free, as the sources price them.
+// The operations of the core on a word; reads of its tables are free, as the sources price them.
 inline std::uint32_t index_of(Counted<std::uint32_t> x) { return x.value; }
 template <>
 struct SignedTwin<Counted<std::uint32_t>> {

@@ -1,5 +1,6 @@
 #pragma once
-// The integer noise laws (docs/noise.md), word for word: 48 random bits make one coordinate
+// The integer noise distributions (docs/noise.md), word for word: 48 random bits make one
+// coordinate
 //   X = K 2^14 + U1 + offset,   y = floor((v + X) / 2^14).
 // Six consecutive keystream words w[0..5] of one lane serve its four coordinates b = 0..3.
 
@@ -125,8 +126,9 @@ DPK_HD T release_integer(T v, I x) {
   return (v >> kFineBits) + static_cast<T>((low + x) >> kFineBits);
 }
 
-// The float tier: v / u = `units` is rounded stochastically with 16 bits, then released. The split
-// into cells and the rest keeps every step exact, so y is exact until it exceeds T's mantissa.
+// Float arithmetic: v / u = `units` is rounded stochastically with 16 bits, then released. The
+// split into cells and the rest keeps every step exact, so y is exact until it exceeds T's
+// mantissa.
 template <class T, class U, class I>
 DPK_HD T release_float(T units, U rounding, I x) {
   using std::floor;

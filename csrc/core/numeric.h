@@ -1,5 +1,6 @@
 #pragma once
-// What lets one core function compile for the host, for vectors of lanes and for a device.
+// Types and qualifiers by which one core function compiles for the host, for vectors of lanes and
+// for a device.
 
 #include "core/std.h"
 
@@ -30,7 +31,7 @@ DPK_HD typename SignedTwin<W>::type as_signed(const W& x) {
   return (typename SignedTwin<W>::type)x;
 }
 
-// A word as the index of a table.
+// A word as an index into a table.
 DPK_HD std::uint32_t index_of(std::uint32_t x) { return x; }
 
 // All ones where a == b.

@@ -11,7 +11,7 @@ struct Made {
   Coefficients<T> linear;
   Coefficients<T> quadratic;
 
-  // Of a call that has targets, a form and noise.
+  // For a call that has targets, a form and noise.
   template <class Call>
   explicit Made(const Call& call) {
     const Operand<const T> targets(call.targets, call.B * call.D);

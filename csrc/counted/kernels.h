@@ -1,12 +1,12 @@
 #pragma once
-// Counted kernels, of ops whose arithmetic is in the core's templates alone: these run here on
-// counted scalars, in loops written plainly. Results equal the kernels' of csrc/cpu; what they took
-// is in core/counted.h's `current`.
+// Counted kernels of ops with all arithmetic in the core's templates, which run here on counted
+// scalars, in loops written plainly. Results equal those of csrc/cpu; the counts are in `current`
+// of core/counted.h.
 
 #include <vector>
 
 #include "core/layouts.h"
-#include "core/lies.h"
+#include "core/response.h"
 #include "cpu/ops.h"
 
 namespace dpkern::counted {
@@ -36,7 +36,7 @@ void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,
                   const ClipRule& rule, double* norms, F* factors);
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const Lies& lies, const T* x,
+void randomize(const Stream& stream, std::uint64_t first, const ResponseParams& response, const T* x,
                std::int64_t n, T* out);
 
 }  // namespace dpkern::counted

@@ -1,5 +1,5 @@
 #pragma once
-// The noise generator with counted words: what the counted kernels of noise and update share.
+// The noise generator with counted words, shared by the counted kernels of noise and update.
 
 #include "core/chacha.h"
 #include "core/counted.h"

@@ -1,6 +1,6 @@
 #pragma once
-// The noise of one tensor of floats, from wherever its draws come: what the counted kernels of
-// noise, update and coefficients share.
+// The noise of one tensor of floats, from any source of draws, shared by the counted kernels of
+// noise, update and coefficients.
 
 #include <vector>
 
@@ -17,18 +17,18 @@ struct Grid {
   Counted<T> per_unit;
   Counted<T> cell;
 
-  // Of all coordinates: made once.
+  // One scale of all coordinates: made once.
   explicit Grid(double scale) {
     const cpu::Lattice<T> same(scale);
     per_unit = same.per_unit;
     cell = same.cell;
   }
-  // Of one coordinate.
+  // The scale of one coordinate.
   explicit Grid(Counted<double> scale)
       : per_unit(round_down<T>(Counted<double>(kScaleUnits) / scale)), cell(scale / 64.0) {}
 };
 
-// The draws and rounding bits of one tensor, from the streams or made ahead.
+// The draws and rounding bits of one tensor, from the streams or prefetched.
 class TensorNoise {
  public:
   TensorNoise(const UpdateNoise& noise, bool rounded)

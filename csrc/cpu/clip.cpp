@@ -17,22 +17,22 @@ namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;       // entries worth a thread
-constexpr std::int64_t kGroupBytes = 1 << 20;  // of the rows that all threads hold at a time
-constexpr int kMostRows = 4;                   // of a group, which shares one pass over the sums
+constexpr std::int64_t kGroupBytes = 1 << 20;  // bytes of the rows that all threads hold at a time
+constexpr int kMaxRows = 4;                   // rows of a group, which shares a pass over the sums
 
 // One thread's share of a call: groups of whole rows, so that norm, factor and sum of a row follow
 // each other while it is in the cache and no thread waits for another before the end. G is the
 // gradients' type, S the sums'.
 template <class G, class S>
-class Share {
+class ClipWorker {
  public:
   using Factor = typename RowOf<G>::Value;  // float, or double for double gradients
 
-  Share(const ClipRows<G>& call, const std::vector<S*>& sums)
+  ClipWorker(const ClipRows<G>& call, const std::vector<S*>& sums)
       : call_(call),
         p_(call.p == Power::k2 ? 2 : 1),
         sums_(sums),
-        factors_(sums.size() * kMostRows),
+        factors_(sums.size() * kMaxRows),
         power_(call.grads.size()) {}
 
   // Returns how many rows are not finite.
@@ -41,7 +41,7 @@ class Share {
     for (const std::int64_t columns : call_.P) {
       row_bytes += columns * static_cast<std::int64_t>(sizeof(G)) * parts;
     }
-    const std::int64_t group = std::clamp<std::int64_t>(kGroupBytes / row_bytes, 1, kMostRows);
+    const std::int64_t group = std::clamp<std::int64_t>(kGroupBytes / row_bytes, 1, kMaxRows);
     std::int64_t nonfinite = 0;
     for (std::int64_t row = rows.begin; row < rows.end; row += group) {
       const int count = static_cast<int>(std::min(group, rows.end - row));
@@ -60,7 +60,7 @@ class Share {
     return call_.grads[item] + row * call_.P[item];
   }
   Factor& factor(std::size_t item, int r) {
-    return factors_[item * kMostRows + static_cast<std::size_t>(r)];
+    return factors_[item * kMaxRows + static_cast<std::size_t>(r)];
   }
   double norm_of(double power) const { return p_ == 2 ? std::sqrt(power) : power; }
 
@@ -86,8 +86,8 @@ class Share {
 
   void add_floats(std::int64_t row, int count) {
     for (std::size_t i = 0; i < sums_.size(); ++i) {
-      const G* rows[kMostRows];
-      Factor weights[kMostRows];
+      const G* rows[kMaxRows];
+      Factor weights[kMaxRows];
       int used = 0;
       for (int r = 0; r < count; ++r) {
         if (factor(i, r) == 0) continue;  // not finite: 0 * inf would not vanish
@@ -98,8 +98,8 @@ class Share {
     }
   }
 
-  // Integers are added at once and proved afterwards: a sample whose exact norm exceeds M (rounding
-  // at the very edge) is taken back and added again a little smaller.
+  // Add the sample first, then verify it: if its exact integer norm exceeds M, which only rounding
+  // at the bound can cause, subtract it, scale it by 1 - 2^-16 and retry.
   void add_integers(std::int64_t row, int r) {
     for (;;) {
       if (within_bounds(row, r, 1)) return;
@@ -131,9 +131,9 @@ class Share {
   std::vector<double> power_;
 };
 
-// Room for the sums of the threads after the first. The caller's, because a thread that a later,
-// smaller team does without takes its own memory along. Up to a megabyte stays for the next call:
-// fresh pages cost more than zeroing.
+// Memory for the sums of the threads after the first. The caller owns it, because a thread that a
+// later, smaller team leaves out would free its own. Up to a megabyte stays for the next call: page
+// faults cost more than zeroing.
 template <class S>
 S* room_for(std::int64_t entries, std::unique_ptr<S[]>& large) {
   constexpr std::int64_t kKept = (1 << 20) / sizeof(S);
@@ -160,9 +160,9 @@ std::int64_t run(const ClipRows<G>& call, int threads) {
   }
   if (call.B == 0) return 0;
   const std::int64_t row_entries = std::max<std::int64_t>(1, columns);
-  const std::int64_t rows_worth = std::max<std::int64_t>(kMostRows, kGrain / row_entries);
+  const std::int64_t rows_worth = std::max<std::int64_t>(kMaxRows, kGrain / row_entries);
   const int team = useful_threads(call.B, rows_worth, threads);
-  if (team <= 1) return Share<G, S>(call, sums).run({0, call.B}, 1);
+  if (team <= 1) return ClipWorker<G, S>(call, sums).run({0, call.B}, 1);
 
   std::unique_ptr<S[]> large;
   S* const room = sums.empty() ? nullptr : room_for<S>(columns * (team - 1), large);
@@ -171,7 +171,7 @@ std::int64_t run(const ClipRows<G>& call, int threads) {
   const auto share = [&](int index, int parts) {
     const Range rows = part_of(call.B, index, parts);
     if (sums.empty() || index == 0) {
-      nonfinite += Share<G, S>(call, sums).run(rows, parts);
+      nonfinite += ClipWorker<G, S>(call, sums).run(rows, parts);
       return;
     }
     S* next = room + columns * (index - 1);
@@ -182,7 +182,7 @@ std::int64_t run(const ClipRows<G>& call, int threads) {
       mine.push_back(next);
       next += size;
     }
-    nonfinite += Share<G, S>(call, mine).run(rows, parts);
+    nonfinite += ClipWorker<G, S>(call, mine).run(rows, parts);
   };
 #if defined(_OPENMP)
 #pragma omp parallel num_threads(team)

@@ -4,9 +4,10 @@
 
 #include "cpu/coef_noise.h"
 #include "cpu/isa.h"
+#include "cpu/nontemporal.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
-#include "cpu/streamed.h"
+#include "cpu/nontemporal.h"
 
 namespace dpkern::cpu {
 namespace {
@@ -78,7 +79,7 @@ void for_runs(CoefForm form, const CoefNoise& noise, std::int64_t rows, std::int
   }
 }
 
-// Nonzero for what lies outside [0, 1], NaN too.
+// Nonzero for numbers outside [0, 1], and for NaN.
 template <class T>
 DPK_INLINE inline int outside(T x) {
   return x >= T{0} && x <= T{1} ? 0 : 1;
@@ -174,7 +175,7 @@ std::int64_t perturb(const Perturb<T>& call, int threads) {
   const CoefNoise& noise = call.noise;
   const std::int64_t count = call.B * call.D;
   const bool by_row = noise.scales != nullptr;
-  const bool streamed = noise.draws.rounding != nullptr && count >= kStreamed;
+  const bool streamed = noise.draws.rounding != nullptr && count >= kNonTemporalMin;
   int found = 0;
   parallel_for(count, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     int bad = 0;
@@ -187,11 +188,11 @@ std::int64_t perturb(const Perturb<T>& call, int threads) {
         return;
       }
       bad |= make(made, run.count, x, first, second);
-      copy_past_caches(first, run.count, linear);
-      copy_past_caches(second, run.count, quadratic);
+      nontemporal_copy(first, run.count, linear);
+      nontemporal_copy(second, run.count, quadratic);
     };
     for_runs<T>(call.form, noise, call.B, call.D, by_row, begin, end, add);
-    if (streamed) end_of_streamed();
+    if (streamed) nontemporal_fence();
     __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
   return noise.on && found != 0 ? 1 : 0;
@@ -205,7 +206,7 @@ std::int64_t quadratic(const Quadratic<T>& call, int threads) {
   std::fill_n(call.loss, call.B, 0.0);
   if (call.D == 0) return 0;
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / call.D);
-  const bool streamed = noise.draws.rounding != nullptr && call.B * call.D >= kStreamed;
+  const bool streamed = noise.draws.rounding != nullptr && call.B * call.D >= kNonTemporalMin;
   int found = 0;
   parallel_for(call.B, grain, threads, [&](std::int64_t first, std::int64_t last) {
     int bad = 0;
@@ -216,13 +217,13 @@ std::int64_t quadratic(const Quadratic<T>& call, int threads) {
       const T* const shift = call.shift == nullptr ? nullptr : call.shift + run.row;
       bad |= evaluate(made, run.count, call.z + run.index, call.targets + run.index, shift, lanes,
                       streamed ? slopes : to);
-      if (streamed) copy_past_caches(slopes, run.count, to);
+      if (streamed) nontemporal_copy(slopes, run.count, to);
       if (run.index + run.count < (run.row + 1) * call.D) return;
       call.loss[run.row] = sum_of_lanes(lanes);
       std::fill(lanes, lanes + kLossLanes, 0.0);
     };
     for_runs<T>(call.form, noise, call.B, call.D, true, first * call.D, last * call.D, add);
-    if (streamed) end_of_streamed();
+    if (streamed) nontemporal_fence();
     __atomic_fetch_or(&found, bad, __ATOMIC_RELAXED);
   });
   return noise.on && found != 0 ? 1 : 0;

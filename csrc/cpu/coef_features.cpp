@@ -1,5 +1,5 @@
-// The loss whose coefficients hold the hidden layer. A record's H^2 coefficients of a class are
-// made a few rows at a time, in the first-level cache, and used at once.
+// The polynomial loss with the hidden layer in its coefficients. A record's H^2 coefficients of a
+// class are made a few rows at a time, in the first-level cache, and used at once.
 
 #include <algorithm>
 #include <cstddef>
@@ -71,7 +71,7 @@ void add_noise(const CoefNoise& noise, NoiseWindow& window, const Lattice<T>& la
   });
 }
 
-// A thread's own room, and what it makes of one record after the other.
+// A thread's scratch memory, and its results for one record after the other.
 template <class T>
 class Records {
  public:
@@ -216,7 +216,7 @@ class Records {
 
 }  // namespace
 
-// The loss of M classes whose coefficients hold the hidden layer: (1/2 - y_l) h and h h^T / 8 of
+// The loss of M classes with the hidden layer in its coefficients: (1/2 - y_l) h and h h^T / 8 of
 // each record and class l.
 template <class T>
 void expanded(const Expanded<T>& call, int threads) {

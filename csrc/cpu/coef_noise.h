@@ -1,5 +1,5 @@
 #pragma once
-// The noise of coefficients: where its draws and rounding bits come from, tile by tile.
+// The draws and rounding bits of the noise of coefficients, tile by tile.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace dpkern::cpu {
 
-// Of the coefficients of one row.
+// The noise scale of the coefficients of one row.
 inline double scale_of(const CoefNoise& noise, std::int64_t row) {
   if (noise.scales == nullptr) return noise.scale;
   return noise.wide_scales ? static_cast<const double*>(noise.scales)[row]
                            : static_cast<double>(static_cast<const float*>(noise.scales)[row]);
 }
 
-// Where the quadratic coefficients stand, behind `count` linear ones.
+// The position of the quadratic coefficients, behind `count` linear ones.
 inline std::uint64_t quadratic_position(const CoefNoise& noise, std::int64_t count) {
   return (noise.linear + static_cast<std::uint64_t>(count) + kTile - 1) / kTile * kTile;
 }
@@ -31,7 +31,7 @@ class NoiseWindow {
   explicit NoiseWindow(const CoefNoise& noise)
       : stream_(noise.stream), rounded_(noise.rounding), made_(noise.draws) {}
 
-  // Bits = uint32_t, or int16_t if they were made ahead.
+  // Bits = uint32_t, or int16_t if they were prefetched.
   template <class Bits>
   struct Part {
     const std::int32_t* draws;

@@ -1,9 +1,10 @@
-// Per-sample gradients that exist anyway: their norms, clip factors and weighted sums.
+// Norms, clip factors and weighted sums of per-sample gradients that are materialized.
 
 #include "cpu/explicit.h"
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "core/clip_factor.h"
 #include "cpu/ops.h"
@@ -14,30 +15,45 @@ namespace dpkern::cpu {
 namespace {
 
 constexpr std::int64_t kGrain = 1 << 15;    // entries worth a thread
-constexpr std::int64_t kColumns = 1 << 12;  // of the sums that stay in the first cache
-constexpr int kMostRows = 4;
+constexpr std::int64_t kColumns = 1 << 12;  // columns of the sums that stay in the L1 cache
+constexpr int kMaxRows = 4;
 
 // Pieces of `per_piece` entries that are worth a thread.
 std::int64_t grain_of(std::int64_t per_piece) {
   return std::max<std::int64_t>(1, kGrain / std::max<std::int64_t>(1, per_piece));
 }
 
-template <class F>
-void contract_columns(const Explicit<F>& part, const F* factors, std::int64_t batch, Range range) {
+template <class F, class S>
+void contract_columns(const Explicit<F, S>& part, const F* factors, std::int64_t batch,
+                      Range range) {
   for (std::int64_t first = range.begin; first < range.end; first += kColumns) {
     const std::int64_t count = std::min(kColumns, range.end - first);
-    const F* used_rows[kMostRows];
-    F weights[kMostRows];
+    const F* used_rows[kMaxRows];
+    F weights[kMaxRows];
     int used = 0;
     for (std::int64_t b = 0; b < batch; ++b) {
       if (factors[b] == 0) continue;  // 0 * inf would not vanish
       used_rows[used] = part.rows + b * part.columns + first;
       weights[used++] = factors[b];
-      if (used < kMostRows) continue;
+      if (used < kMaxRows) continue;
       add_rows(used_rows, weights, used, count, part.out + first);
       used = 0;
     }
     add_rows(used_rows, weights, used, count, part.out + first);
+  }
+}
+
+// outs[i] += sum_b of factors[b] grads[i][b], a whole number each where S is an integer; a factor
+// of 0 drops its row.
+template <class S, class Call>
+void contract_all(const Call& call, int threads) {
+  using F = std::decay_t<decltype(*call.factors)>;
+  for (std::size_t i = 0; i < call.grads.size(); ++i) {
+    const Explicit<F, S> part{call.grads[i], call.P[i], call.outs[i]};
+    const std::int64_t grain = std::max<std::int64_t>(64, grain_of(call.B));
+    parallel_for(part.columns, grain, threads, [&](std::int64_t begin, std::int64_t end) {
+      contract_columns(part, call.factors, call.B, {begin, end});
+    });
   }
 }
 
@@ -59,16 +75,14 @@ void explicit_norm(const ExplicitNorm<F>& call, int threads) {
   });
 }
 
-// outs[i] += sum_b factors[b] grads[i][b]; a factor of 0 drops its row.
 template <class F>
 void contract(const Contract<F>& call, int threads) {
-  for (std::size_t i = 0; i < call.grads.size(); ++i) {
-    const Explicit<F> part{call.grads[i], call.P[i], call.outs[i]};
-    const std::int64_t grain = std::max<std::int64_t>(64, grain_of(call.B));
-    parallel_for(part.columns, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-      contract_columns(part, call.factors, call.B, {begin, end});
-    });
-  }
+  contract_all<F>(call, threads);
+}
+
+template <class F>
+void explicit_integer_sum(const ExplicitIntegerSum<F>& call, int threads) {
+  contract_all<std::int32_t>(call, threads);
 }
 
 // norms[b] = scale sqrt(sum_k squares[k][b]) and the factor that clips the captured gradient,
@@ -90,6 +104,8 @@ template void explicit_norm<float>(const ExplicitNorm<float>&, int);
 template void explicit_norm<double>(const ExplicitNorm<double>&, int);
 template void contract<float>(const Contract<float>&, int);
 template void contract<double>(const Contract<double>&, int);
+template void explicit_integer_sum<float>(const ExplicitIntegerSum<float>&, int);
+template void explicit_integer_sum<double>(const ExplicitIntegerSum<double>&, int);
 template void clip_factors<float>(const ClipFactors<float>&, int);
 template void clip_factors<double>(const ClipFactors<double>&, int);
 

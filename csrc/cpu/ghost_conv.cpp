@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpu/exact.h"
 #include "cpu/ghost_conv_direct.h"
 #include "cpu/ghost_conv_pack.h"
 #include "cpu/parallel.h"
@@ -19,15 +20,15 @@
 namespace dpkern::cpu {
 namespace {
 
-constexpr std::int64_t kPositionsOfSum = 256;  // between two loads of the sums
-constexpr std::int64_t kBytesOfSum = 1 << 19;  // of the samples packed for them
+constexpr std::int64_t kPositionsOfSum = 256;  // positions between two loads of the sums
+constexpr std::int64_t kBytesOfSum = 1 << 19;  // bytes of the samples packed for them
 
 [[maybe_unused]] constexpr std::int64_t kBytesWorthLargePages = 4 << 20;
 
 template <class T>
 constexpr double kUnit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
 
-// Fresh pages of 4 KiB would cost more than the computation; where it fails nothing changes.
+// Page faults of 4 KiB would cost more than the computation; where it fails nothing changes.
 void ask_for_large_pages([[maybe_unused]] void* data, [[maybe_unused]] std::int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr std::uintptr_t kPage = 4096;
@@ -87,7 +88,7 @@ double weighted_squares(const In* x, std::int64_t rows, const std::vector<double
   return total;
 }
 
-// How often the kernel touches each input position along one dimension.
+// The number of times that the kernel touches each input position along one dimension.
 std::vector<double> touches(std::int64_t input, std::int64_t output, std::int64_t kernel,
                             std::int64_t stride, std::int64_t padding, std::int64_t dilation) {
   std::vector<double> count(static_cast<std::size_t>(input));
@@ -100,12 +101,10 @@ std::vector<double> touches(std::int64_t input, std::int64_t output, std::int64_
   return count;
 }
 
-// Squared norms from above, one sample after another; docs/ghost_conv.md proves the bound.
-template <class T, class In>
-class UpperNorm {
+// Squares of a sample's input and output gradient, which bound sums of absolute products.
+class TouchedSquares {
  public:
-  UpperNorm(const Geometry& plan, std::int64_t longest)
-      : plan_(plan), conv_(plan, ConvLayout::kPlain, longest) {
+  explicit TouchedSquares(const Geometry& plan) : plan_(plan) {
     const auto rows = touches(plan.input.height, plan.output.height, plan.kernel.height,
                               plan.stride.height, plan.padding.height, plan.dilation.height);
     const auto columns = touches(plan.input.width, plan.output.width, plan.kernel.width,
@@ -113,6 +112,32 @@ class UpperNorm {
     for (const double row : rows) {
       for (const double column : columns) touched_.push_back(row * column);
     }
+  }
+
+  // At least the sum over all entries of (sum over positions of sqrt(weight) |x| |g|)^2.
+  template <class In>
+  double products(const In* x, const In* g, const std::vector<double>& weights) const {
+    const std::int64_t in = plan_.in_channels / plan_.groups;
+    const std::int64_t out = plan_.out_channels / plan_.groups;
+    double total = 0;
+    for (std::int64_t i = 0; i < plan_.groups; ++i) {
+      total += weighted_squares(x + i * in * area_of(plan_.input), in, touched_) *
+               weighted_squares(g + i * out * area_of(plan_.output), out, weights);
+    }
+    return total;
+  }
+
+ private:
+  const Geometry plan_;
+  std::vector<double> touched_;  // [input position]
+};
+
+// Squared norms from above, one sample after another; docs/ghost_conv.md proves the bound.
+template <class T, class In>
+class UpperNorm {
+ public:
+  UpperNorm(const Geometry& plan, std::int64_t longest)
+      : plan_(plan), conv_(plan, ConvLayout::kPlain, longest), touched_(plan) {
     roundings_.resize(static_cast<std::size_t>(area_of(plan.output)));
     for (const Segment& s : conv_.segments()) {
       // A product is rounded once itself and once in every addition until the spill.
@@ -135,13 +160,7 @@ class UpperNorm {
   };
 
   Result run(const In* x, const In* g, T* vectors, T* scalars) const {
-    const std::int64_t in = plan_.in_channels / plan_.groups;
-    const std::int64_t out = plan_.out_channels / plan_.groups;
-    double plain = 0;
-    for (std::int64_t i = 0; i < plan_.groups; ++i) {
-      plain += weighted_squares(x + i * in * area_of(plan_.input), in, touched_) *
-               weighted_squares(g + i * out * area_of(plan_.output), out, roundings_);
-    }
+    const double plain = touched_.products(x, g, roundings_);
     if (plain == 0) return {0, true};
     const auto squares = conv_.run(x, g, vectors, scalars, nullptr);
     const auto spills = static_cast<double>(conv_.segments().size());
@@ -163,7 +182,7 @@ class UpperNorm {
  private:
   const Geometry plan_;
   const DirectConv<T, In> conv_;
-  std::vector<double> touched_;    // [input position]
+  const TouchedSquares touched_;
   std::vector<double> roundings_;  // [output position], squared
 };
 
@@ -247,13 +266,14 @@ void conv_norm(const ConvNorm<T>& call, int threads) {
   }
 }
 
-// out [co, ci / groups, kh, kw] += factors [batch] times the gradients; samples of factor 0 are not
-// read.
-template <class T>
-void conv_sum(const ConvSum<T>& call, int threads) {
-  const Geometry& plan = call.plan;
+namespace {
+
+// out [co, ci / groups, kh, kw] += what `add` makes of runs of samples; those of factor 0 are not
+// read. S is the type of the sums.
+template <class S, class T, class Add>
+void sum_samples(const Geometry& plan, const DirectConv<T, T>& conv, const T* x, const T* g,
+                 const T* factors, S* out, int threads, const Add& add) {
   if (plan.batch == 0) return;
-  const DirectConv<T, T> conv(plan, ConvLayout::kPlain, 0);
   const std::int64_t x_size = plan.in_channels * area_of(plan.input);
   const std::int64_t g_size = plan.out_channels * area_of(plan.output);
   // Enough samples at a time to hide the load and store of the sums.
@@ -266,22 +286,21 @@ void conv_sum(const ConvSum<T>& call, int threads) {
   const int team = useful_threads(plan.batch, 1, threads);
   // Not a worker's own memory: its thread may end before the sums are added up.
   const std::int64_t each = conv.sums_size();
-  const std::unique_ptr<T[]> all(new T[static_cast<std::size_t>(each * team)]);
-  std::vector<T*> own(static_cast<std::size_t>(team), nullptr);
+  const std::unique_ptr<S[]> all(new S[static_cast<std::size_t>(each * team)]);
+  std::vector<S*> own(static_cast<std::size_t>(team), nullptr);
   const auto share = [&](int index, int parts) {
     std::unique_ptr<T[]> scratch[2];
     T* const vectors = conv_scratch<T, 0>(most * conv.vector_size(), scratch[0]);
     T* const scalars = conv_scratch<T, 1>(most * conv.scalar_size(), scratch[1]);
-    T* const sums = all.get() + each * index;
-    std::fill(sums, sums + each, T{0});
+    S* const sums = all.get() + each * index;
+    std::fill(sums, sums + each, S{0});
     own[static_cast<std::size_t>(index)] = sums;
     const Range range = part_of(plan.batch, index, parts);
     for (std::int64_t b = range.begin; b < range.end;) {
       std::int64_t count = 0;  // neighbours that are used: 0 times NaN would not vanish
-      while (count < most && b + count < range.end && call.factors[b + count] != 0) ++count;
+      while (count < most && b + count < range.end && factors[b + count] != 0) ++count;
       if (count > 0) {
-        conv.add(call.x + b * x_size, call.g + b * g_size, call.factors + b, count, vectors,
-                 scalars, sums);
+        add(x + b * x_size, g + b * g_size, factors + b, count, vectors, scalars, sums);
       }
       b += std::max<std::int64_t>(1, count);
     }
@@ -295,13 +314,53 @@ void conv_sum(const ConvSum<T>& call, int threads) {
     share(thread_index(), team_size());
   }
   own.erase(std::remove(own.begin(), own.end(), nullptr), own.end());
-  conv.finish(own, threads, call.out);
+  conv.finish(own, threads, out);
+}
+
+}  // namespace
+
+template <class T>
+void conv_sum(const ConvSum<T>& call, int threads) {
+  const DirectConv<T, T> conv(call.plan, ConvLayout::kPlain, 0);
+  sum_samples(call.plan, conv, call.x, call.g, call.factors, call.out, threads,
+              [&](const auto&... samples) { conv.add(samples...); });
+}
+
+// The same in integers, sample by sample.
+template <class T>
+void conv_integer_sum(const ConvIntegerSum<T>& call, int threads) {
+  const DirectConv<T, T> conv(call.plan, ConvLayout::kPlain, 0);
+  sum_samples(call.plan, conv, call.x, call.g, call.factors, call.out, threads,
+              [&](const auto&... samples) { conv.add_integers(samples...); });
+}
+
+// errors [batch]: at least the norm of the difference between the gradient that is truncated and
+// the one in real arithmetic.
+template <class T>
+void conv_sum_error(const ConvSumError<T>& call, int threads) {
+  const Geometry& plan = call.plan;
+  const TouchedSquares touched(plan);
+  const std::int64_t positions = area_of(plan.output), roundings = positions + kOtherRoundings;
+  const double flushed = 2 * static_cast<double>(roundings) * kFlushed<T> *
+                         std::sqrt(static_cast<double>(entries_of(plan)));
+  const std::vector<double> ones(static_cast<std::size_t>(positions), 1.0);
+  parallel_for(plan.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const T* const x = call.x + b * plan.in_channels * area_of(plan.input);
+      const T* const g = call.g + b * plan.out_channels * positions;
+      call.errors[b] = chain_error<T>(roundings, std::sqrt(touched.products(x, g, ones))) + flushed;
+    }
+  });
 }
 
 template void conv_gradient<float>(const ConvGradient<float>&, int);
 template void conv_gradient<double>(const ConvGradient<double>&, int);
 template void conv_sum<float>(const ConvSum<float>&, int);
 template void conv_sum<double>(const ConvSum<double>&, int);
+template void conv_integer_sum<float>(const ConvIntegerSum<float>&, int);
+template void conv_integer_sum<double>(const ConvIntegerSum<double>&, int);
+template void conv_sum_error<float>(const ConvSumError<float>&, int);
+template void conv_sum_error<double>(const ConvSumError<double>&, int);
 template void conv_wide_norm(const Geometry&, const float*, const float*, double*,
                              const std::vector<std::int64_t>&, int);
 template void conv_wide_norm(const Geometry&, const double*, const double*, double*,

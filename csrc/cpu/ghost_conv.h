@@ -8,14 +8,14 @@
 
 namespace dpkern::cpu {
 
-// Which channels lie innermost in memory.
+// The channels that lie innermost in memory.
 enum class ConvLayout : int {
   kInputsLast = 0,   // [co, kh, kw, ci / groups]
   kOutputsLast = 1,  // [ci, kh, kw, co]
   kPlain = 2         // [co, ci / groups, kh, kw]
 };
 
-// In which order of the dimensions conv_gradient writes a sample.
+// The order of dimensions in which conv_gradient writes a sample.
 ConvLayout conv_layout(const Geometry& plan, bool wide);
 
 // conv_norm from Gram matrices over positions; stride, dilation and groups must be 1.

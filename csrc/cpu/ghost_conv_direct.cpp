@@ -308,25 +308,42 @@ void DirectConv<T, In>::each_entry(const VectorGroup& vs, const ScalarGroup<T>& 
 }
 
 template <class T, class In>
-void DirectConv<T, In>::add(const In* x, const In* g, const T* factors, std::int64_t samples,
-                            T* vectors, T* scalars, T* sums) const {
+TileWalk<T> DirectConv<T, In>::walk_of(std::int64_t images) const {
   const std::int64_t x_size = plan_.in_channels * plan_.input.height * plan_.input.width;
   const std::int64_t g_size = plan_.out_channels * plan_.output.height * plan_.output.width;
-  alignas(64) T squares[kMostLanes] = {};
   TileWalk<T> walk = steps_;
-  walk.images = samples;
+  walk.images = images;
   walk.vector_image = vector_size_;
   walk.scalar_image = !reads_scalars_in_place() ? scalar_size_ : inputs_last_ ? g_size : x_size;
   walk.rows = plan_.output.height;
   walk.columns = plan_.output.width;
+  return walk;
+}
+
+template <class T, class In>
+const T* DirectConv<T, In>::pack_samples(const In* x, const In* g, const T* scales,
+                                         std::int64_t samples, std::int64_t group, T* vectors,
+                                         T* scalars) const {
+  const std::int64_t x_size = plan_.in_channels * plan_.input.height * plan_.input.width;
+  const std::int64_t g_size = plan_.out_channels * plan_.output.height * plan_.output.width;
+  const T* first = nullptr;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const T scale = scales == nullptr ? T{1} : scales[i];
+    const T* const from = pack(x + i * x_size, g + i * g_size, scale, group,
+                               vectors + i * vector_size_, scalars + i * scalar_size_);
+    if (i == 0) first = from;
+  }
+  return first;
+}
+
+template <class T, class In>
+void DirectConv<T, In>::add(const In* x, const In* g, const T* factors, std::int64_t samples,
+                            T* vectors, T* scalars, T* sums) const {
+  alignas(64) T squares[kMostLanes] = {};
+  TileWalk<T> walk = walk_of(samples);
   walk.squares = squares;
   for (std::int64_t group = 0; group < plan_.groups; ++group) {
-    const T* first = nullptr;
-    for (std::int64_t i = 0; i < samples; ++i) {
-      const T* const from = pack(x + i * x_size, g + i * g_size, factors[i], group,
-                                 vectors + i * vector_size_, scalars + i * scalar_size_);
-      if (i == 0) first = from;
-    }
+    const T* const first = pack_samples(x, g, factors, samples, group, vectors, scalars);
     for (const ScalarGroup<T>& ss : scalar_groups_) {
       for (int r = 0; r < ss.rows; ++r) walk.scalars[r] = first + ss.offset[r];
       for (const VectorGroup& vs : vector_groups_) {
@@ -340,7 +357,31 @@ void DirectConv<T, In>::add(const In* x, const In* g, const T* factors, std::int
 }
 
 template <class T, class In>
-void DirectConv<T, In>::finish(const std::vector<T*>& sums, int threads, T* total) const {
+void DirectConv<T, In>::add_integers(const In* x, const In* g, const T* factors,
+                                     std::int64_t samples, T* vectors, T* scalars,
+                                     std::int32_t* sums) const {
+  TileWalk<T> walk = walk_of(1);
+  for (std::int64_t group = 0; group < plan_.groups; ++group) {
+    const T* const first = pack_samples(x, g, nullptr, samples, group, vectors, scalars);
+    for (const ScalarGroup<T>& ss : scalar_groups_) {
+      for (const VectorGroup& vs : vector_groups_) {
+        walk.integers = sums;
+        for (std::int64_t i = 0; i < samples; ++i) {
+          const std::int64_t scalar = i * walk.scalar_image, vector = i * walk.vector_image;
+          for (int r = 0; r < ss.rows; ++r) walk.scalars[r] = first + ss.offset[r] + scalar;
+          for (int v = 0; v < vs.count; ++v) walk.vectors[v] = vectors + vs.offset[v] + vector;
+          walk.factor = factors[i];
+          ss.kernels[vs.count - 1](walk);
+        }
+        sums += tile_size(vs, ss);
+      }
+    }
+  }
+}
+
+template <class T, class In>
+template <class S>
+void DirectConv<T, In>::finish(const std::vector<S*>& sums, int threads, S* total) const {
   const auto parts = static_cast<std::int64_t>(scalar_groups_.size());
   std::vector<std::int64_t> starts(scalar_groups_.size() + 1);
   for (std::size_t i = 0; i < scalar_groups_.size(); ++i) {
@@ -352,9 +393,9 @@ void DirectConv<T, In>::finish(const std::vector<T*>& sums, int threads, T* tota
       const auto s = static_cast<std::size_t>(part % parts);
       const std::int64_t group = part / parts;
       std::int64_t start = group * starts.back() + starts[s];
-      T* const to = total + group * in_ * out_ * taps_;
+      S* const to = total + group * in_ * out_ * taps_;
       for (const VectorGroup& vs : vector_groups_) {
-        for (const T* own : sums) {
+        for (const S* own : sums) {
           each_entry(vs, scalar_groups_[s],
                      [&](std::int64_t target, std::int64_t i) { to[target] += own[start + i]; });
         }
@@ -367,5 +408,11 @@ void DirectConv<T, In>::finish(const std::vector<T*>& sums, int threads, T* tota
 template class DirectConv<float, float>;
 template class DirectConv<double, double>;
 template class DirectConv<double, float>;
+template void DirectConv<float, float>::finish(const std::vector<float*>&, int, float*) const;
+template void DirectConv<double, double>::finish(const std::vector<double*>&, int, double*) const;
+template void DirectConv<float, float>::finish(const std::vector<std::int32_t*>&, int,
+                                               std::int32_t*) const;
+template void DirectConv<double, double>::finish(const std::vector<std::int32_t*>&, int,
+                                                 std::int32_t*) const;
 
 }  // namespace dpkern::cpu

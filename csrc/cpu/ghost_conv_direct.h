@@ -47,7 +47,7 @@ class DirectConv {
   std::int64_t scalar_size() const { return scalar_size_; }
   std::int64_t sums_size() const { return sums_size_; }
 
-  // In float64, for the squares of one sample.
+  // Sums in float64, for the squares of one sample.
   std::int64_t additions() const { return additions_; }
 
   struct Squares {
@@ -57,12 +57,16 @@ class DirectConv {
   // `gradient` of this sample, or null.
   Squares run(const In* x, const In* g, T* vectors, T* scalars, T* gradient) const;
 
-  // sums += the weighted gradients of `samples` samples, whose scratches follow each other. Without
-  // segments.
+  // sums += the weighted gradients of `samples` samples, with scratches one behind the other and
+  // without segments.
   void add(const In* x, const In* g, const T* factors, std::int64_t samples, T* vectors, T* scalars,
            T* sums) const;
+  // sums += trunc(factor gradient) of each of these samples, in the same order of entries.
+  void add_integers(const In* x, const In* g, const T* factors, std::int64_t samples, T* vectors,
+                    T* scalars, std::int32_t* sums) const;
   // total += the sums of all threads, one tile of each group of scalars after the other.
-  void finish(const std::vector<T*>& sums, int threads, T* total) const;
+  template <class S>
+  void finish(const std::vector<S*>& sums, int threads, S* total) const;
 
  private:
   void plan_sides();
@@ -72,6 +76,11 @@ class DirectConv {
   const T* pack(const In* x, const In* g, T scale, std::int64_t group, T* vectors,
                 T* scalars) const;
   bool reads_scalars_in_place() const;
+  // Packs a group of these samples behind each other; returns where their scalars begin.
+  const T* pack_samples(const In* x, const In* g, const T* scales, std::int64_t samples,
+                        std::int64_t group, T* vectors, T* scalars) const;
+  // A walk over the output of `images` samples that were packed behind each other.
+  TileWalk<T> walk_of(std::int64_t images) const;
   Squares run_group(const T* vectors, const T* scalars, T* gradient) const;
   std::int64_t tile_size(const VectorGroup& vs, const ScalarGroup<T>& ss) const {
     return static_cast<std::int64_t>(vs.count) * ss.rows * ss.run * lanes_;

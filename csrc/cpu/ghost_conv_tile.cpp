@@ -56,6 +56,17 @@ DPK_INLINE inline void walk_tile(const TileWalk<T>& walk) {
       }
     }
   }
+  if (walk.integers != nullptr) {
+    using I = Vector<std::int32_t, kLanes>;
+#pragma GCC unroll 32
+    for (int i = 0; i < kSums; ++i) {
+      I total;
+      __builtin_memcpy(&total, walk.integers + i * kLanes, sizeof(I));
+      total += __builtin_convertvector(walk.factor * sums[i], I);
+      __builtin_memcpy(walk.integers + i * kLanes, &total, sizeof(I));
+    }
+    return;
+  }
   V squares;
   __builtin_memcpy(&squares, walk.squares, sizeof(V));
   if (!walk.fresh) {

@@ -10,7 +10,7 @@ namespace dpkern::cpu {
 constexpr int kMostVectors = 3;
 constexpr int kMostScalarRows = 9;
 constexpr int kMostTile = 27;   // vectors of sums in a tile
-constexpr int kMostLanes = 16;  // of a vector
+constexpr int kMostLanes = 16;  // lanes of a vector
 
 // Walks images x rows x columns positions. At each one the vectors are multiplied by scalar_rows x
 // run scalars (`run` neighbours from each row) and added to vectors * scalar_rows * run vectors of
@@ -34,12 +34,15 @@ struct TileWalk {
   T* gradient;                        // null, or where the sums go instead: sum (v, i) to
   const std::int64_t* vector_target;  // gradient + vector_target[v] + scalar_target[i]
   const std::int64_t* scalar_target;
+  std::int32_t*
+      integers;  // null, or [index][lane], += trunc(factor sum): then nothing else is left
+  T factor;
 };
 
 template <class T>
 using TileKernel = void (*)(const TileWalk<T>&);
 
-// What fits the registers of an instruction set.
+// The tile that fits the registers of an instruction set.
 struct TileLimits {
   int bytes;           // of a vector
   int scalar_rows[4];  // most of them for 1, 2 and 3 vectors (run 1)

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
+#include "cpu/equal_ids.h"
 #include "cpu/ghost_tiles.h"
 #include "cpu/parallel.h"
 
@@ -22,35 +22,10 @@ struct Square {
   double absolute;  // sum of the norms of the rows that were added
 };
 
-// The positions of one sample, those of equal ids together.
-class Groups {
- public:
-  void sort(const std::int64_t* ids, const EmbeddingShape& shape) {
-    order_.clear();
-    for (std::int64_t t = 0; t < shape.positions; ++t) {
-      if (ids[t] != shape.padding) order_.push_back({ids[t], t});
-    }
-    std::sort(order_.begin(), order_.end());
-  }
-  // body(positions, count) for each id.
-  template <class F>
-  void for_each(const F& body) const {
-    for (std::size_t begin = 0; begin < order_.size();) {
-      std::size_t end = begin + 1;
-      while (end < order_.size() && order_[end].first == order_[begin].first) ++end;
-      body(order_.data() + begin, end - begin);
-      begin = end;
-    }
-  }
-
- private:
-  std::vector<std::pair<std::int64_t, std::int64_t>> order_;
-};
-
 // An upper bound of the squared norm of the sum of `count` rows, summed in double.
 template <class F>
-double group_square(const F* g, std::int64_t columns,
-                    const std::pair<std::int64_t, std::int64_t>* positions, std::size_t count) {
+double group_square(const F* g, std::int64_t columns, const EqualIds::Place* positions,
+                    std::size_t count) {
   double upper = 0;
   versioned([&]() DPK_INLINE {
     const std::int64_t n = columns;
@@ -58,13 +33,10 @@ double group_square(const F* g, std::int64_t columns,
       upper = square_of(g + positions->second * n, n);
       return;
     }
-    double* const sums = scratch<double, 7>(n);
-    std::fill_n(sums, n, 0.0);
+    const double* const sums = sum_rows(g, n, {0, n}, positions, count);
     double absolute = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      const F* const row = g + positions[k].second * n;
-      for (std::int64_t i = 0; i < n; ++i) sums[i] += static_cast<double>(row[i]);
-      absolute += std::sqrt(square_of(row, n));
+      absolute += std::sqrt(square_of(g + positions[k].second * n, n));
     }
     const double terms = static_cast<double>(count + 64) + static_cast<double>(n);
     const double norm = std::sqrt(square_of(sums, n)) + gamma(2 * terms) * absolute;
@@ -86,10 +58,10 @@ void embedding_norm(const EmbeddingNorm<F>& call, int threads) {
   const std::int64_t entries = std::max<std::int64_t>(1, shape.positions * shape.columns);
   const std::int64_t grain = std::max<std::int64_t>(1, kGrain / entries);
   parallel_for(shape.batch, grain, threads, [&](std::int64_t begin, std::int64_t end) {
-    static thread_local Groups groups;
+    static thread_local EqualIds groups;
     for (std::int64_t b = begin; b < end; ++b) {
       const F* const rows = call.g + b * shape.positions * shape.columns;
-      groups.sort(call.ids + b * shape.positions, shape);
+      groups.sort(call.ids + b * shape.positions, shape.positions, shape.padding);
       double total = 0;
       groups.for_each([&](const auto* positions, std::size_t count) {
         total += group_square(rows, shape.columns, positions, count);
@@ -127,6 +99,48 @@ void embedding_sum(const EmbeddingSum<F>& call, int threads) {
           }
         }
       });
+    }
+  });
+}
+
+// The same in integers: each sample's rows of equal ids are added before they are truncated, in the
+// order and the arithmetic in which their norm is taken.
+template <class F>
+void embedding_integer_sum(const EmbeddingIntegerSum<F>& call, int threads) {
+  const EmbeddingShape shape = shape_of(call);
+  constexpr std::int64_t kUnit = 32;
+  const std::int64_t units = (shape.columns + kUnit - 1) / kUnit;
+  const std::int64_t work = std::max<std::int64_t>(1, shape.batch * shape.positions * kUnit);
+  const int team = useful_threads(units, std::max<std::int64_t>(1, kGrain / work), threads);
+  parallel_for(team, 1, team, [&](std::int64_t first, std::int64_t last) {
+    static thread_local EqualIds groups;
+    for (std::int64_t part = first; part < last; ++part) {
+      const Range cut = part_of(units, static_cast<int>(part), team);
+      const Range columns{cut.begin * kUnit, std::min(shape.columns, cut.end * kUnit)};
+      for (std::int64_t b = 0; b < shape.batch; ++b) {
+        const F factor = call.factors[b];
+        if (factor == 0) continue;
+        const F* const rows = call.g + b * shape.positions * shape.columns;
+        groups.sort(call.ids + b * shape.positions, shape.positions, shape.padding);
+        groups.for_each([&](const EqualIds::Place* places, std::size_t count) {
+          std::int32_t* const to = call.out + places->first * shape.columns + columns.begin;
+          const std::int64_t n = columns.end - columns.begin;
+          versioned([&]() DPK_INLINE {
+            if (count == 1) {
+              const F* const from = rows + places->second * shape.columns + columns.begin;
+              for (std::int64_t i = 0; i < n; ++i) {
+                to[i] += static_cast<std::int32_t>(factor * from[i]);
+              }
+              return;
+            }
+            const double* const sums = sum_rows(rows, shape.columns, columns, places, count);
+            const double weight = static_cast<double>(factor);
+            for (std::int64_t i = 0; i < n; ++i) {
+              to[i] += static_cast<std::int32_t>(weight * sums[i]);
+            }
+          });
+        });
+      }
     }
   });
 }
@@ -198,6 +212,8 @@ template void embedding_norm<float>(const EmbeddingNorm<float>&, int);
 template void embedding_norm<double>(const EmbeddingNorm<double>&, int);
 template void embedding_sum<float>(const EmbeddingSum<float>&, int);
 template void embedding_sum<double>(const EmbeddingSum<double>&, int);
+template void embedding_integer_sum<float>(const EmbeddingIntegerSum<float>&, int);
+template void embedding_integer_sum<double>(const EmbeddingIntegerSum<double>&, int);
 template void tied_cross<float>(const TiedCross<float>&, int);
 template void tied_cross<double>(const TiedCross<double>&, int);
 

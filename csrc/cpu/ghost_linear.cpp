@@ -299,7 +299,7 @@ double square_bound(const Sample<F>& sample, bool by_gram, bool gram_cheaper) {
   return direct<double>(sample).upper;
 }
 
-// What sample b of a call has.
+// The operands of sample b of a call.
 template <class Call>
 auto sample_of(const Call& call, std::int64_t b) {
   using F = std::decay_t<decltype(*call.a)>;

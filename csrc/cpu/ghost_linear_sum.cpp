@@ -13,7 +13,7 @@ namespace {
 
 using namespace ghost;
 
-constexpr std::int64_t kSteps = 256;         // of a packed block of positions
+constexpr std::int64_t kSteps = 256;         // positions of a packed block
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 
 // A run of positions of one sample inside a block.

@@ -14,7 +14,7 @@
 
 namespace dpkern::cpu::ghost {
 
-// Scratch of one thread, kept for its next call because fresh pages are slow.
+// Scratch of one thread, kept for its next call because page faults are slow.
 template <class F>
 class Buffer {
  public:

@@ -6,8 +6,9 @@
 #include "core/chacha.h"
 #include "core/lattice.h"
 #include "cpu/isa.h"
+#include "cpu/nontemporal.h"
 #include "cpu/parallel.h"
-#include "cpu/streamed.h"
+#include "cpu/nontemporal.h"
 #include "cpu/tiles.h"
 
 #if DPK_X86
@@ -260,13 +261,13 @@ void lattice_draws(const LatticeDraws& call, int threads) {
     for_tiles(first, begin, end, [&](const TilePart& part) {
       alignas(64) std::int32_t draws[kTile];
       draw_tile(call.stream, call.distribution, part.tile, draws);
-      if (call.count >= kStreamed) {
-        copy_past_caches(draws + part.offset, part.count, call.draws + part.index);
+      if (call.count >= kNonTemporalMin) {
+        nontemporal_copy(draws + part.offset, part.count, call.draws + part.index);
       } else {
         std::copy_n(draws + part.offset, part.count, call.draws + part.index);
       }
     });
-    end_of_streamed();
+    nontemporal_fence();
   });
 }
 
@@ -284,13 +285,13 @@ void rounding_bits(const RoundingBits& call, int threads) {
         const std::uint32_t* from = made + part.offset;
         for (int i = 0; i < count; ++i) narrow[i] = static_cast<std::int16_t>(from[i]);
       });
-      if (call.count >= kStreamed) {
-        copy_past_caches(narrow, part.count, call.bits + part.index);
+      if (call.count >= kNonTemporalMin) {
+        nontemporal_copy(narrow, part.count, call.bits + part.index);
       } else {
         std::copy_n(narrow, part.count, call.bits + part.index);
       }
     });
-    end_of_streamed();
+    nontemporal_fence();
   });
 }
 

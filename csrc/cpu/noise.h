@@ -36,7 +36,7 @@ class RoundingTiles {
   alignas(64) std::uint32_t rows_[3 * 16 * kLanes];
 };
 
-// The draws and rounding bits of one part of a tile after the other, from wherever they come.
+// The draws and rounding bits of one part of a tile after the other, from any source.
 class NoiseTiles {
  public:
   NoiseTiles(const Stream& stream, Distribution law, const Stream& rounding, const Draws& made)

@@ -15,12 +15,12 @@ using namespace ghost;
 
 struct ProductShape {
   std::int64_t rows;
-  std::int64_t inner;  // what is summed over, at least 1
+  std::int64_t inner;  // what is summed over
   std::int64_t columns;
   bool transposed;  // w is stored [columns, inner] instead of [inner, columns]
 };
 
-constexpr std::int64_t kSteps = 256;         // of the inner dimension at a time
+constexpr std::int64_t kSteps = 256;         // entries of the inner dimension at a time
 constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
 constexpr std::int64_t kTogether = 4;        // left panels that meet a right panel in the cache
 constexpr std::int64_t kGrain = 24;          // rows: whole left panels of every width
@@ -150,7 +150,7 @@ struct Block {
 
 }  // namespace
 
-// out [N, M] = x [N, K] w + bias [M]; a null bias is none. Without inner dimension Python answers.
+// out [N, M] = x [N, K] w + bias [M]; a null bias is none.
 template <class F>
 void matmul(const Matmul<F>& call, int threads) {
   const ProductShape shape{call.N, call.K, call.M, call.w_transposed};
@@ -158,7 +158,8 @@ void matmul(const Matmul<F>& call, int threads) {
   const int team = useful_threads(work, kSmallest, threads);
   const std::int64_t units = (shape.columns + kUnit - 1) / kUnit;
   F* const panels = scratch<F, 6>(units * kUnit * std::min(kSteps, shape.inner));
-  for (std::int64_t t = 0; t < shape.inner; t += kSteps) {
+  // Without inner dimension a single round writes the bias.
+  for (std::int64_t t = 0; t == 0 || t < shape.inner; t += kSteps) {
     const Range steps{t, std::min(shape.inner, t + kSteps)};
     parallel_for(units, 1, team, [&](std::int64_t begin, std::int64_t end) {
       const Range columns{begin * kUnit, std::min(shape.columns, end * kUnit)};

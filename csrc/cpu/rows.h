@@ -87,26 +87,26 @@ double power_sum(const G* row, std::int64_t count, int p) {
   return total;
 }
 
-template <int kRows, class G, class Value>
-void add_some_rows(const G* const* rows, const Value* weights, std::int64_t count, Value* sum) {
+template <int kRows, class G, class Value, class Sum>
+void add_some_rows(const G* const* rows, const Value* weights, std::int64_t count, Sum* sum) {
   versioned([&]() DPK_INLINE {
     const G* row[kRows];
     Value weight[kRows];
     for (int r = 0; r < kRows; ++r) row[r] = rows[r], weight[r] = weights[r];
-    Value* const out = sum;
+    Sum* const out = sum;
     const std::int64_t n = count;
     for (std::int64_t i = 0; i < n; ++i) {
-      Value total = out[i];
-      for (int r = 0; r < kRows; ++r) total += weight[r] * value_of(row[r][i]);
+      Sum total = out[i];
+      for (int r = 0; r < kRows; ++r) total += static_cast<Sum>(weight[r] * value_of(row[r][i]));
       out[i] = total;
     }
   });
 }
 
-// sum += weights[r] rows[r], row after row: the order of additions is that of the samples.
-template <class G, class Value>
-void add_rows(const G* const* rows, const Value* weights, int used, std::int64_t count,
-              Value* sum) {
+// sum += weights[r] rows[r], row after row: the order of additions is that of the samples. Sums of
+// integers take each product's integer part.
+template <class G, class Value, class Sum>
+void add_rows(const G* const* rows, const Value* weights, int used, std::int64_t count, Sum* sum) {
   switch (used) {
     case 4:
       return add_some_rows<4>(rows, weights, count, sum);

@@ -15,7 +15,7 @@ namespace {
 using namespace ghost;
 
 constexpr std::int64_t kGrain = 1 << 14;  // numbers worth a thread
-constexpr std::int64_t kBlock = 256;      // bins whose sums stay in registers' reach
+constexpr std::int64_t kBlock = 256;      // bins of a block, with sums that stay in the L1 cache
 constexpr int kLanes = 8;
 constexpr int kTogether = 4;  // rows of the matrix that share the loads of a tile
 using Doubles = Vector<double, kLanes>;
@@ -169,7 +169,7 @@ void spectral_squares(const SpectralSquares& call, int threads) {
 // [B, C, K].
 template <class T>
 void spectral_gather(const SpectralGather<T>& call, int threads) {
-  constexpr std::int64_t kBins = 16;  // whose lines are written while the channels are read
+  constexpr std::int64_t kBins = 16;  // bins with lines written while the channels are read
   parallel_for(call.B, grain_of(call.C * call.N), threads,
                [&](std::int64_t begin, std::int64_t end) {
                  const std::int64_t channels = call.C;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/lies.h"
+#include "core/response.h"
 #include "cpu/isa.h"
 #include "cpu/noise.h"
 #include "cpu/ops.h"
@@ -15,8 +15,7 @@ constexpr int kPerBlock = 8;  // symbols of a cipher block
 constexpr int kTileSymbols = kRowBlocks * kPerBlock;
 constexpr std::int64_t kGrain = 32 * kTileSymbols;  // symbols worth a thread
 
-// How far each symbol of a tile moves, in the order of symbols; rows as `keystream_rows` makes
-// them.
+// The move of each symbol of a tile, in the order of symbols; rows as `keystream_rows` makes them.
 template <class Move>
 DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves, const Move& move) {
   for (int group = 0; group < kRowBlocks / kLanes; ++group) {
@@ -39,7 +38,7 @@ DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves,
 // 2 (position + i) and 2 (position + i) + 1 of the keystream.
 template <class T>
 void randomize(const Randomize<T>& call, int threads) {
-  const Lies lies = lies_of(static_cast<std::uint32_t>(call.categories), call.keep);
+  const ResponseParams response = make_response_params(static_cast<std::uint32_t>(call.categories), call.keep);
   parallel_for(call.S, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end;) {
       const std::uint64_t position = static_cast<std::uint64_t>(call.position + index);
@@ -50,11 +49,11 @@ void randomize(const Randomize<T>& call, int threads) {
       alignas(64) std::uint32_t moves[kTileSymbols];
       keystream_rows(call.stream, position / kTileSymbols * kRowBlocks, rows);
       versioned([&]() DPK_INLINE {
-        const Lies told = lies;
+        const ResponseParams told = response;
         if (told.categories == 2) {
           moves_of(rows, moves, [=](std::uint64_t u) { return u < told.keep ? 0u : 1u; });
         } else {
-          moves_of(rows, moves, [=](std::uint64_t u) { return lie_of(told, u); });
+          moves_of(rows, moves, [=](std::uint64_t u) { return response_shift(told, u); });
         }
         const T* from = call.symbols + index;
         T* to = call.randomized + index;

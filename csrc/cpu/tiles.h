@@ -1,5 +1,5 @@
 #pragma once
-// How kernels walk a range of coordinates tile by tile, and the lattice of one tensor.
+// The walk over a range of coordinates tile by tile, and the lattice of one tensor.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ struct TilePart {
   int count;
 };
 
-// body(part) for elements [begin, end) of a tensor whose element 0 stands at position `first`.
+// body(part) for elements [begin, end) of a tensor with element 0 at position `first`.
 template <class F>
 void for_tiles(std::uint64_t first, std::int64_t begin, std::int64_t end, const F& body) {
   for (std::int64_t index = begin; index < end;) {
@@ -30,7 +30,7 @@ void for_tiles(std::uint64_t first, std::int64_t begin, std::int64_t end, const 
   }
 }
 
-// Certified noise scale -> fine unit u = scale / 2^20 and output cell g = scale / 64.
+// Certified noise scale -> lattice unit u = scale / 2^20 and output cell g = scale / 64.
 template <class T>
 struct Lattice {
   T per_unit;  // 1 / u rounded down: scaled sensitivities can only shrink

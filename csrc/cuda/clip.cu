@@ -1,6 +1,7 @@
 // Per-sample norms and clipped sums of explicit per-sample gradients. The gradients are read twice:
-// for the norms, and for the sums. Integer sums are proved afterwards: a sample whose integers
-// exceed the bound M of a clip group (rounding at the very edge) is replaced by a smaller one.
+// for the norms, and for the sums. Integer sums are verified afterwards: a sample with integers
+// that exceed the bound M of a clip group, which only rounding at the bound can cause, is scaled
+// down.
 
 #include "core/clip_factor.h"
 #include "cuda/rows.cuh"

@@ -11,9 +11,9 @@ constexpr int kFlatEach = kCoefPiece / kFlatThreads;  // elements of a thread
 
 // Wherever a window begins, it meets at most four tiles of linear and four of quadratic
 // coefficients.
-constexpr int kKindThreads = kTileThreads / 2;  // that make the tiles of one kind
-constexpr int kLossBlocks = 6;                  // of tiles, on a multiprocessor
-constexpr int kFlatLossBlocks = 8;  // unsaid, the compiler aims higher on sm_80, and spills
+constexpr int kKindThreads = kTileThreads / 2;  // threads that make the tiles of one kind
+constexpr int kLossBlocks = 6;                  // blocks of tiles per multiprocessor
+constexpr int kFlatLossBlocks = 8;  // without it the compiler aims higher on sm_80, and spills
 
 // The rows of an element and of those at most kReach behind it, with one long division.
 class RowsFrom {
@@ -36,12 +36,12 @@ class RowsFrom {
 template <class T>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     perturb_tile_kernel(CoefPlan plan, const T* targets, T* linear, T* quadratic) {
-  __shared__ TileRoom room;
+  __shared__ TileShared room;
   __shared__ RoundingRoom rounded;
   load_table<Laplace>(room);
   const bool second = blockIdx.y != 0;
   const std::int64_t n = plan.rows * plan.columns;
-  const TileSeat seat(second ? plan.quadratic : plan.linear, piece_of_thread());
+  const TileLane seat(second ? plan.quadratic : plan.linear, piece_of_thread());
   const std::int64_t begin = seat.index - seat.lane;  // of the tile
   if (begin >= n) return;
   draw_lane<Laplace>(plan.stream, seat, room);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kFlatThreads)
 // A window's noise from the stream: half of the block's tiles are of linear coefficients. The two
 // draws of an element make room for its term.
 struct TileWindow {
-  struct Room : TileRoom {
+  struct Room : TileShared {
     RoundingRoom rounded;
   };
   Room& room;
@@ -131,7 +131,7 @@ struct TileWindow {
     quadratic = static_cast<int>((plan.quadratic + offset) % kTile) + kKindTile;
     const int thread = static_cast<int>(threadIdx.x);
     const std::uint64_t first = thread < kKindThreads ? plan.linear : plan.quadratic;
-    const TileSeat seat(first + offset, thread % kKindThreads / kLanes);
+    const TileLane seat(first + offset, thread % kKindThreads / kLanes);
     if (seat.index - seat.lane < count) {
       draw_lane<Laplace>(plan.stream, seat, room);
       room.rounded.fill(plan.rounding, seat);
@@ -157,7 +157,7 @@ struct TileWindow {
  private:
   static constexpr int kKindTile = kKindThreads / kLanes * kTile;
 
-  // Whose coordinate k the place is.
+  // The thread that makes the coordinate at this place.
   __device__ __forceinline__ static int maker(int place) {
     return place / kTile * kLanes + place % kLanes;
   }
@@ -172,7 +172,7 @@ struct TileWindow {
   }
 };
 
-// A window without noise, or with draws made ahead.
+// A window without noise, or with prefetched draws.
 template <bool kDraws>
 struct FlatWindow {
   struct Room {

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels of coefficients share: the noise's steps, and sums in lanes.
+// Noise steps and sums in lanes, shared by the kernels of coefficients.
 
 #include "core/coef.h"
 #include "core/layouts.h"
@@ -25,7 +25,7 @@ struct Steps {
   }
 };
 
-// In lane 0: the sixteen lanes, which meet by halves as in `sum_of_lanes`. All threads of the warp.
+// The sum of the sixteen lanes, in lane 0, by halves as in `sum_of_lanes`. All threads of the warp.
 __device__ __forceinline__ double meet(double sum) {
   for (int half = kLossLanes / 2; half > 0; half /= 2) {
     sum = sum + __shfl_down_sync(0xffffffffu, sum, half);

@@ -1,5 +1,5 @@
-// The loss whose coefficients hold the hidden layer: a block takes a record, a few whole rows of
-// its coefficients at a time, whose noise is in the block's memory and nowhere else.
+// The polynomial loss with the hidden layer in its coefficients: a block takes a record, a few
+// whole rows of its coefficients at a time. Their noise stays in shared memory.
 
 #include "cuda/coef.cuh"
 
@@ -8,11 +8,11 @@ namespace dpkern::cuda {
 // Coefficients that a block holds at a time: wherever they begin, they meet at most eight tiles.
 constexpr int kSpan = (kTilesPerBlock - 1) * kTile;
 constexpr int kGroups = kTileThreads / kLossLanes;
-constexpr int kSpanBlocks = 6;  // on a multiprocessor
+constexpr int kSpanBlocks = 6;  // blocks per multiprocessor
 
 // Noise of neighbouring coefficients from the stream.
 struct TileSpan {
-  struct Room : TileRoom {
+  struct Room : TileShared {
     RoundingRoom rounded;
   };
   Room& room;
@@ -27,7 +27,7 @@ struct TileSpan {
     const std::uint64_t first =
         (quadratic ? plan.quadratic : plan.linear) + static_cast<std::uint64_t>(at);
     offset = static_cast<int>(first % kTile);
-    const TileSeat seat(first, static_cast<int>(threadIdx.x) / kLanes);
+    const TileLane seat(first, static_cast<int>(threadIdx.x) / kLanes);
     if (seat.index - seat.lane < count) {
       draw_lane<Laplace>(plan.stream, seat, room);
       room.rounded.fill(plan.rounding, seat);
@@ -44,7 +44,7 @@ struct TileSpan {
   }
 };
 
-// No noise, or draws made ahead.
+// No noise, or prefetched draws.
 template <bool kDraws>
 struct FlatSpan {
   const std::int32_t* x;

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels share: the declared layouts, atomics on 64-bit counters, and packs.
+// The declared layouts, atomics on 64-bit counters, and packs, shared by the kernels.
 
 #include "core/layouts.h"
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ void store_pack(const S* from, S* to) {
   *reinterpret_cast<Values*>(to) = values;
 }
 
-// Which task of a list holds piece `at`: the last one that begins at or before it. Tasks without
+// The task of a list that holds piece `at`: the last one that begins at or before it. Tasks without
 // pieces begin where the next one does.
 template <class Task>
 __device__ __forceinline__ std::int64_t task_of(const Task* tasks, std::int64_t count,

@@ -7,18 +7,18 @@
 
 namespace dpkern::cuda {
 
-constexpr int kTileBlocks = 8;              // on a multiprocessor, at least: 64 registers a thread
+constexpr int kTileBlocks = 8;              // minimum per multiprocessor: 64 registers a thread
 constexpr int kPerThread = kTile / kLanes;  // coordinates
 
-// One thread's place: a tile of the tensor whose first element stands at position `first`. Its
+// One thread's lane in a tile of the tensor, which begins at position `first`. Its
 // coordinate k is element index + 16 k, which may lie before the tensor or behind its end.
-struct TileSeat {
+struct TileLane {
   std::uint64_t tile;
   int lane;
   std::int64_t index;
 
   // `piece`: which of the tiles that the tensor touches.
-  __device__ __forceinline__ TileSeat(std::uint64_t first, std::int64_t piece) {
+  __device__ __forceinline__ TileLane(std::uint64_t first, std::int64_t piece) {
     tile = first / kTile + static_cast<std::uint64_t>(piece);
     lane = static_cast<int>(threadIdx.x) % kLanes;
     index = static_cast<std::int64_t>(tile * kTile - first) + lane;
@@ -31,7 +31,7 @@ __device__ __forceinline__ std::int64_t piece_of_thread() {
          static_cast<int>(threadIdx.x) / kLanes;
 }
 
-struct TileRoom {
+struct TileShared {
   std::uint32_t table[256];
   std::int32_t draws[kPerThread][kTileThreads];  // [k][thread]: no two threads share a bank
 };
@@ -45,7 +45,7 @@ struct TableLookup {
 
 // All threads of the block, before the first draw.
 template <class Law>
-__device__ __forceinline__ void load_table(TileRoom& room) {
+__device__ __forceinline__ void load_table(TileShared& room) {
   for (int i = static_cast<int>(threadIdx.x); i < 256; i += kTileThreads) {
     room.table[i] = Law::table()[i];
   }
@@ -54,8 +54,8 @@ __device__ __forceinline__ void load_table(TileRoom& room) {
 
 // draws[k][thread] = draw at position 512 tile + 16 k + lane.
 template <class Law>
-__device__ __forceinline__ void draw_lane(const Stream& stream, const TileSeat& seat,
-                                          TileRoom& room) {
+__device__ __forceinline__ void draw_lane(const Stream& stream, const TileLane& seat,
+                                          TileShared& room) {
   const TableLookup lookup{room.table};
   std::int32_t* const mine = &room.draws[0][threadIdx.x];
   std::uint32_t words[48];
@@ -90,7 +90,7 @@ __device__ __forceinline__ void draw_lane(const Stream& stream, const TileSeat& 
 struct RoundingRoom {
   std::uint32_t words[kPerThread / 2][kTileThreads];
 
-  __device__ __forceinline__ void fill(const Stream& rounding, const TileSeat& seat) {
+  __device__ __forceinline__ void fill(const Stream& rounding, const TileLane& seat) {
     std::uint32_t block[16];
     chacha_block(rounding, rounding.n0, kLanes * seat.tile + static_cast<std::uint64_t>(seat.lane),
                  block);

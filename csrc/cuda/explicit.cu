@@ -1,4 +1,4 @@
-// Per-sample gradients that exist anyway: their norms, clip factors and weighted sums.
+// Norms, clip factors and weighted sums of per-sample gradients that are materialized.
 
 #include "core/clip_factor.h"
 #include "cuda/rows.cuh"

@@ -1,6 +1,6 @@
 #pragma once
-// How device kernels are started: by their place in one list, which the build makes from the launch
-// table in dpkern/ops/backends/_kernels.py. Host code without a CUDA header: a stream is an
+// Launch of device kernels by their place in one list, which the build makes from the launch table
+// in dpkern/ops/backends/_kernels.py. Host code without a CUDA header: a stream is an
 // address, an error a number. Starting a kernel neither waits nor allocates.
 
 #include <cstddef>

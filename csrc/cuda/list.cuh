@@ -1,5 +1,5 @@
 #pragma once
-// What puts the kernels of a source on the list of `launch.h`. Only generated files include this.
+// Put the kernels of a source on the list of `launch.h`. Only generated files include this.
 
 #include <cuda_runtime.h>
 

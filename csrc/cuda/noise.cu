@@ -20,9 +20,9 @@ __global__ void __launch_bounds__(kCipherThreads)
 template <class Law>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     draws_kernel(Stream stream, std::uint64_t first, std::int64_t n, std::int32_t* x) {
-  __shared__ TileRoom room;
+  __shared__ TileShared room;
   load_table<Law>(room);
-  const TileSeat seat(first, piece_of_thread());
+  const TileLane seat(first, piece_of_thread());
   if (seat.index - seat.lane >= n) return;
   draw_lane<Law>(stream, seat, room);
   for (int k = 0; k < kPerThread; ++k) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     rounding_kernel(Stream rounding, std::uint64_t first, std::int64_t n, std::uint16_t* bits) {
   __shared__ RoundingRoom room;
-  const TileSeat seat(first, piece_of_thread());
+  const TileLane seat(first, piece_of_thread());
   room.fill(rounding, seat);
   for (int k = 0; k < kPerThread; ++k) {
     const std::int64_t i = seat.index + kLanes * k;
@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
 template <class T, class Law>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     add_noise_integer_kernel(Stream stream, std::uint64_t first, std::int64_t n, T* x) {
-  __shared__ TileRoom room;
+  __shared__ TileShared room;
   load_table<Law>(room);
-  const TileSeat seat(first, piece_of_thread());
+  const TileLane seat(first, piece_of_thread());
   if (seat.index - seat.lane >= n) return;
   draw_lane<Law>(stream, seat, room);
   for (int k = 0; k < kPerThread; ++k) {
@@ -60,10 +60,10 @@ template <class T, class Law>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks)
     add_noise_float_kernel(Stream stream, Stream rounding, std::uint64_t first, std::int64_t n,
                            T per_unit, T cell, T* x, std::int64_t* nonfinite) {
-  __shared__ TileRoom room;
+  __shared__ TileShared room;
   __shared__ RoundingRoom rounded;
   load_table<Law>(room);
-  const TileSeat seat(first, piece_of_thread());
+  const TileLane seat(first, piece_of_thread());
   if (seat.index - seat.lane >= n) return;
   draw_lane<Law>(stream, seat, room);
   rounded.fill(rounding, seat);

@@ -1,13 +1,13 @@
 #pragma once
 // Sums over rows of per-sample gradients: powers of each row, and the weighted sum of all rows.
-// What a row adds up to never depends on where it lies in memory or on the rows beside it.
+// A row's sum never depends on where it lies in memory or on the rows beside it.
 
 #include "cuda/device.cuh"
 
 namespace dpkern::cuda {
 
 constexpr int kWarps = kRowThreads / kWarp;
-constexpr int kColumnsEach = kBlockColumns / kRowThreads;  // of a thread in a weighted sum
+constexpr int kColumnsEach = kBlockColumns / kRowThreads;  // columns of a thread in a weighted sum
 constexpr int kBlocksPerChunk = static_cast<int>(kChunk) / kBlockColumns;
 
 struct Bfloat16 {
@@ -19,7 +19,7 @@ __device__ __forceinline__ float value_of(Bfloat16 x) {
   return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16);
 }
 
-// In every lane, in a fixed order.
+// The sum over the warp in every lane, in a fixed order.
 template <class T>
 __device__ __forceinline__ T warp_sum(T x) {
   DPK_UNROLL
@@ -29,7 +29,7 @@ __device__ __forceinline__ T warp_sum(T x) {
   return x;
 }
 
-// In every thread, in a fixed order; room for one value per warp.
+// The sum over the block in every thread, in a fixed order; room for one value per warp.
 template <class T>
 __device__ __forceinline__ T block_sum(T x, T* room) {
   const int thread = static_cast<int>(threadIdx.x);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kRowThreads) power_kernel(Rows all, int p, dou
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
-// What a term adds to a float sum: itself; to a sum of integers: its integer part.
+// The contribution of a term to a float sum is itself, to a sum of integers its integer part.
 template <class S, class Value>
 struct Term {
   static constexpr bool kExact = true;
@@ -123,7 +123,7 @@ __device__ __forceinline__ std::int64_t warp_sums(std::int64_t (&values)[kValues
   return sum;
 }
 
-// Rows whose loads overlap, and blocks of a multiprocessor, at least: up to 80 registers a thread,
+// Rows with loads in flight, and minimum blocks per multiprocessor: up to 80 registers a thread,
 // or 128 where the powers of the terms are added up as well.
 template <class Value>
 constexpr int kTogether = 32 / static_cast<int>(sizeof(Value));

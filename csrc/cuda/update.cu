@@ -1,6 +1,6 @@
 // Noise, division by the public batch size and the optimizer rule in one pass over the parameters.
-// With noise from the stream, threads share out tiles as in noise.cu; without, or with draws made
-// ahead, every access moves 16 bytes.
+// With noise from the stream, threads share out tiles as in noise.cu; without, or with prefetched
+// draws, every access moves 16 bytes.
 
 #include "core/lattice.h"
 #include "core/optimizer.h"
@@ -12,7 +12,7 @@ namespace dpkern::cuda {
 constexpr int kFlatEach = static_cast<int>(kUpdatePiece) / kFlatThreads;  // elements of a thread
 
 template <class T>
-constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // of tiles, on a multiprocessor
+constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // minimum per multiprocessor
 
 // The rule of this step: with a clock, the numbers that depend on the step count are the clock's.
 __device__ __forceinline__ RuleNumbers rule_now(const UpdatePlan& plan) {
@@ -76,16 +76,16 @@ constexpr bool kRounds<T, T> = true;
 
 // Shared memory of the tile kernel; only float sums need the rounding bits.
 template <bool kRounded>
-struct UpdateRoom : TileRoom {
+struct UpdateRoom : TileShared {
   RuleNumbers rule;
-  __device__ __forceinline__ void fill(const Stream&, const TileSeat&) {}
+  __device__ __forceinline__ void fill(const Stream&, const TileLane&) {}
   __device__ __forceinline__ std::uint32_t bits(int) const { return 0; }
 };
 template <>
-struct UpdateRoom<true> : TileRoom {
+struct UpdateRoom<true> : TileShared {
   RuleNumbers rule;
   RoundingRoom rounded;
-  __device__ __forceinline__ void fill(const Stream& rounding, const TileSeat& seat) {
+  __device__ __forceinline__ void fill(const Stream& rounding, const TileLane& seat) {
     rounded.fill(rounding, seat);
   }
   __device__ __forceinline__ std::uint32_t bits(int k) const { return rounded.bits(k); }
@@ -96,7 +96,7 @@ struct UpdateRoom<true> : TileRoom {
 template <class T, class Sum>
 struct TileUpdate {
   const UpdateTask& task;
-  const TileSeat& seat;
+  const TileLane& seat;
   const UpdateRoom<kRounds<T, Sum>>& room;
   int& bad;
 
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
   const std::int64_t piece = piece_of_thread();
   if (piece >= plan.pieces) return;
   const UpdateTask& task = tasks[task_of(tasks, plan.tasks, &UpdateTask::first_piece, piece)];
-  const TileSeat seat(task.first_position, piece - task.first_piece);
+  const TileLane seat(task.first_position, piece - task.first_piece);
   const std::uint32_t steps =
       plan.clock == nullptr ? 0u : static_cast<std::uint32_t>(plan.clock->step);
   Stream stream = plan.stream;

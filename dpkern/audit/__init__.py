@@ -1,26 +1,27 @@
-"""What tests our claims: proofs of the noise laws recomputed, and audits of anything that releases.
+"""Test our claims: recompute the proofs of the noise distributions, and audit whatever releases.
 
-``run`` audits a ``Subject``; ``dpkern.subjects`` has those of this package, ``docs/audit.md`` the
-way from claim to proof to audit. ``certificate`` recomputes what is proved of the noise laws.
+``run`` audits a ``Subject``; the subjects of this package are in ``dpkern.subjects``.
+``certificate`` recomputes the proofs of the noise distributions. ``docs/audit.md`` explains the way
+from claim to proof to audit.
 """
 
 from .auditing import run
-from .claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure, of_event
+from .claims import ApproximateDP, Claim, GaussianDP, Laplace, NoClaim, PureDP, of_event
 from .findings import LAYERS, Check, Evidence, Findings
 from .subject import Pair, Score, Subject
 
 __all__ = [
     "LAYERS",
-    "Approximate",
+    "ApproximateDP",
     "Check",
     "Claim",
     "Evidence",
     "Findings",
-    "Gaussian",
+    "GaussianDP",
     "Laplace",
-    "Nothing",
+    "NoClaim",
     "Pair",
-    "Pure",
+    "PureDP",
     "Score",
     "Subject",
     "of_event",

@@ -1,8 +1,8 @@
-"""The audit: learn a test on some runs, count on fresh ones, compare with the promise.
+"""Audit a release: learn a test on some runs, count on fresh ones, compare with the claim.
 
-For each pair of neighbours one part of the runs gives scores (``scores.learnt``), a second one
-thresholds, and fresh runs are counted. Of every pair two tests are counted, the one that promises
-the largest lower bound on mu and the one for epsilon. Clopper-Pearson bounds of all rates hold
+For each neighbour pair one part of the runs gives scores (``scores.learnt``), a second one
+thresholds, and fresh runs are counted. Two tests of every pair are counted: the one that predicts
+the largest lower bound on mu, and the one for epsilon. Clopper-Pearson bounds of all rates hold
 together (Bonferroni): alpha = (1 - confidence) / number of bounds.
 
 Source: the split of a learnt test from its evaluation is that of Jagielski et al., Auditing
@@ -33,20 +33,20 @@ from .scores import NotFinite, learnt
 from .subject import Pair, Score, Subject
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the share of the audit that is done."""
+"""A callback that takes a stage's description and the share of the audit that is done."""
 
 LEARNING = 0.2
-"""Runs that scores are learnt from, and as many that thresholds are, per counted run."""
+"""Runs that scores are learnt from, and as many for thresholds, per counted run."""
 LEAST_LEARNING, MOST_LEARNING = 500, 40_000
 PER_COORDINATE = 4
-"""Runs per coordinate that a covariance takes at least."""
+"""Minimum of runs per coordinate of a covariance."""
 THRESHOLDS = 256
 DOUBT = 0.01
-"""Chance that a rate is larger than it is taken for where a threshold is chosen."""
+"""Chance that a rate exceeds the value assumed where a threshold is chosen."""
 STATISTICAL = ("covariance", "canary", "likelihood", BITS)
 """Layers that need many runs."""
 OWN = ("bits", "sensitivity", "plan")
-"""Layers of which a subject has checks of its own."""
+"""Layers with checks that the subject itself provides."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ def run(
     """Audit a subject.
 
     Args:
-        subject: what is audited.
-        runs: fresh runs that are counted, of each side of each pair; about two fifths as many are
-            learnt from. None: the subject's usual number.
-        confidence: with which all statistical statements of the audit hold together.
-        delta: for the lower bound on epsilon.
+        subject: subject to audit.
+        runs: counted runs on each side of each pair; about two fifths as many more are learnt from.
+            None selects the subject's usual number.
+        confidence: probability that all statistical statements of the audit hold together.
+        delta: delta of the lower bound on epsilon.
         workers: processes; with more than one the subject must be picklable.
-        seed: of the runs whose noise takes one.
+        seed: seed of the runs that draw seeded noise.
         quick: leave out the subject's slow checks.
         claim: tested instead of the subject's own.
-        layers: which to look at.
+        layers: names of the layers to run.
         progress: told what is being done.
 
     Raises:
@@ -136,7 +136,7 @@ def _statistics(
     layers: Collection[str],
     tell: Progress,
 ) -> tuple[list[Evidence], list[Check], tuple[float, ...]]:
-    """The layers that need many runs; of ``alpha`` every bound gets an equal share."""
+    """Run the layers that need many runs; every bound gets an equal share of ``alpha``."""
     if not set(layers) & set(STATISTICAL):
         return [], [], ()
     if not subject.pairs(None):
@@ -159,7 +159,7 @@ def _statistics(
 
 
 def _pairs(subject: Subject, weakest: torch.Tensor | None, layers: Collection[str]) -> list[Pair]:
-    """The subject's neighbours, and the first ones again for the bits of what is released."""
+    """Return the subject's neighbour pairs, and the first again for the bits of released values."""
     found = list(subject.pairs(weakest))
     first = found[0]
     found += precision_pairs(first.without, first.present)
@@ -167,7 +167,7 @@ def _pairs(subject: Subject, weakest: torch.Tensor | None, layers: Collection[st
 
 
 def _scale(subject: Subject, width: int) -> Vector | None:
-    """The certified sd of the coordinates that are looked at."""
+    """Return the certified standard deviations of the examined coordinates."""
     sd = subject.noise_sd()
     if sd is None:
         return None
@@ -184,7 +184,7 @@ def _chosen(
     alpha: float,
     delta: float,
 ) -> list[Test]:
-    """The two tests that will be counted."""
+    """Choose the two tests that will be counted."""
     scores: list[Score] = [] if pair.score is None else [pair.score]
     moments = [running.moments(data, learning) for data in (pair.without, pair.present)]
     if pair.layer == BITS:
@@ -206,7 +206,7 @@ def _chosen(
 
 
 def _most_moved(without: Moments, present: Moments, width: int) -> int:
-    """The coordinate on which the two samples differ most, in units of its noise."""
+    """Return the coordinate on which the two samples differ most, in units of its noise."""
     spread = np.diagonal(without.scatter + present.scatter)
     gap = np.square(present.mean - without.mean)
     ratio = gap / (spread + np.finfo(np.float64).tiny)
@@ -220,7 +220,7 @@ def _best_threshold(
     alpha: float,
     bound: Callable[[float, float], float],
 ) -> tuple[float, float]:
-    """``(promised bound, threshold)``: what so many fresh runs with these rates would show."""
+    """Return ``(predicted bound, threshold)``: what so many fresh runs at these rates show."""
     steps = np.unique(
         np.quantile(np.concatenate([without, present]), np.linspace(0, 1, THRESHOLDS))
     )

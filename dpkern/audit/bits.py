@@ -1,9 +1,9 @@
-"""Layer 4 on outputs: what the bits of released numbers give away.
+"""Layer 4 on outputs: detect what the low bits of released numbers reveal.
 
-A floating point sum of data and noise lies on a grid that depends on the data: near 0 the numbers
+A floating-point sum of data and noise lies on a grid that depends on the data: near 0 the numbers
 are closer together than near 1. The event "the output is no multiple of 2^-24" then has a positive
-probability under one input and none under its neighbour, whatever the noise's law. Noise on a
-lattice that is fixed beforehand has no such event.
+probability under one input and none under its neighbour, whatever the noise distribution. Noise on
+a lattice that is fixed beforehand has no such event.
 
 Sources: Mironov, On significance of the least significant bits for differential privacy, 2012;
 Haney et al., Precision-based attacks and interval refining, 2022.
@@ -20,19 +20,19 @@ import torch
 from ..base import validate as check
 from ..base.errors import InvalidInput
 from .findings import Check
-from .repeats import repeats
+from .noise_reuse import repeats
 from .subject import Pair
 
 LAYER = "bits"
 EVERY_GRID = 2048.0
-"""The exponent of zero and of what is no number: on every grid, above any exponent of a float."""
+"""The exponent of zero, infinities and NaN, above any exponent of a float: they fit every grid."""
 
 _FORMATS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
-"""Bits as integers, bits of the fraction, bias of the exponent."""
+"""The integer dtype of the bits, the fraction's width, and the exponent's bias."""
 
 
 def grid_exponent(values: torch.Tensor) -> torch.Tensor:
-    """The largest e for which each value is a multiple of 2^e, float64 of the same shape.
+    """Return the largest e for which each value is a multiple of 2^e, float64 of the same shape.
 
     It is the exponent of the lowest set bit; ``EVERY_GRID`` for zeros, infinities and NaN.
 
@@ -65,7 +65,7 @@ def grid_exponent(values: torch.Tensor) -> torch.Tensor:
 
 
 def _lowest(whole: torch.Tensor, unit: torch.Tensor, any_grid: torch.Tensor) -> torch.Tensor:
-    """``unit`` plus the place of the lowest set bit of ``whole``."""
+    """Return ``unit`` plus the place of the lowest set bit of ``whole``."""
     # A power of two, whose logarithm is exact; -2^63 is its own lowest bit.
     place = torch.log2((whole & -whole).double().abs())
     return torch.where(any_grid, EVERY_GRID, place + unit.double())
@@ -76,13 +76,13 @@ class Precision:
     """A score: the exponent of the finest bit that some coordinate of a run has set.
 
     Attributes:
-        coordinates: which are looked at; None: all of them.
+        coordinates: coordinates that are examined. None selects all of them.
     """
 
     coordinates: tuple[int, ...] | None = None
 
     def __call__(self, released: torch.Tensor) -> torch.Tensor:
-        """float64 ``[runs]``; a coarse grid says "present"."""
+        """Return scores float64 ``[runs]``; a coarse grid says "present"."""
         seen = released if self.coordinates is None else released[:, list(self.coordinates)]
         return grid_exponent(seen).amin(dim=1)
 
@@ -90,15 +90,15 @@ class Precision:
 def precision_pairs(
     without: Any, present: Any, *, coordinates: Sequence[int] | None = None, name: str = "precision"
 ) -> tuple[Pair, ...]:
-    """The pair of neighbours with the score of the precision attack, both ways round.
+    """Return the neighbour pair with the score of the precision attack, both ways round.
 
     Which side has the coarser grid is not known beforehand: a canary on sums of zero makes it
     coarser, one that cancels a sum makes it finer.
 
     Args:
-        without, present: what the subject's ``release`` understands.
-        coordinates: those that the canary moves; None looks at all.
-        name: of the pairs.
+        without, present: the pair's inputs for the subject's ``release``.
+        coordinates: coordinates that the canary moves. None examines all.
+        name: name of the pairs.
     """
     score = Precision(None if coordinates is None else tuple(coordinates))
     given: dict[str, Any] = {"score": score, "layer": LAYER}
@@ -113,7 +113,7 @@ def lattice(released: torch.Tensor, cell: float | torch.Tensor, *, name: str = "
 
     Args:
         released: ``[runs, d]`` float32 or float64; integers count cells and always pass.
-        cell: of all coordinates, or of each ``[d]``.
+        cell: output cell, one for all coordinates or one for each ``[d]``.
 
     Raises:
         InvalidInput: another dtype, or a cell that is not a positive number.
@@ -155,13 +155,13 @@ def lattice(released: torch.Tensor, cell: float | torch.Tensor, *, name: str = "
 def uniform_low_bits(
     integers: torch.Tensor, *, bits: int, level: float = 1e-9, name: str = "low bits"
 ) -> Check:
-    """Chi-square tests of the lowest bits: all values together, and coordinate by coordinate.
+    """Run chi-square tests of the lowest bits: all values together, and coordinate by coordinate.
 
     Args:
         integers: ``[runs, d]`` draws, or released counts of cells.
-        bits: how many bits must be uniform, 1 to 16; ``LOW_BITS`` for counts of cells.
+        bits: number of bits that must be uniform, 1 to 16; ``LOW_BITS`` for counts of cells.
         level: probability that sound bits fail, all tests together.
-        name: of the check.
+        name: name of the check.
 
     Raises:
         InvalidInput: no integers, or a number out of range.
@@ -197,16 +197,19 @@ def uniform_low_bits(
 
 
 LOW_BITS = {"gaussian": 4, "laplace": 2}
-"""Bits of a count of cells that noise of 64 cells makes uniform: probabilities differ by less
-than 4e-5 (Gaussian) or 2e-4 (Laplace) of themselves, which tests of 10^7 values cannot see."""
+"""The low bits of a count of cells that noise of 64 cells makes uniform.
+
+Probabilities differ by less than 4e-5 (Gaussian) or 2e-4 (Laplace) of themselves, which tests of
+10^7 values cannot see.
+"""
 
 
 def cells(released: torch.Tensor, cell: float | torch.Tensor) -> torch.Tensor:
-    """Released floats as whole cells, int64; integers as they are.
+    """Return released floats as whole cells, int64; integers stay as they are.
 
     Args:
         released: ``[runs, d]`` values that ``lattice`` passes.
-        cell: as there.
+        cell: output cell, as for ``lattice``.
     """
     if not released.is_floating_point():
         return released.long()
@@ -217,7 +220,7 @@ def cells(released: torch.Tensor, cell: float | torch.Tensor) -> torch.Tensor:
 def lattice_noise(
     released: torch.Tensor, cell: float | torch.Tensor = 1.0, *, law: str = "gaussian"
 ) -> tuple[Check, ...]:
-    """All checks of released lattice noise: on the lattice, low bits uniform, nothing repeated.
+    """Check released lattice noise: on the lattice, low bits uniform, nothing repeated.
 
     Args:
         released: ``[runs, d]`` releases of zeros; 10^4 runs of 32 coordinates ask every question.
@@ -233,7 +236,7 @@ def lattice_noise(
 
 
 def _chi_square(counts: torch.Tensor) -> float:
-    """Probability that uniform counts are spread at least as much."""
+    """Return the probability that uniform counts are spread at least as much."""
     expected = counts.sum() / len(counts)
     statistic = ((counts - expected) ** 2 / expected).sum()
     freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Lower bounds on mu and epsilon from the counts of a test, valid with a stated confidence.
+"""Compute lower bounds on mu and epsilon from a test's counts, valid with a stated confidence.
 
 With k events in n runs the rate is at most the Clopper-Pearson bound
 
@@ -30,7 +30,7 @@ Rates = NDArray[np.float64]
 
 
 def rate_upper(events: Any, runs: int, alpha: float) -> Rates:
-    """Upper bounds of rates, each wrong with probability at most ``alpha``.
+    """Return upper bounds of rates, each wrong with probability at most ``alpha``.
 
     Args:
         events: counts ``[...]``, 0 <= events <= runs; expected counts may be fractions.
@@ -43,13 +43,13 @@ def rate_upper(events: Any, runs: int, alpha: float) -> Rates:
 
 
 def mu_lower(fpr_upper: float, fnr_upper: float) -> float:
-    """Lower bound of mu, at least 0."""
+    """Return a lower bound of mu, at least 0."""
     if fpr_upper + fnr_upper >= 1:
         return 0.0
     return -NORMAL.inv_cdf(fpr_upper) - NORMAL.inv_cdf(fnr_upper)
 
 
 def epsilon_lower(fpr_upper: float, fnr_upper: float, delta: float) -> float:
-    """Lower bound of epsilon at ``delta``, at least 0."""
+    """Return a lower bound of epsilon at ``delta``, at least 0."""
     ratios = ((1 - fnr_upper - delta) / fpr_upper, (1 - fpr_upper - delta) / fnr_upper)
     return max(0.0, math.log(max(*ratios, 1.0)))

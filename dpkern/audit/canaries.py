@@ -1,8 +1,8 @@
-"""Layer 2: where on the clip boundary a record is seen best.
+"""Layer 2: choose where on the clip boundary a canary is seen best.
 
-Flat noise is the same in every direction, so every direction of norm C must give the certified mu;
-what is broken is broken in some directions only: the one with least noise, single coordinates, all
-coordinates at once, random ones.
+Isotropic noise is the same in every direction, so every direction of norm C must give the certified
+mu. Broken noise is broken in some directions only: the one with the least noise, single
+coordinates, all coordinates at once, random ones.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ..base.validate import integer
 def directions(
     dimension: int, *, weakest: torch.Tensor | None = None, seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """Unit vectors ``[dimension]`` in L2, float64, by name.
+    """Return unit vectors ``[dimension]`` in L2, float64, by name.
 
     Args:
-        dimension: of a record's contribution.
+        dimension: length of a record's contribution.
         weakest: another one, where it has this dimension.
-        seed: of the random one.
+        seed: seed of the random direction.
     """
     integer(1, dimension=dimension)
     one = torch.zeros(dimension, dtype=torch.float64)

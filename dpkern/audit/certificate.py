@@ -1,4 +1,4 @@
-"""The proofs of the two noise laws that dpkern ships, run and printed.
+"""Run and print the proofs of the two noise distributions that dpkern ships.
 
 Run ``python -m dpkern.audit.certificate [--exact]``; the exit status is 1 if a law fails.
 """
@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from ..base.laws import GAUSSIAN, LAPLACE, Law
 from ..privacy.laws import certificate, exact_certificate
-from ..privacy.laws.certificate import Certificate
+from ..privacy.laws.certificate import LawCheck
 
 
-def committed(*, exact: bool = False) -> tuple[Certificate, Certificate]:
-    """Certificates of the Gaussian and the Laplace law that dpkern ships.
+def committed(*, exact: bool = False) -> tuple[LawCheck, LawCheck]:
+    """Return certificates of the Gaussian and the Laplace distribution that dpkern ships.
 
     Args:
         exact: prove the Gaussian with integers and interval arithmetic (needs python-flint).
@@ -32,7 +32,7 @@ def committed(*, exact: bool = False) -> tuple[Certificate, Certificate]:
     return _identified(first, GAUSSIAN), _identified(certificate.laplace(), LAPLACE)
 
 
-def _identified(proved: Certificate, law: Law) -> Certificate:
+def _identified(proved: LawCheck, law: Law) -> LawCheck:
     """Add the faults of the numbers that are not those committed, whatever they prove."""
     faults = proved.faults + certificate.table_faults(law, law.table)
     if proved.tail_sha256 != certificate.TAIL_SHA256[law.name]:

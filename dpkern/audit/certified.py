@@ -1,4 +1,4 @@
-"""Checks of dpkern's own plans and histories: their numbers, recomputed another way.
+"""Check dpkern's own plans and ledgers by recomputing their numbers another way.
 
 ``mechanisms.certify`` computes the multiplier of a plan in floats, rounded down; here it is
 compared with exact rationals. ``accounting`` computes upper bounds; here none of them may lie below
@@ -15,19 +15,19 @@ from ..base.laws import SCALE_UNITS
 from ..privacy.accounting import Ledger, events, shown_bound, shown_lower_bound
 from ..privacy.accounting.history import MIN_NOISE_MULTIPLIER, NOTHING, read_uses
 from ..privacy.mechanisms.plan import TILE, Block, Plan
+from .epsilon_lower_bound import epsilon_lower
 from .findings import Check
-from .optimistic import epsilon_lower
 
 _MOST_UNITS = 1 << 24
 
 
 def of_plan(plan: Plan) -> tuple[Check, ...]:
-    """Every question that can be asked of a plan."""
+    """Run every check that applies to a plan."""
     return (_protected(plan), _places(plan), _integer_bounds(plan), _multiplier(plan))
 
 
 def of_ledger(ledger: Ledger, delta: float) -> tuple[Check, ...]:
-    """Every question that can be asked of a history.
+    """Run every check that applies to a ledger.
 
     Raises:
         InvalidInput: delta outside (0, 1).
@@ -41,7 +41,7 @@ def _check(name: str, passed: bool | None, text: str, **numbers: float | int | s
 
 
 def _protected(plan: Plan) -> Check:
-    """A certified plan leaves nothing without noise; another one says that it is not private."""
+    """Check that certified plans noise every coordinate, and that others are not called private."""
     name = "every coordinate protected"
     if not plan.private:
         passed = plan.certified_for == NOTHING
@@ -51,7 +51,7 @@ def _protected(plan: Plan) -> Check:
         for block in plan.blocks
         if block.sd <= 0
         or not math.isfinite(block.bound * block.stretch)
-        or (block.release is not None and not block.release.protects)
+        or (block.release is not None and not block.release.covers_all_directions)
     ]
     if bare or plan.distribution is None:
         return _check(name, False, f"parameters {bare} are released without noise or bound")
@@ -59,7 +59,7 @@ def _protected(plan: Plan) -> Check:
 
 
 def _places(plan: Plan) -> Check:
-    """No two coordinates of a release take the same place in the noise stream."""
+    """Check that no two coordinates of a release take the same place in the noise stream."""
     name = "noise places"
     spans = sorted((b.first_position, b.first_position + b.size, b.index) for b in plan.blocks)
     for (_, end, one), (start, _, other) in pairwise(spans):
@@ -71,7 +71,7 @@ def _places(plan: Plan) -> Check:
 
 
 def _integer_bounds(plan: Plan) -> Check:
-    """The integer bound M of each block is M u <= C exactly, and an int64 norm can check it."""
+    """Check that each integer bound M has M u <= C exactly, and an int64 norm can verify it."""
     name = "integer bounds"
     if plan.arithmetic != "exact":
         return _check(name, None, "float sums have no integer bounds")
@@ -85,7 +85,7 @@ def _integer_bounds(plan: Plan) -> Check:
 
 
 def _multiplier(plan: Plan) -> Check:
-    """The event's multiplier is at most the exact one of all clip groups together."""
+    """Check that the event's multiplier is at most the exact one of all clip groups together."""
     name = "noise multiplier"
     leaves = events.leaves(plan.spec)
     wanted = {"gaussian": events.GAUSSIAN_EVENT, "laplace": events.LAPLACE_EVENT}
@@ -109,7 +109,7 @@ def _multiplier(plan: Plan) -> Check:
 
 
 def _moved(plan: Plan, group: list[Block]) -> Fraction:
-    """Largest move of a clip group in units of its noise: M / 2^20, or C stretch / sd."""
+    """Return a clip group's largest move in units of its noise: M / 2^20, or C stretch / sd."""
     if plan.arithmetic == "exact":
         return max(Fraction(block.integer_bound or 0, SCALE_UNITS) for block in group)
     return max(
@@ -118,7 +118,7 @@ def _moved(plan: Plan, group: list[Block]) -> Fraction:
 
 
 def _bounds(ledger: Ledger, delta: float) -> Check:
-    """No upper bound of the certificate is below the lower bound of the same event."""
+    """Check that no upper bound of the certificate is below the lower bound of the same event."""
     certificate = ledger.certify_if_seed_secret(delta)
     lower = epsilon_lower(_accounted(ledger), certificate.relation, delta)
     below = {name: bound for name, bound in certificate.bounds.items() if bound < lower}
@@ -137,7 +137,7 @@ def _accounted(ledger: Ledger) -> events.EventSpec:
 
 
 def _saved(ledger: Ledger, delta: float) -> Check:
-    """A ledger that loads the state has the same certificate."""
+    """Check that a ledger that loads the state has the same certificate."""
     other = Ledger()
     other.load_state_dict(ledger.state_dict())
     same = other.certify(delta) == ledger.certify(delta) and other.steps == ledger.steps
@@ -146,7 +146,7 @@ def _saved(ledger: Ledger, delta: float) -> Check:
 
 
 def _seeded(ledger: Ledger, delta: float) -> Check:
-    """Noise that a seed repeats certifies nothing."""
+    """Check that noise which a seed repeats certifies nothing."""
     name = "seed"
     if not ledger.seeded:
         return _check(name, True, "the key of the noise came from the operating system")

@@ -1,7 +1,7 @@
-"""What a release promises, as a trade-off function: the least false negatives for false positives.
+"""Privacy claims as trade-off functions: least false negative rate for a false positive rate.
 
 A test that tells two neighbouring inputs apart from the released values has a false positive rate
-``a`` and a false negative rate ``b``. A promise ``f`` says ``b >= f(a)`` for every test:
+``a`` and a false negative rate ``b``. A claim ``f`` says ``b >= f(a)`` for every test:
 
     Gaussian     f(a) = Phi(Phi^-1(1 - a) - mu)
     Laplace      f(a) = F(F^-1(1 - a) - shift),    F the Laplace distribution of scale 1
@@ -13,8 +13,8 @@ A test that tells two neighbouring inputs apart from the released values has a f
 the test leaves standing. It is stronger than the claim exactly where the test contradicts the
 claim, and both are converted to an epsilon by the same ``epsilon``: the two can stand side by side.
 
-The numbers of a claim speak of neighbours as they are audited: under ``replace_one`` the distance
-is that of two records.
+The numbers of a claim are those of the audited neighbours: under ``replace_one`` the distance is
+that of two records.
 
 Source: Dong, Roth and Su, Gaussian differential privacy, 2019, definitions 2.3 and 2.6,
 proposition 2.5; lemma A.6 (Laplace).
@@ -37,52 +37,52 @@ from .bounds import NORMAL, epsilon_lower, mu_lower
 
 
 class Claim(ABC):
-    """A promise about one call of a release."""
+    """A claim about one call of a release."""
 
     @abstractmethod
     def tradeoff(self, false_positives: float) -> float:
-        """The least false negative rate that a test with this false positive rate can have."""
+        """Return the least false negative rate of a test with this false positive rate."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """The least epsilon that is promised at ``delta``; infinite where nothing is."""
+        """Return the least epsilon that is claimed at ``delta``; infinite if nothing is."""
 
     @property
     @abstractmethod
     def number(self) -> float:
-        """What a family's claims differ in; a smaller one promises more."""
+        """The parameter of the claim's family; a smaller one claims more."""
 
     @abstractmethod
     def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Claim | None:
-        """The largest claim of this family that a test with at most these error rates allows.
+        """Return the largest claim of this family that a test with these error rates allows.
 
-        Every smaller claim of the family is contradicted by the test. None: the family has one
+        The test contradicts every smaller claim of the family. None means that the family has one
         member, which nothing contradicts.
         """
 
     @abstractmethod
     def written(self, shown: Callable[[float], str]) -> str:
-        """The promise in words, its number written by ``shown``."""
+        """Return the claim in words, its number written by ``shown``."""
 
     @property
     def text(self) -> str:
-        """The promise in words, its number rounded up."""
+        """The claim in words, its number rounded up."""
         return self.written(shown_bound)
 
     @property
     def lower_text(self) -> str:
-        """The same of what a test has shown: its number rounded down."""
+        """The claim that a test leaves standing, in words: its number rounded down."""
         return self.written(shown_lower_bound)
 
     @property
     def mu(self) -> float | None:
-        """Of a Gaussian promise; None for the others."""
+        """The mu of a Gaussian claim; None for other claims."""
         return None
 
 
 @dataclass(frozen=True)
-class Gaussian(Claim):
-    """At least as hard as to tell N(0, 1) from N(mu, 1)."""
+class GaussianDP(Claim):
+    """The claim that two neighbours are at least as hard to tell apart as N(0, 1) and N(mu, 1)."""
 
     distance: float
 
@@ -91,7 +91,7 @@ class Gaussian(Claim):
 
     @property
     def mu(self) -> float:
-        """The distance."""
+        """The distance between the two normal distributions."""
         return self.distance
 
     def tradeoff(self, false_positives: float) -> float:
@@ -106,8 +106,8 @@ class Gaussian(Claim):
     def number(self) -> float:
         return self.distance
 
-    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Gaussian:
-        return Gaussian(mu_lower(fpr_upper, fnr_upper))
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> GaussianDP:
+        return GaussianDP(mu_lower(fpr_upper, fnr_upper))
 
     def written(self, shown: Callable[[float], str]) -> str:
         return f"mu {shown(self.distance)}"
@@ -115,7 +115,7 @@ class Gaussian(Claim):
 
 @dataclass(frozen=True)
 class Laplace(Claim):
-    """At least as hard as to tell Laplace noise of scale 1 from the same, shifted."""
+    """The claim of Laplace noise: as hard as telling Laplace(0, 1) from the same, shifted."""
 
     shift: float
 
@@ -147,8 +147,8 @@ class Laplace(Claim):
 
 
 @dataclass(frozen=True)
-class Approximate(Claim):
-    """(epsilon, delta)."""
+class ApproximateDP(Claim):
+    """The claim of (epsilon, delta)-differential privacy."""
 
     bound: float
     delta: float = 0.0
@@ -159,7 +159,7 @@ class Approximate(Claim):
 
     def tradeoff(self, false_positives: float) -> float:
         left = 1 - self.delta
-        if self.bound > 700:  # exp overflows; the promise is as good as nothing
+        if self.bound > 700:  # exp overflows; the claim is as good as none
             return 0.0
         grown = math.exp(self.bound) * false_positives
         return max(0.0, left - grown, math.exp(-self.bound) * (left - false_positives))
@@ -171,24 +171,24 @@ class Approximate(Claim):
     def number(self) -> float:
         return self.bound
 
-    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> Approximate:
-        return Approximate(epsilon_lower(fpr_upper, fnr_upper, self.delta), self.delta)
+    def refuted_below(self, fpr_upper: float, fnr_upper: float) -> ApproximateDP:
+        return ApproximateDP(epsilon_lower(fpr_upper, fnr_upper, self.delta), self.delta)
 
     def written(self, shown: Callable[[float], str]) -> str:
         bound = shown(self.bound)
         return f"({bound}, {shown_exactly(self.delta)})" if self.delta else f"epsilon {bound}"
 
 
-class Pure(Approximate):
-    """epsilon, with delta 0."""
+class PureDP(ApproximateDP):
+    """The claim of epsilon-differential privacy, with delta 0."""
 
     def __init__(self, epsilon: float) -> None:
         super().__init__(epsilon, 0.0)
 
 
 @dataclass(frozen=True)
-class Nothing(Claim):
-    """No promise: nothing can contradict it."""
+class NoClaim(Claim):
+    """The empty claim, which nothing can contradict."""
 
     def tradeoff(self, false_positives: float) -> float:
         return 0.0
@@ -208,14 +208,14 @@ class Nothing(Claim):
 
 
 def _laplace_quantile(rate: float) -> float:
-    """Where the Laplace distribution of scale 1 has this mass to the left, 0 < rate < 1."""
+    """Return where the Laplace distribution of scale 1 has this mass to the left, 0 < rate < 1."""
     return math.log(2 * rate) if rate <= 0.5 else -math.log(2 * (1 - rate))
 
 
 def of_event(spec: Mapping[str, Any], *, neighbouring: str = "add_remove", steps: int = 1) -> Claim:
-    """What ``steps`` releases of an event promise together, when every record takes part in each.
+    """Return the joint claim of ``steps`` releases of an event, every record taking part in each.
 
-    Several Laplace releases, or Laplace noise beside other noise, promise the sum of their pure
+    Several Laplace releases, or Laplace noise beside other noise, claim the sum of their pure
     epsilons.
 
     Args:
@@ -230,19 +230,19 @@ def of_event(spec: Mapping[str, Any], *, neighbouring: str = "add_remove", steps
     found = events.leaves(spec, steps)
     factor = 2.0 if neighbouring == "replace_one" else 1.0
     if any(leaf.kind == events.NON_PRIVATE_EVENT for leaf in found):
-        return Nothing()
+        return NoClaim()
     if any(leaf.sampled or leaf.parts for leaf in found):
         raise _unknown(spec, "a release of all records; an audit puts the canary into every one")
     if all(leaf.kind == events.GAUSSIAN_EVENT for leaf in found):
         square = math.fsum(leaf.count / leaf.multiplier**2 for leaf in found)
-        return Gaussian(factor * math.sqrt(square))
+        return GaussianDP(factor * math.sqrt(square))
     if len(found) == 1 and found[0].count == 1 and found[0].kind == events.LAPLACE_EVENT:
         return Laplace(factor / found[0].multiplier)
-    return Pure(math.fsum(leaf.count * _pure(spec, leaf, factor) for leaf in found))
+    return PureDP(math.fsum(leaf.count * _pure(spec, leaf, factor) for leaf in found))
 
 
-def _pure(spec: Mapping[str, Any], leaf: events.Leaf, factor: float) -> float:
-    """The epsilon of one elementary release, with delta 0."""
+def _pure(spec: Mapping[str, Any], leaf: events.ElementaryEvent, factor: float) -> float:
+    """Return the epsilon of one elementary release, with delta 0."""
     if leaf.kind == events.LAPLACE_EVENT:
         return factor / leaf.multiplier
     if leaf.kind == events.RANDOMIZED_RESPONSE_EVENT:

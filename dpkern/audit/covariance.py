@@ -1,4 +1,4 @@
-"""Layer 1: the covariance of the noise, and the directions in which there is least of it.
+"""Layer 1: estimate the covariance of the noise, and the directions with the least of it.
 
 Released vectors are divided by the certified standard deviation of each coordinate. For noise that
 is at least the certified one, every eigenvalue of the true covariance is then at least 1, and of n
@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from .findings import Check
 
 WIDEST = 512
-"""Coordinates whose covariance is looked at; of more, an even selection."""
+"""Maximum of coordinates whose covariance is estimated; wider releases are subsampled evenly."""
 
 LARGEST = 1e100
-"""Larger numbers count as this one: products of their squares would be no floats."""
+"""Larger numbers count as this one: products of their squares would overflow."""
 
 NULL = 1e-9
 """An eigenvalue below this share of the largest is rounding: there is no noise."""
@@ -45,7 +45,7 @@ class Moments:
     scatter: Vector
 
     def __add__(self, other: Moments) -> Moments:
-        """Both together (Chan, Golub and LeVeque 1983)."""
+        """Return the moments of both samples together (Chan, Golub and LeVeque 1983)."""
         count = self.count + other.count
         gap = other.mean - self.mean
         mean = self.mean + gap * (other.count / count)
@@ -54,44 +54,44 @@ class Moments:
 
     @property
     def covariance(self) -> Vector:
-        """Unbiased, ``[d, d]``."""
+        """The unbiased covariance ``[d, d]``."""
         return self.scatter / max(1, self.count - 1)
 
 
 def moments(values: torch.Tensor) -> Moments:
-    """Of the coordinates of released vectors ``[runs, d]`` that are looked at."""
+    """Return the moments of the examined coordinates of released vectors ``[runs, d]``."""
     rows = looked_at(values)
     mean = rows.mean(dim=0)
     centred = rows - mean
-    # By torch: numpy's products have threads of their own, which nobody limits in the processes.
+    # Torch multiplies: numpy's products have their own threads, without a limit per process.
     return Moments(len(rows), mean.numpy(), (centred.T @ centred).numpy())
 
 
 def principal(matrix: Vector) -> tuple[Vector, Vector]:
-    """Eigenvalues, ascending, and eigenvectors as columns of a symmetric matrix."""
+    """Return eigenvalues, ascending, and eigenvectors as columns of a symmetric matrix."""
     values, vectors = torch.linalg.eigh(torch.from_numpy(matrix))
     return values.numpy(), vectors.numpy()
 
 
 def looked_at(values: torch.Tensor) -> torch.Tensor:
-    """At most ``WIDEST`` coordinates in float64, with 0 for NaN and infinities."""
+    """Return at most ``WIDEST`` coordinates in float64, with 0 for NaN and infinities."""
     chosen = values[:, selection(values.shape[1])]
     finite = chosen.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0)
     return finite.clamp(-LARGEST, LARGEST)
 
 
 def selection(width: int) -> slice:
-    """Which coordinates of so many are looked at."""
+    """Return the slice of the examined coordinates of a release of ``width``."""
     return slice(None, None, -(-width // WIDEST))
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """What the covariance of the noise looks like.
+class CovarianceSpectrum:
+    """Eigenvalues of the noise's covariance, and the verdict on them.
 
     Attributes:
         values: eigenvalues, ascending; in units of the certified variances where there are any.
-        weakest: unit vector of the released coordinates, or None where not all were looked at.
+        weakest: unit vector of the released coordinates, or None where not all were examined.
         check: the verdict.
     """
 
@@ -100,13 +100,13 @@ class Spectrum:
     check: Check
 
 
-def spectrum(found: Moments, sd: Vector | None, width: int, alpha: float) -> Spectrum:
-    """Eigenvalues of the noise's covariance.
+def spectrum(found: Moments, sd: Vector | None, width: int, alpha: float) -> CovarianceSpectrum:
+    """Compare the eigenvalues of the noise's covariance with the certified variances.
 
     Args:
-        found: of the looked-at coordinates, from runs of one input.
+        found: moments of the examined coordinates, from runs of one input.
         sd: certified sd of these coordinates, or None.
-        width: of the whole released vector.
+        width: length of the whole released vector.
         alpha: chance that sound Gaussian noise fails.
     """
     scale = np.ones(len(found.mean)) if sd is None else sd
@@ -115,7 +115,7 @@ def spectrum(found: Moments, sd: Vector | None, width: int, alpha: float) -> Spe
     direction = vectors[:, 0] * scale
     weakest = torch.from_numpy(direction / np.linalg.norm(direction))
     values = np.maximum(values, 0.0)
-    return Spectrum(
+    return CovarianceSpectrum(
         tuple(values.tolist()),
         weakest if len(found.mean) == width else None,
         _judged(values, found.count, width, sd is not None, alpha),
@@ -154,7 +154,7 @@ def _check(passed: bool | None, text: str, numbers: dict[str, float | int]) -> C
 
 
 def together(parts: Sequence[Moments]) -> Moments:
-    """The moments of all the runs of the parts."""
+    """Return the moments of all the runs of the parts."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -1,4 +1,4 @@
-"""Norms of tensors without rounding: every float is an integer times a power of 2."""
+"""Compute norms of tensors without rounding: every float is an integer times a power of 2."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..base.validate import choice
 _PIECE = 1 << 20
 _HALF = 27
 _ROW = 256
-"""Products of 27-bit halves, of which int64 holds the sum of so many."""
+"""Maximum of products of 27-bit halves whose sum fits into int64."""
 
 
 def power_sum(values: Tensor, p: int) -> Fraction:
-    """``sum |v|^p``, exactly.
+    """Return ``sum |v|^p``, exactly.
 
     Args:
-        values: of any shape; integers, or finite floats of at most 64 bits.
+        values: tensor of any shape; integers, or finite floats of at most 64 bits.
         p: 1 or 2.
 
     Raises:
@@ -40,7 +40,7 @@ def power_sum(values: Tensor, p: int) -> Fraction:
                 "values",
                 expected="finite entries",
                 got="NaN or infinity",
-                remedy="Such a tensor has no norm.",
+                remedy="Replace NaN and infinities first; such a tensor has no norm.",
             )
         total += _of_floats(piece.double().numpy(), p)
     return total
@@ -65,7 +65,7 @@ def _of_floats(values: NDArray[Any], p: int) -> Fraction:
 
 
 def _sum(magnitudes: NDArray[np.int64], p: int) -> int:
-    """``sum m^p`` of 0 <= m < 2^54 by halves m = a 2^27 + b."""
+    """Return ``sum m^p`` of 0 <= m < 2^54 by halves m = a 2^27 + b."""
     high, low = magnitudes >> _HALF, magnitudes & ((1 << _HALF) - 1)
     if p == 1:
         return (int(high.sum()) << _HALF) + int(low.sum())

@@ -1,4 +1,4 @@
-"""What an audit found, and its verdict in one sentence."""
+"""The findings of an audit, and its verdict in one sentence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..privacy.accounting.shown import shown_exactly, shown_lower_bound
-from .claims import Approximate, Claim, Nothing
+from .claims import ApproximateDP, Claim, NoClaim
 
 LAYERS = ("covariance", "canary", "likelihood", "bits", "sensitivity", "plan")
 ROUNDING = 1e-9
@@ -17,14 +17,14 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A yes-or-no question.
+    """A yes-or-no question and its answer.
 
     Attributes:
         layer: one of ``LAYERS``.
-        name: of the question.
-        passed: None: it could not be asked, and ``text`` says why.
-        text: what was seen.
-        numbers: what was measured.
+        name: the question's name.
+        passed: the answer. None means that the question could not be asked; ``text`` says why.
+        text: the observation in words.
+        numbers: measured values by name.
     """
 
     layer: str
@@ -40,14 +40,14 @@ class Evidence:
 
     Attributes:
         pair: name of the neighbours.
-        layer: which layer's score.
+        layer: layer of the score.
         score: name of the score.
         runs: counted of each side.
         false_positives, false_negatives: counts.
         fpr_upper, fnr_upper: upper bounds of the rates; all those of an audit hold together with
             the audit's confidence.
         mu_lower: ``Phi^-1(1 - fpr_upper) - Phi^-1(fnr_upper)``, at least 0.
-        epsilon_lower: at the audit's delta, at least 0.
+        epsilon_lower: lower bound of epsilon at the audit's delta, at least 0.
     """
 
     pair: str
@@ -66,15 +66,15 @@ class Evidence:
         return self.fnr_upper < claim.tradeoff(self.fpr_upper)
 
     def shows(self, claim: Claim, delta: float) -> Claim:
-        """The largest promise of the claim's family that this test leaves standing.
+        """Return the largest claim of the family of ``claim`` that this test leaves standing.
 
-        Beside a claim that promises nothing, an (epsilon, delta) at this ``delta``.
+        Beside an empty claim it is an (epsilon, delta) at this ``delta``.
         """
         found = claim.refuted_below(self.fpr_upper, self.fnr_upper)
-        return Approximate(self.epsilon_lower, delta) if found is None else found
+        return ApproximateDP(self.epsilon_lower, delta) if found is None else found
 
     def shown_text(self, claim: Claim, delta: float) -> str:
-        """``shows`` in words, with the epsilon of a Gaussian promise."""
+        """Return ``shows`` in words, with the epsilon of a Gaussian claim."""
         shown = self.shows(claim, delta)
         epsilon = lower_epsilon(shown, delta)
         if shown.mu is None or epsilon is None:
@@ -89,16 +89,16 @@ class Findings:
 
     Attributes:
         subject: its name.
-        claimed, certified: what was tested.
-        delta: of ``epsilon_lower``.
-        confidence: of all statistical statements together.
+        claimed, certified: the two claims that were tested.
+        delta: delta of ``epsilon_lower``.
+        confidence: probability that all statistical statements hold together.
         runs: fresh runs counted of each side of each pair.
         total_runs: all of them, also those that were learnt from.
         seconds: wall time.
         evidence: the tests.
         checks: the questions.
         spectrum: eigenvalues of the noise's covariance, in units of the certified variance where
-            there is one, ascending; empty if it was not looked at.
+            there is one, ascending; empty if it was not examined.
         settings: workers, seed and the like.
     """
 
@@ -122,14 +122,14 @@ class Findings:
 
     @property
     def epsilon_lower(self) -> float:
-        """The largest lower bound on epsilon at ``delta`` of any test, whatever was promised.
+        """The largest lower bound on epsilon at ``delta`` of any test, whatever was claimed.
 
-        From counts alone. The epsilon of a Gaussian promise comes from mu: ``strongest``.
+        It follows from counts alone. The epsilon of a Gaussian claim comes from mu: ``strongest``.
         """
         return max((found.epsilon_lower for found in self.evidence), default=0.0)
 
     def against(self, claim: Claim) -> tuple[Evidence, ...]:
-        """The tests that contradict a claim."""
+        """Return the tests that contradict a claim."""
         return tuple(found for found in self.evidence if found.contradicts(claim))
 
     @property
@@ -153,7 +153,7 @@ class Findings:
         return not (self.failed or self.contradicts_claim or self.contradicts_certificate)
 
     def strongest(self, claim: Claim) -> Evidence | None:
-        """The test that shows most against a claim; None without tests."""
+        """Return the test that shows most against a claim; None without tests."""
 
         def strength(found: Evidence) -> tuple[float, float]:
             return found.shows(claim, self.delta).number, found.epsilon_lower
@@ -162,7 +162,7 @@ class Findings:
 
     @property
     def sentence(self) -> str:
-        """The verdict."""
+        """The verdict in one sentence."""
         sure = f"with confidence {self.confidence:g}"
         whose = "certificate" if self.contradicts_certificate else "claim"
         promise = self.certified if self.contradicts_certificate else self._tested
@@ -181,8 +181,8 @@ class Findings:
             return text if text.endswith(".") else text + "."
         else:
             text = f"Nothing contradicts {promise.text} of {self.subject} {sure}"
-            if isinstance(promise, Nothing):
-                text = f"Nothing is promised of {self.subject}"
+            if isinstance(promise, NoClaim):
+                text = f"Nothing is claimed of {self.subject}"
             if best is not None:
                 text += f": at least {best.shown_text(promise, self.delta)} is shown"
         if self.failed:
@@ -191,11 +191,11 @@ class Findings:
 
     @property
     def _tested(self) -> Claim:
-        """The promise that is asked about first: the claim, if there is one."""
-        return self.certified if isinstance(self.claimed, Nothing) else self.claimed
+        """The claim that is tested first: the subject's own, or if it has none the certificate."""
+        return self.certified if isinstance(self.claimed, NoClaim) else self.claimed
 
     def _beside(self, claim: Claim) -> dict[str, Any] | None:
-        """The strongest test against a claim and what it shows; None without tests."""
+        """Return the strongest test against a claim and what it shows; None without tests."""
         best = self.strongest(claim)
         if best is None:
             return None
@@ -212,7 +212,7 @@ class Findings:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; ``train.report.plain`` spells infinities."""
+        """Return plain values, for JSON; ``train.report.plain`` spells infinities."""
         return {
             "subject": self.subject,
             "verdict": self.sentence,
@@ -237,14 +237,14 @@ class Findings:
 
 
 def described(claim: Claim, delta: float) -> dict[str, Any]:
-    """A claim as plain values."""
+    """Return a claim as plain values."""
     return {"text": claim.text, "mu": claim.mu, "epsilon": claim.epsilon(delta)}
 
 
 def lower_epsilon(shown: Claim, delta: float) -> float | None:
-    """The epsilon at ``delta`` of what a test has shown; None where it says nothing about it.
+    """Return the epsilon at ``delta`` that a test has shown; None if it shows none.
 
-    Converted by the claim's own ``epsilon``, less what its bisection may be off by.
+    It is converted by the claim's own ``epsilon``, less the error of its bisection.
     """
     epsilon = shown.epsilon(delta)
     return epsilon * (1 - ROUNDING) if math.isfinite(epsilon) else None

@@ -1,7 +1,7 @@
-"""Layer 4 on the generator: whether the noise's words are the cipher's, each used for one thing.
+"""Layer 4 on the generator: check that the noise uses the cipher's words, each of them once.
 
-White-box: these checks know how streams are made. What they cannot see is the law itself, which
-``certificate`` proves from its numbers.
+White-box: these checks know how streams are made. The noise distribution itself is out of their
+reach; ``certificate`` proves it from its numbers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _PLACES = (0, 509, 2**32 // 48 * 512 - 300, 2**62 - 5000)
 def backend_checks(
     backend: str, *, device: str | None = None, quick: bool = False
 ) -> tuple[Check, ...]:
-    """Vectors and equal bits of one backend.
+    """Check vectors and equal bits of one backend.
 
     Args:
         backend: its name.
-        device: where its tensors are; None: where it runs.
+        device: device of its tensors. None selects the backend's own.
         quick: without the vectors of two million draws.
     """
     available, reason = dispatch.availability(backend)
@@ -57,11 +57,11 @@ def backend_checks(
 
 
 def golden_vectors(backend: str, device: str = "cpu", *, quick: bool = False) -> Check:
-    """RFC 8439, the vectors of fewer rounds, and the committed draws and noisy sums of both laws.
+    """Check RFC 8439, vectors of fewer rounds, and committed draws and noisy sums of both laws.
 
     Args:
-        backend: who runs the ops.
-        device: where its tensors are.
+        backend: name of the backend.
+        device: device of its tensors.
         quick: without the vectors of two million draws.
     """
     asked = [
@@ -81,11 +81,11 @@ def golden_vectors(backend: str, device: str = "cpu", *, quick: bool = False) ->
 
 
 def equal_bits(backend: str, device: str = "cpu", *, count: int = 3000) -> Check:
-    """Draws and noisy sums in pieces, with 1, 2 and 4 threads, against the reference in one piece.
+    """Compare draws and noisy sums in pieces, with 1, 2 and 4 threads, with the reference in one.
 
     Args:
-        backend: who runs the ops.
-        device: where its tensors are.
+        backend: name of the backend.
+        device: device of its tensors.
         count: values at each place, at least 3.
     """
     stream, rounding = (Key.fresh().stream(p, 1) for p in (Purpose.NOISE, Purpose.ROUNDING))
@@ -117,7 +117,7 @@ def _released(
     backend: str,
     device: str,
 ) -> list[torch.Tensor]:
-    """Draws, noisy integers and noisy floats ``[sum(pieces)]`` on the CPU, made piece by piece."""
+    """Make draws, noisy integers and noisy floats ``[sum(pieces)]`` piece by piece, on the CPU."""
     sums = torch.linspace(-1e5, 1e5, sum(pieces), dtype=torch.float64)
     made: list[list[torch.Tensor]] = [[], [], []]
     at = 0
@@ -135,11 +135,11 @@ def _released(
 
 
 def draw_bits(law: Distribution, *, count: int = 1 << 20) -> Check:
-    """The low 14 bits of fresh draws ``X``, which both laws make uniform.
+    """Check the low 14 bits of fresh draws ``X``, which both laws make uniform.
 
     Args:
         law: ``gaussian`` or ``laplace``.
-        count: how many draws, at least 2^19.
+        count: number of draws, at least 2^19.
     """
     stream = Key.fresh().stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE, 0)
     drawn = noise.lattice_draws(stream, position=0, count=count, distribution=law)
@@ -147,7 +147,7 @@ def draw_bits(law: Distribution, *, count: int = 1 << 20) -> Check:
 
 
 def separate_streams() -> Check:
-    """No block of the keystream is the same for two purposes, steps, stream numbers or counters.
+    """Check that purposes, steps, stream numbers and counters never share a keystream block.
 
     Equal blocks by chance: probability below 2^-480.
     """
@@ -169,12 +169,12 @@ def separate_streams() -> Check:
 
 
 def fresh_keys(make: Callable[[], Key] = Key.fresh) -> Check:
-    """Keys are all different, and each of their 256 bits is set about half of the time.
+    """Check that keys are all different, each of their 256 bits set about half of the time.
 
     A sound source fails with probability below 1e-8: 256 counts outside of 7 standard deviations.
 
     Args:
-        make: what makes a key.
+        make: function that makes a key.
     """
     found = [make().stream(Purpose.NOISE, 0).key for _ in range(FRESH_KEYS)]
     numbers = [int.from_bytes(key, "big") for key in found]
@@ -192,10 +192,10 @@ def fresh_keys(make: Callable[[], Key] = Key.fresh) -> Check:
 
 
 def fork(make: Callable[[], Key] = Key.fresh) -> Check:
-    """A forked child that goes on with a key has one of its own, and so has its sibling.
+    """Check that a forked child that goes on with a key has one of its own, as has its sibling.
 
     Args:
-        make: what makes a key.
+        make: function that makes a key.
     """
     name = "fork"
     if not hasattr(os, "fork"):
@@ -215,12 +215,12 @@ def fork(make: Callable[[], Key] = Key.fresh) -> Check:
 
 
 def _digest(key: Key) -> bytes:
-    """Of the key; the key itself must not travel."""
+    """Return a digest of the key; the key itself must not leave its process."""
     return hashlib.sha256(key.stream(Purpose.NOISE, 0).key).digest()
 
 
 def in_child(work: Callable[[], bytes]) -> bytes:
-    """What ``work`` returns in a forked child; empty if it does not answer."""
+    """Return what ``work`` returns in a forked child; empty if the child does not answer."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # From Python 3.12 on: the process has other threads. The child only hashes and exits.
@@ -241,11 +241,11 @@ def in_child(work: Callable[[], bytes]) -> bytes:
 
 
 def checks(*, backends: Sequence[str] | None = None, quick: bool = False) -> tuple[Check, ...]:
-    """All checks of the generator.
+    """Run all checks of the generator.
 
     Args:
-        backends: which ones; None: all names that dpkern knows, those that are not here with their
-            reason.
+        backends: names of the backends. None selects all that dpkern knows; a missing one is listed
+            with its reason.
         quick: only the shorter vectors.
     """
     names = dispatch.BACKENDS if backends is None else backends

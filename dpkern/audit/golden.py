@@ -1,4 +1,4 @@
-"""The committed vectors of the noise generator, and what a backend answers to them.
+"""Compare a backend with the committed vectors of the noise generator.
 
 ``golden_noise.txt`` holds keystream blocks of RFC 8439 and of the published vectors for 12 and 8
 rounds, and draws and noisy sums of both laws. Every backend must give every value bit for bit.
@@ -27,11 +27,11 @@ class Vector:
     """One line of the file.
 
     Attributes:
-        number: of the line.
+        number: number of the line.
         kind: ``keystream``, ``LAW``, ``LAW:sha256``, ``LAW:TYPE`` or ``LAW:TYPE:SCALE``.
         stream: the keystream.
-        position: of the first value.
-        values: as they stand in the file.
+        position: position of the first value.
+        values: the values in the file's own words.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Vector:
 
 @cache
 def vectors() -> tuple[Vector, ...]:
-    """All lines of the file."""
+    """Read all lines of the file."""
     found = []
     for number, text in enumerate(FILE.read_text().splitlines(), start=1):
         if not text or text.startswith("#"):
@@ -69,18 +69,18 @@ def vectors() -> tuple[Vector, ...]:
 
 
 def digest(draws: torch.Tensor) -> str:
-    """The first 12 bytes of the SHA-256 of draws as little-endian int32, in hexadecimal."""
+    """Return the first 12 bytes of the SHA-256 of draws as little-endian int32, in hexadecimal."""
     words = draws.cpu().numpy().astype("<i4")
     return hashlib.sha256(words.tobytes()).hexdigest()[:24]
 
 
 def answers(vector: Vector, backend: str, device: str = "cpu") -> tuple[str, ...]:
-    """What a backend gives for a line, in the file's words.
+    """Return what a backend gives for a line, in the file's words.
 
     Args:
         vector: the line.
-        backend: who runs the ops.
-        device: where its tensors are.
+        backend: name of the backend.
+        device: device of its tensors.
 
     Raises:
         BackendError: a backend that cannot run them there.
@@ -131,14 +131,14 @@ def _noisy(
 
 
 def _of_bits(shown: list[str], kind: torch.dtype) -> torch.Tensor:
-    """Hexadecimal bits -> floats."""
+    """Convert hexadecimal bits to floats."""
     width = 4 * len(shown[0])
     signed = [(int(bits, 16) ^ 1 << width - 1) - (1 << width - 1) for bits in shown]
     return torch.tensor(signed, dtype=_BITS[kind]).view(kind)
 
 
 def _to_bits(values: torch.Tensor) -> list[str]:
-    """Floats -> hexadecimal bits."""
+    """Convert floats to hexadecimal bits."""
     digits = 2 * values.element_size()
     mask = (1 << 4 * digits) - 1
     return [f"{bits & mask:0{digits}x}" for bits in values.view(_BITS[values.dtype]).tolist()]

@@ -1,4 +1,4 @@
-"""Layer 3: the best test of all where the noise is known, rounded so that bits do not count.
+"""Layer 3: use the best test of all where the noise is known, rounded so that bits do not count.
 
     Laplace   sum_i (|x_i - a_i| - |x_i - b_i|) / scale_i
     k-RR      log P(x | present) - log P(x | without)
@@ -21,7 +21,7 @@ ROUNDED = 1e-6
 
 
 def rounded(scores: torch.Tensor) -> torch.Tensor:
-    """To multiples of 1e-6."""
+    """Round to multiples of 1e-6."""
     return (scores / ROUNDED).round() * ROUNDED
 
 
@@ -31,7 +31,7 @@ class LaplaceRatio:
 
     Args:
         without, present: noiseless releases ``[d]``.
-        scale: of the noise that is assumed, ``[d]`` or one number.
+        scale: noise scale that is assumed, ``[d]`` or one number.
     """
 
     without: torch.Tensor

@@ -1,4 +1,4 @@
-"""What an audit of a whole training loop found, and its verdict.
+"""The findings of an audit of a whole training loop, and its verdict.
 
     m_t = max over clip groups of ||S_t(D) - S_t(D')|| / C
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..privacy.accounting.shown import shown_lower_bound
-from .claims import Gaussian
+from .claims import GaussianDP
 from .findings import Check
 
 
@@ -27,8 +27,8 @@ class StepMovement:
         step: its number, from 1.
         held: whether the batch held the record.
         size: its samples, in the run with all records.
-        moved: how far the clipped sum moved, in units of C.
-        allowed: how far it may, rounding included.
+        moved: distance that the clipped sum moved, in units of C.
+        allowed: distance that it may move, rounding included.
         parameter: the one that moved most.
     """
 
@@ -50,13 +50,13 @@ class Attack:
     """Two runs that differ in one record.
 
     Attributes:
-        name: what was done.
+        name: the attack in words.
         record: its index in the data set.
         noise: whether the engine's noise was on.
         bound: largest movement that the certificate allows, in units of C: 1 or 2.
-        steps: those that can be compared.
-        remembered: what differed after a step besides the releases: names and what holds them.
-            None: it could not be looked at.
+        steps: steps that can be compared.
+        remembered: state other than the releases that differed after a step: names and what holds
+            them. None means that the state could not be examined.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Attack:
     remembered: Mapping[str, str] | None = None
 
     def largest(self, *, held: bool) -> StepMovement | None:
-        """The step that moved most, among those whose batch held the record or not."""
+        """Return the step that moved most, among those whose batch held the record or not."""
         return max(
             (step for step in self.steps if step.held is held),
             key=lambda step: math.inf if math.isnan(step.moved) else step.moved,
@@ -77,7 +77,7 @@ class Attack:
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodRatio:
-    """How well one record's presence shows in the releases, to who knows which batches held it.
+    """The visibility of one record's presence to an adversary who knows which batches held it.
 
     ``mu^2 = sum over steps of ||(S_t(D) - S_t(D')) / sd||^2`` along one run: computed from the
     movements and the law of the noise, not counted.
@@ -85,8 +85,8 @@ class LikelihoodRatio:
     Attributes:
         shown: mu of the run that was audited.
         certified: mu that the plan certifies for as many steps that hold the record.
-        steps: how many did.
-        delta: of the epsilons.
+        steps: number of steps that held the record.
+        delta: delta of the epsilons.
     """
 
     shown: float
@@ -95,10 +95,10 @@ class LikelihoodRatio:
     delta: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with epsilons without amplification by sampling."""
+        """Return plain values, with epsilons without amplification by sampling."""
         return asdict(self) | {
-            "epsilon_shown": Gaussian(self.shown).epsilon(self.delta),
-            "epsilon_certified": Gaussian(self.certified).epsilon(self.delta),
+            "epsilon_shown": GaussianDP(self.shown).epsilon(self.delta),
+            "epsilon_certified": GaussianDP(self.certified).epsilon(self.delta),
         }
 
 
@@ -109,17 +109,18 @@ class LoopFindings:
     Attributes:
         subject: the loop's name.
         steps: releases that were compared.
-        records: of the data set.
-        sampling: how batches are drawn, as the engine accounts for it.
-        epsilon: what these steps would certify at ``delta`` in a run that nobody watches; None if
-            there was no step.
-        delta: of all epsilons.
-        attacks: what was tried.
+        records: size of the data set.
+        sampling: sampling of the batches, as the engine accounts for it.
+        epsilon: epsilon at ``delta`` that these steps would certify in an unobserved run. None
+            means that there was no step.
+        delta: delta of all epsilons.
+        attacks: attacks that were tried.
         checks: the questions; one that failed contradicts the certificate.
-        likelihood: of the first attack with noise; None: not computed.
+        likelihood: likelihood ratio of the first attack with noise. None means that it was not
+            computed.
         refusal: the engine's error; empty: it refused nothing.
-        notes: what a reader must know.
-        runs: of the whole script.
+        notes: notes that a reader needs.
+        runs: number of runs of the whole script.
         seconds: wall time.
     """
 
@@ -149,14 +150,14 @@ class LoopFindings:
 
     @property
     def verdict(self) -> str:
-        """``contradicted``, ``refused`` (before any release) or ``not contradicted``."""
+        """The verdict: ``contradicted``, ``refused`` before a release, or ``not contradicted``."""
         if self.failed:
             return "contradicted"
         return "refused" if self.refusal and not self.steps else "not contradicted"
 
     @property
     def largest(self) -> tuple[Attack, StepMovement] | None:
-        """The largest movement of all attacks relative to its bound, and whose it is."""
+        """The largest movement of all attacks relative to its bound, with its attack."""
         found = [
             (attack, step)
             for attack in self.attacks
@@ -182,7 +183,7 @@ class LoopFindings:
         return f"Nothing contradicts the certificate of {self.subject} in {count}{moved}.{after}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "subject": self.subject,
             "verdict": self.sentence,

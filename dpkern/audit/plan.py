@@ -1,4 +1,4 @@
-"""Checks of what somebody says of a run: no output can show a wrong relation or a wrong sampler.
+"""Check what is stated about a run: no output can show a wrong relation or a wrong sampler.
 
 A ``Statement`` is an epsilon with everything that it rests on. It is compared with two numbers of
 the same event under the same relation: a lower bound (``optimistic``), below which a claim is
@@ -22,12 +22,12 @@ from ..privacy.accounting.history import (
     REAL_SUMS,
     SAMPLING,
     Certificate,
-    Use,
+    LedgerEntry,
     certify_uses,
 )
-from ..privacy.accounting.planning import Claimant, claimed_epsilon
+from ..privacy.accounting.planning import ClaimedMechanism, claimed_epsilon
+from .epsilon_lower_bound import epsilon_lower, shuffled_epsilon_lower
 from .findings import Check
-from .optimistic import epsilon_lower, shuffled_epsilon_lower
 
 NOISE = ("fresh", "seeded", "shared", "table")
 DIVISORS = ("constant", "realised")
@@ -41,26 +41,26 @@ _AGREE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What is said of a run.
+    """A statement about a run: an epsilon with everything that it rests on.
 
     Attributes:
-        event: of ONE step on the records of its batch, without sampling; its multiplier is the
-            scale of the noise / the bound of ONE record, under ``replace_one`` too.
-        steps: of the run.
+        event: event of ONE step on the records of its batch, without sampling; its multiplier is
+            the noise scale / the bound of ONE record, under ``replace_one`` too.
+        steps: number of steps of the run.
         epsilon, delta: the claim.
         relation: one of ``accounting.RELATIONS``.
         sampling: one of ``accounting.SAMPLING``: how batches are drawn.
         sample_rate: expected batch size / records; 1: every record in every step.
         dataset_size: number of records, for batches of a fixed size.
-        accounted_as: the sampling that epsilon was computed for; None: the same.
-        bounds: of one record per clip group; empty: one group, or not stated.
-        scales: of the noise per clip group, as many.
-        noise: ``fresh``; ``seeded``: whoever has the seed can repeat it; ``shared``: one draw for
+        accounted_as: the sampling that epsilon was computed for. None means ``sampling``.
+        bounds: bound of one record per clip group; empty for one group, or if not stated.
+        scales: noise scale per clip group, as many.
+        noise: ``fresh``; ``seeded``: anyone with the seed can repeat it; ``shared``: one draw for
             several records, groups or steps; ``table``: read again from a finite table.
         divided_by: ``constant``, or ``realised``: the number of records in the batch.
-        scale_from: what the noise scale was computed from: ``constant`` or the ``data``.
-        accountant: who computed epsilon, in words.
-        unsampled: what every step releases of all records besides ``event``.
+        scale_from: origin of the noise scale: ``constant`` or the ``data``.
+        accountant: name of the accountant that computed epsilon.
+        unsampled: further releases of all records in every step, besides ``event``.
     """
 
     event: EventSpec
@@ -108,9 +108,9 @@ class Statement:
         if self.sampling in ("fixed", "with_replacement"):
             self.use().subset()
 
-    def use(self, *, sampling: str | None = None, event: EventSpec | None = None) -> Use:
-        """The run as ``accounting`` takes it, perhaps under another sampling or event."""
-        return Use(
+    def use(self, *, sampling: str | None = None, event: EventSpec | None = None) -> LedgerEntry:
+        """Return the run as ``accounting`` takes it, optionally under another sampling or event."""
+        return LedgerEntry(
             event=self.event if event is None else event,
             neighbouring=self.relation,
             certified_for=REAL_SUMS,
@@ -123,7 +123,7 @@ class Statement:
         )
 
     def certificate(self) -> Certificate:
-        """What ``accounting`` certifies of it.
+        """Return what ``accounting`` certifies for the statement.
 
         Raises:
             MissingDependency: dp-accounting is not installed.
@@ -131,7 +131,7 @@ class Statement:
         return certify_uses([self.use()], self.delta)
 
     def lower(self) -> float:
-        """An epsilon that the stated event reaches for some neighbours.
+        """Return an epsilon that the stated event reaches for some neighbours.
 
         Raises:
             MissingDependency: dp-accounting is not installed.
@@ -144,7 +144,7 @@ class Statement:
         return epsilon_lower(use.total(), use.relation, self.delta)
 
     def _shuffled_lower(self) -> float:
-        """Of Gaussian noise; for other noise nothing is known.
+        """Return the lower bound for shuffled batches and Gaussian noise; 0 for other noise.
 
         A record of gradient zero is as good as none: what holds for zero-out holds for replace-one.
         """
@@ -164,7 +164,7 @@ class Statement:
 
 
 def of_mechanism(
-    mechanism: Claimant,
+    mechanism: ClaimedMechanism,
     *,
     steps: int,
     sample_rate: float,
@@ -172,7 +172,7 @@ def of_mechanism(
     sampling: str = "poisson",
     dataset_size: int | None = None,
 ) -> Statement:
-    """What the source of a mechanism says of a run: in ``published`` mode of what it really does.
+    """Return what a mechanism's paper states about a run; in ``published`` mode about what it does.
 
     Raises:
         InvalidInput: an argument out of range.
@@ -202,7 +202,7 @@ def of_mechanism(
 
 
 def checks(statement: Statement) -> tuple[Check, ...]:
-    """Every question that can be asked of a statement.
+    """Run every check that applies to a statement.
 
     Raises:
         MissingDependency: dp-accounting is not installed.
@@ -243,7 +243,7 @@ def _event(statement: Statement, certificate: Certificate) -> Check:
 
 
 def _epsilon(statement: Statement, certificate: Certificate) -> Check:
-    """The claim against the lower bound and against the certificate."""
+    """Compare the claim with the lower bound and with the certificate."""
     name = "epsilon"
     lower, upper, claim = statement.lower(), certificate.epsilon, statement.epsilon
     numbers = {"claimed": claim, "lower": lower, "certified": upper}
@@ -306,7 +306,7 @@ def _replaced(statement: Statement, certificate: Certificate) -> Check:
 
 
 def _without_doubling(statement: Statement) -> float | None:
-    """What an accountant prints that is told the noise of twice the scale; None: of no Gaussian."""
+    """Return what an accountant prints if given twice the noise scale; None if not Gaussian."""
     leaves = events.leaves(statement.event)
     if any(leaf.kind != events.GAUSSIAN_EVENT or leaf.sampled for leaf in leaves):
         return None
@@ -348,9 +348,9 @@ def _noise(statement: Statement) -> Check:
     name = "noise"
     texts = {
         "fresh": "fresh noise for every release",
-        "seeded": "whoever has the seed can subtract the noise",
+        "seeded": "anyone with the seed can subtract the noise",
         "shared": "one draw of noise serves several values: their difference has none",
-        "table": "noise comes again from a finite table: whoever has the table finds the place",
+        "table": "noise comes again from a finite table: anyone with the table finds the place",
     }
     passed = statement.noise == "fresh" or statement.epsilon == math.inf
     return _check(name, passed, texts[statement.noise])

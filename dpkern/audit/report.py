@@ -1,7 +1,7 @@
-"""An audit's findings as a report: verdicts, the tests behind them, the checks, two figures.
+"""Report an audit's findings: verdicts, the tests behind them, the checks, two figures.
 
 The trade-off figure has both error rates on the scale of the normal quantile, where a Gaussian
-promise is a straight line of slope -1 and its distance from the origin says mu / sqrt(2).
+claim is a straight line of slope -1 and its distance from the origin is mu / sqrt(2).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import NormalDist
 
-from ..base.report import Figure, Mark, Report, Series, Table
+from ..base.report import Figure, Mark, Report, ReportTable, Series
 from ..privacy.accounting import shown_lower_bound
 from ..privacy.accounting.shown import LowerBound, UpperBound, shown_exactly
-from .claims import Claim, Nothing
+from .claims import Claim, NoClaim
 from .findings import LAYERS, Evidence, Findings, lower_epsilon
 
 NORMAL = NormalDist()
 POINTS = 161
-"""Places at which a promise is drawn."""
+"""Places at which a claim is drawn."""
 SMALLEST = 1e-7
 """Rates below this are drawn at it."""
 BOXES = 60
-"""As many tests, the strongest, are drawn with their intervals."""
+"""Maximum of tests, strongest first, that are drawn with their intervals."""
 ROOM = 10.0
 """The figure ends at this part of the smallest rate that a test bounds."""
 NO_NOISE = 1e-9
@@ -31,10 +31,10 @@ FLAT = 3.0
 
 
 def report(findings: Findings) -> Report:
-    """The report of an audit.
+    """Build the report of an audit.
 
     Args:
-        findings: of ``audit.run``.
+        findings: result of ``audit.run``.
     """
     return Report(
         name="audit",
@@ -54,8 +54,8 @@ def report(findings: Findings) -> Report:
     )
 
 
-def _numbers(findings: Findings) -> Table:
-    """One row for each promise, with the one test that says most against it."""
+def _numbers(findings: Findings) -> ReportTable:
+    """Build one row per claim, with the one test that says most against it."""
     rows: list[list[str | float | None]] = []
     for name, claim in (("claimed", findings.claimed), ("certified", findings.certified)):
         stated = UpperBound(claim.epsilon(findings.delta))
@@ -67,12 +67,12 @@ def _numbers(findings: Findings) -> Table:
         shown = best.shows(claim, findings.delta)
         rows.append(
             [
-                "nothing promised" if isinstance(claim, Nothing) else verdict,
+                "nothing promised" if isinstance(claim, NoClaim) else verdict,
                 *(name, claim.text, stated),
                 *(shown.lower_text, _lower(shown, findings.delta), best.pair),
             ]
         )
-    return Table(
+    return ReportTable(
         title="Each promise and the strongest test against it",
         columns=("verdict", "promise", "at most", "epsilon ≤", "at least", "epsilon ≥", "test"),
         rows=rows,
@@ -92,7 +92,7 @@ def _lower(shown: Claim, delta: float) -> LowerBound | None:
     return None if epsilon is None else LowerBound(epsilon)
 
 
-def _tests(findings: Findings) -> Table:
+def _tests(findings: Findings) -> ReportTable:
     best: dict[str, Evidence] = {}
     for found in _strongest_first(findings):
         best.setdefault(found.pair, found)
@@ -111,7 +111,7 @@ def _tests(findings: Findings) -> Table:
     if all(row[5] is None for row in rows):
         del columns[5]
         rows = [[*row[:5], row[6]] for row in rows]
-    return Table(
+    return ReportTable(
         title="The strongest test of each pair of neighbours",
         columns=columns,
         rows=rows,
@@ -128,7 +128,7 @@ def _tests(findings: Findings) -> Table:
 
 
 def _strongest_first(findings: Findings) -> list[Evidence]:
-    """Tests that contradict a promise, then the others, each by the number that they show."""
+    """Sort tests: those that contradict a claim, then the others, each by the number they show."""
 
     def strength(found: Evidence) -> tuple[bool, bool, float, float]:
         shown = found.shows(_judged(found, findings), findings.delta)
@@ -141,9 +141,9 @@ def _strongest_first(findings: Findings) -> list[Evidence]:
 
 
 def _judged(found: Evidence, findings: Findings) -> Claim:
-    """The promise in whose terms a test is written: one that it contradicts, else the first."""
+    """Return the claim in whose terms a test is written: one it contradicts, else the first."""
     claimed, certified = findings.claimed, findings.certified
-    if found.contradicts(certified) or isinstance(claimed, Nothing):
+    if found.contradicts(certified) or isinstance(claimed, NoClaim):
         return certified
     return claimed
 
@@ -154,10 +154,10 @@ def _verdict(found: Evidence, findings: Findings) -> str:
     return "above claim" if found.contradicts(findings.claimed) else "consistent"
 
 
-def _checks(findings: Findings) -> Table:
+def _checks(findings: Findings) -> ReportTable:
     words = {True: "passed", False: "FAILED", None: "not asked"}
     failed_first = sorted(findings.checks, key=lambda check: check.passed is not False)
-    return Table(
+    return ReportTable(
         title="Checks",
         columns=("layer", "question", "answer", "what was seen"),
         rows=[[c.layer, c.name, words[c.passed], c.text] for c in failed_first],
@@ -175,7 +175,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
     ]
     if silent:
         notes.append(f"Layers in which nothing was asked: {', '.join(silent)}.")
-    if isinstance(findings.certified, Nothing):
+    if isinstance(findings.certified, NoClaim):
         notes.append("Nothing is certified of this release.")
     unasked = [check for check in findings.checks if check.passed is None]
     if unasked:
@@ -185,7 +185,7 @@ def _notes(findings: Findings) -> tuple[str, ...]:
 
 
 def _tradeoff(findings: Findings) -> Figure | None:
-    """The promises as curves and the tests as points with their intervals."""
+    """Draw the claims as curves and the tests as points with their intervals."""
     tests = _strongest_first(findings)[:BOXES]
     if not tests:
         return None
@@ -239,18 +239,18 @@ def _at_least(value: float) -> str:
 
 
 def _promises(findings: Findings) -> list[tuple[str, Claim]]:
-    """Those with a curve; one curve where both read the same."""
+    """Return the claims with a curve; one curve where both read the same."""
     claimed, certified = findings.claimed, findings.certified
     if claimed.text == certified.text:
         named = [("claimed and certified", claimed)]
     else:
         named = [("claimed", claimed), ("certified", certified)]
     promises = [(f"{name}: {claim.text}", claim) for name, claim in named]
-    return [(name, claim) for name, claim in promises if not isinstance(claim, Nothing)]
+    return [(name, claim) for name, claim in promises if not isinstance(claim, NoClaim)]
 
 
 def _floor(tests: Sequence[Evidence]) -> float:
-    """The least rate of the axes."""
+    """Return the least rate of the axes."""
     rates = [rate for test in tests for rate in (test.fpr_upper, test.fnr_upper)]
     least = min((min(rate, 1 - rate) for rate in rates if 0 < rate < 1), default=0.01)
     return max(SMALLEST, min(0.01, least / ROOM))
@@ -261,7 +261,7 @@ def _drawn(rate: float, floor: float) -> float:
 
 
 def _curve(label: str, claim: Claim, floor: float) -> Series:
-    """A promise at places that are even on the axis, drawn as far as it is within the axes."""
+    """Draw a claim at places that are even on the axis, as far as it is within the axes."""
     edge = NORMAL.inv_cdf(floor)
     places = [NORMAL.cdf(edge - 2 * edge * i / (POINTS - 1)) for i in range(POINTS)]
     rates = [claim.tradeoff(place) for place in places]
@@ -270,7 +270,7 @@ def _curve(label: str, claim: Claim, floor: float) -> Series:
 
 
 def _spectrum(findings: Findings) -> Figure | None:
-    """Eigenvalues of the noise's covariance, beside the certified variance."""
+    """Draw eigenvalues of the noise's covariance, beside the certified variance."""
     values = findings.spectrum
     if len(values) < 2:
         return None

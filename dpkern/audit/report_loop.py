@@ -1,8 +1,8 @@
-"""Findings of a loop's audit as a report: movements by attack and by step, state, checks."""
+"""Report the audit of a loop: movements by attack and by step, state, checks."""
 
 from __future__ import annotations
 
-from ..base.report import Figure, Report, Series, Table
+from ..base.report import Figure, Report, ReportTable, Series
 from ..privacy.accounting.shown import LowerBound, UpperBound, shown_bound, shown_exactly
 from .loop import Attack, LoopFindings, StepMovement
 
@@ -13,7 +13,7 @@ def report(findings: LoopFindings) -> Report:
     """Return the report of an audited training loop.
 
     Args:
-        findings: of ``subjects.loop.audit_loop``.
+        findings: result of ``subjects.loop.audit_loop``.
     """
     tables = (
         _attacks(findings),
@@ -35,7 +35,7 @@ def report(findings: LoopFindings) -> Report:
     )
 
 
-def _attacks(findings: LoopFindings) -> Table:
+def _attacks(findings: LoopFindings) -> ReportTable:
     rows: list[list[str | int | float | None]] = []
     for attack in findings.attacks:
         held, other = attack.largest(held=True), attack.largest(held=False)
@@ -47,7 +47,7 @@ def _attacks(findings: LoopFindings) -> Table:
                 None if other is None else LowerBound(other.moved),
             ]
         )
-    return Table(
+    return ReportTable(
         title="How far one record moves a clipped sum, in units of C",
         columns=(
             *("record", "index", "noise", "certified ≤", "moved", "at step"),
@@ -60,7 +60,7 @@ def _attacks(findings: LoopFindings) -> Table:
 
 
 def _worst(findings: LoopFindings) -> Attack | None:
-    """The attack that comes nearest to a bound, or exceeds one most."""
+    """Return the attack that comes nearest to a bound, or exceeds one most."""
 
     def ratio(step: StepMovement) -> float:
         return step.moved / step.allowed if step.allowed else step.moved
@@ -72,7 +72,7 @@ def _worst(findings: LoopFindings) -> Attack | None:
     )
 
 
-def _steps(findings: LoopFindings) -> Table:
+def _steps(findings: LoopFindings) -> ReportTable:
     attack = _worst(findings)
     rows = [
         [
@@ -83,7 +83,7 @@ def _steps(findings: LoopFindings) -> Table:
         for step in (() if attack is None else attack.steps)
     ]
     name = "" if attack is None else f"{attack.name}, noise {_noise(attack)}"
-    return Table(
+    return ReportTable(
         title=f"Step by step: {name}",
         columns=("step", "samples", "holds the record", "moved", "allowed", "most in", "bound"),
         rows=rows,
@@ -91,12 +91,12 @@ def _steps(findings: LoopFindings) -> Table:
     )
 
 
-def _state(findings: LoopFindings) -> Table:
+def _state(findings: LoopFindings) -> ReportTable:
     found: dict[str, tuple[str, str]] = {}
     for attack in findings.attacks:
         for name, where in (attack.remembered or {}).items():
             found.setdefault(name, (where, f"{attack.name}, noise {_noise(attack)}"))
-    return Table(
+    return ReportTable(
         title="State that differs without the record",
         columns=("name", "held by", "first seen with"),
         rows=[[name, where, attack] for name, (where, attack) in found.items()],
@@ -104,7 +104,7 @@ def _state(findings: LoopFindings) -> Table:
     )
 
 
-def _likelihood(findings: LoopFindings) -> Table:
+def _likelihood(findings: LoopFindings) -> ReportTable:
     ratio = findings.likelihood
     rows: list[list[str | float | None]] = []
     if ratio is not None:
@@ -119,7 +119,7 @@ def _likelihood(findings: LoopFindings) -> Table:
                 *(LowerBound(ratio.shown), LowerBound(facts["epsilon_shown"])),
             ],
         ]
-    return Table(
+    return ReportTable(
         title="The likelihood ratio of the releases, if it is known which batches held the record",
         columns=("number", "bounds it", "mu", f"epsilon at delta {shown_exactly(findings.delta)}"),
         rows=rows,
@@ -128,9 +128,9 @@ def _likelihood(findings: LoopFindings) -> Table:
     )
 
 
-def _checks(findings: LoopFindings) -> Table:
+def _checks(findings: LoopFindings) -> ReportTable:
     failed_first = sorted(findings.checks, key=lambda check: check.passed is not False)
-    return Table(
+    return ReportTable(
         title="Checks",
         columns=("question", "answer", "what was seen"),
         rows=[[check.name, ANSWERS[check.passed], check.text] for check in failed_first],
@@ -169,7 +169,7 @@ def _notes(findings: LoopFindings) -> tuple[str, ...]:
     if findings.epsilon is not None:
         sampling = findings.sampling.get("sampling")
         notes.append(
-            f"A run of these {findings.steps} steps that nobody watches would certify epsilon "
+            f"An unobserved run of these {findings.steps} steps would certify epsilon "
             f"{shown_bound(findings.epsilon)} at delta {shown_exactly(findings.delta)} ({sampling} "
             "sampling); the runs of this audit certify nothing."
         )

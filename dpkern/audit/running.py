@@ -1,4 +1,4 @@
-"""Runs of a subject in chunks, in this process or in several, reduced where they are made.
+"""Run a subject in chunks, in this process or in several, and reduce where the runs are made.
 
 Nothing of size ``[runs, d]`` is kept: moments and counts of chunks add up.
 """
@@ -21,23 +21,23 @@ from .covariance import Moments, moments, together
 from .subject import Score, Subject
 
 CHUNK_VALUES = 1 << 21
-"""Released numbers that a chunk has at most."""
+"""Maximum of released numbers in a chunk."""
 
 SHARES = 4
-"""Chunks that each process gets of a stage, so that none waits long for the last."""
+"""Chunks of a stage per process, so that none waits long for the last."""
 
 Counts = NDArray[np.int64]
 Result = TypeVar("Result")
 
 
 class Runner:
-    """Fresh runs of one subject.
+    """A source of fresh runs of one subject.
 
     Args:
-        subject: what is run.
-        seed: of all the runs; every chunk gets its own.
-        pool: processes that know the subject; None: this one.
-        workers: how many.
+        subject: subject to run.
+        seed: seed of all the runs; every chunk gets its own.
+        pool: processes that know the subject. None selects this process.
+        workers: number of processes.
     """
 
     def __init__(
@@ -50,22 +50,22 @@ class Runner:
         self._seeds = np.random.SeedSequence(seed)
 
     def moments(self, data: Any, runs: int) -> Moments:
-        """Of the coordinates that are looked at."""
+        """Return the moments of the examined coordinates."""
         return together(self._all(_moments, runs, data))
 
     def scores(self, data: Any, scores: Sequence[Score], runs: int) -> NDArray[np.float64]:
-        """``[scores, runs]``."""
+        """Return scores ``[scores, runs]``."""
         return np.concatenate(self._all(_scores, runs, data, tuple(scores)), axis=1)
 
     def exceeding(
         self, data: Any, tests: Sequence[tuple[Score, float]], runs: int
     ) -> tuple[int, ...]:
-        """In how many runs each test's score exceeds its threshold."""
+        """Return in how many runs each test's score exceeds its threshold."""
         parts = self._all(_exceeding, runs, data, tuple(tests))
         return tuple(int(count) for count in np.sum(parts, axis=0))
 
     def first(self, data: Any, runs: int) -> torch.Tensor:
-        """A few released vectors as they are; all others must be as long."""
+        """Return a few released vectors as they are; all others must be as long."""
         self.runs += runs
         found = released(self.subject, data, runs, self._seed())
         self.width = found.shape[1]
@@ -82,7 +82,7 @@ class Runner:
         return [future.result() for future in futures]
 
     def _chunks(self, runs: int) -> list[int]:
-        """Sizes that add up; a chunk of one run would have no covariance, and none is empty."""
+        """Return sizes that add up to ``runs``; a chunk of one run would have no covariance."""
         most = max(2, CHUNK_VALUES // (self.width or 1))
         count = max(-(-runs // most), 1 if self._pool is None else SHARES * self._workers)
         count = max(1, min(count, runs // 2))
@@ -95,7 +95,7 @@ class Runner:
 
 @contextmanager
 def runner(subject: Subject, *, seed: int, workers: int) -> Iterator[Runner]:
-    """Processes for an audit; with one worker, this one."""
+    """Start the processes of an audit; one worker is this process."""
     if workers == 1:
         yield Runner(subject, seed=seed, pool=None, workers=1)
         return
@@ -108,11 +108,11 @@ def runner(subject: Subject, *, seed: int, workers: int) -> Iterator[Runner]:
 def released(
     subject: Subject, data: Any, runs: int, seed: int, width: int | None = None
 ) -> torch.Tensor:
-    """``subject.release``, with its contract checked.
+    """Call ``subject.release`` and check its contract.
 
     Args:
-        subject, data, runs, seed: what is released.
-        width: numbers of a release; None: any number from 1 on.
+        subject, data, runs, seed: the subject, and the arguments of its ``release``.
+        width: length of a release. None allows any length from 1 on.
 
     Raises:
         InvalidInput: it does not give one vector of real numbers for each run, always as long.
@@ -130,7 +130,7 @@ def released(
             "release",
             expected=f"{width or 'some'} numbers in every release of {subject.name}",
             got=str(found.shape[1]),
-            remedy="Release as many numbers whatever the records are: how many there are is seen.",
+            remedy="Release the same number of values for every input; their number is visible.",
         )
     if found.is_complex():
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""Whether batches were drawn as the accounting says, from the indices that were handed out.
+"""Check from the yielded indices whether batches were drawn as the accounting says.
 
 A sum of independent 0-1 draws of chance ``p`` has ``m`` successes in ``n`` or a count further from
 ``n p`` on that side with probability at most
@@ -7,7 +7,7 @@ A sum of independent 0-1 draws of chance ``p`` has ``m`` successes in ``n`` or a
 
 (Chernoff; by Hoeffding, Probability inequalities for sums of bounded random variables, 1963,
 theorem 4, for draws without replacement too). A batch law fails a check when such a bound, times
-twice the number of counts that the checks looked at, is below 1 - confidence: all checks of one
+twice the number of counts that the checks examined, is below 1 - confidence: all checks of one
 call together accuse a sound sampler with at most that probability.
 """
 
@@ -27,12 +27,12 @@ from .findings import Check
 
 LAWS = ("poisson", "fixed", "shuffled")
 _LEVELS = (0.01, 0.25, 0.5, 0.75, 0.99)
-"""Where the ranges end that counts are sorted into."""
+"""Probabilities at which the ranges of counts end."""
 
 
 @dataclass(frozen=True)
 class _Batches:
-    """What was handed out, and how sure a check has to be."""
+    """The yielded batches, and the level of a check."""
 
     rows: tuple[tuple[int, ...], ...]
     records: int
@@ -41,14 +41,14 @@ class _Batches:
 
     @property
     def epoch(self) -> int:
-        """Batches in which a shuffled record appears once."""
+        """The number of batches in which a shuffled record appears once."""
         return max(1, math.floor(1 / self.rate * (1 + 1e-12)))
 
 
 def of_loader(loader: Any, epochs: int) -> list[tuple[int, ...]]:
-    """The indices that a torch ``DataLoader`` draws in some epochs; no record is read.
+    """Return the indices that a torch ``DataLoader`` draws in some epochs; no record is read.
 
-    A ``PrivateLoader`` hands out physical parts: ask its ``batches`` instead, with ``checks``.
+    A ``PrivateLoader`` yields physical batches: pass its ``batches`` to ``checks`` instead.
 
     Raises:
         InvalidInput: a loader without a batch sampler of indices.
@@ -76,11 +76,11 @@ def checks(
     """Compare batches of indices with a declared law.
 
     Args:
-        batches: in the order in which they were drawn; empty ones included.
+        batches: batches in the order in which they were drawn, empty ones included.
         law: ``poisson``, ``fixed`` or ``shuffled``, as in ``accounting``.
         records: size of the data set; indices are ``0 .. records - 1``.
         sample_rate: declared expected batch size / records.
-        confidence: of all checks together.
+        confidence: probability that a sound sampler passes all checks.
 
     Raises:
         InvalidInput: no batches, an argument out of range, or batches of a fixed size with a rate
@@ -93,7 +93,10 @@ def checks(
     rows = tuple(tuple(int(i) for i in batch) for batch in batches)
     if not rows:
         raise InvalidInput(
-            "batches", expected="at least one batch", got="none", remedy="Draw some batches."
+            "batches",
+            expected="at least one batch",
+            got="none",
+            remedy="Draw at least one batch first.",
         )
     size = round(sample_rate * records)
     if law == "fixed" and abs(sample_rate * records - size) > 1e-6 * size:
@@ -129,7 +132,7 @@ def _check(name: str, passed: bool | None, text: str, **numbers: float | int | s
 
 
 def log_chance(count: float, trials: float, chance: float) -> float:
-    """log of the bound ``exp(-n KL)`` on a count this far from ``n p``; 0: not far at all."""
+    """Return the log of the bound ``exp(-n KL)`` on a count this far from ``n p``; 0 at ``n p``."""
     share = count / trials
     if share == chance:
         return 0.0
@@ -150,7 +153,7 @@ def _judge(
     counts: Sequence[tuple[str, float, float, float]],
     looked_at: int = 0,
 ) -> Check:
-    """The most surprising of some counts ``(label, count, trials, chance)``.
+    """Judge the most surprising of some counts ``(label, count, trials, chance)``.
 
     ``looked_at``: how many counts these were chosen from, if from more.
     """
@@ -171,7 +174,7 @@ def _indices(drawn: _Batches) -> Check:
 
 
 def _once_in_a_batch(drawn: _Batches) -> Check:
-    """A record that is twice in a batch counts for twice its bound."""
+    """Check that no record is twice in a batch, where it would count for twice its bound."""
     for place, row in enumerate(drawn.rows):
         if len(set(row)) < len(row):
             index, times = Counter(row).most_common(1)[0]
@@ -181,20 +184,20 @@ def _once_in_a_batch(drawn: _Batches) -> Check:
 
 
 def _total(drawn: _Batches) -> Check:
-    """All draws together: the declared rate."""
+    """Compare all draws together with the declared rate."""
     count = sum(len(row) for row in drawn.rows)
     trials = drawn.records * len(drawn.rows)
     return _judge(drawn, "rate", "records drawn", [("", count, trials, drawn.rate)])
 
 
 def _sizes(drawn: _Batches) -> Check:
-    """Batch sizes spread as binomial ones: those of fixed size all fall into one range."""
+    """Check that batch sizes spread as binomial ones; fixed sizes all fall into one range."""
     looked = _spread([len(row) for row in drawn.rows], drawn.records, drawn.rate)
     return _judge(drawn, "batch sizes", "batches", looked)
 
 
 def _counts(drawn: _Batches) -> Check:
-    """So do the records' counts: none is left out, and chance alone decides."""
+    """Check that the records' counts spread as binomial ones: none is left out."""
     counts = Counter(i for row in drawn.rows for i in row)
     looked = _spread([counts[i] for i in range(drawn.records)], len(drawn.rows), drawn.rate)
     return _judge(drawn, "counts", "records drawn so often", looked)
@@ -203,7 +206,7 @@ def _counts(drawn: _Batches) -> Check:
 def _spread(
     values: Sequence[int], trials: int, rate: float
 ) -> list[tuple[str, float, float, float]]:
-    """How many of some independent binomial counts fall into each range."""
+    """Return how many of some independent binomial counts fall into each range."""
     cuts, chances = _ranges(trials, rate)
     found = Counter(sum(value > cut for cut in cuts) for value in values)
     return [
@@ -213,7 +216,7 @@ def _spread(
 
 
 def _each_record(drawn: _Batches) -> Check:
-    """Every record as often as the others."""
+    """Check that every record is drawn as often as the others."""
     counts = Counter(i for row in drawn.rows for i in row)
     steps = float(len(drawn.rows))
     often = max(range(drawn.records), key=lambda i: counts[i])
@@ -225,7 +228,7 @@ def _each_record(drawn: _Batches) -> Check:
 
 
 def _coverage(drawn: _Batches) -> Check:
-    """How many records an epoch's worth of batches holds exactly once; a permutation: all."""
+    """Check how many records an epoch's worth of batches holds exactly once; a permutation: all."""
     length = drawn.epoch
     windows = len(drawn.rows) // length
     if not windows or length == 1:
@@ -242,7 +245,7 @@ def _coverage(drawn: _Batches) -> Check:
 
 
 def _neighbours(drawn: _Batches) -> Check:
-    """What two batches have in common, next to each other and an epoch apart."""
+    """Check what two batches have in common, next to each other and an epoch apart."""
     sets = [frozenset(row) for row in drawn.rows]
     looked = []
     for lag in sorted({1, drawn.epoch}):
@@ -261,7 +264,7 @@ def _neighbours(drawn: _Batches) -> Check:
 
 
 def _ranges(trials: int, rate: float) -> tuple[list[int], list[float]]:
-    """Upper ends of ranges of a binomial count between ``_LEVELS``, and the ranges' chances."""
+    """Return upper ends of ranges of a binomial count between ``_LEVELS``, and their chances."""
     # What lies beyond 40 deviations belongs to the last range.
     mean = trials * rate
     reach = 40 * math.sqrt(mean * (1 - rate)) + 40
@@ -284,7 +287,7 @@ def _fixed_size(drawn: _Batches) -> Check:
 
 
 def _same_batches(drawn: _Batches) -> Check:
-    """Two equal batches among subsets that are far too many for that."""
+    """Look for two equal batches among subsets that are far too many for that."""
     size = round(drawn.rate * drawn.records)
     log_subsets = (
         math.lgamma(drawn.records + 1)
@@ -299,7 +302,7 @@ def _same_batches(drawn: _Batches) -> Check:
 
 
 def _once_in_an_epoch(drawn: _Batches) -> Check:
-    """At most once per epoch: the certificate counts one release for each."""
+    """Check that a record comes at most once per epoch, for which one release is counted."""
     for start in range(0, len(drawn.rows), drawn.epoch):
         counts = Counter(i for row in drawn.rows[start : start + drawn.epoch] for i in row)
         index, times = counts.most_common(1)[0] if counts else (0, 0)

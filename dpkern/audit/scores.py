@@ -1,6 +1,6 @@
-"""Numbers that tell "present" from "without": linear, quadratic, and what is not a number.
+"""Score released vectors to tell "present" from "without": linear, quadratic, not finite.
 
-Those that are learnt from runs:
+Scores that are learnt from runs:
 
     Linear     w . x,  w = S^-1 (m1 - m0), S the pooled covariance       (Fisher's discriminant)
     Quadratic  sum_i ((x_i - m0_i)^2 / v0_i - (x_i - m1_i)^2 / v1_i)
@@ -19,13 +19,16 @@ import torch
 from .covariance import Moments, Vector, looked_at, principal
 
 RIDGE = 1e-9
-"""Share of the mean variance that is added to S: a direction without noise counts for much, the
-rounding of a direction without signal for nothing."""
+"""Share of the mean variance that is added to S.
+
+A direction without noise then counts for much, the rounding of a direction without signal for
+nothing.
+"""
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
-    """``weights . x``."""
+class LinearScore:
+    """The score ``weights . x``."""
 
     weights: Vector
     name: str = "linear"
@@ -36,7 +39,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """The log-likelihood ratio of two Gaussians, but constants; ``axes`` diagonalise both."""
+    """The log-likelihood ratio of two Gaussians up to constants; ``axes`` diagonalise both."""
 
     axes: Vector
     means: tuple[Vector, Vector]
@@ -54,7 +57,7 @@ class Quadratic:
 
 @dataclass(frozen=True)
 class NotFinite:
-    """How many coordinates are NaN or infinite."""
+    """The number of coordinates that are NaN or infinite."""
 
     name: str = "not finite"
 
@@ -62,8 +65,8 @@ class NotFinite:
         return (~values.detach().cpu().isfinite()).sum(dim=1).double()
 
 
-def learnt(without: Moments, present: Moments) -> list[Linear | Quadratic]:
-    """The scores that separate two samples best."""
+def learnt(without: Moments, present: Moments) -> list[LinearScore | Quadratic]:
+    """Return the scores that separate two samples best."""
     pooled = (without.scatter + present.scatter) / max(1, without.count + present.count - 2)
     mean_variance = float(np.trace(pooled)) / len(pooled)
     floor = RIDGE * mean_variance if mean_variance > 0 else 1.0
@@ -75,7 +78,7 @@ def learnt(without: Moments, present: Moments) -> list[Linear | Quadratic]:
     both = white @ principal(white.T @ present.covariance @ white)[1]
     variances = [np.maximum(_along(part, both), 0.0) + RIDGE for part in (without, present)]
     return [
-        Linear(axes @ (gap / values)),
+        LinearScore(axes @ (gap / values)),
         Quadratic(
             both,
             (both.T @ without.mean, both.T @ present.mean),
@@ -85,6 +88,6 @@ def learnt(without: Moments, present: Moments) -> list[Linear | Quadratic]:
 
 
 def _along(found: Moments, axes: Vector) -> Vector:
-    """Variances along the axes."""
+    """Return the variances along the axes."""
     along: Vector = (axes * (found.covariance @ axes)).sum(axis=0)
     return along

@@ -1,10 +1,10 @@
-"""Layer 5: what one record can do to a sum, with hostile records and without rounding.
+"""Layer 5: measure what one record can do to a sum, with adversarial records, without rounding.
 
 A summation turns records ``[B, d]`` into the sum of their clipped contributions, before noise. The
-promise is that one record moves it by at most ``bound`` in the p-norm, whatever it holds and
-whatever the others hold. Norms are compared as exact rationals (``exact_norm``), because a float32
-clip exceeds its bound by some 1e-7 in about half of all cases, and adds up much worse where many
-small squares meet a large one.
+claim is that one record moves it by at most ``bound`` in the p-norm, whatever it holds and whatever
+the others hold. Norms are compared as exact rationals (``exact_norm``), because a float32 clip
+exceeds its bound by some 1e-7 in about half of all cases, and adds up much worse where many small
+squares meet a large one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .exact_norm import power_sum
 from .findings import Check
 
 Summed = Callable[[Tensor], Tensor]
-"""Records ``[B, d]`` -> the sum of their clipped contributions, without noise, of any shape."""
+"""A function from records ``[B, d]`` to the sum of their clipped contributions, without noise."""
 
 WIDTHS = (1, 3, 1000, 1 << 16)
 LONG = 1 << 25
@@ -31,23 +31,25 @@ LONG = 1 << 25
 
 _RECORDS = 24
 _HUGE = Fraction(10) ** 300
-"""Squares of the largest floats are no floats."""
+"""A ceiling: squares of the largest floats are no floats."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summation:
-    """A sum and its promise.
+    """A sum and the claim about it.
 
     Attributes:
-        summed: see ``Summed``; it is called often and must not keep anything between calls.
-        bound: of the p-norm of one record's contribution, in units of the sum times ``unit``.
+        summed: function of type ``Summed``; it is called often and must not keep anything between
+            calls.
+        bound: largest p-norm of one record's contribution, in units of the sum times ``unit``.
         p: 1 or 2.
-        unit: what an integer sum counts in; None: the sum itself is in the bound's units.
+        unit: lattice unit of an integer sum. None means that the sum is in the bound's units.
         widths: the d that records may have.
-        dtype: of the records.
-        twice: the same sum after its backward pass, or its last batch, was given a second time;
-            it must be refused (a ``DPKernError``) or change nothing. None: cannot be asked.
-        slack: part by which float sums may exceed the bound: 0 where the promise is exact.
+        dtype: dtype of the records.
+        twice: the same sum after its backward pass, or its last batch, was given a second time; it
+            must be rejected (a ``DPKernError``) or change nothing. None means that this cannot be
+            tested.
+        slack: part by which float sums may exceed the bound: 0 where the bound is exact.
     """
 
     summed: Summed
@@ -71,17 +73,17 @@ class Summation:
                 "dtype" if self.widths else "widths",
                 expected="a floating dtype and at least one width",
                 got=f"{self.dtype}, {list(self.widths)}",
-                remedy="Say what the records are.",
+                remedy="Pass dtype=torch.float32 and widths such as (16, 1000).",
             )
 
     @property
     def _most(self) -> Fraction:
-        """bound^p in the sum's own units."""
+        """The value bound^p in the sum's own units."""
         unit = Fraction(1) if self.unit is None else Fraction(self.unit)
         return (Fraction(self.bound) * (1 + Fraction(self.slack)) / unit) ** self.p
 
     def excess(self, contribution: Tensor) -> float:
-        """Norm / bound; infinite for NaN or infinity. Above 1 if and only if it exceeds exactly."""
+        """Return norm / bound: above 1 if and only if it exceeds; infinite for NaN or infinity."""
         if contribution.dtype.is_floating_point and not bool(torch.isfinite(contribution).all()):
             return math.inf
         power = power_sum(contribution, self.p)
@@ -92,13 +94,13 @@ class Summation:
 
 
 def checks(summation: Summation, *, quick: bool = True, seed: int = 0) -> tuple[Check, ...]:
-    """Every question of this layer.
+    """Run every check of this layer.
 
     Args:
-        summation: what is asked.
+        summation: sum to check.
         quick: leave out a record of 2^25 equal entries (seconds, and 1 GiB), which is only asked
             where the widths are the usual ones.
-        seed: of the ordinary records among the hostile ones.
+        seed: seed of the ordinary records among the adversarial ones.
     """
     return (
         _bounded(summation, quick or tuple(summation.widths) != WIDTHS, seed),
@@ -112,10 +114,10 @@ def checks(summation: Summation, *, quick: bool = True, seed: int = 0) -> tuple[
     )
 
 
-def hostile(
+def adversarial_records(
     width: int, bound: float, p: int, dtype: torch.dtype, seed: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Records ``[d]`` that clips get wrong, by name; all finite.
+    """Yield records ``[d]`` that clips get wrong, by name; all finite.
 
     ``bound``: the one that they are just below, on and above.
     """
@@ -157,7 +159,7 @@ def _check(name: str, passed: bool | None, text: str, **numbers: float | int | s
 
 
 def _bounded(summation: Summation, quick: bool, seed: int) -> Check:
-    """The exact norm of every hostile record's contribution."""
+    """Check the exact norm of every adversarial record's contribution."""
     worst, where, count, refused = 0.0, "none", 0, 0
     for name, record in _records(summation, quick, seed):
         try:
@@ -176,13 +178,13 @@ def _bounded(summation: Summation, quick: bool, seed: int) -> Check:
 
 def _records(summation: Summation, quick: bool, seed: int) -> Iterator[tuple[str, Tensor]]:
     for width in summation.widths:
-        yield from hostile(width, summation.bound, summation.p, summation.dtype, seed)
+        yield from adversarial_records(width, summation.bound, summation.p, summation.dtype, seed)
     if not quick:
         yield "equal entries", torch.ones(LONG, dtype=summation.dtype)
 
 
 def _ordinary(summation: Summation, count: int, seed: int) -> Tensor:
-    """Records ``[count, d]`` of norms around the bound."""
+    """Return records ``[count, d]`` of norms around the bound."""
     width = min(summation.widths, key=lambda d: abs(d - 1000))
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, width, dtype=torch.float64, generator=generator)
@@ -209,7 +211,7 @@ def _finite(*tensors: Tensor) -> bool:
 
 
 def _not_finite(summation: Summation, seed: int) -> Check:
-    """A record of NaN or infinities: bounded by itself, and no harm to its neighbours."""
+    """Check that a record of NaN or infinities is bounded, and does no harm to its neighbours."""
     name = "records that are not finite"
     others = _ordinary(summation, 3, seed)
     alone = summation.summed(others)
@@ -241,7 +243,7 @@ def _near_bound(summation: Summation, moved: Tensor, terms: int) -> bool:
 
 
 def _empty(summation: Summation) -> Check:
-    """No records: zeros of the sum's shape."""
+    """Check that no records give zeros of the sum's shape."""
     name = "empty batch"
     records = _ordinary(summation, 2, 0)
     try:
@@ -256,7 +258,7 @@ def _empty(summation: Summation) -> Check:
 
 
 def _remove_one(summation: Summation, seed: int) -> Check:
-    """What a record changes is its own contribution, and that is bounded."""
+    """Check that a record changes the sum by its own contribution, which is bounded."""
     name = "remove one record"
     records = _ordinary(summation, 12, seed)
     whole = summation.summed(records)
@@ -275,7 +277,7 @@ def _remove_one(summation: Summation, seed: int) -> Check:
 
 
 def _order(summation: Summation, seed: int) -> Check:
-    """The order of the records does not matter."""
+    """Check that the order of the records does not matter."""
     records = _ordinary(summation, 12, seed)
     order = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))
     same, gap = _close(
@@ -286,7 +288,7 @@ def _order(summation: Summation, seed: int) -> Check:
 
 
 def _chunks(summation: Summation, seed: int) -> Check:
-    """Sums of parts add up to the sum of the whole."""
+    """Check that sums of parts add up to the sum of the whole."""
     records = _ordinary(summation, 12, seed)
     parts = [summation.summed(part) for part in torch.split(records, 5)]
     total = parts[0].clone()
@@ -298,7 +300,7 @@ def _chunks(summation: Summation, seed: int) -> Check:
 
 
 def _repeated(summation: Summation, seed: int) -> Check:
-    """Nothing is left from one call to the next."""
+    """Check that nothing is left from one call to the next."""
     records = _ordinary(summation, 4, seed)
     first = summation.summed(records).clone()
     summation.summed(records[:2])
@@ -311,7 +313,7 @@ def _repeated(summation: Summation, seed: int) -> Check:
 
 
 def _given_twice(summation: Summation, seed: int) -> Check:
-    """A backward pass, or a batch, that comes a second time before the release."""
+    """Check a backward pass, or a batch, that comes a second time before the release."""
     name = "batch given twice"
     if summation.twice is None:
         return _check(

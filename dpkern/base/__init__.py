@@ -1,1 +1,1 @@
-"""What every other package stands on: declarations, checks, numbers."""
+"""The lowest package: declarations, checks and numbers that every other package uses."""

@@ -71,7 +71,7 @@ def bind_source(signature: Signature, call: inspect.Signature, *, checked: bool)
 
 
 def _call_source(call: inspect.Signature) -> str:
-    """The parameters of ``bind``: those of the op, but for the backend."""
+    """Return the parameters of ``bind``: those of the op, but for the backend."""
     parts, star = [], False
     for parameter in call.parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
@@ -145,6 +145,7 @@ def _one_source(
     spread: str | None,
 ) -> Iterator[str]:
     yield f"if {name}.__class__ not in _TENSORS or {name}.layout is not _strided: {_LEAVE}"
+    yield f"if {name}.is_neg() or {name}._is_zerotensor(): {_LEAVE}"
     group = parameter.group
     if group in LEADING and "kind" not in place:
         place["kind"] = "_kind"
@@ -217,13 +218,13 @@ def _shape_source(
 
 
 def _value_source(parameter: Parameter) -> str:
-    """The common case of an argument that is no tensor; empty: nothing to look at."""
+    """Return the check of the common case of an argument that is no tensor; it may be empty."""
     name = parameter.name
     if isinstance(parameter, ChoiceParameter):
         kind = type(parameter.options[0]).__name__
         return f"{name}.__class__ is {kind} and {name} in _options_{name}"
     if isinstance(parameter, NumberParameter) and has_range(parameter):
-        common = RANGES[parameter.rule].common.format(x=name)
+        common = RANGES[parameter.rule].common(name)
         return f"{name} is None or ({common})" if parameter.optional else common
     return ""
 

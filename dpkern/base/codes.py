@@ -17,27 +17,29 @@ CoefForm = Literal["printed", "taylor"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """Words that callers choose from; compiled code knows each by its place."""
+class OptionCodes:
+    """The words that callers choose from; compiled code knows each by its place."""
 
     name: str
     doc: str
     words: tuple[str, ...]
 
     def code(self, word: str) -> int:
-        """The place of a word."""
+        """Return the place of a word."""
         return self.words.index(word)
 
 
-DISTRIBUTIONS = Options(
+DISTRIBUTIONS = OptionCodes(
     "Distribution", "Laws of the noise, see dpkern.base.laws.", tuple(laws.LAWS)
 )
-STYLES = Options("Style", "Styles of clipping.", get_args(Style))
-COEF_FORMS = Options("CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm))
+STYLES = OptionCodes("Style", "Styles of clipping.", get_args(Style))
+COEF_FORMS = OptionCodes(
+    "CoefForm", "Polynomials that stand for a cross-entropy.", get_args(CoefForm)
+)
 
 
 class Arithmetic(IntEnum):
-    """What clipping on a device sums in: nothing, the gradients' floats, or integers."""
+    """The arithmetic of clipped sums on a device: none, the gradients' floats, or integers."""
 
     norm_only = 0
     float = 1
@@ -46,14 +48,14 @@ class Arithmetic(IntEnum):
 
 
 class RuleKind(IntEnum):
-    """Optimizers."""
+    """The optimizers, one word each."""
 
     sgd = 0
     adam = 1
 
 
 class RuleForm(IntEnum):
-    """What one element of an optimizer's rule computes."""
+    """The computation of an optimizer's rule on one element."""
 
     plain = 0
     momentum = 1
@@ -62,34 +64,34 @@ class RuleForm(IntEnum):
 
 
 class SumType(IntEnum):
-    """Types of clipped sums; ``float`` is the type of the parameters."""
+    """The types of clipped sums; ``float`` is the type of the parameters."""
 
     int32 = 0
     int64 = 1
     float = 2
 
 
-class NoiseSource(IntEnum):
-    """Where a kernel's noise comes from; ``draws``: from draws made ahead."""
+class NoiseOrigin(IntEnum):
+    """The origin of a kernel's noise; ``draws`` stands for prefetched noise."""
 
     none = 0
     stream = 1
     draws = 2
 
 
-Codes = Options | type[IntEnum]
+Codes = OptionCodes | type[IntEnum]
 
 
 def words(codes: Codes) -> dict[str, int]:
     """Return every word with its code."""
-    if isinstance(codes, Options):
+    if isinstance(codes, OptionCodes):
         return {word: code for code, word in enumerate(codes.words)}
     return {item.name: item.value for item in codes}
 
 
 def name_of(codes: Codes) -> str:
     """Return the name that C++ knows."""
-    return codes.name if isinstance(codes, Options) else codes.__name__
+    return codes.name if isinstance(codes, OptionCodes) else codes.__name__
 
 
 CODES: tuple[Codes, ...] = (
@@ -99,5 +101,5 @@ CODES: tuple[Codes, ...] = (
     RuleKind,
     RuleForm,
     SumType,
-    NoiseSource,
+    NoiseOrigin,
 )

@@ -1,6 +1,6 @@
-"""Primitive operations, and how many of each something takes.
+"""Primitive operations, and a number of each.
 
-Conventions, so that everybody counts alike: a comparison is one CMP; a choice between two values
+Conventions, so that all counts agree: a comparison is one CMP; a choice between two values
 one MUX; ``max(a, b)`` one CMP and one MUX; a negation one SUB; an absolute value one AND (the sign
 bit); floor, truncation and changes of the number format one CVT each; a fused ``a b + c`` one MUL
 and one ADD. RNG counts 32-bit words of the generator, whatever it does inside (``CIPHER``). LOAD
@@ -21,7 +21,7 @@ PRIMITIVES = (
 
 
 class Counts(Mapping[str, int]):
-    """How many of each primitive; those that do not occur are left out. Adds, and multiplies by n.
+    """A number for each primitive, zeros left out. Counts add, and multiply by n.
 
     Raises:
         KeyError: an unknown primitive.
@@ -72,7 +72,7 @@ class Counts(Mapping[str, int]):
         return f"Counts({', '.join(f'{p}={n}' for p, n in self._counts.items())})"
 
     def priced(self, costs: Mapping[str, float]) -> float:
-        """``sum of counts times costs``; a primitive without a price costs nothing."""
+        """Return the sum of counts times costs; a primitive without a price costs nothing."""
         return sum(n * costs.get(p, 0) for p, n in self._counts.items())
 
 
@@ -86,23 +86,20 @@ rotations (two shifts and an or) in each, and the final 16 additions (RFC 8439, 
 
 FORMULA, WALK, EXECUTED = "formula", "reference walk", "executed"
 EVIDENCE = (FORMULA, WALK, EXECUTED)
-"""How a number is known, the weakest first.
-
-``formula``         a closed form in the sizes, and nothing else;
-``reference walk``  plain code (an op's reference, torch between ops, the steps of an appendix) did
-                    the same work, and each of its operations was counted;
-``executed``        the template that ships did it, on scalars that count.
-"""
+"""The ways a number is known, the weakest first. ``formula``: a closed form in the sizes, and
+nothing else. ``reference walk``: plain code (an op's reference, torch between ops, the steps of an
+appendix) did the same work, and each of its operations was counted. ``executed``: the template that
+ships did it, on scalars that count."""
 
 
 def weakest(evidence: Iterable[str]) -> str:
-    """The evidence of a sum of numbers; of none, a formula's."""
+    """Return the evidence of a sum of numbers. An empty sum has that of a formula."""
     return min(evidence, key=EVIDENCE.index, default=FORMULA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One line of an itemised count.
+    """A line of an itemised count.
 
     Attributes:
         name: what is done, in a few words.
@@ -113,8 +110,8 @@ class Item:
         note: what a reader must know about the line.
         evidence: how the counts are known, one of ``EVIDENCE``.
         bytes_read, bytes_written: what the loads and stores hold.
-        flops: operations on floating numbers; None: all additions, subtractions, products,
-            quotients and roots of the counts are.
+        flops: operations on floating numbers. None takes all additions, subtractions, products,
+            quotients and roots of the counts.
     """
 
     name: str
@@ -147,18 +144,18 @@ class Itemised:
 
     @property
     def evidence(self) -> str:
-        """That of the weakest item."""
+        """The evidence of the weakest item."""
         return weakest(item.evidence for item in self.items)
 
     def of(self, *kinds: str) -> Counts:
-        """The sum of the items of these kinds."""
+        """Return the sum of the items of these kinds."""
         return sum((item.counts for item in self.items if item.kind in kinds), Counts())
 
     def __add__(self, other: Itemised) -> Itemised:
         return Itemised(self.items + other.items)
 
     def priced(self, costs: Mapping[str, float]) -> float:
-        """What all of it costs."""
+        """Return the cost of all items."""
         return self.counts.priced(costs)
 
 

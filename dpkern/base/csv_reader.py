@@ -11,21 +11,21 @@ from typing import NamedTuple
 from .errors import InvalidInput
 
 
-class Row(NamedTuple):
+class CsvRow(NamedTuple):
     """The cells of one row, without blanks around them, and the line that it ends on."""
 
     line: int
     cells: list[str]
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     """A heading, empty where the file has none, and at least one row; all have the same width."""
 
     heading: list[str]
-    rows: list[Row]
+    rows: list[CsvRow]
 
 
-def read(path: Path, *, headings: Collection[str] = ()) -> Table:
+def read(path: Path, *, headings: Collection[str] = ()) -> CsvTable:
     """Read a file whose first line is a heading if no cell of it is a number.
 
     Args:
@@ -38,7 +38,9 @@ def read(path: Path, *, headings: Collection[str] = ()) -> Table:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file)
-            rows = [Row(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
+            rows = [
+                CsvRow(reader.line_num, [cell.strip() for cell in row]) for row in reader if row
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidInput(
             "data",
@@ -64,7 +66,7 @@ def read(path: Path, *, headings: Collection[str] = ()) -> Table:
                 got=f"{len(cells)} in {path} line {line}",
                 remedy="Repair that line.",
             )
-    return Table(heading, rows)
+    return CsvTable(heading, rows)
 
 
 def number(cell: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Who runs an op: the backend asked for, or the first capable one in the device's order.
+"""Choose an op's backend: the one asked for, or the first capable one in the device's order.
 
 An op is a function whose body is its reference. Backends register kernels for it with a predicate
 that says why it refuses a call. Choice: ``backend=``, else ``with use(...)``, else the environment
@@ -25,7 +25,7 @@ import torch
 
 from . import interop
 from .errors import BackendError, InvalidInput
-from .schema import Bound, Schema
+from .schema import BoundCall, Schema
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ BACKENDS = ("cpu", "numba", "cuda", "triton", "cupy", "reference")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call moves and computes: the projection of its closed form (``dpkern.cost.forms``).
+    """The traffic and operations of one call, a projection of its closed form (``cost.forms``).
 
     Attributes:
         bytes_read, bytes_written: traffic at the call's edge: every byte of an operand that is read
@@ -72,14 +72,17 @@ class Kernel:
     Attributes:
         run: takes the checked call.
         refuse: why it cannot run a checked call, or None; None instead of it: it refuses none.
+        direct: takes the op's own arguments, checks and runs them; it answers ``NotImplemented``
+            where the call needs a closer look, and has then done nothing.
     """
 
-    run: Callable[[Bound], Any]
-    refuse: Callable[[Bound], str | None] | None = None
+    run: Callable[[BoundCall], Any]
+    refuse: Callable[[BoundCall], str | None] | None = None
+    direct: Callable[..., Any] | None = None
 
 
 class _Order:
-    """Kernels that were tried already, and the backends that come after them."""
+    """The kernels that were tried already, and the backends that come after them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.found: list[tuple[str, Kernel]] = []
@@ -112,6 +115,7 @@ class Op(Generic[P, R]):
         self.schema = Schema(inspect.unwrap(reference), check, plan)
         self.kernels: dict[str, Kernel] = {"reference": self.kernel(reference)}
         self._orders: dict[torch.device, _Order] = {}
+        self._direct: dict[str | None, Callable[..., Any] | None] = {}
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference
         OPS[self.name] = self
@@ -125,12 +129,19 @@ class Op(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _interceptor is not None and not _passing.on:
             return _interceptor(self, args, kwargs)
-        if "cupy" in sys.modules and interop.has_arrays(args, kwargs):
+        if "cupy" in _modules and interop.has_arrays(args, kwargs):
             return interop.call(self, *args, **kwargs)
-        wanted = _wanted_backend(kwargs)
+        wanted = kwargs.pop("backend", None) if kwargs else None
+        if not wanted:
+            wanted = _wanted.get() or environment_choice()
+        direct, profiled = self._direct.get(wanted), _is_profiled()
+        if direct is not None and not profiled:
+            made = direct(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
         bound = self.schema.bind(*args, **kwargs)
         kernel = self._chosen(wanted, bound)[1]
-        if torch._C._autograd._profiler_enabled():
+        if profiled:
             with torch.profiler.record_function(f"dpkern::{self.operator}"):
                 return kernel.run(bound)
         return kernel.run(bound)
@@ -138,19 +149,19 @@ class Op(Generic[P, R]):
     def kernel(
         self, function: Callable[..., Any], refuse: Callable[..., str | None] | None = None
     ) -> Kernel:
-        """A kernel from a function, and reasons for refusal, of the op's own arguments."""
+        """Make a kernel from a function, and reasons for refusal, of the op's own arguments."""
         parameters = self.schema.call.parameters.values()
         names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         first = len(parameters) - len(names)
         planned = "plan" in inspect.signature(function).parameters
 
-        def call(called: Callable[..., Any], bound: Bound) -> Any:
+        def call(called: Callable[..., Any], bound: BoundCall) -> Any:
             if not names:
                 return called(*bound.args)
             args = bound.args
             return called(*args[:first], **dict(zip(names, args[first:], strict=True)))
 
-        def run(bound: Bound) -> Any:
+        def run(bound: BoundCall) -> Any:
             if planned:
                 return call(partial(function, plan=bound.plan), bound)
             return call(function, bound)
@@ -158,22 +169,22 @@ class Op(Generic[P, R]):
         return Kernel(run, None if refuse is None else partial(call, refuse))
 
     def validate(self, *args: Any, **kwargs: Any) -> str:
-        """Check a call without running it: the type of the device that it would run on."""
+        """Check a call without running it; return the type of the device that it would run on."""
         return self.schema.bind(*args, **kwargs).device.type
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
-        """What this call moves and computes; it is not run."""
+        """Return what this call moves and computes; it is not run."""
         if self.name not in _costs:
             importlib.import_module(_places["costs"])
         return _costs[self.name](*args, **kwargs)
 
     def backend_of(self, *args: Any, **kwargs: Any) -> str:
         """The name of the backend that would run this call; it is not run."""
-        wanted = _wanted_backend(kwargs)
+        wanted = kwargs.pop("backend", None) or wanted_backend()
         return self._chosen(wanted, self.schema.bind(*args, **kwargs))[0]
 
-    def _chosen(self, wanted: str | None, bound: Bound) -> tuple[str, Kernel]:
-        """Who runs a checked call, by name and kernel."""
+    def _chosen(self, wanted: str | None, bound: BoundCall) -> tuple[str, Kernel]:
+        """Return the backend of a checked call, by name and kernel."""
         if wanted is not None:
             return wanted, self._asked_for(wanted, bound)
         order = self._orders.get(bound.device)
@@ -189,19 +200,20 @@ class Op(Generic[P, R]):
         self._load_next(order, bound.device.type)
         return self._chosen(None, bound)
 
-    def _asked_for(self, wanted: str, bound: Bound) -> Kernel:
+    def _asked_for(self, wanted: str, bound: BoundCall) -> Kernel:
         kernel = self._kernel(wanted)
         if isinstance(kernel, str):
             reason: str | None = kernel
         else:
             reason = None if kernel.refuse is None else kernel.refuse(bound)
             if reason is None:
+                self._direct[wanted] = kernel.direct
                 return kernel
         raise BackendError(
             f"backend {wanted!r} for {self.name}",
             expected="a backend that can run this call",
             got=f"it {reason}",
-            remedy=f"Other backends: {self._others(wanted)}. Or leave the choice to dpkern.",
+            remedy=f"Leave backend out, or choose another one: {self._others(wanted)}.",
         )
 
     def _load_next(self, order: _Order, device: str) -> None:
@@ -214,10 +226,17 @@ class Op(Generic[P, R]):
             return
         if name == "reference" and device != "cpu":
             _warn_once(f"{self.name} runs in its slow reference on {device}: see dpkern info")
+        if device == "cpu" and not order.found:
+            self._direct[None] = kernel.direct
         order.found.append((name, kernel))
 
+    def forget(self) -> None:
+        """Choose anew: kernels have come or gone."""
+        self._orders.clear()
+        self._direct.clear()
+
     def _kernel(self, name: str) -> Kernel | str:
-        """The backend's kernel, or why there is none."""
+        """Return the backend's kernel, or the reason why there is none."""
         kernel = self.kernels.get(name)
         if kernel is not None:
             return kernel
@@ -234,6 +253,8 @@ class Op(Generic[P, R]):
         )
 
 
+_modules = sys.modules
+_is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 OPS: dict[str, Op[..., Any]] = {}
 _costs: dict[str, Callable[..., Cost]] = {}
 _wanted: ContextVar[str | None] = ContextVar("dpkern_backend", default=None)
@@ -245,7 +266,7 @@ _interceptor: Interceptor | None = None
 
 
 class _Passing(threading.local):
-    """Whether this thread's calls pass by the interceptor: they come from it."""
+    """A flag of this thread: its calls come from the interceptor, and pass by it."""
 
     on = False
 
@@ -285,7 +306,7 @@ def register(
     """
     found = OPS[name]
     found.kernels[backend] = run if isinstance(run, Kernel) else found.kernel(run, refuse)
-    found._orders.clear()
+    found.forget()
 
 
 def register_costs(costs: Mapping[str, Callable[..., Cost]]) -> None:
@@ -305,7 +326,7 @@ def look_in(*, backends: str, costs: str) -> None:
 
 
 def availability(backend: str) -> tuple[bool, str]:
-    """Whether a backend can be used on this machine and, if not, why; probed once."""
+    """Return whether a backend can be used on this machine and, if not, why; probed once."""
     found = _availability.get(backend)
     if found is None:
         _require_known(backend)
@@ -320,13 +341,13 @@ Kernels = Sequence[tuple[str, Any, Callable[..., "str | None"] | None]]
 
 @contextmanager
 def replaced(backend: str, kernels: Kernels) -> Iterator[None]:
-    """These kernels as the backend's, available inside the block: for tests."""
+    """Make these kernels the backend's, and available, inside the block: for tests."""
     before = _availability.get(backend), {name: op.kernels.get(backend) for name, op in OPS.items()}
     try:
         _availability[backend] = True, ""
         for op in OPS.values():
             op.kernels.pop(backend, None)
-            op._orders.clear()
+            op.forget()
         for name, run, refuse in kernels:
             register(name, backend, run, refuse)
         yield
@@ -336,7 +357,7 @@ def replaced(backend: str, kernels: Kernels) -> Iterator[None]:
             _availability[backend] = before[0]
         for name, op in OPS.items():
             op.kernels.pop(backend, None)
-            op._orders.clear()
+            op.forget()
             old = before[1][name]
             if old is not None:
                 op.kernels[backend] = old
@@ -374,8 +395,18 @@ def intercepted(interceptor: Interceptor | None) -> Iterator[None]:
             _interceptor = before
 
 
+def observed() -> bool:
+    """Whether somebody intercepts or profiles calls of ops now."""
+    return _interceptor is not None or torch._C._autograd._profiler_enabled()
+
+
+def wanted_backend() -> str | None:
+    """The backend that calls without ``backend`` must run on; None: the first that can."""
+    return _wanted.get() or environment_choice()
+
+
 def table() -> list[dict[str, Any]]:
-    """Rows ``op, backend, available, reason`` for every op and backend."""
+    """Return rows ``op, backend, available, reason`` for every op and backend."""
     rows = []
     for name, current in sorted(OPS.items()):
         for backend in BACKENDS:
@@ -395,14 +426,9 @@ def _require_known(backend: str) -> None:
         )
 
 
-def _wanted_backend(kwargs: dict[str, Any]) -> str | None:
-    """The backend that a call asks for, taken out of its arguments."""
-    return kwargs.pop("backend", None) or _wanted.get() or environment_choice()
-
-
 @cache
 def environment_choice() -> str | None:
-    """``DPKERN_BACKEND``, read at the first call of an op."""
+    """Return ``DPKERN_BACKEND``, read at the first call of an op."""
     name = os.environ.get("DPKERN_BACKEND")
     if name:
         _require_known(name)

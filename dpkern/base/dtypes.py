@@ -16,7 +16,7 @@ FLOATS = DTYPES["Float"]
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of gradients, factors and sums of operands of this dtype."""
+    """Return the dtype of gradients, factors and sums of operands of this dtype."""
     return dtype if dtype in FLOATS else torch.float32
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Brief(reprlib.Repr):
-    """Short text of any value, made in a time that does not grow with the value."""
+    """A short text of any value, made in a time that does not grow with the value."""
 
     maxlevel = 2
     maxother = maxstring = 60
@@ -24,7 +24,7 @@ def brief(value: object) -> str:
 
 
 class DPKernError(Exception):
-    """Base of every error that dpkern raises on purpose.
+    """The base of every error that dpkern raises on purpose.
 
     Args:
         name: the argument, file or object that is wrong.
@@ -41,7 +41,7 @@ class DPKernError(Exception):
         super().__init__(f"{name}: expected {expected}, got {self.got}. {remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its fields: an error of another process must arrive as what it is."""
+        """Pickle the error by its fields, so that it arrives unchanged in another process."""
         return partial(type(self), **vars(self)), (self.name,)
 
 

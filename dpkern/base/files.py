@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all.
+"""Write files whole or not at all.
 
 A reader of the path sees the old content or the new one, also while another process writes there,
 and after a power failure. A process that is killed while it writes leaves the old content and a

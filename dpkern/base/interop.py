@@ -1,4 +1,4 @@
-"""CuPy arrays in place of tensors: the same memory, handed over by DLPack.
+"""Take CuPy arrays in place of tensors: the same memory, handed over by DLPack.
 
 Ops take CuPy arrays themselves; ``call`` does it for any other function that takes tensors. Work
 joins CuPy's current stream, as it does for CuPy's own functions.
@@ -36,7 +36,7 @@ def has_arrays(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """``function(*args, **kwargs)`` with tensors for CuPy arrays, and CuPy arrays for its results.
+    """Call ``function`` with tensors for CuPy arrays, and return CuPy arrays for its results.
 
     Args:
         function: takes tensors, such as ``rule.init``.
@@ -67,7 +67,7 @@ def call(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Crossing:
-    """Arrays and their tensors during one call."""
+    """The arrays and their tensors during one call."""
 
     def __init__(self) -> None:
         self.tensors: dict[int, torch.Tensor] = {}
@@ -103,14 +103,14 @@ class _Crossing:
 
 
 def _array_type() -> Any:
-    """CuPy's array type; nothing is one before CuPy was imported."""
+    """Return CuPy's array type, or None before CuPy was imported."""
     return getattr(sys.modules.get("cupy"), "ndarray", ())
 
 
 def _each(
     value: Any, kind: Any, change: Callable[[Any], Any], copies: list[tuple[Any, Any]] | None = None
 ) -> Any:
-    """The value with ``change`` applied to every ``kind`` in it; itself where nothing changes.
+    """Return the value with ``change`` applied to every ``kind`` in it, or the value itself.
 
     Args:
         value: ``kind``, or lists, tuples, dicts and dataclasses of them, or anything else.
@@ -140,7 +140,7 @@ def _each(
 
 
 def _shared(array: Any) -> torch.Tensor:
-    """A tensor in the array's memory.
+    """Return a tensor in the array's memory.
 
     Raises:
         InvalidInput: torch cannot have one.
@@ -166,9 +166,9 @@ def _shared(array: Any) -> torch.Tensor:
 
 @contextmanager
 def _stream(array: Any) -> Iterator[None]:
-    """CuPy's current stream on the array's device as torch's.
+    """Make CuPy's current stream on the array's device torch's as well.
 
-    Tensors made inside belong to that stream: their memory is handed out again in its order. Where
+    Tensors made inside belong to that stream: their memory is reused in its order. Where
     torch had another one, either waits for what the other was given before.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Strict JSON: what any parser reads, infinities and NaN as words in quotes."""
+"""Write strict JSON, which any parser reads: infinities and NaN are words in quotes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """In JSON terms: tuples as lists, non-finite numbers as the strings inf, -inf, nan."""
+    """Return the value as JSON knows it.
+
+    Tuples become lists, and non-finite numbers the strings inf, -inf, nan.
+    """
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, range)):
@@ -22,5 +25,8 @@ def plain(value: Any) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """Strict JSON: an infinity that ``plain`` missed is an error, not a word no parser knows."""
+    """Return strict JSON.
+
+    An infinity that ``plain`` missed is an error, not a word no parser knows.
+    """
     return json.dumps(plain(value), indent=indent, allow_nan=False)

@@ -1,6 +1,6 @@
-"""The two integer noise laws, exactly: their counts, tables, tails and hashes.
+"""The two integer noise distributions, exactly: their counts, tables, tails and hashes.
 
-A law is a distribution of one integer ``X`` in units of the fine lattice ``u = g / 2^14``, where
+A law is a distribution of one integer ``X`` in lattice units ``u = g / 2^14``, where
 ``g`` is the output cell:
 
     X = K 2^14 + U1 + offset,        y = floor((v + X) / 2^14)
@@ -30,7 +30,7 @@ TOTAL = 1 << 24
 FINE_BITS = 14
 SCALE_CELLS = 64
 SCALE_UNITS = SCALE_CELLS << FINE_BITS
-"""Certified scale (sd of the Gaussian, b of the Laplace) in units of the fine lattice: 2^20."""
+"""Certified scale (sd of the Gaussian, b of the Laplace) in lattice units: 2^20."""
 
 _GAUSSIAN_COUNTS = tuple(
     int(count)
@@ -57,7 +57,7 @@ _GAUSSIAN_COUNTS = tuple(
 
 
 def _laplace_counts(first: int = 257975) -> tuple[int, ...]:
-    """Integer geometric counts: each is at least 64/65 of the one before, rounded up."""
+    """Return integer geometric counts: each is at least 64/65 of the one before, rounded up."""
     counts = [first]
     while len(counts) < ESCAPE:
         counts.append(-(-counts[-1] * 64 // 65))
@@ -65,7 +65,7 @@ def _laplace_counts(first: int = 257975) -> tuple[int, ...]:
 
 
 def alias_table(counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Walker's alias table in integers: ``threshold + 65536 alias`` for each of 256 columns.
+    """Return Walker's alias table in integers: ``threshold + 65536 alias`` for each of 256 columns.
 
     Column ``a`` yields ``a`` if a 16-bit word is below the threshold, else the alias. Full columns
     have threshold 0 and point at themselves.
@@ -86,7 +86,7 @@ def alias_table(counts: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def gaussian_tail() -> tuple[int, ...]:
-    """``N_1 .. N_557``: given the escape, P(k >= 255 + t) = N_t / 2^128, decreasing."""
+    """Return ``N_1 .. N_557``: given the escape, P(k >= 255 + t) = N_t / 2^128, decreasing."""
     tail, t = [1 << 128], 0
     while tail[-1] > 1 << 24:
         hazard = 267831685 + 930972 * t - 76 * t * t
@@ -101,7 +101,7 @@ LAPLACE_RESTARTS = 16
 
 @dataclass(frozen=True)
 class Law:
-    """One committed noise law.
+    """A committed noise law.
 
     Attributes:
         name: ``gaussian`` or ``laplace``.
@@ -128,7 +128,7 @@ class Law:
 
 
 def words_sha256(words: tuple[int, ...]) -> str:
-    """SHA-256 of the words as little-endian uint32."""
+    """Return the SHA-256 of the words as little-endian uint32."""
     return hashlib.sha256(b"".join(w.to_bytes(4, "little") for w in words)).hexdigest()
 
 

@@ -21,7 +21,7 @@ from .codes import (
     DISTRIBUTIONS,
     STYLES,
     Codes,
-    NoiseSource,
+    NoiseOrigin,
     RuleForm,
     RuleKind,
     SumType,
@@ -31,46 +31,46 @@ from .codes import (
 # sizes
 
 
-class Size(int):
+class LayoutSize(int):
     """A number that kernels and their callers must agree on; C++ knows ``TILE`` as ``kTile``."""
 
     comment: str
     cpp: str
 
-    def __new__(cls, value: int, comment: str, cpp: str = "int") -> Size:
+    def __new__(cls, value: int, comment: str, cpp: str = "int") -> LayoutSize:
         made = super().__new__(cls, value)
         made.comment, made.cpp = comment, cpp
         return made
 
 
-TILE = Size(512, "coordinates of a noise tile")
-LANES = Size(16, "cipher blocks side by side in a tile")
-FINE_BITS = Size(laws.FINE_BITS, "output cell g = 2^14 u")
-SCALE_UNITS = Size(laws.SCALE_UNITS, "certified scale in units of u", "std::int64_t")
-CHUNK = Size(4096, "columns of a gradient that are summed together", "std::int64_t")
-UPDATE_PIECE = Size(2048, "elements of a piece, if no noise is made", "std::int64_t")
+TILE = LayoutSize(512, "coordinates of a noise tile")
+LANES = LayoutSize(16, "cipher blocks side by side in a tile")
+FINE_BITS = LayoutSize(laws.FINE_BITS, "output cell g = 2^14 u")
+SCALE_UNITS = LayoutSize(laws.SCALE_UNITS, "certified scale in units of u", "std::int64_t")
+CHUNK = LayoutSize(4096, "columns of a gradient that are summed together", "std::int64_t")
+UPDATE_PIECE = LayoutSize(2048, "elements of a piece, if no noise is made", "std::int64_t")
 
 # Threads of a block, and how much a block does.
-TILE_THREADS = Size(128, "of a block that makes noise")
-TILES_PER_BLOCK = Size(TILE_THREADS // LANES, "noise tiles of such a block")
-CIPHER_THREADS = Size(256, "of a block with one cipher block for each thread")
-SYMBOLS_PER_CIPHER_BLOCK = Size(8, "symbols that are answered from one cipher block")
-FLAT_THREADS = Size(256, "of a block that makes no noise")
-COEF_PIECE = Size(2048, "coefficients of such a block")
-WINDOW = Size(1536, "terms of a loss that a block holds at a time")
-ROW_THREADS = Size(256, "of a block that reads rows of gradients")
-BLOCK_COLUMNS = Size(1024, "columns that such a block sums")
-FACTOR_THREADS = Size(128, "of a block that makes clip factors")
-WARP = Size(32, "threads of a warp")
+TILE_THREADS = LayoutSize(128, "of a block that makes noise")
+TILES_PER_BLOCK = LayoutSize(TILE_THREADS // LANES, "noise tiles of such a block")
+CIPHER_THREADS = LayoutSize(256, "of a block with one cipher block for each thread")
+SYMBOLS_PER_CIPHER_BLOCK = LayoutSize(8, "symbols that are answered from one cipher block")
+FLAT_THREADS = LayoutSize(256, "of a block that makes no noise")
+COEF_PIECE = LayoutSize(2048, "coefficients of such a block")
+WINDOW = LayoutSize(1536, "terms of a loss that a block holds at a time")
+ROW_THREADS = LayoutSize(256, "of a block that reads rows of gradients")
+BLOCK_COLUMNS = LayoutSize(1024, "columns that such a block sums")
+FACTOR_THREADS = LayoutSize(128, "of a block that makes clip factors")
+WARP = LayoutSize(32, "threads of a warp")
 
-SIZES = {name: value for name, value in list(globals().items()) if isinstance(value, Size)}
+SIZES = {name: value for name, value in list(globals().items()) if isinstance(value, LayoutSize)}
 
 # structs
 
 
 @dataclass(frozen=True)
 class Type:
-    """Type of a field or of a kernel's parameter.
+    """The type of a field or of a kernel's parameter.
 
     Attributes:
         cpp: its name in C++.
@@ -96,12 +96,12 @@ class Type:
 
     @property
     def alignment(self) -> int:
-        """Bytes."""
+        """The alignment in bytes."""
         return self.bytes
 
     @property
     def size(self) -> int:
-        """Bytes, of all entries."""
+        """The size in bytes, of all entries."""
         return self.bytes * (self.count or 1)
 
     @property
@@ -158,17 +158,19 @@ class Struct:
 
     @property
     def size(self) -> int:
-        """Bytes, padding included."""
+        """The size in bytes, padding included."""
         return self.offsets[""]
 
     @property
     def signature(self) -> str:
-        """As of a ``Type``."""
+        """The kind and the bytes, in the form of ``Type.signature``."""
         return f"s{self.size}"
 
     def pack(self, *values: float | bytes) -> bytes:
-        """The struct's bytes, from its fields in order: those of a struct one by one, an array as
-        its own bytes."""
+        """Return the struct's bytes from its fields in order.
+
+        Those of a struct are passed one by one, an array as its own bytes.
+        """
         return self._packer.pack(*values)
 
     @cached_property
@@ -207,12 +209,12 @@ DRAWS = Struct(
     values=pointer("const std::int32_t")("null: none, the streams give everything"),
     rounding=pointer("const std::int16_t")("16 bits each; null: the rounding stream gives them"),
 )
-LIES = Struct(
-    "Lies",
-    "Randomized response. word < keep: the truth. Otherwise lie number min((word - keep) / width, "
-    "categories - 2), and a symbol moves that many categories further than by one.",
+RESPONSE_PARAMS = Struct(
+    "ResponseParams",
+    "Randomized response. Keep the symbol if word < keep. Otherwise return (symbol + 1 + j) mod "
+    "categories with j = min((word - keep) / width, categories - 2).",
     keep=U64,
-    width=U64("floor((2^64 - keep) / (categories - 1)) words for each lie"),
+    width=U64("floor((2^64 - keep) / (categories - 1)) words for each other symbol"),
     reciprocal=U64("floor((2^64 - 1) / width)"),
     categories=U32,
 )
@@ -345,7 +347,7 @@ UPDATE_TASK = Struct(
     size=I64,
     first_position=U64("of its noise; element i stands at first_position + i"),
     first_piece=I64("of all tasks before this one"),
-    draws_at=I64("where its first draw stands; only with draws made ahead"),
+    draws_at=I64("where its first draw stands; only with prefetched draws"),
     per_unit=F64("1 / u, float sums with noise only"),
     step=F64("takes a sum, or a released count, to the gradient"),
     aligned16=I64("whether every array that this task touches begins at 16 bytes"),
@@ -364,12 +366,12 @@ UPDATE_PLAN = Struct(
     rule=RULE_NUMBERS,
     stream=STREAM,
     rounding=STREAM("only read for float sums"),
-    draws=pointer("const std::int32_t")("made ahead"),
-    rounding_bits=pointer("const std::uint16_t")("made ahead, float sums only"),
+    draws=pointer("const std::int32_t")("prefetched"),
+    rounding_bits=pointer("const std::uint16_t")("prefetched, float sums only"),
     clock=pointer("const UpdateClock")("or null"),
     tasks=I64,
     pieces=I64,
-    noise=code(NoiseSource),
+    noise=code(NoiseOrigin),
     law=code(DISTRIBUTIONS),
     sum_type=code(SumType),
     wide=I32("parameters, states and float sums are double"),
@@ -407,8 +409,8 @@ COEF_PLAN = Struct(
     rounding=STREAM,
     linear=U64,
     quadratic=U64,
-    draws=pointer("const std::int32_t")("made ahead"),
-    rounding_bits=pointer("const std::uint16_t")("made ahead"),
+    draws=pointer("const std::int32_t")("prefetched"),
+    rounding_bits=pointer("const std::uint16_t")("prefetched"),
     linear_at=I64("where the draw of element 0 stands among these"),
     quadratic_at=I64,
     per_units=pointer("const void")("1 / u of each row, in the targets' type, or null: per_unit"),
@@ -417,7 +419,7 @@ COEF_PLAN = Struct(
     cell=F64,
     rows=I64,
     columns=I64,
-    noise=code(NoiseSource),
+    noise=code(NoiseOrigin),
     form=code(COEF_FORMS),
     wide=I32("targets are double"),
     aligned16=I32("every array that is moved in packs, and the draws, begin at 16 bytes"),

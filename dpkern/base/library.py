@@ -1,4 +1,4 @@
-"""Ops as PyTorch operators, ``torch.ops.dpkern.<name>``, from their signatures.
+"""Make ops PyTorch operators, ``torch.ops.dpkern.<name>``, from their signatures.
 
 Each op becomes an operator with a fake implementation, so that ``torch.compile``, FakeTensor and
 profilers see it. What PyTorch has no type for travels as text and tensors (``base.text``). An op
@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin
 import torch
 
 from . import text
-from .schema import Bound, Schema
+from .schema import BoundCall, Schema
 from .signature import (
     ChoiceParameter,
     DeviceParameter,
@@ -32,7 +32,7 @@ _library: Any = torch.library.Library("dpkern", "FRAGMENT")  # type: ignore[no-u
 
 @dataclass(frozen=True)
 class Results:
-    """What an operator returns.
+    """The results of an operator.
 
     Attributes:
         types: ``Tensor`` or ``Tensor[]`` each.
@@ -43,13 +43,13 @@ class Results:
 
     types: tuple[str, ...]
     of: Callable[[Any], tuple[Any, ...]]
-    empty: Callable[[Bound], tuple[Any, ...]]
+    empty: Callable[[BoundCall], tuple[Any, ...]]
     behind_out: int
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """How one parameter of an op crosses into PyTorch, as one or two arguments.
+    """The one or two PyTorch arguments that carry one parameter of an op.
 
     Attributes:
         name: of the parameter.
@@ -85,7 +85,7 @@ def _listed(value: Any) -> tuple[Any, ...]:
 
 
 def _carrier(parameter: Parameter, schema: Schema) -> Carrier:
-    """The way of a parameter."""
+    """Return the carrier of a parameter."""
     name = parameter.name
     if isinstance(parameter, TensorParameter):
         kind = "Tensor!" if "written" in parameter.marks else "Tensor"
@@ -112,7 +112,7 @@ def _carrier(parameter: Parameter, schema: Schema) -> Carrier:
 
 
 def _object_carrier(name: str, hint: Any) -> Carrier:
-    """The way of anything else, by the types that it may have."""
+    """Return the carrier of any other parameter, by the types that it may have."""
     options = [*_options(hint)]
     optional = type(None) in options
     options = [kind for kind in options if kind is not type(None)]
@@ -226,14 +226,14 @@ class Operator:
         return f"{self.name}({', '.join(parts)}) -> ({returned})"
 
     def define(self) -> None:
-        """Make it known to PyTorch."""
+        """Define the operator in PyTorch."""
         _library.define(self.text, tags=(torch.Tag.pt2_compliant_tag,))
         _library.impl(self.name, self._run, "CompositeExplicitAutograd")
         _library.impl(self.name, torch.library.fallthrough_kernel, "Autograd")
         torch.library.register_fake(f"dpkern::{self.name}", self._fake, lib=_library)
 
     def flat(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The operator's arguments, from those of the op."""
+        """Return the operator's arguments, from those of the op."""
         given = self.schema.call.bind(*args, **kwargs).arguments
         flat: dict[str, Any] = {}
         for carrier in self.carriers:
@@ -244,7 +244,7 @@ class Operator:
         return flat
 
     def _read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The op's arguments, from those of the operator."""
+        """Return the op's arguments, from those of the operator."""
         given = dict(zip(self.arguments, args, strict=False), **kwargs)
         found = {}
         for carrier in self.carriers:

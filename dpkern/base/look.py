@@ -29,7 +29,7 @@ from .signature import (
 
 
 class Look:
-    """One argument after the other: what is bound so far, and what is wrong with the next."""
+    """The state of one call's checks: what is bound, and what is wrong with the next argument."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class Look:
     def _tensor(
         self, parameter: TensorParameter, name: str, value: Any, spread: Any
     ) -> torch.Size | None:
-        """Check one tensor; returns what ``*S`` stands for in it."""
+        """Check one tensor, and return what ``*S`` stands for in it."""
         tensor = validate.tensor_at(
             name,
             value,
@@ -107,7 +107,7 @@ class Look:
     def _wanted(
         self, parameter: TensorParameter, value: Any, spread: Any
     ) -> tuple[int | None, ...] | None:
-        """The shape in the message; None leaves the check to ``_bind``."""
+        """Return the shape in the message. None leaves the check to ``_bind``."""
         wanted: list[int | None] = []
         for dim in parameter.dims:
             if dim == "...":

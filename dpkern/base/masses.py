@@ -1,4 +1,4 @@
-"""Exact masses of the two noise laws, and the Gaussian's path ``s -> P_s`` of released laws.
+"""Exact masses of the two noise distributions, and the Gaussian's path ``s -> P_s``.
 
 ``docs/noise.md`` has the mathematics. Everything here is integers; ``Profile.as_float`` gives the
 same in float64.
@@ -27,11 +27,11 @@ GAUSSIAN_UNIT_BITS = 25 + TAIL_BITS
 """Signed Gaussian masses are integers in units of 2^-153."""
 
 CUT_BITS = 110
-"""Beyond the first magnitude with one-sided mass < 2^-110 the tail is made geometric."""
+"""The tail beyond the first magnitude with one-sided mass < 2^-110 is made geometric."""
 
 
 def checked_counts(counts: Sequence[int]) -> tuple[int, ...]:
-    """The counts, if they are 256 positive integers with sum 2^24; else ``InvalidInput``."""
+    """Return counts that are 256 positive integers with sum 2^24; else raise ``InvalidInput``."""
     if len(counts) != COLUMNS or min(counts) < 1 or sum(counts) != TOTAL:
         raise InvalidInput(
             "counts",
@@ -43,7 +43,7 @@ def checked_counts(counts: Sequence[int]) -> tuple[int, ...]:
 
 
 def gaussian_masses(counts: Sequence[int], tail: Sequence[int]) -> list[int]:
-    """``P(K = k) = P(K = -1 - k)`` for k = 0, 1, ... in units of 2^-153; their sum is 2^152."""
+    """Return ``P(K = k) = P(K = -1 - k)``, k = 0, 1, ..., in units of 2^-153; they add to 2^152."""
     counts = checked_counts(counts)
     survival = [1 << TAIL_BITS, *tail, 0]
     if any(after >= before for before, after in pairwise(survival)):
@@ -58,7 +58,9 @@ def gaussian_masses(counts: Sequence[int], tail: Sequence[int]) -> list[int]:
 
 
 def laplace_masses(counts: Sequence[int], restarts: int = LAPLACE_RESTARTS) -> list[int]:
-    """``P(K = k) = P(K = -1 - k)``, k = 0 .. 255 (restarts + 1), units 2^-(24 (restarts + 1) + 1).
+    """Return ``P(K = k) = P(K = -1 - k)``, k = 0 .. 255 (restarts + 1).
+
+    The unit is 2^-(24 (restarts + 1) + 1).
 
     The last magnitude holds all that escapes from the last restart.
     """
@@ -72,7 +74,7 @@ def laplace_masses(counts: Sequence[int], restarts: int = LAPLACE_RESTARTS) -> l
 
 
 def sd_cells(masses: Sequence[int], carry_variance: Fraction) -> float:
-    """Standard deviation in cells of ``y = K + carry``, ``K`` symmetric about -1/2."""
+    """Return the standard deviation in cells of ``y = K + carry``, ``K`` symmetric about -1/2."""
     second = sum(mass * (2 * k + 1) ** 2 for k, mass in enumerate(masses))
     return math.sqrt(Fraction(second, 4 * sum(masses)) + carry_variance)
 
@@ -95,7 +97,7 @@ class Profile:
     cut_log2: float
 
     def as_float(self) -> Profile:
-        """The same as probabilities, each correctly rounded to float64."""
+        """Return the same as probabilities, each correctly rounded to float64."""
         return Profile(
             cells=np.array([mass / self.total for mass in self.cells.tolist()]),
             tails=(
@@ -139,7 +141,7 @@ def idealise(masses: Sequence[int]) -> Profile:
 def path_cells(
     profile: Profile, interval: int, end: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Masses of ``P_s`` at one end of a phase interval, and their derivatives inside it.
+    """Return masses of ``P_s`` at one end of a phase interval, and their derivatives inside it.
 
     ``P_s`` mixes ``p`` shifted by 0, 1 and 2 cells. At the end ``end`` (0 left, 1 right) of
     interval ``k`` of 0 .. 255 the weights times 256^2 are ``w0 = (256-k)(257-k-2 end)/2``,

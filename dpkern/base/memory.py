@@ -1,4 +1,4 @@
-"""How tensors lie in memory: without gaps, in which order, transposed."""
+"""The layout of tensors in memory: without gaps, in which order, transposed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """The dimensions behind dim 0 from the outermost in memory to the innermost."""
+    """Return the dimensions behind dim 0 from the outermost in memory to the innermost."""
     if tensor.is_contiguous():
         return list(range(1, tensor.dim()))
     strides = tensor.stride()

@@ -1,4 +1,4 @@
-"""``torch.ops.dpkern``, filled when somebody looks into it: most programs never do."""
+"""``torch.ops.dpkern``, filled at its first use: most programs never look into it."""
 
 from __future__ import annotations
 

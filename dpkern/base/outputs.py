@@ -1,4 +1,4 @@
-"""Output files: checked before training, written whole or not at all."""
+"""Check output files before training, and write them whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIGURE = "training.png"
 
 
 def new_directory(root: Path = Path("runs")) -> Path:
-    """A name that no run has taken: ``runs/<date>-<time>``, with a number if that exists."""
+    """Return a name that no run has taken: ``runs/<date>-<time>``, with a number if that exists."""
     stem = time.strftime("%Y%m%d-%H%M%S")
     path, number = root / stem, 2
     while path.exists():

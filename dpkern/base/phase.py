@@ -1,11 +1,11 @@
-"""Marks that say which phase of a private step is running, for whoever counts or clocks it.
+"""Mark which phase of a private step is running, for counters and clocks.
 
     with phase(CLIP):        in the code that does the phase
         ...
     with listening() as running:
         step.finish()        whatever it calls may ask ``running()``: the innermost mark
 
-Marks belong to one thread. Where nobody listens a mark is a shared object that does nothing.
+Marks belong to one thread. Without a listener a mark is a shared object that does nothing.
 """
 
 from __future__ import annotations

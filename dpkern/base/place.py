@@ -1,4 +1,4 @@
-"""Devices that results can be on, and recordings that would repeat what must be fresh."""
+"""Check devices of results, and refuse recordings that would repeat what must be fresh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .errors import InvalidInput, PrivacyError
 
 
 def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) -> None:
-    """Noise that a CUDA graph may record: every replay takes its step from a clock.
+    """Check that noise may be recorded by a CUDA graph: every replay takes its step from a clock.
 
     Raises:
         PrivacyError: a recording that would add the same noise at every replay.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,25 +14,37 @@ from .signature import NumberParameter
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that an op takes: the check that names them, and the common case in Python."""
+    """Numbers that an op takes: the check that names them, and the common case.
+
+    Attributes:
+        check: raises ``InvalidInput`` for all others.
+        type: of a number in the common case.
+        least, most: its bounds; None: there is none.
+        open: whether ``least`` itself is too small.
+    """
 
     check: Callable[..., Any]
-    common: str
+    type: type
+    least: float | None = None
+    most: float | None = None
+    open: bool = False
+
+    def common(self, x: str) -> str:
+        """The common case as Python's source."""
+        text = f"{x}.__class__ is {self.type.__name__}"
+        least = "" if self.least is None else f"{self.least} {'<' if self.open else '<='} "
+        most = "" if self.most is None else f" <= {self.most}"
+        return f"{text} and {least}{x}{most}" if least or most else text
 
 
+_LARGEST = sys.float_info.max
 RANGES: dict[str, Range] = {
-    "Index": Range(validate.integer, "{x}.__class__ is int and {x} >= 0"),
-    "Position": Range(
-        lambda **value: validate.integer(0, 2**62, **value),
-        "{x}.__class__ is int and 0 <= {x} <= 4611686018427387904",
-    ),
-    "Count": Range(
-        lambda **value: validate.integer(0, 2**40, **value),
-        "{x}.__class__ is int and 0 <= {x} <= 1099511627776",
-    ),
-    "Positive": Range(validate.positive, "{x}.__class__ is float and 0 < {x} <= _MAX"),
-    "NonNegative": Range(validate.non_negative, "{x}.__class__ is float and 0 <= {x} <= _MAX"),
-    "bool": Range(partial(validate.choice, (False, True)), "{x}.__class__ is bool"),
+    "Index": Range(validate.integer, int, 0),
+    "Position": Range(lambda **value: validate.integer(0, 2**62, **value), int, 0, 2**62),
+    "Count": Range(lambda **value: validate.integer(0, 2**40, **value), int, 0, 2**40),
+    "Positive": Range(validate.positive, float, 0, _LARGEST, open=True),
+    "NonNegative": Range(validate.non_negative, float, 0, _LARGEST),
+    "bool": Range(partial(validate.choice, (False, True)), bool),
 }
 """Ranges by the names that signatures give them; others (``int``, ``float``) are left to the op."""
 

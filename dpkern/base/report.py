@@ -1,4 +1,4 @@
-"""What a report consists of, before anybody renders it: facts, tables, figures, notes."""
+"""The contents of a report, before it is rendered: facts, tables, figures, notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class ReportTable:
     """A table; cells are text, numbers or None.
 
     Attributes:
@@ -26,7 +26,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Numbers of one name: a curve, a colour of stacked bars, or points.
+    """A series of numbers: a curve, a colour of stacked bars, or points.
 
     Attributes:
         label: the name.
@@ -102,10 +102,10 @@ class Report:
     title: str
     summary: str
     facts: Mapping[str, Any]
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = field(default=())
     kind: str = "cost"
 
 
-__all__ = ["Figure", "Mark", "Report", "Series", "Table"]
+__all__ = ["Figure", "Mark", "Report", "ReportTable", "Series"]

@@ -21,7 +21,7 @@ KEY_BYTES = 32
 
 
 class Purpose(IntEnum):
-    """Nonce domains: no two uses of a key ever share a keystream word."""
+    """The nonce domains: no two uses of a key ever share a keystream word."""
 
     NOISE = 0
     ROUNDING = 1
@@ -33,7 +33,7 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, repr=False)
 class Stream:
-    """One keystream. Its ``repr`` hides the key.
+    """A keystream. Its ``repr`` hides the key.
 
     Attributes:
         key: 32 bytes, eight little-endian words.
@@ -65,7 +65,7 @@ class Stream:
         return f"Stream(n0=0x{self.n0:08x}, n1={self.n1}, rounds={self.rounds})"
 
     def packed(self) -> tuple[bytes, int, int, int]:
-        """The form in which kernels take a stream."""
+        """Return the stream in the form that kernels take."""
         return (self.key, self.n0, self.n1, self.rounds)
 
 
@@ -73,8 +73,8 @@ class Key:
     """A 256-bit key with its provenance; the source of all streams of one run.
 
     ``Key.fresh()`` comes from the operating system, and a forked child that uses it gets a key of
-    its own. ``Key.from_unsafe_seed(seed)`` is reproducible: whoever knows the seed can subtract the
-    noise, so nothing it protects can be certified.
+    its own. ``Key.from_unsafe_seed(seed)`` is reproducible: an adversary that knows the seed can
+    subtract the noise, so nothing it protects can be certified.
     """
 
     def __init__(self, secret: bytes, *, rounds: int = 20, unsafe_seed: int | None = None) -> None:
@@ -86,12 +86,15 @@ class Key:
 
     @classmethod
     def fresh(cls, rounds: int = 20) -> Key:
-        """A key that nobody else knows."""
+        """Return a key from the system's random source, which is secret."""
         return cls(os.urandom(KEY_BYTES), rounds=rounds)
 
     @classmethod
     def from_unsafe_seed(cls, seed: int, rounds: int = 20) -> Key:
-        """A reproducible key, for tests and debugging: no privacy against who knows ``seed``."""
+        """Return a reproducible key, for tests and debugging.
+
+        There is no privacy against an adversary that knows ``seed``.
+        """
         seed = check.integer(0, 2**63 - 1, unsafe_seed=seed)
         secret = hashlib.sha256(b"dpkern unsafe seed " + str(seed).encode()).digest()
         return cls(secret, rounds=rounds, unsafe_seed=seed)
@@ -102,7 +105,7 @@ class Key:
         return self.unsafe_seed is not None
 
     def stream(self, purpose: Purpose, step: int, stream: int = 0) -> Stream:
-        """The keystream of one purpose at one step (``step < 2^32``, ``stream < 2^24``).
+        """Return the keystream of one purpose at one step (``step < 2^32``, ``stream < 2^24``).
 
         Raises:
             InvalidInput: a number out of range.
@@ -132,7 +135,7 @@ class Key:
         return Stream(bytes(self._secret), n0, step, self.rounds)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles of a secret key would add the same noise to different data."""
+        """Refuse copies and pickles: a copied key would add the same noise to different data."""
         if self.seeded:
             return Key.from_unsafe_seed, (self.unsafe_seed, self.rounds)
         raise PrivacyError(

@@ -1,4 +1,4 @@
-"""What follows from an op's signature: checked calls, their sizes, and room for results.
+"""Derive from an op's signature checked calls, their sizes, and room for results.
 
 ``Schema.bind`` is written as source and compiled once per op, as ``dataclasses`` does: one look at
 each argument in the common case. Whatever fails that look goes through ``check``, argument by
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args, get_origin
@@ -31,7 +30,7 @@ from .signature import (
 )
 
 
-class Bound(NamedTuple):
+class BoundCall(NamedTuple):
     """A checked call.
 
     Attributes:
@@ -83,7 +82,7 @@ class Schema:
         return read(self.function.__name__, self.function.__annotations__, choices, plan)
 
     @cached_property
-    def bind(self) -> Callable[..., Bound]:
+    def bind(self) -> Callable[..., BoundCall]:
         """The call's checked arguments and sizes: ``bind(*args, **kwargs)``."""
         namespace: dict[str, Any] = {
             "_own": self.own_check,
@@ -91,10 +90,9 @@ class Schema:
             "_sum_dtype": sum_dtype,
             "_is_dense": is_dense,
             "_place": check_place,
-            "_Bound": Bound,
+            "_Bound": BoundCall,
             "_TENSORS": (torch.Tensor, torch.nn.Parameter),
             "_LISTS": (list, tuple),
-            "_MAX": sys.float_info.max,
             "_strided": torch.strided,
             "_cpu": torch.device("cpu"),
             **{f"_{name}": dtypes for name, dtypes in DTYPES.items()},
@@ -106,13 +104,19 @@ class Schema:
         exec(compile(self.source, f"<bind {self.signature.name}>", "exec"), namespace)
         return namespace["bind"]  # type: ignore[no-any-return]
 
+    def look_by(self, made: Callable[[Schema], Callable[..., BoundCall] | None]) -> None:
+        """Let another function take the first look of ``bind``, if ``made`` returns one."""
+        found = made(self)
+        if found is not None:
+            self.__dict__["bind"] = found
+
     @cached_property
     def source(self) -> str:
         """``bind`` as text."""
         return "\n".join(bind_source(self.signature, self.call, checked=self.own_check is not None))
 
-    def check(self, *args: Any) -> Bound:
-        """Look at every argument in turn: the call bound, or the error that names what is wrong.
+    def check(self, *args: Any) -> BoundCall:
+        """Look at every argument in turn, and return the bound call or raise what is wrong.
 
         Raises:
             InvalidInput: the first argument that does not fit.
@@ -121,8 +125,8 @@ class Schema:
         plan = None if self.own_check is None else self.own_check(*bound.args)
         return bound._replace(plan=plan)
 
-    def declared(self, *args: Any) -> Bound:
-        """``check`` without the op's own: it looks at no entry of a tensor."""
+    def declared(self, *args: Any) -> BoundCall:
+        """Run ``check`` without the op's own: it looks at no entry of a tensor."""
         look = Look()
         args = tuple(
             (value,) if _alone(parameter) and isinstance(value, torch.Tensor) else value
@@ -131,10 +135,10 @@ class Schema:
         for parameter, value in zip(self.signature.parameters, args, strict=True):
             look.at(parameter, value)
         sizes = tuple(look.sizes[name] for name in self.signature.sizes)
-        return Bound(args, sizes, look.kind, look.device or torch.device("cpu"))
+        return BoundCall(args, sizes, look.kind, look.device or torch.device("cpu"))
 
-    def results(self, bound: Bound, more: Mapping[str, Any] = {}) -> tuple[torch.Tensor, ...]:
-        """New tensors for the results of a checked call, not filled.
+    def results(self, bound: BoundCall, more: Mapping[str, Any] = {}) -> tuple[torch.Tensor, ...]:
+        """Return new tensors for the results of a checked call, not filled.
 
         ``more``: sizes that no argument has, by name.
         """
@@ -169,4 +173,4 @@ def _dtype(tensor: TensorParameter, kind: torch.dtype | None) -> torch.dtype:
     return kind if tensor.group in LEADING and kind is not None else DTYPES[tensor.group][0]
 
 
-__all__ = ["Bound", "Schema"]
+__all__ = ["BoundCall", "Schema"]

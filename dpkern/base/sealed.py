@@ -98,7 +98,7 @@ def read(
 
 
 class _Sink:
-    """File for ``torch.save`` that takes the checksum on the way and remembers a failure.
+    """A file for ``torch.save`` that takes the checksum on the way and remembers a failure.
 
     The archive's last record is held back, because the seal's length belongs into it.
     """
@@ -123,7 +123,7 @@ class _Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Nothing waits but the last record."""
+        """Do nothing: only the last record is pending."""
 
     def seal(self) -> None:
         """Write the archive's last record with the seal as its comment."""

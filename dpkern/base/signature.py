@@ -12,7 +12,7 @@ any number of them, ``...`` for sizes that nothing else depends on, and ``_`` fo
 list ``*S`` is bound entry by entry. Results carry a name: ``Double[Tensor, "squares: B"]``.
 
 The build reads the same signatures to write the bindings of compiled kernels
-(``csrc/bindings/generate.py``), so this file must load without torch.
+(``csrc/generate.py``), so this file must load without torch.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ else:
 written = "written"
 """Mark of a tensor that the op changes in place."""
 filled = "filled"
-"""Mark of a tensor that a kernel writes and nobody has seen before, or whose version the caller of
+"""Mark of a tensor that a kernel writes and that is new to torch, or whose version the caller of
 the kernel counts up."""
 strided = "strided"
 """Mark of a tensor that may have any strides."""
@@ -147,14 +147,14 @@ class TensorParameter:
 
     @property
     def layout(self) -> str:
-        """How it lies in memory: ``contiguous``, or one of the marks for it."""
+        """The layout in memory: ``contiguous``, or one of the marks for it."""
         others = (written, filled, any_number)
         return next((mark for mark in self.marks if mark not in others), "contiguous")
 
 
 @dataclass(frozen=True)
 class ChoiceParameter:
-    """One of a few options, passed to compiled kernels by its place in the list."""
+    """A choice among a few options, passed to compiled kernels by its place in the list."""
 
     name: str
     options: tuple[Any, ...]
@@ -193,10 +193,10 @@ class DeviceParameter:
 
 @dataclass(frozen=True)
 class ObjectParameter:
-    """Anything else: the op's own ``check`` looks at it.
+    """A parameter of any other kind: the op's own ``check`` looks at it.
 
-    A compiled kernel receives it if its type bears the name of a struct of ``layouts``; None: all
-    zeros. ``many``: a list of them.
+    A compiled kernel receives it if its type bears the name of a struct of ``layouts``. None is
+    passed as zeros. ``many``: a list of them.
     """
 
     name: str
@@ -268,15 +268,20 @@ STRUCTS = frozenset(struct.name for struct in layouts.STRUCTS if not struct.temp
 
 
 def kinds(signature: Signature) -> tuple[str, ...]:
-    """The dtypes of a compiled kernel's instances; none: it has only one. Operands of 16 bits have
-    no kernel."""
+    """Return the dtypes of a compiled kernel's instances; a kernel with one instance has none.
+
+    Operands of 16 bits have no kernel.
+    """
     group = signature.group
     return () if group is None else GROUPS["Float" if group == "Operand" else group]
 
 
 def passed(signature: Signature) -> tuple[Parameter, ...]:
-    """The parameters that a compiled kernel receives: no dtypes, no objects but ``STRUCTS``, no
-    room for results, which follow; the plan comes last."""
+    """Return the parameters that a compiled kernel receives.
+
+    These are no dtypes, no objects but ``STRUCTS``, and no room for results, which follow. The plan
+    comes last.
+    """
     plan = () if signature.plan is None else (ObjectParameter("plan", signature.plan),)
     return tuple(
         parameter
@@ -377,7 +382,7 @@ def _results(tree: ast.expr) -> tuple[TensorParameter, ...] | None:
 
 
 def _made_into(tree: ast.expr) -> str | None:
-    """The named tuple of ``Float[Coefficients, "linear: B D", "quadratic: B D"]``."""
+    """Return the named tuple of ``Float[Coefficients, "linear: B D", "quadratic: B D"]``."""
     if not isinstance(tree, ast.Subscript) or ast.unparse(tree.value) not in GROUPS:
         return None
     first = ast.unparse(_elements(tree).elts[0])

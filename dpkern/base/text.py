@@ -1,8 +1,8 @@
-"""Objects as text and tensors, for callers that pass nothing else: PyTorch operators.
+"""Read and write objects as text and tensors, the only arguments that PyTorch operators pass.
 
 Text is JSON of the fields, an object of class ``Band`` as ``{"Band": {...}}``. Tensors stand beside
 it, in the order of their numbers in the text. Bytes are keys: they stay in this process, and the
-text has a name for them, which tells nobody anything and no other process can read.
+text has a name for them, which reveals nothing and no other process can read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _names: dict[bytes, str] = {}
 
 
 def flat(value: object) -> tuple[str, list[torch.Tensor]]:
-    """An argument of an op, such as a stream, a rule or a state, as text and tensors.
+    """Return an argument of an op, such as a stream, a rule or a state, as text and tensors.
 
     The key of a stream stays in memory until the process ends.
 
@@ -67,7 +67,7 @@ def _name_of(key: bytes) -> str:
 
 
 def classes_of(kind: type) -> dict[str, type]:
-    """A dataclass, its subclasses and those that their fields may have, by name."""
+    """Return a dataclass, its subclasses and those that their fields may have, by name."""
     found: dict[str, type] = {}
     waiting = [kind]
     while waiting:
@@ -81,7 +81,7 @@ def classes_of(kind: type) -> dict[str, type]:
 
 
 def members(hint: Any) -> list[Any]:
-    """The types in an annotation: those of ``tuple[float, ...] | None`` are float and None's."""
+    """Return the types in an annotation: ``tuple[float, ...] | None`` has float and None's."""
     inside = get_args(hint)
     return [hint] if not inside else [kind for part in inside for kind in members(part)]
 
@@ -96,7 +96,7 @@ def holds_tensors(classes: Mapping[str, type]) -> bool:
 
 
 def read(name: str, text: str, tensors: Sequence[torch.Tensor], classes: Mapping[str, type]) -> Any:
-    """What ``flat`` made text of.
+    """Return the object that ``flat`` made text of.
 
     Args:
         name: of the argument, for the message.

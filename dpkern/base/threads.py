@@ -1,4 +1,4 @@
-"""How many threads a kernel may use on the thread that calls it."""
+"""The number of threads that a kernel may use on the thread that calls it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from contextlib import contextmanager
 
 import torch
 
-_here = threading.local()
+
+class _Here(threading.local):
+    """What ``limited`` says on this thread; a missing attribute would take longer to read."""
+
+    most: int | None = None
+
+
+_here = _Here()
 
 
 def allowed() -> int:
     """As many as torch uses, or what ``limited`` says on this thread."""
-    most: int | None = getattr(_here, "most", None)
+    most = _here.most
     return torch.get_num_threads() if most is None else most
 
 
 @contextmanager
 def limited(most: int) -> Iterator[None]:
     """At most this many threads for the kernels that this thread calls inside the block."""
-    before = getattr(_here, "most", None)
+    before = _here.most
     _here.most = most
     try:
         yield
@@ -30,7 +37,7 @@ def limited(most: int) -> Iterator[None]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Inside the block torch, and with it every kernel, uses this many threads."""
+    """Set the number of threads of torch, and with it of every kernel, inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""``dpkern audit``: what a release promises, tested on fresh runs of the real thing.
+"""``dpkern audit``: test what a release claims on fresh runs of the real thing.
 
 The report goes to standard output, progress to standard error. Exit code 1: a claim or certificate
 is contradicted, or a check failed.
@@ -21,7 +21,7 @@ from rich.text import Text
 from ..audit import report as audit_report
 from ..audit import report_loop as loop_report
 from ..audit import run
-from ..audit.claims import Approximate, Claim, Gaussian, Pure
+from ..audit.claims import ApproximateDP, Claim, GaussianDP, PureDP
 from ..audit.subject import Subject
 from ..audit.subjects import catalogue, loop, script
 from ..base import dispatch as _dispatch
@@ -41,7 +41,7 @@ NOT_OF_LOOPS = (
     *("claim", "claim_mu", "runs", "confidence", "mode", "settings", "backend"),
     *("workers", "quick"),
 )
-"""Options that say nothing of a training loop."""
+"""Options that do not apply to a training loop."""
 DECIDED = ("mode", "sites", "groups", "backend", "width", "op", "library", "dimension")
 """Fields that follow from the name, the options and the shapes that are audited."""
 
@@ -52,32 +52,34 @@ def command(
         str,
         typer.Argument(
             help=f"One of {', '.join(catalogue.names())}; or path/to/file.py:name, a callable, "
-            "a Subject, a Statement, or a training loop without arguments: its code is run."
+            "a Subject, a Statement, or a training loop without arguments. The file is executed."
         ),
     ],
     claim: Annotated[
         float | None,
-        typer.Option(help="Epsilon that is claimed of one call.", show_default="the subject's own"),
+        typer.Option(help="Claimed epsilon of one call.", show_default="the subject's own"),
     ] = None,
     claim_mu: Annotated[
-        float | None, typer.Option(help="Or the mu of a Gaussian mechanism that is claimed.")
+        float | None, typer.Option(help="Claimed mu of a GaussianDP mechanism, instead of --claim.")
     ] = None,
     delta: Annotated[
-        float, typer.Option(help="The delta of (epsilon, delta); 0 with --claim: a pure epsilon.")
+        float,
+        typer.Option(help="The delta of (epsilon, delta); 0 with --claim claims a pure epsilon."),
     ] = DELTA,
     runs: Annotated[
         int | None,
         typer.Option(
-            help="Fresh runs that are counted, of each side of each pair.",
-            show_default="100000 of kernels and records, 20000 of functions, 5000 of steps: "
+            help="Runs per neighbour in each pair that count towards the bound. More runs give "
+            "tighter bounds and take longer.",
+            show_default="100000 for kernels and records, 20000 for functions, 5000 for steps: "
             "seconds, and a minute or so for steps",
         ),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="Of all statistical statements together.")
+        float, typer.Option(help="Confidence that all reported bounds hold at once.")
     ] = 0.999,
     mode: Annotated[
-        str, typer.Option(help=f"One of {', '.join(MODES)}; published has the source's claim.")
+        str, typer.Option(help=f"One of {', '.join(MODES)}; published has the paper's claim.")
     ] = "corrected",
     settings: Annotated[
         list[str] | None,
@@ -92,27 +94,27 @@ def command(
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Steps of one call, audited together; of a training loop: steps of each run.",
-            show_default=f"1; {loop.STEPS} of a training loop",
+            help="Steps of one call, audited together; with a training loop, steps of each run.",
+            show_default=f"1; {loop.STEPS} with a training loop",
         ),
     ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="Of a training loop: no attack begins later than this.",
+            help="Time limit of a training loop's audit: no attack begins later.",
             show_default=f"{loop.SECONDS:g}",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+    workers: Annotated[int, typer.Option(help="Number of processes.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out slow checks.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option(help="File of a page with figures that refers to nothing else.")
+        Path | None, typer.Option(help="Write a self-contained HTML report to this file.")
     ] = None,
     figures: Annotated[
-        Path | None, typer.Option(help="Folder that gets every figure as SVG and PNG.")
+        Path | None, typer.Option(help="Write every figure as SVG and PNG to this folder.")
     ] = None,
 ) -> None:
     """Try to contradict a claim by running the release on worst-case neighbours.
@@ -132,9 +134,9 @@ def command(
     if seconds is not None:
         raise InvalidInput(
             "seconds",
-            expected="nothing but for a training loop",
+            expected="nothing, except with a training loop",
             got=seconds,
-            remedy="Leave it out; --runs says how much is run.",
+            remedy="Leave --seconds out; --runs sets the amount of work.",
         )
     with redirect_stdout(sys.stderr):  # the user's code may print
         if script.is_script(subject):
@@ -168,7 +170,7 @@ def command(
 def _loop(
     reference: str, steps: int | None, seconds: float | None, delta: float
 ) -> tuple[Report, bool]:
-    """The report of a training loop, and whether nothing contradicts its certificate."""
+    """Return the report of a training loop, and whether nothing contradicts its certificate."""
     with redirect_stdout(sys.stderr), _telling() as tell:  # the user's code may print
         found = loop.audit_loop(
             reference,
@@ -201,7 +203,7 @@ def _show(
 
 
 def _claim(epsilon: float | None, mu: float | None, delta: float) -> Claim | None:
-    """What is claimed on the command line; None for the subject's own claim.
+    """Return the claim on the command line; None selects the subject's own claim.
 
     Raises:
         InvalidInput: two claims, or a number out of its range.
@@ -211,25 +213,25 @@ def _claim(epsilon: float | None, mu: float | None, delta: float) -> Claim | Non
             "claim, claim_mu",
             expected="at most one of them",
             got="both",
-            remedy="A Gaussian mechanism's epsilon follows from its mu: pass --claim-mu alone.",
+            remedy="Pass --claim-mu alone; a Gaussian mechanism's epsilon follows from its mu.",
         )
     if not 0 <= delta < 1 or (delta == 0 and epsilon is None):
         raise InvalidInput(
             "delta",
             expected="a number in (0, 1), or 0 with --claim",
             got=delta,
-            remedy="Pass --delta 1e-5, say.",
+            remedy="Pass, for example, --delta 1e-5.",
         )
     if mu is not None:
-        return Gaussian(non_negative(claim_mu=mu))
+        return GaussianDP(non_negative(claim_mu=mu))
     if epsilon is None:
         return None
     bound = non_negative(claim=epsilon)
-    return Approximate(bound, delta) if delta else Pure(bound)
+    return ApproximateDP(bound, delta) if delta else PureDP(bound)
 
 
 def _settings(name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` texts as fields of what a name stands for.
+    """Parse ``KEY=VALUE`` texts as fields of what a name stands for.
 
     Raises:
         InvalidInput: an unknown field, or a value that it does not take.
@@ -240,7 +242,7 @@ def _settings(name: str, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _refuse_given(context: typer.Context, names: Sequence[str], expected: str) -> None:
-    """Options that nothing would look at.
+    """Refuse options that would have no effect.
 
     Raises:
         InvalidInput: one was given.
@@ -258,7 +260,7 @@ def _refuse_given(context: typer.Context, names: Sequence[str], expected: str) -
 
 @contextmanager
 def _telling() -> Iterator[Callable[[str, float], None]]:
-    """A progress bar on standard error."""
+    """Show a progress bar on standard error."""
     columns = (BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=1.0)

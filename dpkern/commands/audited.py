@@ -1,4 +1,4 @@
-"""The audited epsilon of a run, beside the claimed and the certified one.
+"""Compute the audited epsilon of a run, beside the claimed and the certified one.
 
 The very step of the run is audited before the first one is taken: its mechanism, its plan on the
 model's shapes, its backend, on public records. The run's lower bound follows from one bit of every
@@ -10,8 +10,8 @@ step, "the canary seems to be there", whose error rates the audit has bounded by
 
 and from the exact composition of these laws. It supposes that the adversary sees every step, knows
 all other records, and that the record's gradient is at its bound in every step it takes part in;
-that is what the certificate protects against. ``epsilon_if_gaussian`` supposes besides that
-every step is a Gaussian release of the audited mu, so that nothing is lost by keeping one bit.
+that is what the certificate protects against. ``epsilon_if_gaussian`` also supposes that every step
+is a Gaussian release of the audited mu, so that nothing is lost by keeping one bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ..audit import optimistic
+from ..audit import epsilon_lower_bound
 from ..audit.auditing import run
 from ..audit.findings import Evidence, Findings
 from ..audit.subject import Subject
@@ -54,10 +54,10 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Audited:
-    """What was found out about one step, and how steps are composed.
+    """The findings about one step, and the composition of steps.
 
     Attributes:
-        found: of one step that the canary takes part in.
+        found: findings about one step that the canary takes part in.
         radius: distance of the audited neighbours, in bounds of one record: 2 where one record
             was replaced by its opposite.
     """
@@ -66,7 +66,7 @@ class Audited:
     radius: float
 
     def facts(self, step: DPStep, *, steps_per_epoch: int, delta: float) -> dict[str, Any]:
-        """For the report of the steps so far."""
+        """Return the facts for the report of the steps so far."""
         composed = max(
             (_one_bit(each, step, steps_per_epoch, delta) for each in self.found.evidence),
             default=0.0,
@@ -88,7 +88,7 @@ class Audited:
         }
 
     def _if_gaussian(self, step: DPStep, steps_per_epoch: int, delta: float) -> float | None:
-        """Composition of Gaussian releases; None where the noise is not Gaussian."""
+        """Compose Gaussian releases; None where the noise is not Gaussian."""
         mu = self.found.mu_lower / self.radius
         if step.plan.distribution != "gaussian" or step.steps == 0:
             return None
@@ -97,16 +97,18 @@ class Audited:
         sampling, size = step.sampling["sampling"], step.sampling["dataset_size"]
         if sampling == "shuffled":
             epochs = step.steps // steps_per_epoch
-            return optimistic.shuffled_epsilon_lower(
+            return epsilon_lower_bound.shuffled_epsilon_lower(
                 1 / mu, delta, steps_per_epoch=steps_per_epoch, epochs=epochs
             )
         event = events.gaussian(1 / mu)
         rate = step.sampling["sample_rate"]
         if sampling == "fixed":
             sampled = events.sampled_without_replacement(size, round(rate * size), event)
-            return optimistic.epsilon_lower(sampled, "replace_one", delta, steps=step.steps)
+            return epsilon_lower_bound.epsilon_lower(
+                sampled, "replace_one", delta, steps=step.steps
+            )
         sampled = events.poisson_sampled(rate, event)
-        return optimistic.epsilon_lower(sampled, "add_remove", delta, steps=step.steps)
+        return epsilon_lower_bound.epsilon_lower(sampled, "add_remove", delta, steps=step.steps)
 
 
 def subject_of(
@@ -117,7 +119,7 @@ def subject_of(
     classes: int,
     backend: str | None,
 ) -> Subject:
-    """The step of a run as a subject; nothing of the run's data is in it.
+    """Return the step of a run as a subject; nothing of the run's data is in it.
 
     A whole engine step where the plan noises gradients as they are; else the private step on
     gradients of the model's shapes.
@@ -179,26 +181,28 @@ def audit(subject: Subject, runs: int, delta: float) -> Audited:
 
 
 def _one_bit(each: Evidence, step: DPStep, steps_per_epoch: int, delta: float) -> float:
-    """Composition of what one test says of every step."""
+    """Compose what one test says of every step."""
     a, hit, rate = each.fpr_upper, 1 - each.fnr_upper, step.sampling["sample_rate"]
     if hit <= a or step.steps == 0:
         return 0.0
     if step.sampling["sampling"] != "shuffled":
         seen = (1 - rate) * a + rate * hit
-        return optimistic.composed([_bit(seen, a, step.steps)], delta)
+        return epsilon_lower_bound.composed([_bit(seen, a, step.steps)], delta)
     one = _sums(steps_per_epoch - 1, a)
     p = np.convolve(one, [1 - hit, hit])
     q = np.convolve(one, [1 - a, a])
-    return optimistic.composed([optimistic.Laws(p, q, step.steps // steps_per_epoch)], delta)
+    return epsilon_lower_bound.composed(
+        [epsilon_lower_bound.Laws(p, q, step.steps // steps_per_epoch)], delta
+    )
 
 
-def _bit(present: float, without: float, count: int) -> optimistic.Laws:
+def _bit(present: float, without: float, count: int) -> epsilon_lower_bound.Laws:
     with_it, without_it = ([1 - rate, rate] for rate in (present, without))
-    return optimistic.Laws(np.array(with_it), np.array(without_it), count)
+    return epsilon_lower_bound.Laws(np.array(with_it), np.array(without_it), count)
 
 
 def _sums(bits: int, rate: float) -> NDArray[np.float64]:
-    """Masses of how many of so many independent bits are set."""
+    """Return the masses of how many of so many independent bits are set."""
     special = require("scipy.special")
     k = np.arange(bits + 1)
     ways = special.gammaln(bits + 1) - special.gammaln(k + 1) - special.gammaln(bits - k + 1)

@@ -1,6 +1,6 @@
-"""``dpkern cost``: what private training costs, counted, compared, and measured.
+"""``dpkern cost``: count, compare and measure what private training costs.
 
-A report goes to standard output, or to ``--out``; where files went is said on standard error.
+A report goes to standard output, or to ``--out``; the paths of written files go to standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..base.report import Report
 from ..base.validate import choice, require
 from ..cost import compare as cost_compare
 from ..cost import noise_tables as cost_tables
-from ..cost.autoencoder import CORRECTED, PRINTED, Options
+from ..cost.autoencoder import CORRECTED, PRINTED, CountOptions
 from ..cost.processors import available
 from ..cost.systems import SYSTEMS
 from ..engine.demo.models import ALL_MODELS
@@ -33,7 +33,7 @@ from ..reports.text import as_text
 from ..step.noise_tables import TableShape
 
 app = typer.Typer(
-    help="Reports of what private training costs: counted, compared, measured.",
+    help="Count, compare and measure what private training costs.",
     no_args_is_help=True,
 )
 
@@ -45,18 +45,18 @@ Out = Annotated[
     ),
 ]
 Figures = Annotated[
-    Path | None, typer.Option(help="Folder that also gets every figure as SVG and PNG.")
+    Path | None, typer.Option(help="Write every figure as SVG and PNG to this folder too.")
 ]
 Mode = Annotated[
     str,
-    typer.Option(help=f"One of {', '.join(MODES)}: count as the source prints, or everything."),
+    typer.Option(help=f"One of {', '.join(MODES)}: count as the paper prints, or everything."),
 ]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         help="KEY=VALUE: a way of counting; may be repeated. Keys: "
-        f"{', '.join(field.name for field in fields(Options))}.",
+        f"{', '.join(field.name for field in fields(CountOptions))}.",
     ),
 ]
 
@@ -67,7 +67,7 @@ def count(
     n: Annotated[int, typer.Option("-n", help="Features of a record.")] = 14,
     l: Annotated[int, typer.Option("-l", help="Size of the code.")] = 7,  # noqa: E741
     processor: Annotated[
-        str, typer.Option(help=f"One of {', '.join(available())}, or a TOML file of yours.")
+        str, typer.Option(help=f"One of {', '.join(available())}, or your own TOML file.")
     ] = "k7",
     mode: Mode = "published",
     settings: Settings = None,
@@ -75,7 +75,7 @@ def count(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """One mechanism and shape, line by line: closed form beside a counted run."""
+    """Count one mechanism and shape, line by line: closed form beside a counted run."""
     options = counting(mode, settings)
     publish(
         lambda: three_ways.report(mechanism, size=(n, l), processor=processor, options=options),
@@ -88,14 +88,16 @@ def count(
 @app.command()
 def compare(
     mechanisms: Annotated[
-        str, typer.Option(help=f"Of {', '.join(SYSTEMS)}; the last is what others save against.")
+        str,
+        typer.Option(help=f"Several of {', '.join(SYSTEMS)}; the last one is the baseline."),
     ] = "spof,dpsgd-da",
-    n: Annotated[str, typer.Option("-n", help="Features; several with commas.")] = "14",
+    n: Annotated[str, typer.Option("-n", help="Features of a record; several with commas.")] = "14",
     l: Annotated[  # noqa: E741
         str, typer.Option("-l", help="Sizes of the code, one for each n.")
     ] = "7",
     processor: Annotated[
-        str, typer.Option(help=f"Of {', '.join(available())}, or TOML files, with commas.")
+        str,
+        typer.Option(help=f"Several of {', '.join(available())}, or TOML files, with commas."),
     ] = "k7",
     mode: Mode = "published",
     settings: Settings = None,
@@ -103,7 +105,9 @@ def compare(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """Mechanisms on processors at sizes: who is cheaper, from where on, and why."""
+    """Compare what mechanisms cost across processors and model sizes, and find where the ranking
+    changes.
+    """
     options = counting(mode, settings)
     features, codes = numbers("n", n), numbers("l", l)
     if len(features) != len(codes):
@@ -148,7 +152,8 @@ def model(
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Times each way of training is timed.", show_default="about 1.5 seconds' worth"
+            help="Rounds in which both ways of training are timed.",
+            show_default="about 1.5 seconds' worth",
         ),
     ] = None,
     threads: Annotated[
@@ -158,7 +163,7 @@ def model(
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """A real model and batch: time, bytes and operations per phase, layer and op.
+    """Measure a real model and batch: time, bytes and operations per phase, layer and op.
 
     Runs private and ordinary steps on generated data, in turns; runs the code that makes the model.
     """
@@ -192,22 +197,25 @@ def table(
     word_bits: Annotated[
         int | None, typer.Option(help="Bits of an entry.", show_default="cdt 32, samples 16")
     ] = None,
-    entries: Annotated[int, typer.Option(help="samples: how many, a power of two.")] = 1 << 16,
+    entries: Annotated[int, typer.Option(help="samples: number of entries, a power of two.")] = 1
+    << 16,
     fraction_bits: Annotated[int, typer.Option(help="samples: bits behind the point.")] = 10,
-    stride: Annotated[int, typer.Option(help="samples: what a read moves the pointer by.")] = 1,
-    base: Annotated[int, typer.Option(help="samples: what is added to the pointer.")] = 0,
+    stride: Annotated[int, typer.Option(help="samples: step of the pointer per read.")] = 1,
+    base: Annotated[int, typer.Option(help="samples: number added to the pointer.")] = 0,
     scrambled: Annotated[
-        bool, typer.Option("--scrambled", help="samples: mask the index, new at every step.")
+        bool,
+        typer.Option("--scrambled", help="samples: mask the index, with a new mask in every step."),
     ] = False,
     multiplied: Annotated[
-        bool, typer.Option("--multiplied", help="samples: of scale 1, multiplied at every read.")
+        bool,
+        typer.Option("--multiplied", help="samples: store scale 1 and multiply at every read."),
     ] = False,
     coordinates: Annotated[int, typer.Option(help="samples: reads of one release.")] = 1 << 20,
     format: Format = "text",
     out: Out = None,
     figures: Figures = None,
 ) -> None:
-    """A noise table: reads, entropy, period, law, and what it leaks."""
+    """Describe a noise table: reads, entropy, period, law, and what it leaks."""
     choice(("cdt", "samples"), kind=kind)
     if kind == "cdt":
         refuse_given(context, OF_SAMPLES)
@@ -243,7 +251,7 @@ OF_SAMPLES = (
 
 
 def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
-    """Refuses options on the command line that the report would not look at.
+    """Refuse options on the command line that the report would not look at.
 
     Raises:
         InvalidInput: one of ``names`` was given.
@@ -260,7 +268,7 @@ def refuse_given(context: typer.Context, names: Sequence[str]) -> None:
 
 
 def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Path | None) -> None:
-    """Make the report and put it where it was asked for.
+    """Make the report and write it to the requested place.
 
     What would stop it at the end is asked before the work: the format, a missing package, a folder
     in the place of a file.
@@ -290,35 +298,41 @@ def publish(make: Callable[[], Report], kind: str, out: Path | None, folder: Pat
 
 
 def refuse_places(*, figures: Path | None, **file: Path | None) -> None:
-    """Refuses places that cannot be written, before the work.
+    """Refuse places that cannot be written, before the work.
 
     Args:
         figures: a folder, which need not exist.
         file: the report's file, by the name of its option.
 
     Raises:
-        InvalidInput: a directory where a file was asked for, or a file in the place of a folder.
+        InvalidInput: a directory in the place of a file, or a file in the place of a folder.
     """
     for name, path in file.items():
         if path is not None and path.is_dir():
             raise InvalidInput(
-                name, expected="a file", got=f"{path}, a directory", remedy="Name a file in it."
+                name,
+                expected="a file",
+                got=f"{path}, a directory",
+                remedy="Name a file in that directory.",
             )
     if figures is not None and figures.exists() and not figures.is_dir():
         raise InvalidInput(
-            "figures", expected="a directory", got=f"{figures}, a file", remedy="Choose another."
+            "figures",
+            expected="a directory",
+            got=f"{figures}, a file",
+            remedy="Name a folder, or a path that does not exist yet.",
         )
 
 
-def counting(mode: str, settings: list[str] | None) -> Options:
-    """How to count: a mode, then what ``--set`` changes.
+def counting(mode: str, settings: list[str] | None) -> CountOptions:
+    """Return the way of counting: a mode, then what ``--set`` changes.
 
     Raises:
         InvalidInput: an unknown mode or key, or a value that the key does not take.
     """
     choice(MODES, mode=mode)
     options = CORRECTED if mode == "corrected" else PRINTED
-    known = {field.name: field.type for field in fields(Options)}
+    known = {field.name: field.type for field in fields(CountOptions)}
     changes: dict[str, Any] = {}
     for text in settings or ():
         key, equals, value = text.partition("=")
@@ -327,7 +341,7 @@ def counting(mode: str, settings: list[str] | None) -> Options:
                 "set",
                 expected=f"KEY=VALUE with a KEY of {', '.join(known)}",
                 got=text,
-                remedy="See dpkern cost count --help.",
+                remedy="Choose a KEY from `dpkern cost count --help`.",
             )
         switches = {"true": True, "false": False}
         read: Any = switches.get(value.lower()) if known[key] == "bool" else None
@@ -338,19 +352,19 @@ def counting(mode: str, settings: list[str] | None) -> Options:
                 ("true or false", "true") if known[key] == "bool" else ("a whole number", "1")
             )
             raise InvalidInput(
-                key, expected=wanted, got=value, remedy=f"Write, say, --set {key}={such}."
+                key, expected=wanted, got=value, remedy=f"Pass, for example, --set {key}={such}."
             )
         changes[key] = read
     return replace(options, **changes)
 
 
 def listed(text: str) -> list[str]:
-    """``a,b`` as names."""
+    """Parse ``a,b`` as names."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def numbers(name: str, text: str) -> list[int]:
-    """``8,14`` as numbers.
+    """Parse ``8,14`` as numbers.
 
     Raises:
         InvalidInput: anything else.
@@ -361,6 +375,6 @@ def numbers(name: str, text: str) -> list[int]:
             name,
             expected="whole numbers with commas, such as 8,14,32",
             got=text,
-            remedy="Give the sizes that way.",
+            remedy="Pass numbers with commas, for example 8,14,32.",
         )
     return [int(part) for part in parts]

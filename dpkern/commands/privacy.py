@@ -1,4 +1,4 @@
-"""``dpkern privacy``: the epsilon of a planned run, claimed and certified, without training."""
+"""``dpkern privacy``: compute the epsilon of a planned run, claimed and certified."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ..engine.named import CALIBRATED_TO, MODES, NAMES, Run, make
 from ..privacy import accounting
 from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms import LabelMechanism, Mechanism, ObjectivePerturbation
-from ..privacy.theory.adlm import Setting
-from ..train import adlm_mechanism, display, objective_mechanism, responses
+from ..privacy.theory.adlm import AdlmSetting
+from ..train import adlm_mechanism, display, label_privacy, objective_mechanism
 from ..train.adlm_options import MODELS, LabelledOptions
 from ..train.objective_options import RecordOptions
 from ..train.options import ARITHMETICS, CLIPPINGS
 
 OF_OBJECTIVES = ("mechanism", "mode", "settings", "epsilon", "steps", "json")
-"""Options that a mechanism which perturbs a loss has."""
+"""Options of a mechanism that perturbs a loss."""
 OF_ADLM = (*OF_OBJECTIVES, "model", "row_shape", "classes", "sample_rate", "dataset_size")
-"""Its noise follows from the sizes of network and data too."""
+"""Options of AdLM, whose noise follows from the sizes of network and data too."""
 OF_KIND = {"records": OF_OBJECTIVES, "labelled rows": OF_ADLM}
 OBJECTIVES = {
     kind.name: OF_KIND[kind.trained_by]
@@ -43,21 +43,22 @@ def command(
     context: typer.Context,
     sample_rate: Annotated[
         float | None,
-        typer.Option(help=f"Expected batch size / number of rows; not of {OF_RECORDS}."),
+        typer.Option(help=f"Expected batch size / number of rows; not with {OF_RECORDS}."),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            help=f"Number of steps; of {OF_RECORDS}, {OF_LABELLED}: visits of each record."
+            help=f"Number of steps; with {OF_RECORDS}, {OF_LABELLED}: visits of each record."
         ),
     ] = None,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise, in units of the norm bound.")
+        float | None, typer.Option(help="Noise scale / clipping bound.")
     ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="Or a target: print the least noise that meets it. Published modes: the claim's."
+            help="Target instead of a noise multiplier: print the least noise that meets it. In "
+            "published modes it is the target of the claim."
         ),
     ] = None,
     delta: Annotated[
@@ -74,7 +75,7 @@ def command(
         str, typer.Option(help=f"One of {', '.join(sorted((*NAMES, *OBJECTIVES)))}.")
     ] = "dpsgd",
     mode: Annotated[
-        str, typer.Option(help=f"One of {', '.join(MODES)}; published has the source's claim.")
+        str, typer.Option(help=f"One of {', '.join(MODES)}; published has the paper's claim.")
     ] = "corrected",
     settings: Annotated[
         list[str] | None,
@@ -83,15 +84,15 @@ def command(
     model: Annotated[
         str | None,
         typer.Option(
-            help=f"For mechanisms that depend on layers: one of {', '.join(ALL_MODELS)}. "
-            f"Of {OF_LABELLED}: {', '.join(MODELS)}."
+            help="Model, for mechanisms that depend on layers: one of "
+            f"{', '.join(ALL_MODELS)}. With {OF_LABELLED}: {', '.join(MODELS)}."
         ),
     ] = None,
     row_shape: Annotated[
         str | None, typer.Option(help="Shape of one row of that model, such as 1,28,28.")
     ] = None,
     classes: Annotated[int, typer.Option(help="Number of classes of the labels.")] = 10,
-    linear: Annotated[str, typer.Option(help="dense or circulant, in a source's model.")] = "dense",
+    linear: Annotated[str, typer.Option(help="dense or circulant, in a paper's model.")] = "dense",
     clipping: Annotated[
         str | None,
         typer.Option(help=f"One of {', '.join(CLIPPINGS)}.", show_default="the mechanism's"),
@@ -104,7 +105,7 @@ def command(
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Claimed and certified epsilon of a planned run, or the noise that it needs."""
+    """Print claimed and certified epsilon of a planned run, or the noise that it needs."""
     integer(2, classes=classes)
     if mechanism in OBJECTIVES:
         _refuse_others(context, mechanism)
@@ -122,11 +123,13 @@ def command(
         _print_objective(facts, json)
         return
     if sample_rate is None or steps is None:
+        passed = {"--sample-rate": sample_rate, "--steps": steps}
+        given_alone = [f"{name} {value}" for name, value in passed.items() if value is not None]
         raise InvalidInput(
-            "sample_rate, steps",
-            expected="both, for a mechanism that makes gradients private",
-            got=f"sample_rate {sample_rate}, steps {steps}",
-            remedy="Pass --sample-rate and --steps.",
+            "--sample-rate, --steps",
+            expected=f"both with mechanism {mechanism}",
+            got=", ".join(given_alone) or "neither",
+            remedy="Pass both: dpkern privacy --sample-rate 0.01 --steps 1000 --epsilon 2",
         )
     if (epsilon is None) == (noise_multiplier is None):
         raise InvalidInput(
@@ -188,7 +191,7 @@ def _print(
     shapes: list[tuple[int, ...]] | None,
     as_json: bool,
 ) -> None:
-    """The table of a mechanism whose steps spend."""
+    """Print the table of a mechanism whose steps spend."""
     released = mechanism if shapes is None else mechanism.plan(shapes)
     certificate = accounting.certify(released, batched=True, **run).to_dict()
     sizes = {name: run[name] for name in ("dataset_size", "sample_rate")}
@@ -209,8 +212,8 @@ def _print(
 
 
 def _print_response(mechanism: LabelMechanism, as_json: bool) -> None:
-    """One response for each record, whatever the steps: sampling and delta do not count."""
-    facts = responses.report(mechanism, seeded=False)
+    """Print the cost of one response for each record; steps, sampling and delta do not count."""
+    facts = label_privacy.report(mechanism, seeded=False)
     certificate = facts.pop("certificate")
     wanted = ("mechanism", "mode", "epsilon_claimed", "claim")
     shown = {name: facts[name] for name in wanted}
@@ -219,7 +222,7 @@ def _print_response(mechanism: LabelMechanism, as_json: bool) -> None:
 
 
 def _refuse_others(context: typer.Context, mechanism: str) -> None:
-    """Options that mean nothing to a mechanism without sampled steps, where they were given."""
+    """Refuse given options that do not apply to a mechanism without sampled steps."""
     for name, value in context.params.items():
         source = context.get_parameter_source(name)
         if (
@@ -237,8 +240,8 @@ def _refuse_others(context: typer.Context, mechanism: str) -> None:
 
 def _sizes(
     model: str | None, row_shape: str | None, classes: int, rows: int | None, rate: float | None
-) -> Setting:
-    """What the noise of AdLM and ILM follows from, of a run that is not started."""
+) -> AdlmSetting:
+    """Return what the noise of AdLM and ILM follows from, for a run that is not started."""
     if model is None or rows is None or rate is None:
         raise InvalidInput(
             "model, dataset_size, sample_rate",
@@ -257,7 +260,7 @@ def _sizes(
 
 
 def _print_objective(facts: Mapping[str, Any], as_json: bool) -> None:
-    """What one record pays, with public bounds of its features."""
+    """Print what one record pays, with public bounds of its features."""
     wanted = ("mechanism", "mode", "epsilon_claimed", "claim", "epsilon_certified", "non_private")
     some = ("visits", "epsilon_of_target_alone", "epsilon_by_part", "sizes")
     shown = {name: facts[name] for name in (*wanted, *some) if name in facts}
@@ -289,19 +292,19 @@ def _show(result: dict[str, Any], as_json: bool) -> None:
 
 
 def _rounded_up(name: str, value: Any) -> Any:
-    """Privacy and the noise that it takes as bounds, everything else as it is."""
+    """Round privacy and the noise that it takes as bounds; leave everything else as it is."""
     bound = name.startswith("epsilon") or name in ("delta", "noise_multiplier")
     return shown_bound(value) if bound else value
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    """``1,28,28`` as numbers."""
+    """Parse ``1,28,28`` as numbers."""
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise InvalidInput(
             "row_shape",
             expected="positive numbers with commas, such as 1,28,28",
             got=text,
-            remedy="Give the shape of one row.",
+            remedy="Pass the shape of one row, for example --row-shape 1,28,28.",
         )
     return tuple(int(part) for part in parts)

@@ -14,7 +14,6 @@ from ..base.json import dumps
 from ..engine.demo.models import ALL_MODELS
 from ..train import display
 from ..train.adlm_options import MODELS, LabelledOptions
-from ..train.ahead import SOURCES
 from ..train.objective_options import CodeOptions, RecordOptions
 from ..train.options import (
     ARITHMETICS,
@@ -26,7 +25,8 @@ from ..train.options import (
     PrivacyOptions,
     RunOptions,
 )
-from ..train.start import NAMES, AnySession, start
+from ..train.prefetch import SOURCES
+from ..train.session_factory import NAMES, AnySession, make_session
 from . import audited
 
 OF_RECORDS, OF_LABELLED = RecordOptions.in_words(), LabelledOptions.in_words()
@@ -35,8 +35,10 @@ RECORDS = "Tables of records (spof, fm)"
 
 
 def _option(owner: type[Any], name: str, help_text: str, panel: str | None = None) -> Any:
-    """An option that is None unless given, so that --resume knows what was asked for; the
-    default shown is that of the options class."""
+    """Return an option that is None unless given, so that --resume knows what was given.
+
+    The default shown is that of the options class.
+    """
     default = getattr(owner, name)
     shown = False if default is None else str(default)
     return typer.Option(help=help_text, show_default=shown, rich_help_panel=panel)
@@ -49,7 +51,7 @@ def command(
             PrivacyOptions,
             "data",
             "'digits', or a .npz or .csv file, or a folder with one. "
-            f"Of {OF_RECORDS}: 'generated', or a .csv file.",
+            f"With {OF_RECORDS}: 'generated', or a .csv file.",
         ),
     ] = None,
     model: Annotated[
@@ -57,15 +59,15 @@ def command(
         _option(
             ModelOptions,
             "model",
-            f"One of {', '.join(ALL_MODELS)}. Of {OF_LABELLED}: {', '.join(MODELS)}.",
+            f"One of {', '.join(ALL_MODELS)}. With {OF_LABELLED}: {', '.join(MODELS)}.",
         ),
     ] = None,
     linear: Annotated[
         str | None,
-        _option(ModelOptions, "linear", "dense or circulant layers in a source's model."),
+        _option(ModelOptions, "linear", "dense or circulant layers in a paper's model."),
     ] = None,
     norm: Annotated[
-        str | None, _option(ModelOptions, "norm", "group or none in a source's model.")
+        str | None, _option(ModelOptions, "norm", "group or none in a paper's model.")
     ] = None,
     mechanism: Annotated[
         str | None, _option(PrivacyOptions, "mechanism", f"One of {', '.join(NAMES)}.")
@@ -75,7 +77,7 @@ def command(
         _option(
             PrivacyOptions,
             "mode",
-            "corrected, or published: as the source prints it, with the source's claim beside "
+            "corrected, or published: as the paper prints it, with the paper's claim beside "
             "what is certified.",
         ),
     ] = None,
@@ -85,12 +87,14 @@ def command(
     ] = None,
     epsilon: Annotated[
         float | None,
-        _option(PrivacyOptions, "epsilon", "Target: calibrate the noise to it."),
+        _option(PrivacyOptions, "epsilon", "Target epsilon: calibrate the noise to it."),
     ] = None,
     noise_multiplier: Annotated[
         float | None,
         _option(
-            PrivacyOptions, "noise_multiplier", "Or set the noise, in units of the norm bound."
+            PrivacyOptions,
+            "noise_multiplier",
+            "Noise scale / clipping bound, instead of a target epsilon.",
         ),
     ] = None,
     delta: Annotated[
@@ -101,7 +105,7 @@ def command(
     ] = None,
     max_grad_norm: Annotated[
         float | None,
-        _option(PrivacyOptions, "max_grad_norm", "Norm bound of one sample's gradient."),
+        _option(PrivacyOptions, "max_grad_norm", "Clipping bound of one sample's gradient."),
     ] = None,
     epochs: Annotated[
         int | None,
@@ -109,7 +113,7 @@ def command(
             PrivacyOptions,
             "epochs",
             "Epochs of rows // batch size steps each. "
-            f"Of {OF_RECORDS}: visits of each record, usually {RecordOptions.epochs}.",
+            f"With {OF_RECORDS}: visits of each record, usually {RecordOptions.epochs}.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -120,16 +124,14 @@ def command(
     ] = None,
     lr: Annotated[
         float | None,
-        _option(ModelOptions, "lr", f"Learning rate; of {OF_RECORDS} usually {CodeOptions.lr}."),
+        _option(ModelOptions, "lr", f"Learning rate; with {OF_RECORDS} usually {CodeOptions.lr}."),
     ] = None,
     optimizer: Annotated[
         str | None, _option(ModelOptions, "optimizer", f"One of {', '.join(OPTIMIZERS)}.")
     ] = None,
     sampling: Annotated[
         str | None,
-        _option(
-            PrivacyOptions, "sampling", f"How batches are drawn: one of {', '.join(SAMPLINGS)}."
-        ),
+        _option(PrivacyOptions, "sampling", f"Sampling of batches: one of {', '.join(SAMPLINGS)}."),
     ] = None,
     clipping: Annotated[
         str | None, _option(PrivacyOptions, "clipping", f"One of {', '.join(CLIPPINGS)}.")
@@ -139,12 +141,15 @@ def command(
         _option(
             PrivacyOptions,
             "arithmetic",
-            f"One of {', '.join(ARITHMETICS)}; exact leaves out only how the model rounds.",
+            f"One of {', '.join(ARITHMETICS)}; exact covers all rounding but the model's own.",
         ),
     ] = None,
     backend: Annotated[
         str | None,
-        typer.Option(help="Who runs the kernels; see dpkern info.", show_default="the fastest"),
+        typer.Option(
+            help="Backend that runs the kernels; `dpkern info` lists those available.",
+            show_default="the fastest",
+        ),
     ] = None,
     unsafe_seed: Annotated[
         int | None,
@@ -175,7 +180,11 @@ def command(
     ] = None,
     test_fraction: Annotated[
         float | None,
-        _option(PrivacyOptions, "test_fraction", "Rows held out where the data brings none."),
+        _option(
+            PrivacyOptions,
+            "test_fraction",
+            "Share of the rows to hold out if the data has no test rows.",
+        ),
     ] = None,
     split_seed: Annotated[
         int | None, _option(PrivacyOptions, "split_seed", "Public seed of that split.")
@@ -193,7 +202,7 @@ def command(
     noise_source: Annotated[
         str | None,
         typer.Option(
-            help=f"Make the next steps' noise ahead, with the same bits: {', '.join(SOURCES)}.",
+            help=f"Prefetch the next steps' noise, with the same bits: {', '.join(SOURCES)}.",
             show_default="in the update",
         ),
     ] = None,
@@ -217,7 +226,7 @@ def command(
     audit: Annotated[
         int | None,
         typer.Option(
-            help="First audit the run's step with so many counted runs, as dpkern audit does; "
+            help="Audit the run's step first with so many counted runs, as dpkern audit does; "
             "the report then has a lower bound on epsilon too.",
             show_default="not audited",
         ),
@@ -225,7 +234,7 @@ def command(
     public_data: Annotated[
         str | None,
         typer.Option(
-            help="Public records of the same kind, which relevances come from.",
+            help="Public records of the same kind, to compute relevances from.",
             show_default=False,
             rich_help_panel=LABELLED,
         ),
@@ -253,7 +262,7 @@ def command(
     user_column: Annotated[
         str | None,
         typer.Option(
-            help="Heading of the column that says whose row it is.",
+            help="Heading of the column that names the user of a row.",
             show_default="rows are dealt",
             rich_help_panel=RECORDS,
         ),
@@ -269,8 +278,8 @@ def command(
     samples: Annotated[
         int | None,
         typer.Option(
-            help="Training samples of each user, drawn with replacement; of 'generated': how many "
-            "are made.",
+            help="Training samples of each user, drawn with replacement; with 'generated', the "
+            "number of records to generate.",
             show_default="the rows; generated: 1000",
             rich_help_panel=RECORDS,
         ),
@@ -298,7 +307,7 @@ def command(
     given["figure"] = not given.pop("no_figure", False)
     if settings is not None:
         given["settings"] = tuple(settings)
-    session = start(given, audited)
+    session = make_session(given, audited)
     messages = Console(stderr=True)
     display.print_warnings(messages, session.privacy_warnings())
     try:

@@ -1,4 +1,4 @@
-"""What private training costs: counted, in closed form, and measured."""
+"""Count, compare and measure what private training costs."""
 
 from ..base.counts import CIPHER, PRIMITIVES, Counts, Item, Itemised
 

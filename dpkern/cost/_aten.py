@@ -1,9 +1,9 @@
-"""What torch's operations between our ops take, by a table.
+"""Table of the operations that torch performs between our ops.
 
-Every operation loads the elements of its tensors once and stores those of its result; a tensor of
-another number format than the computation's is converted, one CVT an element, but for integers to
-integers. Views are free.
-Sorting, selecting and products of matrices are the library's: their numbers are textbook forms.
+Every operation loads the elements of its tensors once and stores those of its result. A tensor of
+another number format than the computation's is converted, one CVT an element, except from integers
+to integers. Views are free. Sorting, selecting and products of matrices are the library's: their
+numbers are textbook forms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Args = tuple[Any, ...]
 Rule = Callable[[Args, Mapping[str, Any], Any], Counts]
 
 MODELLED = frozenset({"topk", "sort", "cumsum", "mm", "bmm", "addmm", "mv", "dot"})
-"""Routines of a library, whose forms are textbook ones."""
+"""Library routines, which are counted by textbook forms."""
 
 FREE = frozenset(
     {
@@ -30,26 +30,26 @@ FREE = frozenset(
         *("new_empty", "empty_strided", "_record_function_enter_new", "_record_function_exit"),
     }
 )
-"""Views, memory that nobody has written yet, and marks for a profiler."""
+"""Views, uninitialised memory, and marks for a profiler."""
 
 
 def logarithm(n: int) -> int:
-    """``ceil(log2 n)``, 0 up to 1."""
+    """Return ``ceil(log2 n)``, and 0 for n up to 1."""
     return max(0, n - 1).bit_length()
 
 
 def sorting(n: int) -> Counts:
-    """Modelled: ``n ceil(log2 n)`` comparisons (merge sort; Knuth, volume 3, 5.2.4)."""
+    """Count a merge sort, modelled: ``n ceil(log2 n)`` comparisons (Knuth, volume 3, 5.2.4)."""
     return Counts(CMP=n * logarithm(n))
 
 
 def selecting(n: int, k: int) -> Counts:
-    """Modelled: the k largest of n by a heap of k entries, ``n ceil(log2 (k + 1))`` comparisons."""
+    """Count a k-entry heap over n entries, modelled: ``n ceil(log2 (k + 1))`` comparisons."""
     return Counts(CMP=n * logarithm(k + 1))
 
 
 def product(rows: int, inner: int, columns: int) -> Counts:
-    """Modelled: a product of matrices by its definition."""
+    """Return the modelled operations of a matrix product by its definition."""
     each = rows * columns
     return Counts(MUL=each * inner, ADD=each * max(0, inner - 1))
 
@@ -67,7 +67,7 @@ def _size(values: Any) -> int:
 
 
 def _converted(values: Any, dtype: torch.dtype | None) -> int:
-    """Elements that have to become ``dtype`` first; between integers nothing has to be done."""
+    """Count the elements that must be converted to ``dtype``; integers to integers cost nothing."""
     if dtype is None:
         return 0
     return sum(
@@ -78,7 +78,7 @@ def _converted(values: Any, dtype: torch.dtype | None) -> int:
 
 
 def _common(values: Any) -> torch.dtype | None:
-    """The dtype in which these are computed; 0-dim tensors follow the others."""
+    """Return the dtype in which ``values`` are computed; 0-dim tensors follow the others."""
     tensors = _tensors(values)
     leading = [t for t in tensors if t.dim()] or tensors
     return leading[0].dtype if len({t.dtype for t in leading}) == 1 else _promoted(leading)
@@ -92,7 +92,7 @@ def _promoted(tensors: list[torch.Tensor]) -> torch.dtype:
 
 
 def _each(**times: int) -> Rule:
-    """So many of each primitive per element of the result; integer quotients are floating."""
+    """Return the rule of so many primitives per result element; integer quotients are float."""
 
     def rule(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
         n = _size(out)
@@ -113,7 +113,7 @@ def _is_float_dtype(dtype: torch.dtype | None) -> bool:
 
 
 def _sum_like(primitive: str) -> Rule:
-    """``a + alpha b``: one more product per element where alpha is not one."""
+    """Return the rule of ``a + alpha b``, with one more product per element unless alpha is one."""
 
     def rule(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
         scaled = kwargs.get("alpha", 1) != 1
@@ -127,7 +127,7 @@ def _mul(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _power(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """A square is one product, a root one SQRT; other powers are exp(p log x)."""
+    """Count a power: a square is one product, a root one SQRT, any other exp(p log x)."""
     exponent = args[1]
     if exponent == 2:
         return _each(MUL=1)(args, kwargs, out)
@@ -143,7 +143,7 @@ def _clamp(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _reduce(*steps: str) -> Rule:
-    """Each result folds its elements: one step fewer than there are of them."""
+    """Return the rule of a reduction, which folds n elements into each result in n - 1 steps."""
 
     def rule(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
         n, results = _size(args[:1]), _size(out)
@@ -156,7 +156,7 @@ def _reduce(*steps: str) -> Rule:
 
 
 def _norm(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """Squares, their sum and a root; or magnitudes and their sum."""
+    """Count a norm: squares, their sum and a root; or magnitudes and their sum."""
     n, results, order = _size(args[:1]), _size(out), args[1] if len(args) > 1 else 2
     if order not in (1, 2):
         raise _unknown(f"linalg_vector_norm of order {order}")
@@ -166,12 +166,12 @@ def _norm(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _copy(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """Into the first argument, from the second."""
+    """Count a copy into the first argument from the second."""
     return Counts(LOAD=_size(args[1]), STORE=_size(out), CVT=_converted(args[1], out.dtype))
 
 
 def _clone(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """A new tensor, perhaps of another format."""
+    """Count a new tensor, perhaps of another format."""
     return Counts(LOAD=_size(args), STORE=_size(out), CVT=_converted(args, out.dtype))
 
 
@@ -184,29 +184,29 @@ def _item(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _mean(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """A sum, divided."""
+    """Count a sum and its division."""
     return _reduce("ADD")(args, kwargs, out) + Counts(DIV=_size(out))
 
 
 def _index(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """Selected elements and their places; a mask is compared entry by entry."""
+    """Count selected elements and their places; a mask is compared entry by entry."""
     masks = sum(t.numel() for t in _tensors(args[1]) if t.dtype is torch.bool)
     return Counts(LOAD=_size(out) + _size(args[1]), STORE=_size(out), CMP=masks)
 
 
 def _index_put(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """Values to places: as many as there are places."""
+    """Count values written to as many places."""
     places, values = _size(args[1]), _size(args[2])
     return Counts(LOAD=places + values, STORE=places)
 
 
 def _index_copy(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """``index_copy_(self, dim, places, values)``, of a flat tensor."""
+    """Count ``index_copy_(self, dim, places, values)`` of a flat tensor."""
     return Counts(LOAD=_size(args[2]) + _size(args[3]), STORE=_size(args[3]))
 
 
 def _index_fill(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """A copy in which the places of a flat tensor hold a number."""
+    """Count a copy of a flat tensor whose given places hold a number."""
     n, places = _size(args[:1]), _size(args[2])
     return Counts(LOAD=n + places, STORE=n + places)
 
@@ -217,7 +217,7 @@ def _nonzero(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _bincount(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """One increment per entry."""
+    """Count one increment per entry."""
     n = _size(args[:1])
     return Counts(LOAD=n, ADD=n, STORE=_size(out))
 
@@ -238,7 +238,7 @@ def _cumsum(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
 
 
 def _matmul(args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """The last two of the tensors are the factors; a first one is added."""
+    """Count a matrix product; the last two tensors are the factors, a first one is added."""
     *added, a, b = _tensors(args)
     inner = a.shape[-1]
     rows = a.numel() // inner if inner else 0
@@ -299,17 +299,17 @@ RULES: dict[str, Rule] = {
     "cumsum": _cumsum,
     **dict.fromkeys(("mm", "bmm", "addmm", "mv", "dot"), _matmul),
 }
-"""By name; an operation that works in place has the name without the underscore at its end."""
+"""Rules by name; an in-place operation is listed without the underscore at its end."""
 
 
 def stem(operation: Any) -> str:
-    """The name by which the table knows an operation."""
+    """Return the name by which the table knows an operation."""
     name: str = operation.overloadpacket.__name__
     return name.removesuffix("_") if name not in RULES else name
 
 
 def counts_of(operation: Any, args: Args, kwargs: Mapping[str, Any], out: Any) -> Counts:
-    """What one call of torch takes.
+    """Count what one call of torch takes.
 
     Raises:
         InvalidInput: an operation that the table does not know.

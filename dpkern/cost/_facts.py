@@ -1,4 +1,4 @@
-"""What the data of a call decides about its cost, as closed forms take it by keyword."""
+"""Read from a call's data what its cost depends on, as keywords of the closed forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _clip_sum(
     style: str = "flat",
     **_: Any,
 ) -> Facts:
-    """How many samples are not finite, and how many (per layer: samples and tensors) are shrunk."""
+    """Count the samples that are not finite, and those (per layer: samples and tensors) clipped."""
     tensors = clip.tensors_of(grads)
     each = torch.stack([clip.sample_norm.reference(g, p=p) for g in tensors], dim=1)
     norms = clip.combine_norms(each, p)
@@ -46,6 +46,7 @@ def _project(params: Sequence[torch.Tensor], onto: update.Projection) -> Facts:
 _FACTS: dict[str, Callable[..., Facts]] = {
     "clip.clip_sum": _clip_sum,
     "ghost.contract": _contract,
+    "ghost.explicit_integer_sum": _contract,
     "update.project": _project,
 }
 

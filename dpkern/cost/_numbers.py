@@ -1,4 +1,4 @@
-"""Numbers as reports show them."""
+"""Format numbers as reports show them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 
 def tidy(value: float) -> int | float:
-    """An int where it is one, else six significant digits: sums of prices carry rounding."""
+    """Return an int where the value is one, else six significant digits: prices carry rounding."""
     rounded = float(f"{value:.6g}") if abs(value) < 1e6 else round(value)
     return int(rounded) if rounded == int(rounded) else rounded
 
 
 def percent(value: float | None) -> float | None:
-    """Two decimals."""
+    """Round to two decimals; None stays None."""
     return None if value is None else round(value, 2)
 
 
 def listed(counts: Mapping[str, float]) -> str:
-    """``14 ADD, 3 MUL``; ``nothing`` if empty."""
+    """Return ``14 ADD, 3 MUL``, or ``nothing`` if all counts are zero."""
     return ", ".join(f"{tidy(n):,} {name}" for name, n in counts.items() if n) or "nothing"
 
 

@@ -1,4 +1,4 @@
-"""Closed form of ``DPStep``: add the samples, finish the step, around any plan."""
+"""Closed form of ``DPStep`` with any plan: add the samples, finish the step."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _NO_CLIPPING = 2.0**1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What the counts of a step depend on.
+class CountSetting:
+    """The facts that the operation count of a step depends on.
 
     Attributes:
         mechanism: the configuration.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         batch: samples, in one physical batch; all of them finite.
-        dtype: of parameters and gradients, float32 or float64.
-        rule: the optimizer's, or None: gradients are handed out.
-        clipped: how many samples each clip group really shrinks.
-        number: of the step, from 1.
-        samples: what ``add`` is given, one of ``SAMPLES``.
+        dtype: dtype of parameters and gradients, float32 or float64.
+        rule: optimizer's rule. None means that ``finish`` returns the gradients.
+        clipped: number of samples that each clip group really clips.
+        number: number of the step, from 1.
+        samples: input of ``add``, one of ``SAMPLES``.
     """
 
     mechanism: Mechanism
@@ -59,12 +59,12 @@ class Setting:
 
     @property
     def sizes(self) -> list[int]:
-        """Entries per parameter."""
+        """The number of entries of each parameter."""
         return [math.prod(shape) for shape in self.shapes]
 
 
-def adding(s: Setting, plan: Plan) -> Items:
-    """``DPStep.add``, once, on a new step."""
+def adding(s: CountSetting, plan: Plan) -> Items:
+    """Count one call of ``DPStep.add`` on a new step."""
     if s.samples == "sum":
         return _taken_over(s, plan)
     if s.samples == "operands":
@@ -88,15 +88,17 @@ def adding(s: Setting, plan: Plan) -> Items:
     return items + (_raw(s) if plan.needs_raw else [])
 
 
-def _taken_over(s: Setting, plan: Plan) -> Items:
-    """A sum that was clipped before: checked, and mapped where that comes first."""
+def _taken_over(s: CountSetting, plan: Plan) -> Items:
+    """Count taking over a sum that is already clipped: checked, and mapped if maps come first."""
     if plan.arithmetic == "exact":
         return []
     checked = exact(f"{CLIP}: checks", sum((glue.sum_read(n) for n in s.sizes), Counts()))
     return checked + ([] if plan.maps_late else _signals(plan, 1, s.dtype))
 
 
-def _accumulators(s: Setting, plan: Plan, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+def _accumulators(
+    s: CountSetting, plan: Plan, shapes: Sequence[tuple[int, ...]]
+) -> list[torch.Tensor]:
     return [shaped(shape, _sums_dtype(s, plan)) for shape in shapes]
 
 
@@ -104,8 +106,8 @@ def _signals(plan: Plan, rows: int, dtype: torch.dtype) -> Items:
     return [item for block in plan.blocks for item in signal(block, rows, dtype)]
 
 
-def _gains(s: Setting, plan: Plan) -> Items:
-    """A gain other than one joins the norm, and leaves the sum again."""
+def _gains(s: CountSetting, plan: Plan) -> Items:
+    """Count gains other than one, which join the norm and leave the sum again."""
     gained = [
         math.prod(b.shape) for b in plan.blocks if b.release is not None and b.release.gain != 1
     ]
@@ -115,8 +117,8 @@ def _gains(s: Setting, plan: Plan) -> Items:
     )
 
 
-def _raw(s: Setting) -> Items:
-    """Sums of the finite samples as they are, in float64."""
+def _raw(s: CountSetting) -> Items:
+    """Count the float64 sums of the finite samples, without clipping."""
     total = glue.are_finite(s.batch)
     for n in s.sizes:
         rows = s.batch * n
@@ -127,12 +129,12 @@ def _raw(s: Setting) -> Items:
 
 
 def _clipped(
-    s: Setting,
+    s: CountSetting,
     plan: Plan,
     shapes: Sequence[tuple[int, ...]],
     into: Sequence[torch.Tensor] | None = None,
 ) -> Items:
-    """The clipped sum of gradients or coordinates of these shapes."""
+    """Count the clipped sum of gradients or release coordinates of these shapes."""
     rows = [shaped((s.batch, *shape), s.dtype) for shape in shapes]
     exact_sums = plan.arithmetic == "exact"
     kind: dict[str, Any] = {"p": plan.p, "arithmetic": plan.arithmetic}
@@ -171,8 +173,8 @@ def _clipped(
     return items
 
 
-def finishing(s: Setting, plan: Plan) -> Items:
-    """``DPStep.finish()``."""
+def finishing(s: CountSetting, plan: Plan) -> Items:
+    """Count ``DPStep.finish()``."""
     items: Items = []
     if plan.noise_point == "per_sample":
         items += exact(f"{NOISE}: number of samples", glue.read_out())
@@ -200,14 +202,14 @@ def _fused(block: Block, plan: Plan) -> bool:
     return plan.direct or block.fused
 
 
-def _ready(block: Block, s: Setting) -> torch.dtype:
-    """The dtype of a noisy gradient."""
+def _ready(block: Block, s: CountSetting) -> torch.dtype:
+    """Return the dtype of a block's noisy gradient."""
     release = block.release
     return s.dtype if release is None or release.plain else WIDE
 
 
-def _weighed(s: Setting, plan: Plan) -> Items:
-    """The importance: mean, norm, clipped, noised, taken over; and the plan that follows."""
+def _weighed(s: CountSetting, plan: Plan) -> Items:
+    """Count the importance (mean, norm, clipping, noise, update) and the plan that follows."""
     given = plan.importance
     assert given is not None
     items: Items = []
@@ -237,8 +239,8 @@ def _noise(phase: str, values: torch.Tensor, law: str, position: int, scale: flo
     )
 
 
-def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
-    """The noisy gradient of one block."""
+def _gradient(s: CountSetting, plan: Plan, block: Block) -> Items:
+    """Count the noisy gradient of one block."""
     n, release = math.prod(block.shape), block.release
     exact_sums = plan.arithmetic == "exact"
     dtype = _sums_dtype(s, plan)
@@ -256,15 +258,15 @@ def _gradient(s: Setting, plan: Plan, block: Block) -> Items:
     return noised + mapped(block, dtype) + scaled + exact(f"{UPDATE}: centre restored", restored)
 
 
-def _sums_dtype(s: Setting, plan: Plan) -> torch.dtype:
+def _sums_dtype(s: CountSetting, plan: Plan) -> torch.dtype:
     if plan.arithmetic != "exact":
         return clip.sum_dtype(s.dtype)
     wide = s.batch * plan.most_units > _INT32_MOST
     return torch.int64 if wide else torch.int32
 
 
-def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -> Items:
-    """The optimizer's rule on gradients that are ready, or on sums with their noise."""
+def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -> Items:
+    """Count the optimizer's rule on noisy gradients, or fused with noise on clipped sums."""
     rule = s.rule
     assert rule is not None
     if not blocks:
@@ -286,4 +288,4 @@ def _updated(s: Setting, plan: Plan, blocks: Sequence[Block], *, noised: bool) -
     return call("update.step", UPDATE, params, sums, rule=rule, state=state, noise=drawn)
 
 
-__all__ = ["SAMPLES", "Setting", "adding", "finishing"]
+__all__ = ["SAMPLES", "CountSetting", "adding", "finishing"]

@@ -1,4 +1,4 @@
-"""Closed forms of the maps to release coordinates and back: each map answers for its own."""
+"""Closed forms of the maps to release coordinates and back; each map counts its own work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Items = list[Item]
 
 
 def exact(line: str, counts: Counts) -> Items:
-    """One exact line of what torch does between ops, ``phase: line``."""
+    """Return one exact line for torch's work between ops, ``phase: line``; none if it is empty."""
     return [Item(name=line, counts=counts, evidence=WALK)] if counts else []
 
 
 def centred(block: Block, rows: int, dtype: torch.dtype) -> Items:
-    """``g - centre`` for each of ``rows`` samples."""
+    """Count ``g - centre`` for each of ``rows`` samples."""
     if block.release is None or block.release.centre is None:
         return []
     n = math.prod(block.shape)
@@ -31,7 +31,7 @@ def centred(block: Block, rows: int, dtype: torch.dtype) -> Items:
 
 
 def signal(block: Block, rows: int, dtype: torch.dtype) -> Items:
-    """``forward`` of ``rows`` gradients or sums, in the sums' dtype again."""
+    """Count ``forward`` of ``rows`` gradients or sums, and the conversion back to their dtype."""
     lines = Lines(MAP)
     if block.release is not None and not block.release.plain:
         block.release.count_forward(lines, block.shape, rows, dtype)
@@ -39,7 +39,7 @@ def signal(block: Block, rows: int, dtype: torch.dtype) -> Items:
 
 
 def noised(block: Block, dtype: torch.dtype) -> Items:
-    """``noised`` of a sum of this dtype, without its noise: the parameter's shape, float64."""
+    """Count ``noised`` of a sum of this dtype, without drawing its noise; the result is float64."""
     lines = Lines(NOISE)
     assert block.release is not None
     block.release.count_noised(lines, block.shape, dtype)

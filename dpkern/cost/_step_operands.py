@@ -1,8 +1,8 @@
 """Closed form of a clipped sum of spectral layers, made of their inputs and output gradients.
 
-What the engine does for each clip group with float sums: a squared norm per layer, of the whole
-spectrum or of the part that is kept, one factor per sample, and one weighted sum per layer, which
-is filtered where the mechanism filters. Parameters of other layers come as per-sample gradients.
+For each clip group with float sums the engine takes a squared norm per layer, of the whole spectrum
+or of the kept part, one clip factor per sample, and one weighted sum per layer, which is filtered
+where the mechanism filters. Parameters of other layers come as per-sample gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .phases import CLIP
 
 
 def operands(site: Site, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes of a layer's input and output gradient."""
+    """Return shape-only tensors for a layer's input and output gradient."""
     if site.kind == "circulant":
         rows, columns, block = site.shape
         positions = site.input
@@ -43,13 +43,13 @@ def operands(site: Site, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 def geometry(site: Site) -> dict[str, object]:
-    """A convolution's arguments."""
+    """Return a convolution's arguments."""
     names = ("stride", "padding", "dilation", "groups")
     return {"kernel_size": site.kernel, **{name: getattr(site, name) for name in names}}
 
 
 def release_of(block: Block) -> Taps:
-    """The block's release, of the kinds whose norm is a spectrum's.
+    """Return the block's release map, whose norm must be a spectrum's.
 
     Raises:
         InvalidInput: another one.
@@ -73,7 +73,7 @@ def summing(
     batch: int,
     dtype: torch.dtype,
 ) -> Items:
-    """Norms, factors and sums of every clip group."""
+    """Count norms, factors and sums of every clip group."""
     items: Items = []
     for group, shrunk in zip(groups, clipped, strict=True):
         layers = [blocks[i] for i in group if blocks[i].release is not None]
@@ -99,7 +99,7 @@ def summing(
 
 
 def _told(groups: int, batch: int) -> Counts:
-    """The norm over all groups, and how many samples have none."""
+    """Count the norm over all groups, and how many samples have no finite norm."""
     combined = Counts()
     if groups > 1:
         each = glue.each(groups * batch) + glue.each(groups * batch, MUL=1)

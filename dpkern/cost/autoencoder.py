@@ -1,10 +1,10 @@
-"""Operations of the autoencoder's private steps as SPOF's Appendix G counts them, and corrected.
+"""Count the autoencoder's private steps as SPOF's Appendix G does, and with corrections.
 
 Per user, that is per training sample, of a single or distributed autoencoder with ``n`` features
 and a code of ``l``: Steps 3 and 5 of SPOF's Algorithm 1, Steps 4 and 6 of its Algorithm 2 (DP-SGD),
 and the functional mechanism (FM), which is SPOF without the stabilisation constant. Printed:
-(19 + l) n and 80 n + 283 on the AMD K7. ``Options`` switches on what the source counts wrongly or
-leaves out.
+(19 + l) n and 80 n + 283 on the AMD K7. ``CountOptions`` switches on what the paper counts wrongly
+or leaves out.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..base.counts import Counts, Item, Itemised
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to count; the defaults count as printed.
+class CountOptions:
+    """The way of counting; the defaults count as printed.
 
     Attributes:
         squarings: multiplications per squared component: 2 as printed, 1 suffices.
-        a_zero_shortcut: at the expansion point a = 0, A_i = 1/2 - x_i takes one SUB.
+        a_zero_shortcut: whether A_i = 1/2 - x_i takes one SUB at the expansion point a = 0.
         shared_exp: e^a/(1 + e^a), common to all features, is computed once.
-        omitted_terms: what the source leaves out: SPOF's c_j = c sum h, its sensitivity
-            n(3/2 + c_j(c_j/2 + 2)), which depends on the record and so scales every sample of the
-            unit table; DP-SGD's scaling, its maximum with 1 and its choice between two
-            sensitivities.
+        omitted_terms: whether to count what the paper leaves out: SPOF's c_j = c sum h, its
+            sensitivity n(3/2 + c_j(c_j/2 + 2)), which depends on the record and so scales every
+            sample of the unit table; DP-SGD's scaling, its maximum with 1 and its choice between
+            two sensitivities.
         alpha3_by_shift: alpha_3 = -alpha_2/2 by a shift and a negation, not by MUL and SUB.
         gate_weight: word additions that a gate across a word is worth: 1 as printed; the word's
             bits where a gate is one bit wide.
@@ -49,9 +49,9 @@ class Options:
                 check.choice((False, True), **{option.name: getattr(self, option.name)})
 
 
-PRINTED = Options()
+PRINTED = CountOptions()
 
-CORRECTED = Options(
+CORRECTED = CountOptions(
     squarings=1,
     a_zero_shortcut=True,
     shared_exp=True,
@@ -59,7 +59,7 @@ CORRECTED = Options(
     alpha3_by_shift=True,
 )
 
-VARIANTS: Mapping[str, Options] = MappingProxyType(
+VARIANTS: Mapping[str, CountOptions] = MappingProxyType(
     {
         "as printed": PRINTED,
         "n squarings are n multiplications": replace(PRINTED, squarings=1),
@@ -71,17 +71,17 @@ VARIANTS: Mapping[str, Options] = MappingProxyType(
         "everything corrected": CORRECTED,
     }
 )
-"""The corrections of the count, one by one and together, for tables that show what each changes."""
+"""The corrections of the count, one by one and together, for tables of what each one changes."""
 
 
-def noise_sample(options: Options = PRINTED) -> Counts:
-    """One read of the noise table: two additions and a 2:1 multiplexer of NOT, 2 AND, OR: 6."""
+def noise_sample(options: CountOptions = PRINTED) -> Counts:
+    """Count one read of the noise table: two additions and a 2:1 multiplexer, 6 in all."""
     gates = Counts(NOT=1, AND=2, OR=1) * options.gate_weight
     return Counts(ADD=2) + gates
 
 
-def spof(n: int, code: int, options: Options = PRINTED) -> Itemised:
-    """SPOF, Steps 3 and 5, one user; printed total (19 + l) n with l = ``code``.
+def spof(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+    """Count SPOF's Steps 3 and 5 for one user; printed total (19 + l) n with l = ``code``.
 
     Raises:
         InvalidInput: unless 1 <= code <= n.
@@ -93,8 +93,8 @@ def spof(n: int, code: int, options: Options = PRINTED) -> Itemised:
     return _functional(n, options) + Itemised((stabilised, *_omitted_of_spof(n, code, options)))
 
 
-def fm(n: int, code: int, options: Options = PRINTED) -> Itemised:
-    """The functional mechanism, one sample: SPOF without the constant, 19 n.
+def fm(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+    """Count the functional mechanism for one sample: SPOF without the constant, 19 n.
 
     Its scale is a public constant, with which the table is made: nothing is left out.
 
@@ -105,8 +105,8 @@ def fm(n: int, code: int, options: Options = PRINTED) -> Itemised:
     return _functional(n, options)
 
 
-def dpsgd(n: int, code: int, options: Options = PRINTED) -> Itemised:
-    """DP-SGD of the autoencoder, Steps 4 and 6, one user; printed total 80 n + 283.
+def dpsgd(n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+    """Count DP-SGD of the autoencoder, Steps 4 and 6, for one user; printed total 80 n + 283.
 
     ``code`` does not enter: the n output gradients are clipped and perturbed.
 
@@ -149,13 +149,13 @@ def dpsgd(n: int, code: int, options: Options = PRINTED) -> Itemised:
     return Itemised(tuple(items))
 
 
-FORMS: Mapping[str, Callable[[int, int, Options], Itemised]] = MappingProxyType(
+FORMS: Mapping[str, Callable[[int, int, CountOptions], Itemised]] = MappingProxyType(
     {"spof": spof, "dpsgd-da": dpsgd, "fm": fm}
 )
 
 
-def op_count(system: str, n: int, code: int, options: Options = PRINTED) -> Itemised:
-    """Itemised operations of ``spof``, ``dpsgd-da`` or ``fm`` for n features and a code of l.
+def op_count(system: str, n: int, code: int, options: CountOptions = PRINTED) -> Itemised:
+    """Count ``spof``, ``dpsgd-da`` or ``fm``, itemised, for n features and a code of length l.
 
     Raises:
         InvalidInput: another name; sizes other than 1 <= code <= n.
@@ -163,14 +163,16 @@ def op_count(system: str, n: int, code: int, options: Options = PRINTED) -> Item
     return FORMS[check.choice(tuple(FORMS), system=system)](n, code, options)
 
 
-def executed(options: Options) -> Options:
-    """The options under which the closed form is what an execution does: nothing left out, and a
-    square of one multiplication; the switches of the algorithm stay."""
+def executed(options: CountOptions) -> CountOptions:
+    """Return the options under which the closed form equals an execution.
+
+    Nothing is left out and a square takes one multiplication; the switches of the algorithm stay.
+    """
     return replace(options, squarings=1, omitted_terms=True)
 
 
-def _functional(n: int, options: Options) -> Itemised:
-    """Perturbed coefficients alpha_2 = 1/2 - x and alpha_3 = x/2 - 1/4 of every feature."""
+def _functional(n: int, options: CountOptions) -> Itemised:
+    """Count the noisy coefficients alpha_2 = 1/2 - x, alpha_3 = x/2 - 1/4 of every feature."""
     alpha3 = Counts(SHIFT=1, SUB=1) if options.alpha3_by_shift else Counts(MUL=1, SUB=1)
     return Itemised(
         (
@@ -189,7 +191,7 @@ def _functional(n: int, options: Options) -> Itemised:
     )
 
 
-def _omitted_of_spof(n: int, code: int, options: Options) -> tuple[Item, ...]:
+def _omitted_of_spof(n: int, code: int, options: CountOptions) -> tuple[Item, ...]:
     if not options.omitted_terms:
         return ()
     note = "left out by the source"
@@ -204,8 +206,8 @@ def _omitted_of_spof(n: int, code: int, options: Options) -> tuple[Item, ...]:
     )
 
 
-def _gradient(n: int, options: Options) -> Item:
-    """A_i = e^a/(1 + e^a) - x_i."""
+def _gradient(n: int, options: CountOptions) -> Item:
+    """Count A_i = e^a/(1 + e^a) - x_i."""
     sigmoid = Counts(EXP=1, ADD=1, DIV=1)
     note = "e^a/(1 + e^a) - x"
     if options.a_zero_shortcut:
@@ -228,7 +230,7 @@ __all__ = [
     "FORMS",
     "PRINTED",
     "VARIANTS",
-    "Options",
+    "CountOptions",
     "dpsgd",
     "executed",
     "fm",

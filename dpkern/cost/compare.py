@@ -1,4 +1,4 @@
-"""The report of several mechanisms on several processors and sizes."""
+"""Report of several mechanisms on several processors and sizes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..base.report import Report, Table
+from ..base.report import Report, ReportTable
 from . import compare_figures, comparison
-from .autoencoder import Options
-from .comparison import Question
+from .autoencoder import CountOptions
+from .comparison import ComparisonSpec
 from .count import difference_table, executed, known, notes, total_evidence
 from .processors import Processor
 from .systems import SYSTEMS
@@ -21,15 +21,15 @@ def report(
     *,
     sizes: Sequence[tuple[int, int]] = ((14, 7),),
     processors: Sequence[str | Path | Processor] = ("k7",),
-    options: Options | None = None,
+    options: CountOptions | None = None,
 ) -> Report:
-    """Costs, and the reductions of all against the last.
+    """Report the costs of mechanisms, and the reduction of each against the last.
 
     Args:
         mechanisms: two or more names in ``SYSTEMS``; the last is the baseline.
         sizes: pairs of features n and code length l, 1 <= l <= n.
         processors: names in ``processors.available()``, TOML files, or ``Processor``s.
-        options: how to count; as printed by default.
+        options: way of counting; as printed by default.
 
     Raises:
         InvalidInput: fewer than two mechanisms or none of the others; a name, size or file that
@@ -74,7 +74,9 @@ def report(
     )
 
 
-def _summary(question: Question, rows: list[dict[str, Any]], turns: list[dict[str, Any]]) -> str:
+def _summary(
+    question: ComparisonSpec, rows: list[dict[str, Any]], turns: list[dict[str, Any]]
+) -> str:
     first = rows[0]
     machine, base = first["machine"], question.baseline
     costs = {cost["mechanism"]: cost["cost"] for cost in first["costs"]}
@@ -102,18 +104,18 @@ def _less(percent: float) -> str:
 
 
 def _tables(
-    question: Question,
+    question: ComparisonSpec,
     rows: list[dict[str, Any]],
     turns: list[dict[str, Any]],
     weights: list[dict[str, Any]],
     corrections: list[dict[str, Any]],
     executions: list[dict[str, Any]],
-) -> list[Table]:
+) -> list[ReportTable]:
     titles = {system.name: system.title for system in question.systems}
     machines = {machine.name: machine for machine in question.machines}
     against = [f"{s.title} saves (%)" for s in question.others]
     tables = [
-        Table(
+        ReportTable(
             title="Costs",
             columns=("n", "l", "processor", "unit", *titles.values(), *against),
             rows=[
@@ -132,7 +134,7 @@ def _tables(
     ]
     if corrections:
         tables.append(
-            Table(
+            ReportTable(
                 title=f"Other ways of counting, n = {question.sizes[0][0]}, "
                 f"l = {question.sizes[0][1]}, {question.machines[0].title}",
                 columns=("count", *titles.values(), *against),
@@ -144,7 +146,7 @@ def _tables(
             )
         )
     tables.append(
-        Table(
+        ReportTable(
             title="Crossovers",
             columns=("mechanism", "processor", "along", "between", "near", "beyond it"),
             rows=[
@@ -164,7 +166,7 @@ def _tables(
         )
     )
     tables.append(
-        Table(
+        ReportTable(
             title="What the reduction owes to each price",
             columns=(
                 *("mechanism", "processor", "operation", "price"),
@@ -190,12 +192,14 @@ def _tables(
         if table.rows:
             title = f"{titles[fact['mechanism']]}: {table.title.lower()}"
             tables.append(
-                Table(title=title, columns=table.columns, rows=table.rows, note=table.note)
+                ReportTable(title=title, columns=table.columns, rows=table.rows, note=table.note)
             )
     return tables
 
 
-def _notes(question: Question, rows: list[dict[str, Any]], evidence: dict[str, str]) -> list[str]:
+def _notes(
+    question: ComparisonSpec, rows: list[dict[str, Any]], evidence: dict[str, str]
+) -> list[str]:
     said = [f"{system.title}: {system.scope}; {system.source}." for system in question.systems]
     each = ", ".join(f"{system.title} {evidence[system.name]}" for system in question.systems)
     said.append(f"Evidence of the counts, that of the weakest line: {each}.")

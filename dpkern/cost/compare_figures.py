@@ -1,4 +1,4 @@
-"""The figures of a comparison."""
+"""Draw the figures of a comparison."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from ..base.report import Figure, Mark, Series
 from . import processors
 from ._numbers import percent, tidy
-from .comparison import Question, turns_in_l
+from .comparison import ComparisonSpec, turns_in_l
 from .processors import Processor
 from .sensitivity import reduction, sensitivities
-from .systems import System
+from .systems import CostModel
 
 
-def figures(question: Question, turns: Sequence[dict[str, Any]]) -> list[Figure]:
-    """Operations and price stacked, cost against n and against l, processors, prices.
+def figures(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> list[Figure]:
+    """Return figures of stacked operations and prices, cost against n and l, processors, prices.
 
-    Where a figure can show one size or processor, it shows the first that was asked for.
+    Where a figure can show one size or processor, it shows the first one requested.
     """
     return [
         *_stacked(question),
@@ -28,7 +28,7 @@ def figures(question: Question, turns: Sequence[dict[str, Any]]) -> list[Figure]
     ]
 
 
-def _stacked(question: Question) -> list[Figure]:
+def _stacked(question: ComparisonSpec) -> list[Figure]:
     machine, (n, code) = question.machines[0], question.sizes[0]
     titles = [system.title for system in question.systems]
     done = [machine.operations(question.counts(s, n, code)) for s in question.systems]
@@ -60,7 +60,7 @@ def _stacked(question: Question) -> list[Figure]:
     ]
 
 
-def _against_n(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
+def _against_n(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> Figure:
     machine = question.machines[0]
     points = _points(turns, machine, "n, l = n/2")
     asked = max(n for n, _ in question.sizes)
@@ -80,9 +80,11 @@ def _against_n(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
     )
 
 
-def _against_l(question: Question, turns: Sequence[dict[str, Any]]) -> Figure:
-    """At the first n asked for, or, where l <= n meets no crossover there, past the crossover in n,
-    where it does."""
+def _against_l(question: ComparisonSpec, turns: Sequence[dict[str, Any]]) -> Figure:
+    """Plot prices against l at the first n requested.
+
+    If no crossover lies at l <= n there, n is the first size past the crossover in n instead.
+    """
     machine, n = question.machines[0], question.sizes[0][0]
     points = _points(turns, machine, f"l, n = {n}")
     in_n = _points(turns, machine, "n, l = n/2")
@@ -122,7 +124,7 @@ def _marks(points: Sequence[dict[str, Any]], letter: str) -> list[Mark]:
 
 
 def _lines(
-    question: Question,
+    question: ComparisonSpec,
     machine: Processor,
     sizes: Sequence[tuple[int, int]],
     x: Sequence[int],
@@ -145,15 +147,15 @@ def _caption(points: Sequence[dict[str, Any]], letter: str, end: str) -> str:
 
 
 def _spread(first: int, last: int, most: int = 33) -> list[int]:
-    """Whole numbers from ``first`` to ``last``, evenly, at most ``most``."""
+    """Return evenly spaced integers from ``first`` to ``last``, at most ``most`` of them."""
     steps = min(most - 1, last - first)
     if not steps:
         return [first]
     return sorted({first + round(i * (last - first) / steps) for i in range(steps + 1)})
 
 
-def _processors(question: Question) -> Figure:
-    """On what was asked for, and on everything that ships and prices every operation."""
+def _processors(question: ComparisonSpec) -> Figure:
+    """Compare the requested processors with every shipped one that prices all operations."""
     n, code = question.sizes[0]
     counts = {s.name: question.counts(s, n, code) for s in question.systems}
     asked = {machine.name: machine for machine in question.machines}
@@ -183,7 +185,7 @@ def _processors(question: Question) -> Figure:
     )
 
 
-def _prices(question: Question, system: System) -> Figure:
+def _prices(question: ComparisonSpec, system: CostModel) -> Figure:
     machine, (n, code) = question.machines[0], question.sizes[0]
     mine, base = (question.counts(s, n, code) for s in (system, question.baseline))
     now = reduction(machine.price(mine), machine.price(base))

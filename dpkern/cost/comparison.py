@@ -1,4 +1,4 @@
-"""The numbers of a comparison: costs, reductions, crossovers, sensitivities, corrected counts."""
+"""Compute the numbers of a comparison: costs, reductions, crossovers, sensitivities."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from ..base.counts import Counts
 from ..base.errors import InvalidInput
 from . import processors
 from ._numbers import percent, tidy
-from .autoencoder import PRINTED, VARIANTS, Options
+from .autoencoder import PRINTED, VARIANTS, CountOptions
 from .processors import Processor
 from .sensitivity import crossovers, reduction, sensitivities
-from .systems import SYSTEMS, System, check_options, check_size
+from .systems import SYSTEMS, CostModel, check_options, check_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is compared.
+class ComparisonSpec:
+    """The systems, processors and sizes that are compared.
 
     Attributes:
         systems: the last is the baseline.
         machines: processors.
         sizes: (n, l).
-        options: how to count.
+        options: way of counting.
     """
 
-    systems: tuple[System, ...]
+    systems: tuple[CostModel, ...]
     machines: tuple[Processor, ...]
     sizes: tuple[tuple[int, int], ...]
-    options: Options
+    options: CountOptions
 
     @property
-    def baseline(self) -> System:
-        """What reductions refer to."""
+    def baseline(self) -> CostModel:
+        """The system that reductions refer to."""
         return self.systems[-1]
 
     @property
-    def others(self) -> tuple[System, ...]:
-        """All but the baseline."""
+    def others(self) -> tuple[CostModel, ...]:
+        """All systems except the baseline."""
         return self.systems[:-1]
 
     @property
@@ -50,17 +50,17 @@ class Question:
         """The largest n that is searched for crossovers in n."""
         return min(system.largest for system in self.systems)
 
-    def counts(self, system: System, n: int, code: int) -> Counts:
-        """Operations of a system."""
+    def counts(self, system: CostModel, n: int, code: int) -> Counts:
+        """Count the operations of a system."""
         return _counts(system, n, code, self.options)
 
-    def price(self, system: System, machine: Processor, n: int, code: int) -> float:
-        """Their price."""
+    def price(self, system: CostModel, machine: Processor, n: int, code: int) -> float:
+        """Return the price of a system's operations."""
         return machine.price(self.counts(system, n, code))
 
 
 @lru_cache(maxsize=4096)
-def _counts(system: System, n: int, code: int, options: Options) -> Counts:
+def _counts(system: CostModel, n: int, code: int, options: CountOptions) -> Counts:
     return system.form(n, code, options).counts
 
 
@@ -68,9 +68,9 @@ def asked(
     mechanisms: Sequence[str],
     sizes: Sequence[tuple[int, int]],
     sources: Sequence[str | Path | Processor],
-    options: Options | None,
-) -> Question:
-    """The question that names and sizes make.
+    options: CountOptions | None,
+) -> ComparisonSpec:
+    """Build the question from names and sizes.
 
     Raises:
         InvalidInput: fewer than two mechanisms, nothing to compare them at, an unknown or repeated
@@ -86,7 +86,9 @@ def asked(
         )
     for name, given in (("sizes", sizes), ("processors", sources)):
         if not given:
-            raise InvalidInput(name, expected="at least one", got="none", remedy="Pass one.")
+            raise InvalidInput(
+                name, expected="at least one", got="none", remedy=f"Pass at least one of {name}."
+            )
     for n, code in sizes:
         check_size(n, code)
     systems = tuple(SYSTEMS[name] for name in names)
@@ -99,9 +101,9 @@ def asked(
             "processors",
             expected="different names",
             got=", ".join(called),
-            remedy="Name each once; give a file of yours a name of its own.",
+            remedy="Name each processor once, and give your own file a name of its own.",
         )
-    return Question(
+    return ComparisonSpec(
         systems=systems,
         machines=machines,
         sizes=tuple((n, code) for n, code in sizes),
@@ -109,8 +111,8 @@ def asked(
     )
 
 
-def rows(question: Question) -> list[dict[str, Any]]:
-    """One entry per size and processor."""
+def rows(question: ComparisonSpec) -> list[dict[str, Any]]:
+    """Return one entry per size and processor."""
     rows = []
     for n, code in question.sizes:
         counts = {s.name: question.counts(s, n, code) for s in question.systems}
@@ -148,8 +150,8 @@ def rows(question: Question) -> list[dict[str, Any]]:
     return rows
 
 
-def turns(question: Question) -> list[dict[str, Any]]:
-    """Crossovers in n, with a code of half the features, and in l at every n asked for."""
+def turns(question: ComparisonSpec) -> list[dict[str, Any]]:
+    """Find crossovers in n, with a code of half the features, and in l at every requested n."""
     return [
         fact
         for machine in question.machines
@@ -161,29 +163,31 @@ def turns(question: Question) -> list[dict[str, Any]]:
     ]
 
 
-def turns_in_n(question: Question, machine: Processor, system: System) -> dict[str, Any]:
-    """Crossovers of one mechanism and the baseline in n = 2 l."""
+def turns_in_n(question: ComparisonSpec, machine: Processor, system: CostModel) -> dict[str, Any]:
+    """Find crossovers of one mechanism and the baseline in n = 2 l."""
     axis = {"along": "n, l = n/2", "up_to": question.largest}
     last = question.largest // 2
     return _turns(question, machine, system, lambda code: (2 * code, code), last, 2, axis)
 
 
-def turns_in_l(question: Question, machine: Processor, system: System, n: int) -> dict[str, Any]:
-    """Crossovers of one mechanism and the baseline in l, at n features."""
+def turns_in_l(
+    question: ComparisonSpec, machine: Processor, system: CostModel, n: int
+) -> dict[str, Any]:
+    """Find crossovers of one mechanism and the baseline in l, at n features."""
     axis = {"along": f"l, n = {n}", "up_to": n}
     return _turns(question, machine, system, lambda code: (n, code), n, 1, axis)
 
 
 def _turns(
-    question: Question,
+    question: ComparisonSpec,
     machine: Processor,
-    system: System,
+    system: CostModel,
     size: Callable[[int], tuple[int, int]],
     largest: int,
     step: int,
     axis: dict[str, Any],
 ) -> dict[str, Any]:
-    """Crossovers along the sizes ``size(1)`` to ``size(largest)``, ``step`` apart on the axis."""
+    """Find crossovers along ``size(1)`` to ``size(largest)``, ``step`` apart on the axis."""
 
     def price(code: int) -> float:
         return question.price(system, machine, *size(code))
@@ -209,14 +213,14 @@ def _turns(
 
 
 def _grid(largest: int) -> list[int]:
-    """1 to ``largest``, each at most a quarter more than the one before, and ``largest``."""
+    """Return 1 to ``largest``, each at most a quarter more than the one before."""
     grid = [1]
     while grid[-1] < largest:
         grid.append(min(largest, grid[-1] + max(1, grid[-1] // 4)))
     return grid
 
 
-def _pair(question: Question, machine: Processor, system: System) -> dict[str, str]:
+def _pair(question: ComparisonSpec, machine: Processor, system: CostModel) -> dict[str, str]:
     return {
         "mechanism": system.name,
         "baseline": question.baseline.name,
@@ -224,8 +228,8 @@ def _pair(question: Question, machine: Processor, system: System) -> dict[str, s
     }
 
 
-def weights(question: Question) -> list[dict[str, Any]]:
-    """The reduction at the first size for every price."""
+def weights(question: ComparisonSpec) -> list[dict[str, Any]]:
+    """Return the reduction at the first size for every price."""
     n, code = question.sizes[0]
     base = question.counts(question.baseline, n, code)
     return [
@@ -246,8 +250,8 @@ def weights(question: Question) -> list[dict[str, Any]]:
     ]
 
 
-def corrections(question: Question) -> list[dict[str, Any]]:
-    """Every way of counting, at the first size on the first processor, where the options matter."""
+def corrections(question: ComparisonSpec) -> list[dict[str, Any]]:
+    """Recount in every way, at the first size and processor, where the options matter."""
     if not all(system.traced for system in question.systems):
         return []
     machine, (n, code) = question.machines[0], question.sizes[0]
@@ -271,8 +275,8 @@ def corrections(question: Question) -> list[dict[str, Any]]:
     return facts
 
 
-def system_fact(system: System) -> dict[str, Any]:
-    """A mechanism as JSON values."""
+def system_fact(system: CostModel) -> dict[str, Any]:
+    """Return a mechanism as JSON values."""
     return {
         "name": system.name,
         "title": system.title,
@@ -282,7 +286,7 @@ def system_fact(system: System) -> dict[str, Any]:
 
 
 def processor_fact(machine: Processor) -> dict[str, Any]:
-    """A processor as JSON values."""
+    """Return a processor as JSON values."""
     return {
         "name": machine.name,
         "title": machine.title,
@@ -295,7 +299,7 @@ def processor_fact(machine: Processor) -> dict[str, Any]:
 
 
 __all__ = [
-    "Question",
+    "ComparisonSpec",
     "asked",
     "corrections",
     "processor_fact",

@@ -1,4 +1,4 @@
-"""The report of one mechanism: its operations line by line, their price, an execution's count."""
+"""Report of one mechanism: its operations line by line, their price, an execution's count."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 from ..base import validate as check
 from ..base.counts import FORMULA, WALK, Item, Itemised
-from ..base.report import Figure, Report, Series, Table
+from ..base.report import Figure, Report, ReportTable, Series
 from . import processors, trace
 from ._numbers import listed, percent, tidy
-from .autoencoder import PRINTED, Options
+from .autoencoder import PRINTED, CountOptions
 from .processors import Processor
-from .systems import SYSTEMS, System, check_options, check_size
+from .systems import SYSTEMS, CostModel, check_options, check_size
 
 
 def report(
@@ -24,15 +24,15 @@ def report(
     *,
     size: tuple[int, int] = (14, 7),
     processor: str | Path | Processor = "k7",
-    options: Options | None = None,
+    options: CountOptions | None = None,
 ) -> Report:
-    """What one step of ``mechanism`` takes.
+    """Report what one step of ``mechanism`` takes.
 
     Args:
         mechanism: a name in ``systems.SYSTEMS``.
         size: features n of the autoencoder and length l of its code, 1 <= l <= n.
         processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
-        options: how to count; as printed by default.
+        options: way of counting; as printed by default.
 
     Raises:
         InvalidInput: another name, size or file, or options that change nothing.
@@ -81,8 +81,8 @@ def report(
     )
 
 
-def executed(system: System, n: int, code: int, options: Options) -> dict[str, Any]:
-    """A walk of the steps on a random record, with numbers that count, against the closed form.
+def executed(system: CostModel, n: int, code: int, options: CountOptions) -> dict[str, Any]:
+    """Walk the steps on a random record with counting numbers, and compare with the closed form.
 
     ``agrees``: whether it counts, item by item, what the form counts when nothing is left out.
     """
@@ -106,9 +106,9 @@ def executed(system: System, n: int, code: int, options: Options) -> dict[str, A
 
 
 def known(
-    system: System, n: int, code: int, options: Options, execution: dict[str, Any] | None
+    system: CostModel, n: int, code: int, options: CountOptions, execution: dict[str, Any] | None
 ) -> Itemised:
-    """The closed form; of a system that was executed, the lines that were found so say it."""
+    """Return the closed form; lines that the walk confirmed carry its evidence."""
     itemised = system.form(n, code, options)
     if execution is None:
         return itemised
@@ -122,14 +122,14 @@ def known(
 
 
 def total_evidence(itemised: Itemised, execution: dict[str, Any] | None) -> str:
-    """That of the weakest line; a total that leaves something out is a formula's."""
+    """Return the evidence of the weakest line; a total that leaves something out is a formula's."""
     apart = execution is not None and bool(execution["differences"])
     return FORMULA if apart else itemised.evidence
 
 
-def difference_table(differences: list[dict[str, Any]], machine: Processor) -> Table:
-    """What a walk did beyond the closed form, line by line."""
-    return Table(
+def difference_table(differences: list[dict[str, Any]], machine: Processor) -> ReportTable:
+    """Build the table of what a walk did beyond the closed form, line by line."""
+    return ReportTable(
         title="A walk of the steps against the count",
         columns=("item", "operations beyond the count", f"cost ({machine.unit})"),
         rows=[
@@ -142,7 +142,7 @@ def difference_table(differences: list[dict[str, Any]], machine: Processor) -> T
 
 
 def notes(machine: Processor, unpriced: Iterable[str]) -> list[str]:
-    """What a price on this processor does not say, and where its numbers come from."""
+    """Return what a price on this processor leaves out, and where its numbers come from."""
     said = [f"{machine.title}, {machine.unit}. {machine.note}".strip()]
     reasons = "; ".join(f"{primitive} ({machine.missing[primitive]})" for primitive in unpriced)
     if reasons:
@@ -152,7 +152,7 @@ def notes(machine: Processor, unpriced: Iterable[str]) -> list[str]:
 
 
 def _summary(
-    system: System, machine: Processor, total: float, execution: dict[str, Any] | None
+    system: CostModel, machine: Processor, total: float, execution: dict[str, Any] | None
 ) -> str:
     said = f"{system.title}: {tidy(total):,} {machine.unit} on {machine.title}, {system.scope}."
     if execution is None:
@@ -172,7 +172,7 @@ def _fact(item: Item, machine: Processor) -> dict[str, Any]:
     }
 
 
-def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> Table:
+def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> ReportTable:
     rows: list[tuple[str | int | float, ...]] = [
         (i.name, listed(i.counts), tidy(machine.price(i.counts)), f"{i.kind}, {i.evidence}", i.note)
         for i in itemised.items
@@ -180,7 +180,7 @@ def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> Ta
     counts = itemised.counts
     whole = listed(counts), tidy(machine.price(counts))
     rows.append(("total", *whole, evidence, ""))
-    return Table(
+    return ReportTable(
         title="Operations, line by line",
         columns=("item", "operations", f"cost ({machine.unit})", "kind", "note"),
         rows=rows,
@@ -192,8 +192,11 @@ def _itemised_table(itemised: Itemised, machine: Processor, evidence: str) -> Ta
 
 
 def _weights(itemised: Itemised, machine: Processor) -> list[dict[str, Any]]:
-    """Each operation's share of the cost, which is also by how many percent the cost rises when its
-    price rises by one percent."""
+    """Return each operation's share of the cost.
+
+    The share is also the percentage by which the cost rises when the operation's price rises by one
+    percent.
+    """
     done = machine.operations(itemised.counts)
     total = machine.price(itemised.counts)
     return [
@@ -210,8 +213,8 @@ def _weights(itemised: Itemised, machine: Processor) -> list[dict[str, Any]]:
     ]
 
 
-def _weight_table(weights: list[dict[str, Any]], machine: Processor) -> Table:
-    return Table(
+def _weight_table(weights: list[dict[str, Any]], machine: Processor) -> ReportTable:
+    return ReportTable(
         title="What each price weighs",
         columns=("operation", "times", f"price ({machine.unit})", "cost", "share (%)"),
         rows=[tuple(weight.values()) for weight in weights],
@@ -220,12 +223,12 @@ def _weight_table(weights: list[dict[str, Any]], machine: Processor) -> Table:
 
 
 def _names(itemised: Itemised) -> list[str]:
-    """One name per line: two of one name say their kind."""
+    """Return one unique name per line: lines of the same name add their kind."""
     times = Counter(item.name for item in itemised.items)
     return [i.name if times[i.name] == 1 else f"{i.name}, {i.kind}" for i in itemised.items]
 
 
-def _figures(system: System, itemised: Itemised, machine: Processor) -> list[Figure]:
+def _figures(system: CostModel, itemised: Itemised, machine: Processor) -> list[Figure]:
     names = _names(itemised)
     each = [machine.operations(item.counts) for item in itemised.items]
     present = [o for o in machine.costs if any(o in done for done in each)]

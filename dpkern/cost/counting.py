@@ -1,4 +1,4 @@
-"""Counting what a call really does, operation by operation, while it runs.
+"""Count what a call really does, operation by operation, while it runs.
 
     op(...)       executed        where it has a counted kernel: the core's own code on scalars that
                                   count (``counted.tally_of``)
@@ -34,15 +34,15 @@ from .phases import ELSEWHERE, by_phase
 
 
 @dataclass(frozen=True)
-class Call:
+class CountedOp:
     """One operation that was counted.
 
     Attributes:
-        name: of our op, or torch's.
-        phase: which one of ``PHASES`` it belongs to.
+        name: name of our op, or of torch's.
+        phase: its phase, one of ``PHASES``.
         kind: ``exact``, ``modelled`` or ``random``, as ``Item.kind``.
         counts: its primitives.
-        evidence: how they are known, as ``Item.evidence``.
+        evidence: evidence for the counts, as ``Item.evidence``.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a call returned, and what it took.
+    """The result of a call, and what it took.
 
     Attributes:
-        result: of the call.
+        result: return value of the call.
         calls: every operation, in order.
     """
 
     result: Any
-    calls: tuple[Call, ...]
+    calls: tuple[CountedOp, ...]
 
     @property
     def items(self) -> Itemised:
@@ -78,8 +78,8 @@ def count(call: Callable[[], Any]) -> Execution:
     """Run a call and count all its operations on tensors.
 
     Args:
-        call: what to run, for example ``lambda: (step.add(gradients), step.finish())``. Ops with
-            counted kernels run there, on the CPU: slowly. What other threads do, such as a
+        call: function to run, for example ``lambda: (step.add(gradients), step.finish())``. Ops
+            with counted kernels run there, on the CPU: slowly. The work of other threads, such as a
             device's backward pass or a ring of noise, is not counted.
 
     Raises:
@@ -94,18 +94,18 @@ def count(call: Callable[[], Any]) -> Execution:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operation of torch on this thread; ``op`` sees our own."""
+    """A dispatch mode that sees every operation of torch on this thread; ``op`` sees our own."""
 
     def __init__(self, running: Callable[[], str | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
+        self.calls: list[CountedOp] = []
         self._running = running
         self._inside = False
         self._thread = get_ident()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would load its compiler for that, which takes seconds."""
+        """Return False: torch would otherwise load its compiler, which takes seconds."""
         return False
 
     def __torch_dispatch__(
@@ -139,7 +139,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _book(self, name: str, kind: str, counts: Counts, evidence: str) -> None:
         phase = self._running()
         if counts and phase != CONSTANTS:
-            self.calls.append(Call(name, phase or ELSEWHERE, kind, counts, evidence))
+            self.calls.append(CountedOp(name, phase or ELSEWHERE, kind, counts, evidence))
 
     @contextmanager
     def _within_op(self) -> Iterator[None]:
@@ -151,4 +151,4 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._inside = False
 
 
-__all__ = ["Call", "Execution", "count"]
+__all__ = ["CountedOp", "Execution", "count"]

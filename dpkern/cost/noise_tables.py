@@ -1,4 +1,4 @@
-"""What a noise table costs and what it leaks, as a report."""
+"""Report what a noise table costs and what it leaks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..base.counts import WALK
 from ..base.errors import InvalidInput
 from ..base.laws import SCALE_CELLS
-from ..base.report import Figure, Report, Series, Table
+from ..base.report import Figure, Report, ReportTable, Series
 from ..base.rng import Key
 from ..privacy.accounting import shown_bound, shown_lower_bound
 from ..step.noise_tables import curves
@@ -19,7 +19,7 @@ from ..step.noise_tables.curves import Masses
 from ..step.noise_tables.sample import table_of
 
 EPSILON = 4.377
-"""Where a Gaussian with noise multiplier 1 has delta 1e-5."""
+"""The epsilon at which a Gaussian with noise multiplier 1 has delta 1e-5."""
 
 WORD_BITS = (16, 20, 24, 32, 53, 64, 96)
 _EPSILONS = tuple(k / 4 for k in range(49))
@@ -27,7 +27,7 @@ _COUNTED = 256
 
 
 def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
-    """A cumulative table of the certified law: entries, memory, distance, delta curve and floor.
+    """Report a cumulative table of the certified law: entries, memory, distance, delta, floor.
 
     Raises:
         InvalidInput: an unknown law, or a word length outside 8 .. 124.
@@ -71,7 +71,7 @@ def cdt_report(*, law: str = "gaussian", word_bits: int = 32) -> Report:
         ),
         facts=facts,
         tables=(
-            Table(
+            ReportTable(
                 title=f"Word lengths: neighbours one noise scale apart, epsilon {EPSILON}",
                 columns=columns,
                 rows=[[row[key] for key in _CDT_KEYS] for row in rows],
@@ -102,7 +102,7 @@ def _cdt_row(law: CdtLaw) -> dict[str, Any]:
 
 
 def _literature() -> dict[str, Any]:
-    """A Gaussian of 16 cells by rounded cumulative probabilities, and 4096 of its quantiles."""
+    """Return facts of a Gaussian of 16 cells by rounded probabilities, and of 4096 quantiles."""
     rounded = {bits: curves.rounded_gaussian(bits) for bits in (16, 20, 24, 32, 53)}
     return {
         "rounded_gaussian_16_cells": {
@@ -114,7 +114,7 @@ def _literature() -> dict[str, Any]:
 
 
 def sample_report(shape: TableShape | None = None, *, coordinates: int = 1 << 20) -> Report:
-    """A table of samples that is read again and again: reads, entropy, period, law, leakage.
+    """Report a table of samples that is read repeatedly: reads, entropy, period, law, leakage.
 
     Args:
         shape: contents and reading order.
@@ -193,11 +193,11 @@ def sample_report(shape: TableShape | None = None, *, coordinates: int = 1 << 20
 
 
 def _period_releases(shape: TableShape, coordinates: int) -> int:
-    """Releases after which the pointer stands where it stood."""
+    """Return the number of releases after which the pointer returns to its place."""
     return shape.entries // math.gcd(shape.stride * coordinates, shape.entries)
 
 
-def _sample_table(facts: dict[str, Any]) -> Table:
+def _sample_table(facts: dict[str, Any]) -> ReportTable:
     names = {
         "entries": "entries",
         "table_bits": "memory, bits",
@@ -214,7 +214,7 @@ def _sample_table(facts: dict[str, Any]) -> Table:
         "one_coordinate_floor": "mass that only one of them can give",
     }
     rows = [[text, facts[name]] for name, text in names.items()]
-    return Table(
+    return ReportTable(
         title="No DP guarantee",
         columns=("property", "value"),
         rows=rows,
@@ -222,10 +222,10 @@ def _sample_table(facts: dict[str, Any]) -> Table:
     )
 
 
-def _reads_table(per_read: dict[str, int]) -> Table:
+def _reads_table(per_read: dict[str, int]) -> ReportTable:
     rows: list[list[str | int]] = [[name, count] for name, count in per_read.items()]
     rows.append(["all", sum(per_read.values())])
-    return Table(
+    return ReportTable(
         title="Operations of one read, counted",
         columns=("primitive", "count"),
         rows=rows,
@@ -234,7 +234,7 @@ def _reads_table(per_read: dict[str, int]) -> Table:
 
 
 def _curve(masses: Masses) -> list[float | None]:
-    """delta by epsilon; zeros are left out of logarithmic axes."""
+    """Return delta by epsilon; zeros become None for logarithmic axes."""
     found = [masses.delta(SCALE_CELLS, epsilon) for epsilon in _EPSILONS]
     return [delta if delta > 0 else None for delta in found]
 
@@ -270,7 +270,7 @@ def _floor_figure(rows: list[dict[str, Any]]) -> Figure:
 
 
 def _law_figure(shape: TableShape, masses: Masses) -> Figure:
-    """The table's samples against the law, in bins of a quarter of the scale."""
+    """Draw the table's samples against the law, in bins of a quarter of the scale."""
     one = 1 << shape.fraction_bits
     edges = [k / 4 for k in range(-24, 25)]
     centres = [edge + 0.125 for edge in edges[:-1]]

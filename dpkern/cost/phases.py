@@ -10,21 +10,21 @@ from ..base.phase import BACK, CLIP, IMPORTANCE, LEARN, MAP, NOISE, PROJECT, UPD
 
 ELSEWHERE = "elsewhere"
 PHASES = (CLIP, MAP, IMPORTANCE, NOISE, BACK, UPDATE, LEARN, PROJECT, ELSEWHERE)
-"""In their order."""
+"""The phases in their order."""
 
 
 def phase_of(name: str) -> str:
-    """The phase of a line ``phase: line``."""
+    """Return the phase of a line ``phase: line``."""
     return name.split(":")[0]
 
 
 def by_line(items: Itemised) -> Itemised:
-    """The sums of lines of the same name and kind, phase by phase."""
+    """Sum the lines of the same name and kind, phase by phase."""
     return _merged(items, lambda name: name)
 
 
 def by_phase(items: Itemised) -> Itemised:
-    """The sums of lines of the same phase and kind."""
+    """Sum the lines of the same phase and kind."""
     return _merged(items, phase_of)
 
 

@@ -1,4 +1,4 @@
-"""What a primitive operation costs on a processor: data files, each number with its source.
+"""Load what a primitive operation costs on a processor from data files that cite every number.
 
 A file is TOML. ``[costs]`` gives units per instruction, ``[per_clock]`` instructions per clock (the
 cost is one over it), ``lanes`` the numbers that one instruction works on, and ``[made_of.X]`` the
@@ -31,18 +31,18 @@ class Processor:
     """Prices of operations.
 
     Attributes:
-        name: how the command line calls it.
-        title: in words.
+        name: name on the command line.
+        title: name in words.
         kind: ``model``, ``cpu`` or ``gpu``.
-        unit: what a cost of 1 is, such as ``macro-operations``.
-        sources: where the numbers come from; at least one.
+        unit: meaning of a cost of 1, such as ``macro-operations``.
+        sources: origins of the numbers; at least one.
         costs: units per number: of primitives, and of the operations that ``made_of`` names.
         made_of: primitive -> how many of which priced operations.
         missing: primitive -> why it has no price.
-        note: what a reader of a price must know.
-        machine: of ``clock_ghz``, ``cores`` (or multiprocessors), ``bandwidth_gb_s`` and
-            ``peak_gflops`` what a source gives.
-        machine_source: that source.
+        note: note that a reader of a price needs.
+        machine: those of ``clock_ghz``, ``cores`` (or multiprocessors), ``bandwidth_gb_s`` and
+            ``peak_gflops`` that a source gives.
+        machine_source: source of ``machine``.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Processor:
     machine_source: str = ""
 
     def operations(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """``counts`` in the operations that have a price, in the file's order; others left out."""
+        """Return ``counts`` in the operations that have a price, in the file's order."""
         done = dict.fromkeys(self.costs, 0)
         for primitive, times in counts.items():
             for operation, each in self._parts(primitive).items():
@@ -66,11 +66,11 @@ class Processor:
         return {operation: times for operation, times in done.items() if times}
 
     def price(self, counts: Mapping[str, int]) -> float:
-        """What ``counts`` cost, in ``unit``; primitives without a price are left out."""
+        """Return what ``counts`` cost, in ``unit``; primitives without a price are left out."""
         return sum(self.costs[o] * times for o, times in self.operations(counts).items())
 
     def unpriced(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The part of ``counts`` that ``price`` leaves out."""
+        """Return the part of ``counts`` that ``price`` leaves out."""
         return {p: times for p, times in counts.items() if times and not self._parts(p)}
 
     def _parts(self, primitive: str) -> Mapping[str, int]:
@@ -80,13 +80,13 @@ class Processor:
 
 
 def available() -> tuple[str, ...]:
-    """Names of the processors that ship: the source's model first, then by name."""
+    """Return the names of the processors that ship: the paper's model first, then by name."""
     names = (f.name.removesuffix(".toml") for f in _MACHINES.iterdir() if f.name.endswith(".toml"))
     return tuple(sorted(names, key=lambda name: (name != "k7", name)))
 
 
 def load(source: str | Path | Processor) -> Processor:
-    """A processor by name, or from the user's own TOML file.
+    """Load a processor by name, or from the user's own TOML file.
 
     Raises:
         InvalidInput: no such name or file, no TOML, an unknown key, a missing field, a cost that is
@@ -112,7 +112,7 @@ def load(source: str | Path | Processor) -> Processor:
 
 
 def parse(text: str, *, where: str) -> Processor:
-    """A processor from the text of its file; ``where`` names the file in errors."""
+    """Parse a processor from the text of its file; ``where`` names the file in errors."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -204,7 +204,7 @@ def _check_names(
     missing: Mapping[str, str],
     where: str,
 ) -> None:
-    """Refuses a price that nothing uses, which is a misspelt primitive, and a contradiction."""
+    """Refuse a price that nothing uses, which is a misspelt primitive, and a contradiction."""
     used = {operation for parts in made_of.values() for operation in parts}
     for operation in costs:
         if operation not in PRIMITIVES and operation not in used:

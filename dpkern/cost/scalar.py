@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from ..base.counts import Counts, Item, Itemised
 
 
-class Tally:
-    """Where the operations of counted numbers go, under the name of the phase they happen in.
+class OpCounter:
+    """A collector of counted numbers' operations, by the name of the phase they happen in.
 
     Args:
         newton_steps: do a square root by this many Newton steps instead of one SQRT.
-        gate_weight: how much a gate across a word counts.
+        gate_weight: number of operations that a gate across a word counts for.
     """
 
     def __init__(self, *, newton_steps: int | None = None, gate_weight: int = 1) -> None:
@@ -26,7 +26,7 @@ class Tally:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Operations inside count under ``name``."""
+        """Count the operations inside under ``name``."""
         outer, self._phase = self._phase, name
         try:
             yield
@@ -34,24 +34,24 @@ class Tally:
             self._phase = outer
 
     def add(self, primitive: str, times: int = 1) -> None:
-        """``times`` of ``primitive``, in the present phase."""
+        """Add ``times`` of ``primitive`` to the present phase."""
         self._counts.setdefault(self._phase, Counter())[primitive] += times
 
     def number(self, value: float) -> Number:
-        """An operand; making one costs nothing."""
+        """Make a counted operand, which costs nothing."""
         return Number(value, self)
 
     def numbers(self, values: Iterator[float] | list[float]) -> list[Number]:
-        """Operands."""
+        """Make counted operands."""
         return [Number(value, self) for value in values]
 
     def word(self, value: int) -> Word:
-        """An unsigned word."""
+        """Make a counted unsigned word."""
         return Word(value, self)
 
     @property
     def itemised(self) -> Itemised:
-        """What was counted, phase by phase in the order they began."""
+        """The operation counts, phase by phase in the order they began."""
         return Itemised(
             tuple(
                 Item(name=name, counts=Counts(dict(counts)))
@@ -65,7 +65,7 @@ class Number:
 
     __slots__ = ("tally", "value")
 
-    def __init__(self, value: float, tally: Tally) -> None:
+    def __init__(self, value: float, tally: OpCounter) -> None:
         self.value = float(value)
         self.tally = tally
 
@@ -96,15 +96,15 @@ class Number:
         return self.value > _plain(other)
 
     def halved(self) -> Number:
-        """Half of it, by a shift."""
+        """Return half of the number, by a shift."""
         return self._made("SHIFT", self.value / 2)
 
     def exp(self) -> Number:
-        """e to its power."""
+        """Return e to the power of the number."""
         return self._made("EXP", math.exp(self.value))
 
     def sqrt(self) -> Number:
-        """Its square root: one SQRT, or the tally's Newton steps s <- (s + v/s)/2."""
+        """Return the square root: one SQRT, or the tally's Newton steps s <- (s + v/s)/2."""
         if self.tally.newton_steps is None:
             return self._made("SQRT", math.sqrt(self.value))
         # The first guess halves the exponent, which is wiring.
@@ -119,7 +119,7 @@ class Word:
 
     __slots__ = ("tally", "value")
 
-    def __init__(self, value: int, tally: Tally) -> None:
+    def __init__(self, value: int, tally: OpCounter) -> None:
         self.value = value
         self.tally = tally
 
@@ -142,7 +142,7 @@ class Word:
 
 
 def select(condition: bool, chosen: Number, otherwise: Number) -> Number:
-    """One of two values: one MUX."""
+    """Return one of two values, by one MUX."""
     chosen.tally.add("MUX")
     return chosen if condition else otherwise
 
@@ -151,4 +151,4 @@ def _plain(operand: Number | float) -> float:
     return operand.value if isinstance(operand, Number) else operand
 
 
-__all__ = ["Number", "Tally", "Word", "select"]
+__all__ = ["Number", "OpCounter", "Word", "select"]

@@ -1,4 +1,4 @@
-"""How the comparison of two counts depends on what each operation costs, and where it turns."""
+"""Find how a comparison of two counts depends on each operation's price, and where it turns."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .processors import Processor
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """How the reduction 1 - A/B answers to the price of one operation.
+    """The response of the reduction 1 - A/B to the price of one operation.
 
     Attributes:
-        operation: whose price.
+        operation: name of the operation.
         cost: its price.
         slope: percentage points of reduction per percent of price.
         free, halved, doubled: the reduction in percent at these prices; None where B is free.
@@ -34,7 +34,7 @@ class Crossover:
 
     Attributes:
         low, high: the sizes.
-        near: where the straight line between their differences is 0.
+        near: size at which the straight line between their differences is 0.
         cheaper_below: whether A is the cheaper one at ``low``.
     """
 
@@ -45,14 +45,14 @@ class Crossover:
 
 
 def reduction(price: float, baseline: float) -> float | None:
-    """``100 (B - A)/B``, percent; None where B is 0."""
+    """Return ``100 (B - A)/B`` in percent; None where B is 0."""
     return 100 * (baseline - price) / baseline if baseline else None
 
 
 def sensitivities(
     counts: Mapping[str, int], baseline: Mapping[str, int], processor: Processor
 ) -> list[Sensitivity]:
-    """The reduction of ``counts`` against ``baseline`` for each price that it depends on.
+    """Return the reduction of ``counts`` against ``baseline`` for each price that it depends on.
 
     With R = 1 - A/B, dR/d(log p) = -p (A_p B - A B_p)/B^2, A_p and B_p being how often the
     operation of price p occurs.
@@ -83,7 +83,7 @@ def sensitivities(
 
 
 def crossovers(grid: Sequence[int], difference: Callable[[int], float]) -> list[Crossover]:
-    """Where ``difference`` changes its sign on the integers between the first and last of ``grid``.
+    """Find where ``difference`` changes its sign between the first and last of ``grid``.
 
     Each change between neighbours of ``grid``, which ascends, is narrowed to neighbouring integers
     by bisection; two changes between the same neighbours are not seen.

@@ -14,7 +14,7 @@ from functools import partial
 from ..base.counts import Itemised
 from ..ops import update
 from ..privacy.mechanisms import LabelMechanism, Mechanism, Site
-from ..privacy.mechanisms.examples import Example, Layer
+from ..privacy.mechanisms.examples import Example, ExampleLayer
 from . import steps
 
 SCOPE = "one whole private step of one sample: norms, clipped sum, maps, noise, update, learning"
@@ -27,8 +27,8 @@ class StepForm:
     """A mechanism's step as a function of sizes: ``form(n, l)``.
 
     Attributes:
-        title: in tables and figures.
-        source: of the mechanism.
+        title: name in tables and figures.
+        source: source of the mechanism.
         make: (n, l) -> its configuration.
     """
 
@@ -44,18 +44,18 @@ class StepForm:
 
 
 def shapes(mechanism: Mechanism, n: int, code: int) -> list[tuple[int, ...]]:
-    """Of the parameters that a mechanism trains."""
+    """Return the shapes of the parameters that ``mechanism`` trains."""
     weight, *biases = (site.shape for site in sites(n, code))
     return [weight if getattr(mechanism, "sites", None) else (code, n), *biases]
 
 
 def sites(n: int, code: int) -> tuple[Site, ...]:
-    """Blocks of a circulant layer, its bias, and the bias of the features."""
-    return Layer(n, code).sites
+    """Return the sites: blocks of a circulant layer, its bias, and the bias of the features."""
+    return ExampleLayer(n, code).sites
 
 
 def systems() -> dict[str, StepForm]:
-    """The steps of every mechanism's examples by name; without a suffix in corrected mode."""
+    """Return the steps of every mechanism's examples by name; no suffix means corrected mode."""
     return {
         f"{kind.name}{example.suffix}": StepForm(
             f"{kind.title}{example.words}",
@@ -68,7 +68,7 @@ def systems() -> dict[str, StepForm]:
 
 
 def _made(kind: type[Mechanism], example: Example, n: int, code: int) -> Mechanism:
-    return kind(**example.at(Layer(n, code)))
+    return kind(**example.at(ExampleLayer(n, code)))
 
 
 __all__ = ["SCOPE", "StepForm", "shapes", "sites", "systems"]

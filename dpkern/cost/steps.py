@@ -16,7 +16,7 @@ from ..base.counts import Itemised
 from ..ops import update
 from ..privacy.mechanisms import LabelMechanism, Mechanism
 from ._ops import call, shaped
-from ._step_flow import SAMPLES, Setting, adding, finishing
+from ._step_flow import SAMPLES, CountSetting, adding, finishing
 from ._step_maps import Items
 from ._step_work import Lines
 from .phases import NOISE, PROJECT, by_line
@@ -34,20 +34,20 @@ def form(
     samples: str = "gradients",
     moved: bool = True,
 ) -> Itemised:
-    """What one step takes, line by line; ``phases.by_phase`` adds the lines up.
+    """Count one step line by line; ``phases.by_phase`` adds the lines up.
 
     Args:
         mechanism: the configuration; one that releases labels has ``response`` instead.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         batch: samples of the step, in one physical batch; all finite.
-        dtype: of parameters and gradients, float32 or float64.
-        rule: the optimizer's; None: ``finish`` hands the gradients out.
-        clipped: how many samples are shrunk, of every clip group alike or of each; None: all.
-        number: of the step, from 1. The first one fills momentum buffers; a mechanism may
+        dtype: dtype of parameters and gradients, float32 or float64.
+        rule: optimizer's rule. None means that ``finish`` returns the gradients.
+        clipped: number of clipped samples, of every clip group alike or of each. None means all.
+        number: number of the step, from 1. The first one fills momentum buffers; a mechanism may
             release more in some steps than in others.
-        samples: what ``add`` is given: ``gradients``, ``released`` coordinates, or a clipped
-            ``sum``, whose own making is then not part of the count; ``operands``: such a sum of
-            spectral layers, made of their inputs and output gradients.
+        samples: input of ``add``: ``gradients``, ``released`` coordinates, or a clipped ``sum``,
+            which is then made outside the count; ``operands``: such a sum of spectral layers, made
+            of their inputs and output gradients.
         moved: whether the mechanism's projection onto a ball moves the parameters.
 
     Raises:
@@ -65,7 +65,7 @@ def form(
     shrunk = batch if clipped is None else clipped
     each = (shrunk,) * len(plan.groups) if isinstance(shrunk, int) else tuple(shrunk)
     check.one_each("clipped", each, len(plan.groups))
-    setting = Setting(
+    setting = CountSetting(
         mechanism=mechanism,
         shapes=sizes,
         batch=batch,
@@ -85,12 +85,12 @@ def form(
 def response(
     mechanism: LabelMechanism, records: int, *, dtype: torch.dtype = torch.int64
 ) -> Itemised:
-    """What one response of each record takes, and the estimate of the frequencies from them.
+    """Count one response of each record, and the estimate of the frequencies from them.
 
     Args:
         mechanism: the configuration.
-        records: how many.
-        dtype: of the symbols, an integer one.
+        records: number of records.
+        dtype: integer dtype of the symbols.
 
     Raises:
         InvalidInput: no records.

@@ -1,4 +1,4 @@
-"""What can be counted and compared by name, on an autoencoder of n features and a code of l."""
+"""Name what can be counted and compared, on an autoencoder of n features and a code of l."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ..base import validate as check
 from ..base.counts import Itemised
 from ..base.errors import InvalidInput
 from . import autoencoder, step_systems
-from .autoencoder import PRINTED, Options
+from .autoencoder import PRINTED, CountOptions
 
 APPENDIX_G = "noise and clipping of one sample (the steps of SPOF's Appendix G)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class System:
-    """Something with a closed form of its operations.
+class CostModel:
+    """A named mechanism with a closed form of its operations.
 
     Attributes:
-        name: on the command line.
-        title: in tables and figures.
-        scope: which work is counted; only systems of one scope compare.
-        source: where the form comes from.
+        name: name on the command line.
+        title: name in tables and figures.
+        scope: work that is counted; only systems of one scope compare.
+        source: origin of the form.
         form: (n, code, options) -> itemised operations.
         traced: whether ``trace.op_trace`` executes it.
         largest: features up to which crossovers are searched.
@@ -32,13 +32,13 @@ class System:
     title: str
     scope: str
     source: str
-    form: Callable[[int, int, Options], Itemised]
+    form: Callable[[int, int, CountOptions], Itemised]
     traced: bool = False
     largest: int = 4096
 
 
 _APPENDIX = (
-    System(
+    CostModel(
         name="spof",
         title="SPOF",
         scope=APPENDIX_G,
@@ -46,7 +46,7 @@ _APPENDIX = (
         form=autoencoder.spof,
         traced=True,
     ),
-    System(
+    CostModel(
         name="dpsgd-da",
         title="DP-SGD for DA",
         scope=APPENDIX_G,
@@ -54,7 +54,7 @@ _APPENDIX = (
         form=autoencoder.dpsgd,
         traced=True,
     ),
-    System(
+    CostModel(
         name="fm",
         title="FM",
         scope=APPENDIX_G,
@@ -65,8 +65,8 @@ _APPENDIX = (
 )
 
 
-def _step(name: str, step: step_systems.StepForm) -> System:
-    return System(
+def _step(name: str, step: step_systems.StepForm) -> CostModel:
+    return CostModel(
         name=name,
         title=step.title,
         scope=step_systems.SCOPE,
@@ -77,7 +77,7 @@ def _step(name: str, step: step_systems.StepForm) -> System:
 
 
 def check_size(n: int, code: int) -> None:
-    """Refuses sizes that no autoencoder of these mechanisms has.
+    """Refuse sizes that no autoencoder of these mechanisms has.
 
     Raises:
         InvalidInput: unless 1 <= l <= n, with l = ``code``.
@@ -86,8 +86,8 @@ def check_size(n: int, code: int) -> None:
     check.integer(1, n, l=code)
 
 
-def check_options(systems: Sequence[System], options: Options) -> None:
-    """Refuses ways of counting where nothing can be counted otherwise.
+def check_options(systems: Sequence[CostModel], options: CountOptions) -> None:
+    """Refuse ways of counting that change nothing.
 
     Raises:
         InvalidInput: other options than the printed ones, without a system of Appendix G.
@@ -101,10 +101,11 @@ def check_options(systems: Sequence[System], options: Options) -> None:
         )
 
 
-SYSTEMS: dict[str, System] = {
+SYSTEMS: dict[str, CostModel] = {
     **{system.name: system for system in _APPENDIX},
     **{name: _step(name, step) for name, step in step_systems.systems().items()},
 }
-"""By name. ``Options`` say how to count Appendix G; the whole steps are counted as they run."""
+"""Systems by name. ``CountOptions`` say how to count Appendix G; whole steps are counted as they
+run."""
 
-__all__ = ["APPENDIX_G", "SYSTEMS", "System", "check_options", "check_size"]
+__all__ = ["APPENDIX_G", "SYSTEMS", "CostModel", "check_options", "check_size"]

@@ -1,21 +1,21 @@
-"""The published read of a table of precomputed noise: two adders and a 2:1 multiplexer, counted."""
+"""Count the published read of a noise table: two adders and a 2:1 multiplexer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .scalar import Number, Tally, Word
+from .scalar import Number, OpCounter, Word
 
 
 class TableReader:
-    """Walks a table of K samples with a stride: 2 ADD, NOT, 2 AND, OR a read.
+    """A reader that walks a table of K samples with a stride: 2 ADD, NOT, 2 AND, OR per read.
 
-    The inventory (with an idle shifter besides) is the source's, the wiring ours; the memory's own
-    access is not counted, as in the source. K is a power of two.
+    The inventory (with an idle shifter besides) is the paper's, the wiring ours; the memory's own
+    access is not counted, as in the paper. K is a power of two.
 
     Args:
         table: the samples.
-        tally: where the operations go.
+        tally: collector of the operations.
         stride: added to the pointer before every read.
         base: added to the pointer for the address.
 
@@ -24,14 +24,14 @@ class TableReader:
     """
 
     def __init__(
-        self, table: Sequence[float], tally: Tally, *, stride: int = 1, base: int = 0
+        self, table: Sequence[float], tally: OpCounter, *, stride: int = 1, base: int = 0
     ) -> None:
         self._table, self._tally = table, tally
         self.pointer = tally.word(0)
         self._stride, self._base = tally.word(stride), tally.word(base)
 
     def read(self) -> Number:
-        """The next sample: u = p + s; p = u >= K ? u - K : u; T[(p + o) mod K]."""
+        """Return the next sample: u = p + s; p = u >= K ? u - K : u; T[(p + o) mod K]."""
         size = len(self._table)
         moved = self.pointer + self._stride
         # K is a power of two: the adder's carries are the select, u - K is u without them.

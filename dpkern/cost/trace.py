@@ -1,7 +1,7 @@
-"""The autoencoder's private steps, really done with numbers that count: the proof of ``op_count``.
+"""Execute the autoencoder's private steps with counting numbers, as the proof of ``op_count``.
 
 A trace does what the steps must do, so it squares with one multiplication and leaves nothing out;
-``differences`` itemises what the source counts otherwise.
+``differences`` itemises what the paper counts otherwise.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from ..base import validate as check
 from ..base.counts import Counts, Item, Itemised
 from ..base.errors import InvalidInput
-from .autoencoder import FORMS, PRINTED, Options, executed, op_count
-from .scalar import Number, Tally, select
+from .autoencoder import FORMS, PRINTED, CountOptions, executed, op_count
+from .scalar import Number, OpCounter, select
 from .table_read import TableReader
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """What an execution counted and computed.
+class CountTrace:
+    """The counts and outputs of an execution.
 
     Attributes:
         counted: operations by the items of ``op_count``.
@@ -33,15 +33,15 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a step of one user works on.
+    """The inputs of one user's step.
 
     Attributes:
         x: n features in [0, 1].
         hidden: the code h of length l in (0, 1).
         decoder: the user's n l decoder weights.
         table: samples of unit noise, a power of two of them.
-        stride, base: of the table's reader.
-        epsilon: of the step.
+        stride, base: stride and base of the table's reader.
+        epsilon: epsilon of the step.
         c: stabilisation constant (SPOF).
         a: expansion point (DP-SGD).
         clip: bound C (DP-SGD).
@@ -70,16 +70,16 @@ class Sample:
             ("table", size > 0 and size & (size - 1) == 0, "a power of two of samples", size),
         ):
             if not good:
-                raise InvalidInput(name, expected=expected, got=got, remedy="Pass that many.")
+                raise InvalidInput(name, expected=expected, got=got, remedy=f"Pass {expected}.")
 
 
 def op_trace(
     system: str,
     sample: Sample,
     *,
-    options: Options = PRINTED,
+    options: CountOptions = PRINTED,
     newton_steps: int | None = None,
-) -> Trace:
+) -> CountTrace:
     """Do the steps of ``spof``, ``dpsgd-da`` or ``fm`` and count them.
 
     ``counted`` equals ``op_count(system, n, l, executed(options))`` item by item, but for their
@@ -92,14 +92,17 @@ def op_trace(
     check.choice(tuple(FORMS), system=system)
     if options.a_zero_shortcut and sample.a != 0:
         raise InvalidInput(
-            "a_zero_shortcut", expected="a = 0", got=sample.a, remedy="Leave the option off."
+            "a_zero_shortcut",
+            expected="a = 0",
+            got=sample.a,
+            remedy="Set a_zero_shortcut=False, or a=0.",
         )
-    tally = Tally(newton_steps=newton_steps, gate_weight=options.gate_weight)
+    tally = OpCounter(newton_steps=newton_steps, gate_weight=options.gate_weight)
     if system == "dpsgd-da":
         outputs = _dpsgd(sample, options, tally)
     else:
         outputs = _functional(sample, options, tally, stabilised=system == "spof")
-    return Trace(counted=tally.itemised, outputs=outputs)
+    return CountTrace(counted=tally.itemised, outputs=outputs)
 
 
 def differences(
@@ -108,10 +111,13 @@ def differences(
     code: int,
     *,
     counted: Itemised | None = None,
-    options: Options = PRINTED,
+    options: CountOptions = PRINTED,
 ) -> tuple[Item, ...]:
-    """Item by item what ``counted``, by default an execution's closed form, has beyond
-    ``op_count(system, n, code, options)``; negative where the source counts too much."""
+    """Return item by item what ``counted`` has beyond ``op_count(system, n, code, options)``.
+
+    ``counted`` is by default an execution's closed form; counts are negative where the paper counts
+    too much.
+    """
     expected = _by_name(op_count(system, n, code, executed(options)))
     found = expected if counted is None else _by_name(counted)
     said = _by_name(op_count(system, n, code, options))
@@ -127,9 +133,9 @@ def _by_name(itemised: Itemised) -> dict[str, Counts]:
 
 
 def _functional(
-    sample: Sample, options: Options, tally: Tally, *, stabilised: bool
+    sample: Sample, options: CountOptions, tally: OpCounter, *, stabilised: bool
 ) -> dict[str, list[float]]:
-    """Coefficients with noise, and for SPOF the shifted decoder: Steps 3 and 5 of Algorithm 1."""
+    """Compute noisy coefficients, and SPOF's shifted decoder: Steps 3 and 5 of Algorithm 1."""
     n = len(sample.x)
     outputs: dict[str, list[float]] = {}
     unit = 1 / (math.sqrt(2) * sample.epsilon)
@@ -165,8 +171,8 @@ def _functional(
     return {"alpha2": noisy[0], "alpha3": noisy[1], **outputs}
 
 
-def _dpsgd(sample: Sample, options: Options, tally: Tally) -> dict[str, list[float]]:
-    """The output gradient, clipped and perturbed: Steps 4 and 6 of Algorithm 2."""
+def _dpsgd(sample: Sample, options: CountOptions, tally: OpCounter) -> dict[str, list[float]]:
+    """Compute the output gradient, clipped and perturbed: Steps 4 and 6 of Algorithm 2."""
     n = len(sample.x)
     with tally.phase("gradient"):
         gradient = _gradient(sample, options, tally)
@@ -200,8 +206,8 @@ def _dpsgd(sample: Sample, options: Options, tally: Tally) -> dict[str, list[flo
     return {"gradient": noisy}
 
 
-def _gradient(sample: Sample, options: Options, tally: Tally) -> list[Number]:
-    """A_i = e^a/(1 + e^a) - x_i; at a = 0 simply 1/2 - x_i."""
+def _gradient(sample: Sample, options: CountOptions, tally: OpCounter) -> list[Number]:
+    """Compute A_i = e^a/(1 + e^a) - x_i; at a = 0 simply 1/2 - x_i."""
     features = tally.numbers(list(sample.x))
     if options.a_zero_shortcut:
         return [0.5 - x for x in features]
@@ -223,4 +229,4 @@ def _sum(values: Sequence[Number]) -> Number:
     return total
 
 
-__all__ = ["Sample", "Trace", "differences", "op_trace"]
+__all__ = ["CountTrace", "Sample", "differences", "op_trace"]

@@ -24,7 +24,7 @@ Groups = Sequence[int] | Callable[[str], int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class MakePrivateOptions:
     """Everything that ``make_private`` takes besides its objects and numbers.
 
     Attributes:
@@ -156,7 +156,9 @@ def _sampling(sampling: str | None, poisson_sampling: bool) -> str:
 
 
 def loader_of(
-    data_loader: DataLoader[Any] | None, options: Options, processes: Processes | None = None
+    data_loader: DataLoader[Any] | None,
+    options: MakePrivateOptions,
+    processes: Processes | None = None,
 ) -> PrivateLoader | None:
     """The private loader over the user's data set, or this process's shard, if there is one.
 
@@ -182,7 +184,7 @@ def loader_of(
     )
 
 
-def sampling_of(loader: PrivateLoader | None, options: Options) -> dict[str, Any]:
+def sampling_of(loader: PrivateLoader | None, options: MakePrivateOptions) -> dict[str, Any]:
     """How batches are drawn, for the ledger: by the loader, or as the caller says.
 
     Raises:
@@ -210,7 +212,7 @@ def sampling_of(loader: PrivateLoader | None, options: Options) -> dict[str, Any
 
 
 def mechanism_of(
-    options: Options,
+    options: MakePrivateOptions,
     names: Sequence[str],
     *,
     noise_multiplier: float | None,

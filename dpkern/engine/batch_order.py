@@ -14,7 +14,7 @@ import torch
 from ..base.errors import PrivacyError
 from ..step.step import DPStep
 from .capture import Capture
-from .parameter import plainly
+from .parameter import without_torch_function
 from .provenance import ModuleBoundary, YieldedBatch
 
 DROPPED = "batches that engine.drop() forgot were not chosen by looking at their samples"
@@ -87,8 +87,10 @@ class BatchOrder:
         Raises:
             PrivacyError: gradients of an earlier batch still wait for their step.
         """
-        unfinished = batch.first and self.step.unfinished and not self._pending
-        if self.boundary.trains_here and (self.capture.captured or unfinished):
+        waits = self.capture.captured or (
+            batch.first and not self._pending and self.step.unfinished
+        )
+        if waits and self.boundary.trains_here:
             raise _pending_gradients()
         self._pending.append(batch)
 
@@ -121,7 +123,7 @@ class BatchOrder:
     def close_piece(self) -> None:
         """Clip what arrived of a piece of the batch, before another piece enters."""
         if self.capture.captured:
-            with plainly(), torch.no_grad():
+            with without_torch_function(), torch.no_grad():
                 self._close()
             self.in_pieces = True
 
@@ -143,7 +145,7 @@ class BatchOrder:
             raise _pending_gradients()
         if self._waiting:
             self.boundary.check_finished()
-        self.capture.hand_out(batch)
+        self.capture.begin_batch(batch)
         self.final, self._waiting, self.in_pieces = final, True, False
 
     def new_samples(

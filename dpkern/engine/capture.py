@@ -16,16 +16,25 @@ from torch import Tensor, nn
 from torch._functorch import config as compiler_config
 
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule
+from .clip_norms import with_clip_norm
 from .guard import ForwardGuard
 from .hooks import Hook
 from .local import local
-from .parameter import PrivateParameter, applied, plainly, replaced, tensors_in
-from .probe import INPUT, Probe, Watched
-from .records import Explicit
-from .released import in_front
+from .module_parameters import ModuleParameters, no_gradient
+from .parameter import PrivateParameter, applied, replaced, tensors_in, without_torch_function
+from .per_sample_gradients import ExplicitGradients
+from .probe import INPUT, Probe, WatchedInput
+from .program.program import Program
 from .routes import KeepBudget
 from .sum_store import SumStore
-from .uses import Arrival, Early, Slot, Source, Target, Use
+from .uses import (
+    BackwardClipper,
+    CapturedGradients,
+    CapturedOp,
+    GradientSource,
+    GradientTarget,
+    ParameterSource,
+)
 
 if TYPE_CHECKING:
     from .provenance import ModuleBoundary
@@ -69,8 +78,8 @@ class Capture:
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.slots = [Slot(self, i, n, p) for i, (n, p) in enumerate(named)]
-        self.expressions: list[Source] = []
+        self.slots = [ParameterSource(self, i, n, p) for i, (n, p) in enumerate(named)]
+        self.expressions: list[GradientSource] = []
         self.budget = KeepBudget(keep_budget)
         self.sum_store = SumStore()
         self.anchor = torch.zeros((), requires_grad=True)
@@ -88,37 +97,43 @@ class Capture:
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
         self.arrived_batch = 0
         """Samples that the gradients which arrived belong to."""
-        self.start_early: Callable[[], Early] | None = None
+        self.make_backward_clipper: Callable[[], BackwardClipper] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
-        self.early: Early | None = None
+        self.early: BackwardClipper | None = None
         self.before_arrivals: Callable[[], None] | None = None
         """Called before the first gradient of new samples is taken in."""
         self.p = 2
         """The norm that gradients are clipped by."""
-        self.anywhere: Callable[[bool], bool] | None = None
+        self.any_rank: Callable[[bool], bool] | None = None
         """Whether any process says yes, where backward passes need all processes."""
-        self.on_use: Callable[[Use, Tensor], None] | None = None
+        self.on_use: Callable[[CapturedOp, Tensor], None] | None = None
         """Who is told of every use and its input."""
         self.boundary: ModuleBoundary | None = None
         """Follows records from the loader to the module and on to the loss; None outside an
         engine."""
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
+        self.joint_norms = False
+        """Whether all parameters are clipped together, by norms that floating-point sums ask
+        for."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
         self._skipped = False
         self._verified: set[tuple[Any, ...]] = set()
-        self._clouded: set[tuple[Any, ...]] = set()
-        self._fresh: list[Use] = []
+        self._inconclusive: set[tuple[Any, ...]] = set()
+        self._fresh: list[CapturedOp] = []
         self._watch_input = True
         self._watch_node: Any = None
         """Where the gradient of a watched input that needs none of its own would arrive."""
-        self._given: set[int] = set()
+        self._input_storages: set[int] = set()
         self._unverified: dict[tuple[Any, ...], str] = {}
         self._hooks: list[Any] = []
         self.guard = ForwardGuard(self)
         """Probes forward passes and watches the module's state."""
+        self._held = ModuleParameters(module)
+        self.program = Program(self)
+        """Replays steps of a structure that was met before."""
 
     @property
     def watching(self) -> bool:
@@ -187,11 +202,11 @@ class Capture:
                 del slot.used._private
                 slot.used.__class__ = nn.Parameter  # type: ignore[assignment]
 
-    def hand_out(self, batch: int) -> None:
+    def begin_batch(self, batch: int) -> None:
         """The loader hands out new samples: what comes from now on belongs to them."""
         if self.captured:
             raise PrivacyError(
-                "hand_out",
+                "data_loader",
                 expected="the samples before these closed or discarded",
                 got="gradients of samples that no optimizer.step() has seen",
                 remedy="Call optimizer.step() after every batch of the loader.",
@@ -227,6 +242,7 @@ class Capture:
 
     def discard_samples(self) -> None:
         """Forget what arrived for the current samples."""
+        self.program.drop_arrivals()
         for source in (*self.slots, *self.expressions):
             source.arrivals.clear()
         self.expressions.clear()
@@ -252,7 +268,9 @@ class Capture:
             self._public = before
             self._collect_public()
 
-    def use(self, operation: str, targets: Sequence[Target | None], x: Tensor, **saved: Any) -> Use:
+    def use(
+        self, operation: str, targets: Sequence[GradientTarget | None], x: Tensor, **saved: Any
+    ) -> CapturedOp:
         """Register one operation on ``x``, whose first dimension is the samples'.
 
         Raises:
@@ -275,7 +293,7 @@ class Capture:
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
-        use = Use(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
+        use = CapturedOp(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
             self.budget.activations += x.nbytes
             for target in targets:
@@ -285,17 +303,18 @@ class Capture:
             self._fresh.append(use)
         if self.on_use is not None:
             self.on_use(use, x)
+        self.program.note(use, x)
         return use
 
     def given(self, tensor: Tensor) -> bool:
         """Whether this shows one of the tensors that the module was called with."""
-        return tensor.untyped_storage().data_ptr() in self._given
+        return tensor.untyped_storage().data_ptr() in self._input_storages
 
-    def verified(self, use: Use) -> bool:
+    def verified(self, use: CapturedOp) -> bool:
         """Whether a probe has seen that this use keeps the samples apart."""
-        return use.batch < 2 or use.site in self._verified or use.site in self._clouded
+        return use.batch < 2 or use.site in self._verified or use.site in self._inconclusive
 
-    def require_batch(self, operation: str, targets: Sequence[Target | None]) -> int:
+    def require_batch(self, operation: str, targets: Sequence[GradientTarget | None]) -> int:
         """The number of samples, or an error if nobody told."""
         if self.batch is None:
             names = ", ".join(t.source.name for t in targets if t is not None)
@@ -307,10 +326,10 @@ class Capture:
             )
         return self.batch
 
-    def admit(self, use: Use, g: Tensor) -> None:
+    def check_current_batch(self, use: CapturedOp, g: Tensor) -> None:
         """Refuse what belongs to other samples than the current ones."""
         expected = self._ticket if self.handed_out else self._admitted
-        if expected is not None and use.ticket != expected:
+        if expected is not None and use.batch_id != expected:
             if self.boundary is not None and self.boundary.in_pieces:
                 raise PrivacyError(
                     f"backward through {use.names}",
@@ -338,29 +357,46 @@ class Capture:
             )
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()
-        self._admitted = use.ticket
+        self._admitted = use.batch_id
         self.arrived_batch = use.batch
         # Behind zero weights there is nothing to verify, and nothing to protect.
         if not self.verified(use) and bool(g.any()):
             self._unverified[use.site] = use.names
 
-    def settle(self, source: Source, arrival: Arrival) -> None:
+    def take_norm_if_only_use(self, source: GradientSource, arrival: CapturedGradients) -> None:
         """Take the norm while the operands are in the cache, if this is the only use."""
         record = arrival.record
-        if not isinstance(source, Slot):
+        if not isinstance(source, ParameterSource):
             return
-        if self.early is None and self.start_early is not None:
-            self.early = self.start_early()
+        if self.early is None and self.make_backward_clipper is not None:
+            self.early = self.make_backward_clipper()
         alone = source.uses <= 1 and len(source.arrivals) == 1 and not source.indirect
         release = source.release
         # A centre is one of each sample's own loss, whose scale may become known later.
         whole = arrival.rows is None and (release is None or release.centre is None)
         if alone and whole and self.norms_on_arrival:
-            arrival.record = record = in_front(source, record, self)
-            if not isinstance(record, Explicit) or record.squares is not None:
-                arrival.square = record.square()
+            arrival.record = record = with_clip_norm(source, record, self)
+            if not isinstance(record, ExplicitGradients) or record.squares is not None:
+                arrival.square = record.squared_norms()
         if self.early is not None:
-            self.early.arrived(source)
+            self.early.on_gradient(source)
+
+    def norms_add_up(self, targets: Sequence[GradientTarget | None]) -> bool:
+        """Whether only the sum of the squared norms of what arrives there now will be asked for:
+        all of it is clipped together, and nothing else arrives at its parameters."""
+        if not (self.norms_on_arrival and self.joint_norms and self.p == 2):
+            return False
+        for target in targets:
+            if (
+                target is None
+                or target.rows is not None
+                or not isinstance(target.source, ParameterSource)
+            ):
+                return False
+            slot = target.source
+            if slot.uses > 1 or slot.arrivals or slot.indirect or slot.release is not None:
+                return False
+        return True
 
     def check_closed(self) -> None:
         """The guards of every step: nothing leaked past the capture, every use was verified.
@@ -380,10 +416,8 @@ class Capture:
             )
 
     def _check_leaks(self) -> None:
-        with plainly():
-            held = (p for part in self.module.modules() for p in part._parameters.values())
-            found = any(p is not None and p.grad is not None and p.requires_grad for p in held)
-            if not found and all(slot.used.grad is None for slot in self.slots):
+        with without_torch_function():
+            if self._held.have_no_gradient() and no_gradient([s.used for s in self.slots]):
                 return
             named = self.module.named_parameters()
             leaked = [n for n, p in named if p.requires_grad and p.grad is not None]
@@ -407,16 +441,16 @@ class Capture:
             UnsupportedModule: it does not; lists every finding.
         """
         batch = self.batch or 0
-        fresh = [use for use in self._fresh if use.ticket == self._ticket]
+        fresh = [use for use in self._fresh if use.batch_id == self._ticket]
         self._fresh.clear()
         idle = idle or batch < 2
-        if idle and self.anywhere is None:
+        if idle and self.any_rank is None:
             return
         probe = Probe(batch, fresh, idle=idle)
         self.probe = probe
         try:
-            probe.run(output, self.anchor, self.anywhere)
-            if self.anywhere is None and not idle and not probe.findings:
+            probe.run(output, self.anchor, self.any_rank)
+            if self.any_rank is None and not idle and not probe.findings:
                 probe.compare(output, self.anchor)
         finally:
             self.probe = None
@@ -426,7 +460,7 @@ class Capture:
         error = probe.error()
         if error is None:
             self._verified |= probe.seen
-            self._clouded = probe.clouded
+            self._inconclusive = probe.clouded
             self._watch_input = bool(probe.dull) or not probe.seen
         self.report(error)
 
@@ -460,7 +494,7 @@ class Capture:
         if not torch.is_grad_enabled() or self._public or self._skipped:
             return None
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
-        self._given = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
+        self._input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
             # Evaluation with other samples: their gradients would be caught as leaked.
             fits = rows is None or _fold(rows, self.batch or 0) is not None
@@ -480,8 +514,8 @@ class Capture:
         first = next((t for t in tensors_in(arguments) if t.dim()), None)
         if first is None or not first.is_floating_point():
             return None
-        use = Use(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
-        copied = applied(Watched, self.anchor, use, first)
+        use = CapturedOp(self, "the input of the module", (), self._ticket, self.batch or 0, INPUT)
+        copied = applied(WatchedInput, self.anchor, use, first)
         self._watch_node = None if first.requires_grad else copied.grad_fn
         watched: tuple[tuple[Any, ...], dict[str, Any]] = replaced(arguments, first, copied)
         return watched
@@ -494,9 +528,9 @@ class Capture:
         if torch.is_grad_enabled() and not self._public:
             # Within reentrant checkpoints uses show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
-            if needed or self.anywhere is not None:
+            if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
-        followed = self.boundary if self.collected is None else None
+        made, followed = output, self.boundary if self.collected is None else None
         if (
             followed is not None
             and not self._public
@@ -504,12 +538,18 @@ class Capture:
         ):
             output = followed.leave(output)
         self._skipped = False
-        self.guard.after(args, kwargs)
+        self.guard.after(args, kwargs, made)
         return output
 
+    def is_last_hook(self) -> bool:
+        """Whether nothing changes the module's output after ``_after_forward``."""
+        last = next(reversed(self.module._forward_hooks.values()), None)
+        return isinstance(last, Hook) and last.call == self._after_forward and not _GLOBAL_HOOKS
+
     def _next_samples(self) -> None:
+        self.program.next_samples()
         self._ticket += 1
-        self._clouded = set()
+        self._inconclusive = set()
         self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
@@ -518,7 +558,7 @@ class Capture:
             self.expressions.clear()
 
     def _collect_public(self) -> None:
-        with plainly():
+        with without_torch_function():
             for slot in self.slots:
                 gradient = slot.parameter.grad
                 if gradient is None:
@@ -527,6 +567,9 @@ class Capture:
                 if slot.index in self.public_gradients:
                     gradient = self.public_gradients[slot.index] + local(gradient)
                 self.public_gradients[slot.index] = local(gradient)
+
+
+_GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
 
 
 def _fold(rows: int, batch: int) -> int | None:

@@ -27,14 +27,20 @@ from ..ops import clip, ghost
 from ..ops._count import count
 from ..privacy.mechanisms import Plan
 from ..step.step import DPStep
+from .attribution import attributed_to
 from .capture import Capture
+from .clip_norms import NormedGradients, take_over, with_clip_norm
+from .exact_sums import integer_sums, sums_in_place
 from .layers.expression import Expression
 from .merge import merge
-from .parameter import plainly
-from .records import Explicit, wide_dense
-from .released import Released, in_front, take_over
-from .uses import Arrival, Slot
-from .whose import working_on
+from .parameter import without_torch_function
+from .per_sample_gradients import ExplicitGradients, to_sum_dtype_dense
+from .program import kinds
+from .program.close import close_replayed
+from .uses import CapturedGradients, ParameterSource
+
+KINDS = kinds.__all__
+"""What programs can hold: importing it enters the kinds."""
 
 
 def close_into(step: DPStep, capture: Capture) -> None:
@@ -52,6 +58,8 @@ def close_into(step: DPStep, capture: Capture) -> None:
             got="gradients='given'",
             remedy="Its certificate would promise more than is proved of them.",
         )
+    if close_replayed(step, capture):
+        return
     result = clipped_sums(capture, step.plan)
     if isinstance(result, clip.ClipResult):
         step.add(sum=result)
@@ -75,18 +83,22 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     take_over(capture, now)
     special = now.p != 2 or any(block.release is not None for block in now.blocks)
     capture.before_arrivals = (lambda: take_over(capture, plan())) if special else None
-    capture.norms_on_arrival = now.arithmetic == "float"
-    if len({block.clip_group for block in now.blocks}) > 1 and now.arithmetic == "float":
-        capture.start_early = lambda: GroupSums(capture, plan())
+    capture.norms_on_arrival = now.arithmetic == "float" or sums_in_place(now, capture.slots)
+    one_group = len({block.clip_group for block in now.blocks}) == 1
+    # Integer sums add the rounding of each use to its own norm.
+    capture.joint_norms = one_group and now.arithmetic == "float"
+    if not one_group and now.arithmetic == "float":
+        capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 
 
 def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor] | None:
     """Close the current samples.
 
     Returns:
-        The clipped sums with their bound; for exact arithmetic, in which
-        ``DPStep.add(per_sample=...)`` clips in integers, the per-sample gradients themselves, or
-        their release coordinates if the plan maps any parameter; None if nothing arrived.
+        The clipped sums with their bound; for exact arithmetic that ``exact_sums`` does not cover,
+        in which ``DPStep.add(per_sample=...)`` clips in integers, the per-sample gradients
+        themselves, or their release coordinates if the plan maps any parameter; None if nothing
+        arrived.
 
     Raises:
         PrivacyError: a guard failed (``Capture.check_closed``); nothing was changed.
@@ -96,12 +108,15 @@ def clipped_sums(capture: Capture, plan: Plan) -> clip.ClipResult | list[Tensor]
     if not capture.captured:
         capture.discard_samples()
         return None
-    with plainly(), torch.no_grad(), phase(CLIP):
+    capture.program.learn(plan)
+    with without_torch_function(), torch.no_grad(), phase(CLIP):
         for source in capture.expressions:
             assert isinstance(source, Expression)
             source.lead_back()
-        if plan.arithmetic == "exact":
-            result: clip.ClipResult | list[Tensor] = _gradients(capture, plan)
+        if sums_in_place(plan, capture.slots):
+            result: clip.ClipResult | list[Tensor] = _integer_sums(capture, plan)
+        elif plan.arithmetic == "exact":
+            result = _gradients(capture, plan)
         else:
             sums = capture.early if isinstance(capture.early, GroupSums) else None
             result = (sums or GroupSums(capture, plan)).result()
@@ -123,7 +138,7 @@ class GroupSums:
         self.p, self.style = plan.p, plan.clipping
         self.raw = dict(enumerate(_zeros(capture.slots))) if plan.needs_raw else None
         """Sums without clipping, where a release of their own bounds them."""
-        self.groups: dict[int, list[Slot]] = {}
+        self.groups: dict[int, list[ParameterSource]] = {}
         self.bounds: dict[int, float] = {}
         for slot, block in zip(capture.slots, plan.blocks, strict=True):
             self.groups.setdefault(block.clip_group, []).append(slot)
@@ -150,7 +165,7 @@ class GroupSums:
         mean = self.capture.loss_reduction == "mean"
         return (self.batch if mean else 1) / self.loss_scale
 
-    def arrived(self, slot: Slot) -> None:
+    def on_gradient(self, slot: ParameterSource) -> None:
         """Finish the slot's group if nothing of it is still to come.
 
         Raises:
@@ -163,7 +178,7 @@ class GroupSums:
             with phase(CLIP):
                 self.finish(group)
 
-    def _check_open(self, slot: Slot) -> None:
+    def _check_open(self, slot: ParameterSource) -> None:
         if self.group_of[slot.index] in self.norms:
             raise PrivacyError(
                 slot.name,
@@ -177,13 +192,13 @@ class GroupSums:
         slots = self.groups[group]
         parts = []
         for slot in slots:
-            with working_on(slot):
+            with attributed_to(slot):
                 parts += [(slot, arrival) for arrival in self._parts_of(slot)]
         batches = [_Explicit(dtype, parts) for dtype in {sum_dtype_of(slot) for slot in slots}]
         squares = [
             _square(slot, arrival)
             for slot, arrival in parts
-            if arrival.square is not None or not isinstance(arrival.record, Explicit)
+            if arrival.square is not None or not isinstance(arrival.record, ExplicitGradients)
         ]
         squares += [batch.square() for batch in batches if batch.fresh]
         if not squares:
@@ -194,7 +209,7 @@ class GroupSums:
             squares = [total.square() * (1 + 2.0**-40)]
         factors = {}
         for batch in batches:
-            with working_on(*slots):
+            with attributed_to(*slots):
                 factors[batch.dtype], self.norms[group] = ghost.clip_factors(
                     squares,
                     self.bounds[group],
@@ -205,9 +220,9 @@ class GroupSums:
         for slot, out in zip(slots, self._outs(slots), strict=True):
             self.sums[slot.index] = out
         for slot, arrival in parts:
-            if not isinstance(arrival.record, Explicit):
+            if not isinstance(arrival.record, ExplicitGradients):
                 place = _place(self.sums, slot, arrival)
-                with working_on(slot):
+                with attributed_to(slot):
                     arrival.record.add_sum(factors[sum_dtype_of(slot)], place)
         for batch in batches:
             batch.add_sums(factors[batch.dtype], self.sums)
@@ -216,33 +231,40 @@ class GroupSums:
         for slot in slots:
             slot.arrivals.clear()
 
-    def _parts_of(self, slot: Slot) -> list[Arrival]:
+    def _parts_of(self, slot: ParameterSource) -> list[CapturedGradients]:
         """What arrived for a parameter, in front of its release."""
         parts = _parts(slot)
         if slot.release is None and self.p == 2:
             return parts
-        if len(parts) == 1 and isinstance(parts[0].record, Released):
+        if len(parts) == 1 and isinstance(parts[0].record, NormedGradients):
             return parts
         if slot.release is not None:
             if not parts and slot.release.centre is not None:
                 nothing = torch.zeros((), dtype=sum_dtype_of(slot), device=slot.parameter.device)
-                parts = [Arrival(Explicit(nothing.expand(self.batch, *slot.shape)))]
+                parts = [
+                    CapturedGradients(ExplicitGradients(nothing.expand(self.batch, *slot.shape)))
+                ]
             elif len(parts) > 1 or any(part.rows for part in parts):
-                parts = [Arrival(_written_out(slot))]
+                parts = [CapturedGradients(_written_out(slot))]
         scale = self.scale or 1.0  # of an empty batch, where nothing is scaled
-        return [Arrival(in_front(slot, a.record, self.capture, scale), a.rows) for a in parts]
+        return [
+            CapturedGradients(with_clip_norm(slot, a.record, self.capture, scale), a.rows)
+            for a in parts
+        ]
 
-    def _add_raw(self, parts: Sequence[tuple[Slot, Arrival]], finite: Tensor) -> None:
+    def _add_raw(
+        self, parts: Sequence[tuple[ParameterSource, CapturedGradients]], finite: Tensor
+    ) -> None:
         """Sum what is finite without clipping."""
         assert self.raw is not None
         for slot, arrival in parts:
             record = arrival.record
-            record = record.record if isinstance(record, Released) else record
+            record = record.record if isinstance(record, NormedGradients) else record
             factors = finite.to(sum_dtype_of(slot)) * self.scale
-            with working_on(slot):
+            with attributed_to(slot):
                 record.add_sum(factors, _place(self.raw, slot, arrival))
 
-    def _outs(self, slots: Sequence[Slot]) -> list[Tensor]:
+    def _outs(self, slots: Sequence[ParameterSource]) -> list[Tensor]:
         """Zeros for the sums of these parameters."""
         kinds = {(sum_dtype_of(s), s.parameter.device) for s in slots}
         if len(kinds) == 1 and len(self.groups) == 1:
@@ -284,35 +306,37 @@ class GroupSums:
 class _Explicit:
     """The explicit gradients of one dtype among a group's parts: one call for all of them."""
 
-    def __init__(self, dtype: torch.dtype, parts: Sequence[tuple[Slot, Arrival]]) -> None:
+    def __init__(
+        self, dtype: torch.dtype, parts: Sequence[tuple[ParameterSource, CapturedGradients]]
+    ) -> None:
         self.dtype = dtype
         self.parts = [
-            (slot, arrival, wide_dense(arrival.record.grads, dtype))
+            (slot, arrival, to_sum_dtype_dense(arrival.record.grads, dtype))
             for slot, arrival in parts
-            if isinstance(arrival.record, Explicit) and sum_dtype_of(slot) is dtype
+            if isinstance(arrival.record, ExplicitGradients) and sum_dtype_of(slot) is dtype
         ]
         self.fresh = [(slot, grads) for slot, a, grads in self.parts if a.square is None]
         """Those whose norm nobody has taken."""
 
     def square(self) -> Tensor:
-        with working_on(*(slot for slot, _ in self.fresh)):
+        with attributed_to(*(slot for slot, _ in self.fresh)):
             return ghost.explicit_norm([grads for _, grads in self.fresh])
 
     def add_sums(self, factors: Tensor, sums: dict[int, Tensor]) -> None:
         if self.parts:
             outs = [_place(sums, slot, arrival) for slot, arrival, _ in self.parts]
-            with working_on(*(slot for slot, _, _ in self.parts)):
+            with attributed_to(*(slot for slot, _, _ in self.parts)):
                 ghost.contract([grads for _, _, grads in self.parts], factors, outs)
 
 
-def _square(slot: Slot, arrival: Arrival) -> Tensor:
+def _square(slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
     if arrival.square is not None:
         return arrival.square
-    with working_on(slot):
-        return arrival.record.square()
+    with attributed_to(slot):
+        return arrival.record.squared_norms()
 
 
-def sum_dtype_of(slot: Slot) -> torch.dtype:
+def sum_dtype_of(slot: ParameterSource) -> torch.dtype:
     """The dtype of the parameter's clipped sum."""
     return clip.sum_dtype(slot.parameter.dtype)
 
@@ -325,26 +349,26 @@ def _combined(norms: list[Tensor], p: int) -> Tensor:
     return each.sum(0) if p == 1 else each.square().sum(0).sqrt()
 
 
-def _zeros(slots: Sequence[Slot]) -> list[Tensor]:
+def _zeros(slots: Sequence[ParameterSource]) -> list[Tensor]:
     return [torch.zeros(s.shape, dtype=sum_dtype_of(s), device=s.parameter.device) for s in slots]
 
 
-def _place(sums: dict[int, Tensor], slot: Slot, arrival: Arrival) -> Tensor:
+def _place(sums: dict[int, Tensor], slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
     """Where the sum of this record goes."""
     out = sums[slot.index]
     out = out if arrival.rows is None else out[slice(*arrival.rows)]
     return out.view(arrival.record.shape)
 
 
-def _parts(slot: Slot) -> list[Arrival]:
+def _parts(slot: ParameterSource) -> list[CapturedGradients]:
     """What arrived for a parameter, merged so that no two parts touch the same entries."""
-    by_rows: dict[tuple[int, int] | None, list[Arrival]] = {}
+    by_rows: dict[tuple[int, int] | None, list[CapturedGradients]] = {}
     for arrival in slot.arrivals:
         by_rows.setdefault(arrival.rows, []).append(arrival)
     if len(by_rows) > 1 and not _disjoint(list(by_rows)):
-        return [Arrival(_written_out(slot))]
+        return [CapturedGradients(_written_out(slot))]
     return [
-        same[0] if len(same) == 1 else Arrival(merge([a.record for a in same]), rows)
+        same[0] if len(same) == 1 else CapturedGradients(merge([a.record for a in same]), rows)
         for rows, same in by_rows.items()
     ]
 
@@ -356,6 +380,24 @@ def _disjoint(ranges: Sequence[tuple[int, int] | None]) -> bool:
     return all(a[1] <= b[0] for a, b in pairwise(ordered))
 
 
+def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
+    """The clipped sums in units of the plan's lattice."""
+    take_over(capture, plan)
+    batch = capture.arrived_batch
+    parts = []
+    for slot in capture.slots:
+        with attributed_to(slot):
+            parts += [(slot, arrival) for arrival in _parts(slot)]
+    return integer_sums(
+        plan,
+        capture.slots,
+        parts,
+        batch=batch,
+        scale=(batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale,
+        store=capture.sum_store,
+    )
+
+
 def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     """Every per-sample gradient ``[B, *shape]``, or where it is mapped its release coordinates."""
     take_over(capture, plan)
@@ -364,7 +406,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     gradients = []
     for slot in capture.slots:
         dtype = sum_dtype_of(slot)
-        with working_on(slot):
+        with attributed_to(slot):
             if plan.mapped and slot.release is not None:
                 total = _coordinates(slot, capture, scale, batch).to(dtype)
             elif slot.arrivals:
@@ -377,7 +419,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     return gradients
 
 
-def _coordinates(slot: Slot, capture: Capture, scale: float, batch: int) -> Tensor:
+def _coordinates(slot: ParameterSource, capture: Capture, scale: float, batch: int) -> Tensor:
     """Each sample's release coordinates of a parameter."""
     assert slot.release is not None
     parts = _parts(slot)
@@ -386,20 +428,20 @@ def _coordinates(slot: Slot, capture: Capture, scale: float, batch: int) -> Tens
         record = _written_out(slot)
     if record is None:
         zero = torch.zeros((), dtype=torch.float64, device=slot.parameter.device)
-        record = Explicit(zero.expand(batch, *slot.shape))
-    front = in_front(slot, record, capture, scale or 1.0)
-    if isinstance(front, Released):
+        record = ExplicitGradients(zero.expand(batch, *slot.shape))
+    front = with_clip_norm(slot, record, capture, scale or 1.0)
+    if isinstance(front, NormedGradients):
         return front.coordinates(scale)
     rows = front.per_sample().double() * scale
     with phase(MAP):
         return slot.release.forward(rows.reshape(batch, *slot.shape))
 
 
-def _written_out(slot: Slot) -> Explicit:
+def _written_out(slot: ParameterSource) -> ExplicitGradients:
     """All arrivals of a parameter as explicit gradients of the whole of it."""
     if len(slot.arrivals) == 1 and slot.arrivals[0].rows is None:
         alone = slot.arrivals[0].record.per_sample()
-        return Explicit(alone.reshape(alone.shape[0], *slot.shape))
+        return ExplicitGradients(alone.reshape(alone.shape[0], *slot.shape))
     total = None
     for arrival in slot.arrivals:
         part = arrival.record.per_sample()
@@ -408,4 +450,4 @@ def _written_out(slot: Slot) -> Explicit:
         place = total if arrival.rows is None else total[:, slice(*arrival.rows)]
         place += part.reshape(place.shape)
     assert total is not None
-    return Explicit(total)
+    return ExplicitGradients(total)

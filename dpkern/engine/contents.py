@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .local import local
-from .parameter import plainly
+from .parameter import without_torch_function
 
 _WIDTH = 4096
 _CHUNK = 1 << 22
@@ -43,7 +43,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if not readable(one) or not readable(other):
         return one is other
-    with plainly():
+    with without_torch_function():
         return torch.equal(as_integers(one), as_integers(other))
 
 
@@ -69,7 +69,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def _words(tensor: Tensor) -> Tensor:
     """The bytes as int32 words, zeros at the end."""
-    with plainly():
+    with without_torch_function():
         data = as_integers(tensor).contiguous().reshape(-1)
         data = data.view(torch.uint8)
         if data.numel() % 4:

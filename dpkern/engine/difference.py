@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from ..base.errors import UnsupportedModule
 from .fewer_rows import check_fewer_rows
 from .local import local
-from .outcome import Outcome
-from .parameter import plainly
+from .outcome import ProbeOutcome
+from .parameter import without_torch_function
 from .random_state import RandomState
 from .reachable import Snapshot
 from .replaced_rows import (
@@ -68,6 +68,8 @@ class _Base(NamedTuple):
 
     output: Any
     left: Snapshot
+    batch: int = 0
+    """Samples in it."""
 
 
 class DifferenceProbe:
@@ -105,7 +107,9 @@ class DifferenceProbe:
         self._devices = {t.device for t in tensors_of(self.arguments)}
         self._devices |= {local(p).device for p in module.parameters()}
 
-    def run(self, number: int, *, full: bool, rows: bool = True, secret: bool = False) -> Outcome:
+    def run(
+        self, number: int, *, full: bool, rows: bool = True, secret: bool = False
+    ) -> ProbeOutcome:
         """Probe once.
 
         Args:
@@ -115,6 +119,7 @@ class DifferenceProbe:
             secret: part of a large batch will do, most of the time.
         """
         self._draws = RandomState(self._devices)
+        self._made: _Base | None = None
         self._cut = secret and _SECRET.random() >= WHOLE
         with _gates_opened(self.trained if full and rows else ()):
             self._before = Snapshot(self.module, parameters=self.whole)
@@ -126,9 +131,59 @@ class DifferenceProbe:
                 outcome, _ = self._compared(number, full, rows)
         return outcome
 
-    def _compared(self, number: int, full: bool, rows: bool) -> tuple[Outcome, bool]:
+    def wait(self) -> bool:
+        """Begin before a pass of the user's own, which ``run_after`` compares with others.
+
+        Returns:
+            Whether that pass will do: it runs with the parameters that a probe would have, and
+            what it leaves in the module can be told.
+        """
+        if not self.whole or any(_is_zero(data) for data in map(_data, self.trained)):
+            return False
+        self._draws = RandomState(self._devices)
+        self._before = Snapshot(self.module)
+        self._trusted = {id(p) for p in self.trained}
+        self._cut = False
+        self.arguments = fresh(self.arguments)
+        return self._before.tells
+
+    def run_after(self, number: int, output: Any) -> ProbeOutcome | None:
+        """Probe in full after the user's own pass, which gave this output.
+
+        Returns:
+            None where that pass left something behind, or seems to differ from those of a probe:
+            ``run`` tells what it is.
+        """
+        now = RandomState(self._devices)
+        left = Snapshot(self.module, earlier=self._before)  # trusting nothing: the pass may write
+        if not left.is_same(self._before):
+            return None
+        self._made = _Base(mapped(output, Tensor.detach), left, self.batch)
+        try:
+            outcome, wrote = self._compared(number, True, True)
+        finally:
+            now.restore()
+        if wrote or not outcome.told or outcome.failure is not None or outcome.error() is not None:
+            return None
+        outcome.has_losses = _has_losses(output)
+        return outcome
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Go back to before the user's own pass in this block, and forth again after it."""
+        now = RandomState(self._devices)
+        left = Snapshot(self.module, earlier=self._before)
+        self._before.restore(left)
+        self._draws.restore()
+        try:
+            yield
+        finally:
+            left.restore()
+            now.restore()
+
+    def _compared(self, number: int, full: bool, rows: bool) -> tuple[ProbeOutcome, bool]:
         """The outcome, and whether trusted parameters hold something else."""
-        outcome, wrote = Outcome(), True
+        outcome, wrote = ProbeOutcome(), True
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -140,10 +195,10 @@ class DifferenceProbe:
             self._draws.restore()
         return outcome, wrote
 
-    def _compare(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+    def _compare(self, outcome: ProbeOutcome, number: int, full: bool, rows: bool) -> None:
         if self._cut:
             with self._on_part(number) as smaller:
-                apart = Outcome()
+                apart = ProbeOutcome()
                 if smaller:
                     self._compare_all(apart, number, full, rows)
                 if apart.told:
@@ -151,7 +206,7 @@ class DifferenceProbe:
                     return
         self._compare_all(outcome, number, full, rows)
 
-    def _compare_all(self, outcome: Outcome, number: int, full: bool, rows: bool) -> None:
+    def _compare_all(self, outcome: ProbeOutcome, number: int, full: bool, rows: bool) -> None:
         base = self._base(outcome)
         if base is None:
             return
@@ -180,8 +235,10 @@ class DifferenceProbe:
         finally:
             self._put_back()
 
-    def _base(self, outcome: Outcome) -> _Base | None:
+    def _base(self, outcome: ProbeOutcome) -> _Base | None:
         """The pass that others are compared with; None if it fails."""
+        if self._made is not None and self.batch == self._made.batch:
+            return self._made
         try:
             plain = self._pass(fresh(self.arguments), outcome)
         except Exception as error:  # noqa: BLE001 - the real pass raises it again
@@ -194,7 +251,7 @@ class DifferenceProbe:
 
     def _turn(
         self,
-        outcome: Outcome,
+        outcome: ProbeOutcome,
         base: _Base,
         chosen: Sequence[int],
         number: int,
@@ -212,7 +269,7 @@ class DifferenceProbe:
         return after, differ
 
     def _second_turn(
-        self, outcome: Outcome, base: _Base, number: int, rows: bool
+        self, outcome: ProbeOutcome, base: _Base, number: int, rows: bool
     ) -> tuple[Snapshot, set[str]]:
         """Replace the first half: whoever comes first may take the others' place.
 
@@ -220,7 +277,7 @@ class DifferenceProbe:
         is what the first turn is for.
         """
         with self._on_part(number) as smaller:
-            apart = Outcome(mixed=outcome.mixed)
+            apart = ProbeOutcome(mixed=outcome.mixed)
             own = self._base(apart) if smaller else None
             if own is not None:
                 found = self._turn(apart, own, range(self.batch // 2), number, -1, rows)
@@ -242,7 +299,7 @@ class DifferenceProbe:
             self.arguments, self.batch = whole
 
     def _judge(
-        self, outcome: Outcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
+        self, outcome: ProbeOutcome, plain: Any, inputs: Any, result: Any, kept: Sequence[int]
     ) -> None:
         """Compare outputs; where the module has none with rows, those of its parts."""
         mixed, hidden = False, False
@@ -254,7 +311,7 @@ class DifferenceProbe:
             outcome.mixed = place or (type(self.module).__name__ if mixed else "")
 
     def _replaced(
-        self, chosen: Sequence[int], number: int, outcome: Outcome, sign: int
+        self, chosen: Sequence[int], number: int, outcome: ProbeOutcome, sign: int
     ) -> tuple[Any, Any]:
         """The first way of replacing that the module can run on, and its output."""
         step = 1 + number % max(1, self.batch - 1)
@@ -289,7 +346,7 @@ class DifferenceProbe:
         )
 
     def _pass(
-        self, arguments: tuple[tuple[Any, ...], dict[str, Any]], outcome: Outcome | None = None
+        self, arguments: tuple[tuple[Any, ...], dict[str, Any]], outcome: ProbeOutcome | None = None
     ) -> Any:
         """The output, without its graph."""
         self._draws.restore()
@@ -297,8 +354,7 @@ class DifferenceProbe:
         try:
             output = self.call(*arguments[0], **arguments[1])
             if outcome is not None:
-                losses = (t for t in tensors_of(output) if not t.dim() and t.requires_grad)
-                outcome.has_losses = next(losses, None) is not None
+                outcome.has_losses = _has_losses(output)
             return mapped(output, Tensor.detach)
         finally:
             torch.clear_autocast_cache()
@@ -372,6 +428,23 @@ class DifferenceProbe:
         return ""
 
 
+def _has_losses(output: Any) -> bool:
+    """Whether there are numbers with a gradient and without rows."""
+    return any(not t.dim() and t.requires_grad for t in tensors_of(output))
+
+
+def _data(parameter: Tensor) -> Tensor:
+    with without_torch_function():
+        return parameter.data
+
+
+def _is_zero(data: Tensor) -> bool:
+    """Whether a parameter is zero throughout, so that it hides what is behind it."""
+    if data.layout is not torch.strided or data.is_meta:
+        return False
+    return not (data.dim() and data[:1].any()) and not data.any()
+
+
 def _alike(one: Any, two: Any) -> bool:
     """Whether outputs of the same samples are the same, without rows too."""
     pairs = zip(tensors_of(one), tensors_of(two), strict=False)
@@ -410,12 +483,10 @@ def _gates_opened(parameters: Sequence[Tensor]) -> Iterator[None]:
     """Small random values in place of parameters that are zero throughout."""
     generator = torch.Generator().manual_seed(len(parameters))
     changed = []
-    with plainly(), torch.no_grad():
+    with without_torch_function(), torch.no_grad():
         for parameter in parameters:
             data = parameter.data
-            if data.layout is not torch.strided or data.is_meta:
-                continue
-            if not (data.dim() and data[:1].any()) and not data.any():
+            if _is_zero(data):
                 noise = torch.randn(data.shape, generator=generator) * GATE
                 changed.append(data)
                 data.copy_(noise)

@@ -44,7 +44,7 @@ class Processes:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
-    def most(self, numbers: Sequence[int]) -> list[int]:
+    def max_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """The largest number of any process, place by place (int64)."""
         tensor = torch.tensor(list(numbers), dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group)
@@ -128,7 +128,7 @@ class Processes:
         secret = key.stream(Purpose.NOISE, 0).key
         digest = hashlib.sha256(repr(settings).encode() + secret).digest()
         number = int.from_bytes(digest[:7], "little")
-        highest, lowest, any_public = self.most([number, -number, public])
+        highest, lowest, any_public = self.max_over_ranks([number, -number, public])
         if highest != -lowest:
             raise PrivacyError(
                 "optimizer.step",
@@ -140,7 +140,7 @@ class Processes:
 
     def mean(self, public: Mapping[int, Tensor], params: Sequence[Tensor]) -> dict[int, Tensor]:
         """Average public gradients, as DistributedDataParallel would; absent ones are zero."""
-        anywhere = self.most([i in public for i in range(len(params))])
+        anywhere = self.max_over_ranks([i in public for i in range(len(params))])
         places = [i for i, has in enumerate(anywhere) if has]
         zero = torch.zeros_like
         sums = [(public[i] if i in public else zero(params[i])).contiguous() for i in places]
@@ -211,7 +211,7 @@ class Processes:
             return False
         ends = [end for total in sums if total.numel() for end in total.aminmax()]
         largest = int(torch.stack(ends).abs().max()) if ends else 0
-        return self.most([largest])[0] * self.size <= _INT32_MOST
+        return self.max_over_ranks([largest])[0] * self.size <= _INT32_MOST
 
 
 def processes_of(module: nn.Module) -> Processes | None:

@@ -13,7 +13,7 @@ from ..base.errors import PrivacyError, UnsupportedModule
 from .difference import DifferenceProbe
 from .inner_difference import check_inner_losses
 from .occasions import Occasions
-from .outcome import Outcome
+from .outcome import ProbeOutcome
 from .reachable import Snapshot
 from .replaced_rows import tensors_of
 from .state import StateGuard
@@ -50,6 +50,8 @@ class ForwardGuard:
         self._found: UnsupportedModule | None = None
         """What the probe before this pass found."""
         self._watched: Snapshot | None = None
+        self._waiting: DifferenceProbe | None = None
+        """A probe of which the running pass is a part."""
 
     def attach(self) -> None:
         """Guard the passes from now on."""
@@ -92,32 +94,34 @@ class ForwardGuard:
         return {id(p) for slot in self.capture.slots for p in (slot.parameter, slot.used)}
 
     def _whole(self) -> bool:
-        return self.capture.anywhere is None
+        return self.capture.any_rank is None
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A pass begins, with these arguments, and no hook but the capture's has run."""
-        self._watched = self._found = None
+        self._watched = self._found = self._waiting = None
         capture = self.capture
         if not self._attached or self._is_paused or capture.in_public:
             return
         recording = torch.is_grad_enabled()
-        why = self._occasions.due(recording, _flags(args, kwargs))
-        if self._occasions.refreshed != self._structure:
-            self._structure = self._occasions.refreshed
+        occasions = self._occasions
+        usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        why = occasions.due(recording, _ONE_TENSOR if usual else _flags(args, kwargs))
+        if occasions.refreshed != self._structure:
+            self._structure = occasions.refreshed
             self.state.refresh()
             self.capture.look_again()
         self.state.before_pass()
-        if why is None and (not recording or capture.anywhere is None):
+        if why is None and (not recording or capture.any_rank is None):
             return
         batch = self._batch(args, kwargs)
         if not recording:
-            if batch >= 2 and capture.anywhere is None:
+            if batch >= 2 and capture.any_rank is None:
                 self._watched = Snapshot(self.module)
             return
         wanted = why is not None and batch >= 2
-        if capture.anywhere is not None:
-            wanted = capture.anywhere(wanted)
-        if wanted:
+        if capture.any_rank is not None:
+            wanted = capture.any_rank(wanted)
+        if wanted and not (why == "new" and self._wait(args, kwargs, batch)):
             self._check(args, kwargs, batch, why or "new")
 
     def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -128,13 +132,48 @@ class ForwardGuard:
             return handed if any(size and size % handed == 0 for size in sizes) else 0
         return sizes[0] if sizes else 0
 
+    def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int) -> bool:
+        """Whether the pass that begins can be one of the probe's own, which it saves."""
+        own = self.capture.is_last_hook() and self.capture.collected is None
+        probe = self._make_probe(self.module, args, kwargs, batch) if own else None
+        if probe is not None and probe.wait():
+            self._waiting = probe
+        return self._waiting is not None
+
+    def _end_wait(self, output: Any) -> None:
+        """Probe with the output of the pass that has ended."""
+        assert self._waiting is not None
+        probe, self._waiting = self._waiting, None
+        self.running = True
+        try:
+            outcome = probe.run_after(self.probes, output)
+        finally:
+            self.running = False
+        if outcome is None:  # from the start, as if there had been no pass
+            with probe.rewound():
+                self._check(*probe.arguments, probe.batch, "new")
+        else:
+            self.probes += 1
+            self.state.counted |= outcome.counted
+            self._judge(outcome, *probe.arguments, probe.batch, "new")
+
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any], batch: int, why: str) -> None:
-        module = self.module
         outcome = self._probe(
-            module, args, kwargs, batch, full=why == "new", secret=why == "secret"
+            self.module, args, kwargs, batch, full=why == "new", secret=why == "secret"
         )
+        self._judge(outcome, args, kwargs, batch, why)
+
+    def _judge(
+        self,
+        outcome: ProbeOutcome,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        batch: int,
+        why: str,
+    ) -> None:
+        module = self.module
         error = outcome.error()
-        anywhere = self.capture.anywhere
+        anywhere = self.capture.any_rank
         if anywhere is not None and anywhere(error is not None) and error is None:
             error = UnsupportedModule(
                 type(module).__name__,
@@ -178,17 +217,8 @@ class ForwardGuard:
         full: bool,
         rows: bool = True,
         secret: bool = False,
-    ) -> Outcome:
-        trained = [slot.parameter for slot in self.capture.slots]
-        probe = DifferenceProbe(
-            self.module,
-            without_failing_kernels(call),
-            args,
-            kwargs,
-            batch,
-            trained=trained,
-            together=self.capture.anywhere,
-        )
+    ) -> ProbeOutcome:
+        probe = self._make_probe(call, args, kwargs, batch)
         self.running = True
         try:
             outcome = probe.run(self.probes, full=full, rows=rows, secret=secret)
@@ -198,21 +228,37 @@ class ForwardGuard:
         self.state.counted |= outcome.counted
         return outcome
 
-    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The pass has ended, and the capture has nothing to say against it.
+    def _make_probe(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: int
+    ) -> DifferenceProbe:
+        return DifferenceProbe(
+            self.module,
+            without_failing_kernels(call),
+            args,
+            kwargs,
+            batch,
+            trained=[slot.parameter for slot in self.capture.slots],
+            together=self.capture.any_rank,
+        )
+
+    def after(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """The pass has ended with this output, and the capture has nothing to say against it.
 
         Raises:
             UnsupportedModule: samples mix, or it left something in the module.
         """
         if self.running or self._is_paused or self.capture.in_public:
             return
+        if self._waiting is not None:
+            self._end_wait(output)
         if self._found is not None:
             self.capture.report(self._found)
         if self._watched is not None:
             before, self._watched = self._watched, None
             self._check_state(before, args, kwargs)
         self.state.after_pass()
-        self._occasions.settle()
+        if self._occasions.looks_behind:
+            self._occasions.settle()
 
     def _check_state(self, before: Snapshot, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A pass without gradients has run: whatever it changed must follow no data."""
@@ -248,8 +294,6 @@ class ForwardGuard:
 
 def _flags(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments that are no tensors: what a flag among them switches on is another pass."""
-    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
-        return _ONE_TENSOR
     named = [(k, v) for k, v in kwargs.items() if v is None or isinstance(v, (bool, str))]
     placed = [a if a is None or isinstance(a, (bool, str)) else type(a).__name__ for a in args]
     return (*placed, *named, *kwargs)

@@ -28,16 +28,16 @@ from ..base.rng import Key
 from .collating import check_collate
 from .empty import empty_batch, records_of
 from .padding import PaddingCheck
-from .parts import Masks, Part, Parts
+from .physical_batches import Masks, PhysicalBatch, PhysicalBatchSampler
 from .provenance import ModuleBoundary, YieldedBatch
 from .provenance.handing import tracked_batch
 from .repeats import check_repeats
-from .sampling import Batches, FixedSizeBatches, PoissonBatches, ShuffledBatches
+from .sampling import FixedSizeSampler, PoissonSampler, PrivateBatchSampler, ShuffledSampler
 
 _MOST_STEPS = 1 << 32
 _END = object()
 
-HandOut = Callable[[YieldedBatch], None]
+OnBatch = Callable[[YieldedBatch], None]
 """Called when the loop receives a batch."""
 
 
@@ -73,7 +73,7 @@ class PrivateLoader(DataLoader[Any]):
         records = len(original.dataset)  # type: ignore[arg-type]
         local = -(-(records - shard[0]) // shard[1])
         self.batches, steps = _batches(original, sampling, local, key)
-        self.on_hand_out: HandOut | None = None
+        self.on_batch: OnBatch | None = None
         self.boundary: ModuleBoundary | None = None
         """Of the module that the samples are for; None leaves batches as ``collate_fn`` made
         them."""
@@ -83,7 +83,7 @@ class PrivateLoader(DataLoader[Any]):
         """Whether an empty draw is one row without weight; else it is a batch without rows."""
         self.views = 1
         """Rows of each record in tensors that ``collate_fn`` joined from several views."""
-        self.most_anywhere: Callable[[Sequence[int]], list[int]] | None = None
+        self.max_over_ranks: Callable[[Sequence[int]], list[int]] | None = None
         """The largest numbers of all processes, where all must take equally many parts."""
         self.final = True
         """Whether the last batch handed out ended its logical batch."""
@@ -94,7 +94,7 @@ class PrivateLoader(DataLoader[Any]):
         self._turn = 0
         self._empty: Any = None
         self._checked = False
-        self._parts = Parts(self.batches, steps, shard)
+        self._parts = PhysicalBatchSampler(self.batches, steps, shard)
         self._seeded = key is not None and key.seeded
         super().__init__(
             original.dataset,
@@ -187,15 +187,15 @@ class PrivateLoader(DataLoader[Any]):
             self.padding.try_records(self.dataset, self.collate_fn)
         self._checked = True
 
-    def _evened(self, part: Part) -> list[Part]:
+    def _evened(self, part: PhysicalBatch) -> list[PhysicalBatch]:
         """The part, after empty ones if another process has more parts of this logical batch."""
-        if self.most_anywhere is None or not part.first:
+        if self.max_over_ranks is None or not part.first:
             return [part]
-        more = self.most_anywhere([part.following])[0] - part.following
-        empty = [Part(0, i == 0, False) for i in range(more)]
+        more = self.max_over_ranks([part.following])[0] - part.following
+        empty = [PhysicalBatch(0, i == 0, False) for i in range(more)]
         return [*empty, replace(part, first=not more)]
 
-    def _hand_out(self, part: Part, turn: int, batch: Any = None) -> Any:
+    def _hand_out(self, part: PhysicalBatch, turn: int, batch: Any = None) -> Any:
         """The batch as the loop receives it, with the records of its rows."""
         if turn != self._turn:
             raise PrivacyError(
@@ -216,8 +216,8 @@ class PrivateLoader(DataLoader[Any]):
             placeholder=placeholder,
             boundary=self.boundary,
         )
-        if self.on_hand_out is not None:
-            self.on_hand_out(yielded)
+        if self.on_batch is not None:
+            self.on_batch(yielded)
         self.final = part.final
         if part.first:
             self.position += 1
@@ -341,20 +341,20 @@ class PrivateLoader(DataLoader[Any]):
 
 def _batches(
     original: DataLoader[Any], sampling: str, records: int, key: Key | None
-) -> tuple[Batches, int]:
+) -> tuple[PrivateBatchSampler, int]:
     """The sampler and the number of batches per epoch."""
     check.choice(("poisson", "fixed", "shuffled"), sampling=sampling)
     steps = len(original)
     if sampling == "poisson":
-        return PoissonBatches(
+        return PoissonSampler(
             dataset_size=records, sample_rate=1 / steps, steps=_MOST_STEPS, key=key
         ), steps
     size = min(getattr(original.batch_sampler, "batch_size", 1), records)
     if sampling == "fixed":
-        return FixedSizeBatches(
+        return FixedSizeSampler(
             dataset_size=records, batch_size=size, steps=_MOST_STEPS, key=key
         ), steps
-    shuffled = ShuffledBatches(dataset_size=records, batch_size=size, steps=_MOST_STEPS, key=key)
+    shuffled = ShuffledSampler(dataset_size=records, batch_size=size, steps=_MOST_STEPS, key=key)
     return shuffled, shuffled.steps_per_epoch
 
 

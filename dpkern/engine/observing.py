@@ -17,23 +17,27 @@ from ..privacy.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
     from ..step.step import DPStep
-    from .arguments import Options
+    from .arguments import MakePrivateOptions
     from .capture import Capture
     from .loader import PrivateLoader
-    from .optimizer import Adapter
+    from .optimizer import OptimizerAdapter
 
 
 class Observer(Protocol):
     """What ``make_private`` asks, in this order."""
 
-    def options(self, options: Options) -> Options:
+    def options(self, options: MakePrivateOptions) -> MakePrivateOptions:
         """Return the options to use: the user's, with a known seed."""
 
     def mechanism(self, mechanism: Mechanism) -> Mechanism:
         """Return the mechanism to use in place of the user's, such as the same without noise."""
 
     def made(
-        self, capture: Capture, step: DPStep, adapter: Adapter, loader: PrivateLoader | None
+        self,
+        capture: Capture,
+        step: DPStep,
+        adapter: OptimizerAdapter,
+        loader: PrivateLoader | None,
     ) -> None:
         """Take the private parts, before they are attached."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
-from operator import itemgetter
+from operator import attrgetter, call, itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
-from .parameter import plainly
+from .parameter import without_torch_function
 
 MEAN_GAP = 500
 """Training passes from one secret probe to the next, on average."""
@@ -22,6 +22,7 @@ _TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_h
 """Those of the standard attributes that decide what a pass does."""
 
 _DISCRETE = (bool, str, type(None))
+_TRAINED = attrgetter("requires_grad")
 
 
 class Occasions:
@@ -49,8 +50,8 @@ class Occasions:
         self._values: list[Any] = []
         self._trained: list[bool] = []
         self._refresh()
-        self._behind = False
-        """Whether passes change the module themselves."""
+        self.looks_behind = False
+        """Whether passes change the module themselves, so that ``settle`` has something to do."""
         self._key = 0
         self._given: Hashable = ()
 
@@ -68,7 +69,7 @@ class Occasions:
             before, self._key = self._key, self._combination()
             returned = self._seen
             # The pass before may have changed it itself: from now on a look behind tells.
-            self._behind = self._behind or self._key == before
+            self.looks_behind = self.looks_behind or self._key == before
         self._seen = True
         if hash((self._key, recording, self._given)) not in self._known:
             if len(self._known) < _MOST_KNOWN:
@@ -90,7 +91,7 @@ class Occasions:
 
     def settle(self) -> None:
         """The pass is over: what it changed itself is no occasion."""
-        if self._behind and not self._same():
+        if not self._same():
             self._read()
 
     def _draw(self) -> int:
@@ -127,18 +128,23 @@ class Occasions:
         self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
         # A look touches what the module's author put there, and torch's tables that hold something.
         self._getters: list[Any] = []
+        self._held: list[Any] = []
         for held in self._attributes:
             if names := [n for n in held if n not in _STANDARD or n in _TABLES]:
-                self._getters.append((itemgetter(*names), held))
+                self._getters.append(itemgetter(*names))
+                self._held.append(held)
 
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
+        if not self._seen or any(self._empty):
+            return False
         try:
-            with plainly():
-                return self._has_structure() and bool(
-                    [get(held) for get, held in self._getters] == self._values
+            with without_torch_function():  # a few calls that loop in C: this is in every pass
+                return (
+                    [*map(len, self._sized)] == self._counts
+                    and [*map(call, self._getters, self._held)] == self._values
+                    and [*map(_TRAINED, self._parameters)] == self._trained
                     and self._tables == self._contents
-                    and [p.requires_grad for p in self._parameters] == self._trained
                 )
         except (KeyError, RuntimeError, ValueError, TypeError):  # deleted, or replaced tensors
             return False
@@ -152,13 +158,13 @@ class Occasions:
         children = [*map(dict, self._children)]
         if not self._has_structure() or children != self._contents[: len(children)]:
             self._refresh()
-        with plainly():
+        with without_torch_function():
             try:
-                self._values = [get(held) for get, held in self._getters]
+                self._values = [*map(call, self._getters, self._held)]
             except KeyError:  # one attribute for another
                 self._refresh()
-                self._values = [get(held) for get, held in self._getters]
-            self._trained = [p.requires_grad for p in self._parameters]
+                self._values = [*map(call, self._getters, self._held)]
+            self._trained = [*map(_TRAINED, self._parameters)]
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
 
@@ -172,8 +178,8 @@ class Occasions:
                 if isinstance(name, str)
                 and (isinstance(value, (*_DISCRETE, FunctionType, MethodType)))
             ]
-        with plainly():
-            trained = [p.requires_grad for p in self._parameters]
+        with without_torch_function():
+            trained = [*map(_TRAINED, self._parameters)]
         parts = [(id(table), *map(id, table.values())) for table in self._children]
         hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
         return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks)))

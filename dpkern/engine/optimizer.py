@@ -27,7 +27,8 @@ from .clipping import close_into, prepare
 from .distributed import Processes, numbers_of
 from .fused import groups_of
 from .local import like
-from .parameter import PrivateParameter, plainly
+from .parameter import PrivateParameter, without_torch_function
+from .program.packed_update import PackedUpdate
 from .sharded import ShardedModule
 
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
@@ -39,7 +40,7 @@ PUBLIC = "passes under engine.public() used no private data"
 """The condition of certificates where gradients joined a step without being clipped."""
 
 
-class Adapter:
+class OptimizerAdapter:
     """What makes an optimizer private.
 
     ``optimizer.noise_multiplier`` and ``optimizer.max_grad_norm`` show the numbers in use; new
@@ -68,9 +69,11 @@ class Adapter:
         check_optimizer(optimizer, capture)
         self.optimizer = optimizer
         self.capture = capture
-        self.private = step
+        self.dp_step = step
         self.processes = processes
         self.sharded = sharded
+        self.packed = PackedUpdate(optimizer, capture)
+        """The update that a program replays."""
         self._places = {id(p): i for i, p in enumerate(capture.parameters)}
         self.batches = BatchOrder(capture, step, self._close)
         self._shown: dict[str, Any] = {}
@@ -85,11 +88,12 @@ class Adapter:
         optimizer, adapter = self.optimizer, self
 
         def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            """Clip, sum and noise the samples' gradients, then update (see ``Adapter.step``)."""
+            """Clip, sum and noise the samples' gradients, then update (see
+            ``OptimizerAdapter.step``)."""
             return adapter.step(closure)
 
         def zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-            """Forget the gradients of the current samples (see ``Adapter.zero_grad``)."""
+            """Forget the gradients of the current samples (see ``OptimizerAdapter.zero_grad``)."""
             adapter.zero_grad()
 
         # Learning-rate schedulers look for this mark; ``step`` reports its calls itself.
@@ -119,11 +123,11 @@ class Adapter:
                 self.optimizer.__dict__[name] = value
         self._before = {}
         self.capture.boundary = None
-        self.capture.start_early = None
-        self.private.drop()
+        self.capture.make_backward_clipper = None
+        self.dp_step.drop()
         self.batches.reset()
 
-    def hand_out(self, batch: int, *, first: bool = True, final: bool = True) -> None:
+    def begin_batch(self, batch: int, *, first: bool = True, final: bool = True) -> None:
         """New samples that the caller vouches for (``BatchOrder.begin_by_hand``)."""
         self.batches.begin_by_hand(batch, first=first, final=final)
 
@@ -134,7 +138,7 @@ class Adapter:
     def zero_grad(self) -> None:
         """Forget the current samples' gradients and public ones; earlier parts stay summed."""
         self.capture.discard()
-        with plainly():
+        with without_torch_function():
             self._own_zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -155,7 +159,7 @@ class Adapter:
             with torch.enable_grad():
                 loss = closure()
         self.batches.check_step()
-        with plainly(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             self._check_parameters()
             self._close()
             if self.batches.final:
@@ -170,12 +174,12 @@ class Adapter:
         self._take_over()
         if self.sharded is not None and self.capture.expressions:
             self.sharded.unshard()  # expressions are led back through the parameters' values
-        close_into(self.private, self.capture)
+        close_into(self.dp_step, self.capture)
 
     def _plan(self) -> Plan:
         """The plan in force, with what a schedule has changed since the last step."""
         self._take_over()
-        return self.private.plan
+        return self.dp_step.plan
 
     def rescale(self, scale: float) -> None:
         """The loss of the current samples was multiplied by this.
@@ -195,33 +199,36 @@ class Adapter:
             raise PrivacyError(
                 "GradScaler",
                 expected="clipping='flat' or 'automatic' when the loss is scaled",
-                got=self.private.plan.clipping,
+                got=self.dp_step.plan.clipping,
                 remedy="Groups are clipped during the backward pass, before the scale is known: "
                 "choose another clipping, or bfloat16, which needs no scale.",
             )
         self.capture.loss_scale = scale
 
     def _release(self) -> None:
+        if self.processes is None and self.sharded is None and self.packed.step(self.dp_step):
+            return
         public, scale = dict(self.capture.public_gradients), self.capture.loss_scale
         if self.sharded is not None:
-            self.private.shards = self.sharded.held()
-            plain = list(self.private.shards.tensors)
+            self.dp_step.shards = self.sharded.held()
+            plain = list(self.dp_step.shards.tensors)
         else:
             plain = [p.detach() for p in self.capture.parameters]
-            self.private.params = plain  # anew: the user may have moved the model
+            self.dp_step.params = plain  # anew: the user may have moved the model
         some_public = bool(public)
         if some_public:
-            self.private.ledger.assume(PUBLIC)
+            self.dp_step.ledger.assume(PUBLIC)
         if self.processes is not None:
-            numbers = (self.private.mechanism, scale, numbers_of(self.optimizer))
-            settings = (self.private.steps, *numbers)
-            some_public = self.processes.agree(settings, self.private.key, some_public)
+            numbers = (self.dp_step.mechanism, scale, numbers_of(self.optimizer))
+            settings = (self.dp_step.steps, *numbers)
+            some_public = self.processes.agree(settings, self.dp_step.key, some_public)
             if some_public and self.sharded is None:  # FSDP has averaged its shards itself
                 public = self.processes.mean(public, plain)
         seen = some_public or _has_hooks(self.optimizer)
         groups = None if seen else groups_of(self.optimizer, self._places, plain)
         if groups is None:
-            released = self.private.finish()
+            self.capture.program.give_sums_away()
+            released = self.dp_step.finish()
             assert released is not None  # the private step has no optimizer of its own
             for i, gradient in enumerate(released):
                 if gradient is not None and i in public:
@@ -230,9 +237,10 @@ class Adapter:
         else:
 
             def fused(optimizer: torch.optim.Optimizer) -> None:
-                self.private.finish([(g.indices, g.rule, g.state) for g in groups])
+                self.dp_step.finish([(g.indices, g.rule, g.state) for g in groups])
                 for group in groups:
                     group.commit(optimizer)
+                self.packed.pack(self.dp_step, groups)
 
             torch.optim.Optimizer.profile_hook_step(fused)(self.optimizer)
         self.capture.public_gradients.clear()
@@ -265,7 +273,7 @@ class Adapter:
         """Numbers that the user or a schedule changed on the optimizer."""
         now = {name: self.optimizer.__dict__[name] for name in self._shown}
         if now != self._shown:
-            self.private.mechanism = replace(self.private.mechanism, **now)  # type: ignore[type-var]
+            self.dp_step.mechanism = replace(self.dp_step.mechanism, **now)  # type: ignore[type-var]
             self.show()
 
     def change(self, name: str, value: Any) -> None:
@@ -274,7 +282,7 @@ class Adapter:
         Raises:
             DPKernError: an impossible value, or a change within a logical batch; nothing changed.
         """
-        self.private.mechanism = self.check_change(name, value)
+        self.dp_step.mechanism = self.check_change(name, value)
         self.show()
 
     def check_change(self, name: str, value: Any) -> Mechanism:
@@ -287,21 +295,21 @@ class Adapter:
             raise InvalidInput(
                 name,
                 expected=f"one of {', '.join(self._shown)}",
-                got=f"a mechanism {type(self.private.mechanism).__name__} without it",
+                got=f"a mechanism {type(self.dp_step.mechanism).__name__} without it",
                 remedy="Schedule what the mechanism has.",
             )
-        return replace(self.private.mechanism, **{name: value})  # type: ignore[type-var]
+        return replace(self.dp_step.mechanism, **{name: value})  # type: ignore[type-var]
 
     def show(self) -> None:
         """Show the numbers in use on the optimizer."""
-        mechanism = self.private.mechanism
+        mechanism = self.dp_step.mechanism
         self._shown = {n: getattr(mechanism, n) for n in SCHEDULED if hasattr(mechanism, n)}
         self.optimizer.__dict__.update(self._shown)
 
 
-def adapter_of(optimizer: object) -> Adapter | None:
+def adapter_of(optimizer: object) -> OptimizerAdapter | None:
     """What makes this optimizer private, if it is."""
-    found: Adapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
+    found: OptimizerAdapter | None = getattr(optimizer, "__dict__", {}).get(_MINE)
     return found
 
 

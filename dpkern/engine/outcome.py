@@ -9,7 +9,7 @@ from ..base.errors import UnsupportedModule
 
 
 @dataclass
-class Outcome:
+class ProbeOutcome:
     """What a probe found.
 
     Attributes:

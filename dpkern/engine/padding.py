@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +24,8 @@ MASKED = (
     "depends on the longest record of its batch"
 )
 _RECORDS = 16
+_SHAPE = attrgetter("shape")
+_PLAIN = {Tensor}
 
 
 class PaddingCheck:
@@ -42,6 +45,8 @@ class PaddingCheck:
         self.taint = taint
         self._known = False
         self._shapes: list[tuple[int, ...]] | None = None
+        self._whole: list[Any] | None = None
+        """Shapes of a batch that was looked at; most batches have the same."""
 
     def try_records(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         """Collate single records: if their shapes differ, batches are padded to the longest.
@@ -63,11 +68,17 @@ class PaddingCheck:
         """
         if self._known:
             return
+        whole = None
+        if (type(tree) is list or type(tree) is tuple) and {*map(type, tree)} == _PLAIN:
+            whole = [*map(_SHAPE, tree)]
+            if whole == self._whole:
+                return
         shapes = _shapes(tree)
         if self._shapes is None:
             self._shapes = shapes
         elif shapes != self._shapes:
             self._found(late=True)
+        self._whole = whole
 
     def _found(self, *, late: bool = False) -> None:
         if self.allowed:

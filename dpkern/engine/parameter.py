@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,16 @@ from ..base.errors import PrivacyError, UnsupportedModule
 from .uncompiled import uncompiled
 
 if TYPE_CHECKING:
-    from .uses import Source
+    from .uses import GradientSource
 
 Function = Callable[..., Any]
 Rule = Callable[[Function, Sequence[Any], dict[str, Any]], Any]
 
 RULES: dict[Function, Rule] = {}
 """What to do for an operation with a private argument, by the function that torch dispatches on."""
+
+REPLAYED: dict[Function, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {}
+"""Runs an operation as the next use of a program (``engine.program``), or returns None."""
 
 ANY: Any = object()
 """In ``RULES``: every operation without a rule of its own (``layers.other``)."""
@@ -43,13 +46,13 @@ _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
-plainly = torch._C.DisableTorchFunctionSubclass
+without_torch_function = torch._C.DisableTorchFunctionSubclass
 """Context in which private parameters are ordinary tensors."""
 
 
-def source_of(tensor: Tensor) -> Source:
+def source_of(tensor: Tensor) -> GradientSource:
     """The source behind a private tensor."""
-    source: Source = tensor._private  # type: ignore[attr-defined]
+    source: GradientSource = tensor._private  # type: ignore[attr-defined]
     return source
 
 
@@ -68,18 +71,27 @@ def differentiable_once(backward: Function) -> Function:
     @functools.wraps(backward)
     def once(ctx: Any, *gradients: Any) -> Any:
         if torch.is_grad_enabled():
-            raise UnsupportedModule(
-                "create_graph=True",
-                expected="one backward pass",
-                got="one whose result is to be differentiated again, as gradient penalties and "
-                "meta-learning do",
-                remedy="A per-sample gradient of a gradient is not offered: leave such terms out, "
-                "or compute them on a copy of the module from public data.",
-            )
+            refuse_double_backward()
         with torch.no_grad():
             return backward(ctx, *gradients)
 
     return once
+
+
+def refuse_double_backward() -> NoReturn:
+    """Refuse ``create_graph=True``.
+
+    Raises:
+        UnsupportedModule: always.
+    """
+    raise UnsupportedModule(
+        "create_graph=True",
+        expected="one backward pass",
+        got="one whose result is to be differentiated again, as gradient penalties and "
+        "meta-learning do",
+        remedy="A per-sample gradient of a gradient is not offered: leave such terms out, "
+        "or compute them on a copy of the module from public data.",
+    )
 
 
 def fresh(result: Tensor) -> Tensor:
@@ -119,7 +131,7 @@ def rule(*functions: Any, leaf: bool = False) -> Callable[[Rule], Rule]:
 class PrivateParameter(nn.Parameter):
     """A parameter whose differentiable uses are caught; copies and pickles are ordinary."""
 
-    _private: Source
+    _private: GradientSource
 
     @classmethod
     @uncompiled  # torch.compile breaks its graph here
@@ -130,6 +142,11 @@ class PrivateParameter(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        replay = REPLAYED.get(func)
+        if replay is not None:
+            result = replay(args, kwargs or {})
+            if result is not None:
+                return result
         if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
             return NotImplemented  # samples look at parameters, not the other way round
         if func == _SET_DATA and hasattr(args[1], "follows_records"):
@@ -143,26 +160,26 @@ class PrivateParameter(nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:
-            with plainly():
+            with without_torch_function():
                 data = self.data.clone(memory_format=torch.preserve_format)
                 memo[id(self)] = nn.Parameter(data, self.requires_grad)
         copied: nn.Parameter = memo[id(self)]
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with plainly():
+        with without_torch_function():
             ordinary: Any = nn.Parameter(self.data, self.requires_grad)
             return ordinary.__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        with plainly():
+        with without_torch_function():
             return f"Private {nn.Parameter(self.data, self.requires_grad)!r}"
 
 
 class PrivateExpression(Tensor):
     """What was computed from private parameters alone, with its own autograd graph."""
 
-    _private: Source
+    _private: GradientSource
 
     @classmethod
     @uncompiled  # torch.compile breaks its graph here
@@ -199,7 +216,7 @@ _ATTRIBUTES = frozenset(
 
 def _dispatch(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     named = dict(kwargs) if kwargs else {}
-    with plainly():  # also makes every look at a parameter below a cheap one
+    with without_torch_function():  # also makes every look at a parameter below a cheap one
         if func in _ATTRIBUTES or not torch.is_grad_enabled():
             return func(*args, **named)
         sources = _sources(args, named)
@@ -216,7 +233,7 @@ def _handled(
     func: Function,
     args: Sequence[Any],
     named: dict[str, Any],
-    sources: Sequence[Source],
+    sources: Sequence[GradientSource],
 ) -> Any:
     try:
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -233,11 +250,11 @@ def _handled(
             raise
         # A rehearsal goes on, to find everything at once; nothing of it is trained on.
         collected.append(error)
-        with plainly():
+        with without_torch_function():
             return func(*args, **named)
 
 
-def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[Source]:
+def _sources(args: Sequence[Any], named: Mapping[str, Any]) -> list[GradientSource]:
     """The sources of the private tensors among the arguments."""
     found = []
     for value in (*args, *named.values()) if named else args:
@@ -278,7 +295,7 @@ def replaced(tree: Any, old: Tensor, new: Tensor) -> Any:
 def plain(tree: Any) -> Any:
     """The same tree with private tensors as ordinary, detached ones."""
     if is_private(tree):
-        with plainly():
+        with without_torch_function():
             return tree.detach()
     if tree is None or isinstance(tree, Tensor):
         return tree
@@ -303,7 +320,7 @@ def is_constant(*tensors: Tensor | None) -> bool:
 
 
 def refuse(
-    func: Function, sources: Iterable[Source], *, got: str, remedy: str
+    func: Function, sources: Iterable[GradientSource], *, got: str, remedy: str
 ) -> UnsupportedModule:
     """The error for a use that cannot be made correct."""
     names = ", ".join(dict.fromkeys(source.name for source in sources))

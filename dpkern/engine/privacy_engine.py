@@ -18,20 +18,20 @@ from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError, UnsupportedModule, brief
 from ..privacy import accounting
 from ..privacy.mechanisms.base import Mechanism
+from ..step.noise_binding import refuse_shards
 from ..step.state import CheckedState, apply, check_state
 from ..step.step import DPStep
-from ..step.supply import refuse_shards
 from . import checkpoint, distributed, observing, validate
 from .accountant import Accountant
-from .arguments import Options, loader_of, mechanism_of, sampling_of
+from .arguments import MakePrivateOptions, loader_of, mechanism_of, sampling_of
 from .capture import Capture
+from .dry_run import dry_run
 from .fix import fix
 from .loader import PrivateLoader, check_loader
-from .optimizer import Adapter, adapter_of, check_optimizer
+from .optimizer import OptimizerAdapter, adapter_of, check_optimizer
 from .padding import PaddingCheck
 from .provenance import YieldedBatch
 from .provenance.trees import tensors_of
-from .rehearsal import rehearse
 from .schedulers import Scheduler
 from .sharded import ShardedModule, check_plan, is_sharded
 
@@ -44,7 +44,7 @@ OWN_BATCHES = "the caller draws batches as stated, and each row of a forward pas
 
 log = logging.getLogger("dpkern")
 
-Choose = Callable[[Options, Sequence[str], dict[str, Any]], Mechanism]
+Choose = Callable[[MakePrivateOptions, Sequence[str], dict[str, Any]], Mechanism]
 
 
 class PrivacyEngine:
@@ -62,7 +62,7 @@ class PrivacyEngine:
         self.accountant = Accountant(accountant)
         self.secure_mode = bool(secure_mode)
         self._views = 1
-        self._parts: tuple[Capture, DPStep, Adapter, PrivateLoader | None] | None = None
+        self._parts: tuple[Capture, DPStep, OptimizerAdapter, PrivateLoader | None] | None = None
 
     def make_private(
         self,
@@ -96,7 +96,9 @@ class PrivacyEngine:
             DPKernError: something that cannot be private; nothing has been changed.
         """
 
-        def choose(chosen: Options, names: Sequence[str], _: dict[str, Any]) -> Mechanism:
+        def choose(
+            chosen: MakePrivateOptions, names: Sequence[str], _: dict[str, Any]
+        ) -> Mechanism:
             return mechanism_of(
                 chosen,
                 names,
@@ -105,7 +107,7 @@ class PrivacyEngine:
                 mechanism=mechanism,
             )
 
-        return self._make(module, optimizer, data_loader, Options.of(options), choose)
+        return self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
 
     def make_private_with_epsilon(
         self,
@@ -138,7 +140,9 @@ class PrivacyEngine:
         check.open_unit(target_delta=target_delta)
         check.integer(1, epochs=epochs)
 
-        def choose(chosen: Options, names: Sequence[str], run: dict[str, Any]) -> Mechanism:
+        def choose(
+            chosen: MakePrivateOptions, names: Sequence[str], run: dict[str, Any]
+        ) -> Mechanism:
             start = mechanism_of(
                 chosen,
                 names,
@@ -175,7 +179,7 @@ class PrivacyEngine:
                 dimension=run["dimension"],
             )
 
-        made = self._make(module, optimizer, data_loader, Options.of(options), choose)
+        made = self._make(module, optimizer, data_loader, MakePrivateOptions.of(options), choose)
         self.step.calibrated_to = "certified"
         return made
 
@@ -184,7 +188,7 @@ class PrivacyEngine:
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: DataLoader[Any] | None,
-        options: Options,
+        options: MakePrivateOptions,
         choose: Choose,
     ) -> Any:
         if self._parts is not None:
@@ -227,7 +231,7 @@ class PrivacyEngine:
             sharded.bind(capture, processes)
             shared["reduce"] = sharded.reduce
             if loader is not None:
-                loader.most_anywhere = processes.most
+                loader.max_over_ranks = processes.max_over_ranks
         private = DPStep(
             mechanism,
             capture.parameters if sharded is None else sharded.stand_ins(),
@@ -241,7 +245,9 @@ class PrivacyEngine:
         )
         if sharded is not None:
             check_plan(private)
-        adapter = Adapter(optimizer, capture, private, processes=processes, sharded=sharded)
+        adapter = OptimizerAdapter(
+            optimizer, capture, private, processes=processes, sharded=sharded
+        )
         if wrapper is not module:
             distributed.refuse_wrapper(wrapper, lambda: capture.attached)
         capture.guard.on_late_finding = private.taint
@@ -272,11 +278,11 @@ class PrivacyEngine:
         return self._made()[1]
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> OptimizerAdapter:
         """What makes the optimizer private."""
         return self._made()[2]
 
-    def _made(self) -> tuple[Capture, DPStep, Adapter, PrivateLoader | None]:
+    def _made(self) -> tuple[Capture, DPStep, OptimizerAdapter, PrivateLoader | None]:
         if self._parts is None:
             raise InvalidInput(
                 "engine",
@@ -296,7 +302,7 @@ class PrivacyEngine:
         adapter.batches.boundary.has_loader = loader is not None
         adapter.batches.boundary.views = self._views
         if loader is not None:
-            loader.on_hand_out = adapter.batches.expect
+            loader.on_batch = adapter.batches.expect
             loader.boundary = adapter.batches.boundary
             loader.views = self._views
             loader.placeholders = adapter.sharded is None
@@ -309,7 +315,7 @@ class PrivacyEngine:
         if self.step.steps:
             self.step.ledger.assume(DETACHED)
         if loader is not None:
-            loader.on_hand_out = loader.boundary = None
+            loader.on_batch = loader.boundary = None
 
     def new_samples(
         self,
@@ -417,7 +423,7 @@ class PrivacyEngine:
 
         With ``inputs``, after ``make_private``: run ``function`` (default: the module) on a batch
         without training and check every use of a parameter. That admits uses outside the module's
-        own forward pass (``engine.rehearsal``).
+        own forward pass (``engine.dry_run``).
 
         Raises:
             UnsupportedModule: lists everything that was found.
@@ -434,7 +440,7 @@ class PrivacyEngine:
         if data_loader is not None:
             check_loader(data_loader, distributed=distributed.in_use())
         if function is not None or inputs:
-            findings = rehearse(self.capture, function, *inputs)
+            findings = dry_run(self.capture, function, *inputs)
             validate.refuse(self.capture.module, findings)
 
     def is_compatible(

@@ -19,7 +19,7 @@ from ..base.errors import UnsupportedModule
 from .parameter import tensors_in
 
 if TYPE_CHECKING:
-    from .uses import Use
+    from .uses import CapturedOp
 
 Site = tuple[Any, ...]
 
@@ -31,11 +31,11 @@ INPUT: Site = ("input",)
 """The site of the module's first argument, which is watched until everything is verified."""
 
 
-class Watched(torch.autograd.Function):
+class WatchedInput(torch.autograd.Function):
     """A copy of an input whose gradient the probe looks at, as samples may mix before any use."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor) -> Tensor:
         ctx.use = use
         return x.clone()
 
@@ -59,37 +59,37 @@ class Probe:
         idle: look at nothing, but take part in the backward passes of other processes.
     """
 
-    def __init__(self, batch: int, fresh: Sequence[Use], *, idle: bool = False) -> None:
+    def __init__(self, batch: int, fresh: Sequence[CapturedOp], *, idle: bool = False) -> None:
         self.batch = batch
         self.idle = idle
         self.sample = batch - 1
         self.fresh = set(fresh)
-        self.waiting: set[Use] = set(fresh)
+        self.waiting: set[CapturedOp] = set(fresh)
         """Uses of the forward pass that no gradient has reached."""
         self.dull: set[Any] = set()
         """Uses, or sites in checkpoints that run again, where only zeros have arrived."""
         self.findings: dict[Site, str] = {}
-        self._heard: list[tuple[Use, Tensor, Tensor]] | None = None
+        self._heard: list[tuple[CapturedOp, Tensor, Tensor]] | None = None
         """Sums and squares of each sample's rows of what arrives, while two passes are compared."""
         self._told: set[Any] = set()
         self._seen: set[Site] = set()
-        self._clouded: set[Site] = set()
+        self._inconclusive: set[Site] = set()
 
     @property
     def seen(self) -> set[Site]:
         """Sites that keep the samples apart."""
-        return self._seen - self._clouded - self._open
+        return self._seen - self._inconclusive - self._open
 
     @property
     def clouded(self) -> set[Site]:
         """Sites that do so for the finite samples here; others have to be seen again."""
-        return self._seen & self._clouded - self._open
+        return self._seen & self._inconclusive - self._open
 
     @property
     def _open(self) -> set[Site]:
         return {key.site if key in self.fresh else key for key in self.dull}
 
-    def look(self, use: Use, g: Tensor) -> None:
+    def look(self, use: CapturedOp, g: Tensor) -> None:
         """Check one captured output gradient."""
         if self.idle:
             return
@@ -116,7 +116,7 @@ class Probe:
         self._told.add(key)
         self._seen.add(use.site)
         if bool((unknown & ~own).any()):
-            self._clouded.add(use.site)
+            self._inconclusive.add(use.site)
 
     def run(
         self, output: Any, anchor: Tensor, anywhere: Callable[[bool], bool] | None = None

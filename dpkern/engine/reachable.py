@@ -12,14 +12,15 @@ import io
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .contents import content_hash, readable, same_bits
-from .parameter import plainly
+from .parameter import without_torch_function
 
 KEEP_BYTES = 128 << 20
 """Tensors beyond this are remembered by their hash and cannot be put back."""
@@ -96,6 +97,7 @@ class Snapshot:
     Attributes:
         values: scalars and tensors by path, as they are held; ``content`` tells what they held.
         kinds: ``parameter``, ``buffer`` or ``attribute``, by path.
+        tells: whether every change shows without another walk.
     """
 
     def __init__(
@@ -118,21 +120,55 @@ class Snapshot:
         self._containers: list[tuple[Any, Any]] = []
         self._puts: list[tuple[Callable[[Any], Any], Any]] = []
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        """What was found by looking somewhere: the look, its argument, and what it showed."""
+        self._tables: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = []
+        """Tables that were read and are not put back as a whole, with their contents."""
+        self._empty: list[Any] = []
+        """Tables of hooks without an entry."""
+        self.tells = True
         self._seen: set[int] = set()
         self._alive: list[Any] = []
-        with plainly(), torch.no_grad():
-            self._walk(module)
+        with without_torch_function(), torch.no_grad():
+            if earlier is not None and earlier._still_holds(trusted):
+                vars(self).update(vars(earlier))
+            else:
+                self._walk(module)
         self._earlier = {}
+
+    def _still_holds(self, trusted: Collection[int]) -> bool:
+        """Whether a walk would find what this one found.
+
+        It looks again at all that was looked at, without following paths.
+        """
+        return (
+            self.tells
+            and not any(self._empty)
+            and all(tensor.grad is gradient for tensor, gradient in self._gradients)
+            and all(look(at) is value for look, at, value in self._looks)
+            and all(_holds(container, saved) for container, saved in self._containers)
+            and all(_holds(table, saved) for table, saved in self._tables)
+            and all(
+                held.same_place() and ((key in trusted and held.unwritten()) or not held.changed())
+                for key, held in self._held.items()
+            )
+        )
+
+    def is_same(self, other: Snapshot) -> bool:
+        """Whether nothing changed between the two, of which one was the other's ``earlier``."""
+        return self._held is other._held
 
     def changes(self, later: Snapshot) -> set[str]:
         """Paths at which the later snapshot holds something else."""
+        if self.is_same(later):
+            return set()
         paths = self.values.keys() | later.values.keys()
-        with plainly():
+        with without_torch_function():
             return {path for path in paths if not self._same(path, later)}
 
     def broke_trust(self, trusted: Collection[int]) -> bool:
         """Whether a trusted tensor holds something else now."""
-        with plainly(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             return any(
                 not held.same_place() or held.changed()
                 for key, held in self._held.items()
@@ -147,8 +183,10 @@ class Snapshot:
                 needs no look.
             trusted: tensors, by ``id``, that need none while their versions agree.
         """
+        if since is not None and self.is_same(since):
+            return []
         same = {} if since is None else since._held
-        with plainly(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             for container, saved in self._containers:
                 _refill(container, saved)
             for put, value in self._puts:
@@ -228,10 +266,13 @@ class Snapshot:
         elif isinstance(thing, (tuple, frozenset)):
             yield from ((f"{path}[{i}]", value) for i, value in enumerate(thing))
         elif isinstance(thing, torch.Generator):
+            self.tells = False
             self._puts.append((thing.set_state, thing.get_state()))
         elif isinstance(thing, random.Random):
+            self.tells = False
             self._puts.append((thing.setstate, thing.getstate()))
         elif type(thing).__name__ == "ndarray":
+            self.tells = False  # its memory and shape may be exchanged
             if thing.flags.writeable and thing.dtype.kind in "biufc":
                 # Kept by the copy of its bytes below.
                 self._alive.append(shared := torch.from_numpy(thing))
@@ -240,6 +281,7 @@ class Snapshot:
             thing, "bit_generator"
         ):
             bits = thing.bit_generator
+            self.tells = False
             self._puts.append((lambda state: setattr(bits, "state", state), bits.state))
         else:
             yield from self._in_object(path, thing)
@@ -248,6 +290,7 @@ class Snapshot:
         dot = f"{path}." if path else ""
         held = vars(module)
         self._containers.append((held, dict(held)))
+        self._looks.append((vars, module, held))
         for name in self._owned:
             if isinstance(held.get(name), (dict, set)):
                 self._containers.append((held[name], held[name].copy()))
@@ -265,7 +308,10 @@ class Snapshot:
         for name, value in list(held.items()):
             if name not in _OWN and (name not in _STANDARD or value):
                 yield dot + name, value
+            elif isinstance(value, dict) and not value:
+                self._empty.append(value)
         if type(module).get_extra_state is not nn.Module.get_extra_state:
+            self.tells = False
             self.kinds[f"{dot}_extra_state"] = "buffer"
             self.values[f"{dot}_extra_state"] = _bytes_of(module.get_extra_state())
         yield from self._in_class(path, type(module))
@@ -278,6 +324,7 @@ class Snapshot:
             self._seen.add(id(cls))
             self._alive.append(cls)
             self._puts.append((_name_keeper(cls), frozenset(vars(cls))))
+            self._tables.append((vars(cls), dict(vars(cls))))
             for name, value in list(vars(cls).items()):
                 if name.startswith("__"):
                     continue
@@ -294,6 +341,7 @@ class Snapshot:
         if isinstance(thing, functools.partial):
             yield from ((f"{path}({i})", v) for i, v in enumerate(thing.args))
             yield from ((f"{path}({k})", v) for k, v in thing.keywords.items())
+            self._tables.append((thing.keywords, dict(thing.keywords)))
             yield path, thing.func
         elif isinstance(thing, types.FunctionType):
             yield from self._in_function(path, thing)
@@ -301,6 +349,7 @@ class Snapshot:
             return
         elif type(thing).__module__.split(".")[0] not in _FOREIGN:
             held = getattr(thing, "__dict__", None)
+            self._looks.append((_attributes, thing, held))
             if isinstance(held, dict):
                 self._containers.append((held, dict(held)))
                 yield from ((f"{path}.{name}", value) for name, value in list(held.items()))
@@ -308,18 +357,21 @@ class Snapshot:
     def _in_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         if function.__module__.split(".")[0] in ("torch", "dpkern"):
             return
+        for attribute in _PARTS_OF_FUNCTIONS:
+            self._looks.append((attribute, function, attribute(function)))
+        if function.__kwdefaults__:
+            self._tables.append((function.__kwdefaults__, dict(function.__kwdefaults__)))
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not assigned yet
-                continue
-            if name == "__class__":
+            value = _inside_of(cell)
+            self._looks.append((_inside_of, cell, value))
+            if name == "__class__" or value is _EMPTY:
                 continue
             self._puts.append((_cell_setter(cell), value))
             yield f"{path}<{name}>", value
         for name in _names(function.__code__):
             value = function.__globals__.get(name)
+            self._looks.append((function.__globals__.get, name, value))
             if isinstance(value, _GLOBAL):
                 put = _item_setter(function.__globals__, name)
                 self._puts.append((put, value))
@@ -330,6 +382,35 @@ class Snapshot:
 
 def _hash(held: _Held) -> int | None:
     return content_hash(held.copy) if held.copy is not None else held.hash
+
+
+_PARTS_OF_FUNCTIONS = tuple(map(attrgetter, ("__code__", "__defaults__", "__kwdefaults__")))
+
+_EMPTY: Any = object()
+
+
+def _inside_of(cell: types.CellType) -> Any:
+    """The variable of a closure."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return _EMPTY
+
+
+def _attributes(thing: Any) -> Any:
+    return getattr(thing, "__dict__", None)
+
+
+def _holds(container: Any, saved: Any) -> bool:
+    """Whether a container holds the same objects as before."""
+    if len(container) != len(saved):
+        return False
+    if isinstance(container, Mapping):
+        pairs = (container.keys(), saved.keys()), (container.values(), saved.values())
+        return all(all(map(is_, now, before)) for now, before in pairs)
+    if isinstance(container, (set, bytearray)):
+        return bool(container == saved)
+    return all(map(is_, container, saved))
 
 
 def _cell_setter(cell: types.CellType) -> Callable[[Any], None]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..base import validate as check_value
 from ..base.errors import DPKernError, InvalidInput, brief
-from .parameter import plainly
+from .parameter import without_torch_function
 from .schedulers import Scheduler
 
 _REMEDY = "Make the same parts as in the run that wrote the file."
@@ -73,7 +73,7 @@ def _unlike(name: str, expected: str, got: str) -> InvalidInput:
 def _check_module(name: str, module: nn.Module, state: object) -> None:
     if not isinstance(state, Mapping):
         raise _unlike(name, "a module's state_dict in the file", type(state).__name__)
-    with plainly():
+    with without_torch_function():
         own = module.state_dict()
     if _has_own_loading(module):
         return
@@ -102,7 +102,7 @@ def _has_own_loading(module: nn.Module) -> bool:
 
 
 def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: object) -> None:
-    with plainly():
+    with without_torch_function():
         own = optimizer.state_dict()
     fits = isinstance(state, Mapping) and {"state", "param_groups"} <= state.keys()
     groups = state["param_groups"] if fits else None  # type: ignore[index]
@@ -180,7 +180,7 @@ def _undo_module(module: nn.Module) -> Callable[[], None]:
     held: dict[int, torch.Tensor | None] = {}
     for _, parameters, buffers in owners:
         held |= {id(t): t for t in (*parameters.values(), *buffers.values())}
-    with plainly(), torch.no_grad():
+    with without_torch_function(), torch.no_grad():
         values = [(t, t.detach().clone()) for t in held.values() if t is not None]
     default = nn.Module.get_extra_state
     extra = [
@@ -190,7 +190,7 @@ def _undo_module(module: nn.Module) -> Callable[[], None]:
     ]
 
     def undo() -> None:
-        with plainly(), torch.no_grad():
+        with without_torch_function(), torch.no_grad():
             for owner, parameters, buffers in owners:
                 owner._parameters.clear()
                 owner._parameters.update(parameters)

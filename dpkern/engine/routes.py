@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from ..base.validate import non_negative
-from .records import Convolution, Linear, Record
+from .per_sample_gradients import ConvolutionGradients, LinearGradients, PerSampleGradients
 
 
 class KeepBudget:
@@ -38,14 +38,14 @@ class KeepBudget:
             return self.limit
         return int(self.limit * self.activations)
 
-    def kept(self, record: Record, *, written: bool = False) -> Record:
+    def kept(self, record: PerSampleGradients, *, written: bool = False) -> PerSampleGradients:
         """The record, or its per-sample gradients written out where that is better.
 
         Args:
             record: of one use.
             written: whether the norm needs the gradients written out anyway.
         """
-        if not isinstance(record, (Linear, Convolution)):
+        if not isinstance(record, (LinearGradients, ConvolutionGradients)):
             return record
         extra = max(0, record.gradient_bytes - record.held_bytes)
         worth = worth_writing(record) if written else worth_keeping(record)
@@ -53,7 +53,7 @@ class KeepBudget:
             return record
         self.used += extra
         self.peak = max(self.peak, self.used)
-        return record.kept()
+        return record.materialize()
 
     def release(self) -> None:
         """New samples: nothing is kept any more."""
@@ -67,19 +67,19 @@ _CONV_SUM, _CONV_KEPT, _CONV_GRAM = 13.0, 14.0, 45.0
 _STORED = 700.0
 
 
-def worth_keeping(record: Linear | Convolution) -> bool:
+def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
     """Whether writing the gradients out is the faster way to norm and sum.
 
     Kept: one product per sample and a contraction. Otherwise: the norm, by the Gram matrices or by
     a product that is squared and dropped, and one product for the sum.
     """
     width, size = record.shape[0], math.prod(record.shape)
-    if isinstance(record, Linear) and record.a.shape[1] == 1:
+    if isinstance(record, LinearGradients) and record.a.shape[1] == 1:
         return False
     if not record.g.is_cpu:
         # Nothing has been measured on devices: there, keep what saves memory as well.
         return record.gradient_bytes <= record.held_bytes
-    if isinstance(record, Linear):
+    if isinstance(record, LinearGradients):
         positions = int(record.a.shape[1])
         gram = _LINEAR_GRAM * positions * positions * (width + record.shape[1]) / 2
         kept, summed = _LINEAR_KEPT * positions * size, _LINEAR_SUM * positions * size
@@ -93,9 +93,9 @@ def worth_keeping(record: Linear | Convolution) -> bool:
     return kept + _STORED * size <= min(gram, kept) + summed
 
 
-def worth_writing(record: Linear | Convolution) -> bool:
+def worth_writing(record: LinearGradients | ConvolutionGradients) -> bool:
     """Whether gradients that are made for the norm are worth their memory until the sum."""
-    if isinstance(record, Linear):
+    if isinstance(record, LinearGradients):
         positions, each = int(record.a.shape[1]), _LINEAR_SUM
         if positions == 1:
             return False

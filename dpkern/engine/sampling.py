@@ -31,7 +31,7 @@ _BLOCKS_AT_ONCE = 1 << 17
 _LOWEST = -(1 << 63)
 
 
-class Batches(ABC):
+class PrivateBatchSampler(ABC):
     """Base of the samplers.
 
     Args:
@@ -130,7 +130,7 @@ class Batches(ABC):
         return numbers[: self.dataset_size]
 
 
-class PoissonBatches(Batches):
+class PoissonSampler(PrivateBatchSampler):
     """Every record joins each batch independently with probability ``sample_rate``.
 
     Record i joins if its 64-bit word is below ``floor(q 2^64)``, so the probability never exceeds
@@ -169,7 +169,7 @@ class PoissonBatches(Batches):
         return (self._numbers(step) < self._threshold + _LOWEST).nonzero().flatten()
 
 
-class FixedSizeBatches(Batches):
+class FixedSizeSampler(PrivateBatchSampler):
     """A uniform subset of exactly ``batch_size`` records each step, in ascending order.
 
     The records with the ``batch_size`` smallest 64-bit numbers; if the last place is tied (once in
@@ -213,7 +213,7 @@ class FixedSizeBatches(Batches):
             attempt += 1
 
 
-class ShuffledBatches(Batches):
+class ShuffledSampler(PrivateBatchSampler):
     """Consecutive slices of a fresh uniform permutation in every epoch.
 
     An epoch has ``dataset_size // batch_size`` batches, all full; the records that are left over
@@ -271,7 +271,7 @@ class ShuffledBatches(Batches):
 
 def make_batches(
     sampling: str, *, dataset_size: int, batch_size: int, steps: int, key: Key | None = None
-) -> Batches:
+) -> PrivateBatchSampler:
     """The sampler of this name with ``batch_size`` records per batch, on average for ``poisson``.
 
     Raises:
@@ -282,6 +282,6 @@ def make_batches(
         integer(minimum=1, maximum=1 << 40, dataset_size=dataset_size)
         integer(minimum=1, maximum=dataset_size, batch_size=batch_size)
         rate = batch_size / dataset_size
-        return PoissonBatches(dataset_size=dataset_size, sample_rate=rate, steps=steps, key=key)
-    fixed = FixedSizeBatches if sampling == "fixed" else ShuffledBatches
+        return PoissonSampler(dataset_size=dataset_size, sample_rate=rate, steps=steps, key=key)
+    fixed = FixedSizeSampler if sampling == "fixed" else ShuffledSampler
     return fixed(dataset_size=dataset_size, batch_size=batch_size, steps=steps, key=key)

@@ -19,14 +19,20 @@ from torch import Tensor
 
 from ..ops import ghost
 from ..ops.ghost.explicit import memory_order
-from .records import Convolution, Explicit, Linear, Record, wide_dense
+from .per_sample_gradients import (
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+    to_sum_dtype_dense,
+)
 
 _TOGETHER = 4
 """How many times fewer samples are scaled at a time than are written out: the scaled ones are read
 again while they are in the cache."""
 
 
-def scaled_square(record: Record, each: Tensor, shift: Tensor | None) -> Tensor:
+def scaled_square(record: PerSampleGradients, each: Tensor, shift: Tensor | None) -> Tensor:
     """Upper bounds of ``||grad_b each + shift||^2``, float64 ``[B]``.
 
     Gradients that are kept are taken as they are, for they are what is summed. Others are summed
@@ -36,24 +42,24 @@ def scaled_square(record: Record, each: Tensor, shift: Tensor | None) -> Tensor:
         record: of the gradients.
         each, shift: float64, of the parameter's shape.
     """
-    exists = isinstance(record, Explicit)
+    exists = isinstance(record, ExplicitGradients)
     entries = _Entries(each, shift)
     norms = record.by_pieces(
         lambda piece: entries.norms(piece if exists else _in_float64(piece)),
         each.numel() * (_TOGETHER if exists else 1),
     )
     if not exists:
-        terms, products = record.products()
+        terms, products = record.rounding_terms()
         unit = torch.finfo(_in_float64(record.part(slice(0, 1))).dtype).eps
         norms = norms + (terms + 4) * unit * each.max() * products
     return norms.square() * (1 + 2.0**-40)
 
 
-def _in_float64(record: Record) -> Record:
+def _in_float64(record: PerSampleGradients) -> PerSampleGradients:
     """The same gradients as sums of float64 products, where the record has any."""
-    if isinstance(record, Linear):
-        return Linear(record.a.double(), record.g.double())
-    if isinstance(record, Convolution):
+    if isinstance(record, LinearGradients):
+        return LinearGradients(record.a.double(), record.g.double())
+    if isinstance(record, ConvolutionGradients):
         return replace(record, x=record.x.double(), g=record.g.double())
     return record
 
@@ -67,8 +73,8 @@ class _Entries:
         self._rows: Tensor | None = None
         self._made: dict[tuple[torch.dtype, tuple[int, ...]], tuple[Tensor, Tensor | None]] = {}
 
-    def norms(self, record: Record) -> Tensor:
-        grads = wide_dense(record.per_sample().reshape(-1, *self.each.shape))
+    def norms(self, record: PerSampleGradients) -> Tensor:
+        grads = to_sum_dtype_dense(record.per_sample().reshape(-1, *self.each.shape))
         order = memory_order(grads)
         factor, shift = self._in(grads.dtype, tuple(i - 1 for i in order))
         rows = grads.permute(0, *order).flatten(1)

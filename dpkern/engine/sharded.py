@@ -65,7 +65,7 @@ class ShardedModule:
         full: list[nn.Parameter] = [p._unsharded_param for p in self._params]
         for slot, parameter in zip(capture.slots, full, strict=True):
             slot.used = parameter
-        capture.anywhere = lambda needed: bool(processes.most([needed])[0])
+        capture.any_rank = lambda needed: bool(processes.max_over_ranks([needed])[0])
         if any(isinstance(p, PrivateParameter) for p in full):
             raise PrivacyError(
                 "module",

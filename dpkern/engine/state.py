@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, compress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 from ..base.errors import UnsupportedModule
 from .contents import content_hash, readable
 from .hooks import Hook
-from .parameter import plainly
+from .parameter import without_torch_function
 
 SMALL = 1 << 20
 """Bytes up to which a tensor's content is looked at around every public block."""
+
+_VERSION = attrgetter("_version")
 
 _Place = tuple[str, Tensor]
 _Marks = tuple[list[int], list[int]]
@@ -64,9 +67,16 @@ class StateGuard:
         self._buffers: list[Iterable[Tensor | None]] = [
             part._buffers.values() for _, part in self._modules
         ]
-        self._parameters: list[Iterable[Tensor | None]] = [
-            part._parameters.values() for _, part in self._modules
+        self._tables_of_all: list[Iterable[Tensor | None]] = [
+            *self._buffers,
+            *(part._parameters.values() for _, part in self._modules),
         ]
+        self._entries: list[int] = []
+        """Of the tables, by ``id``, when tensors were last read from them."""
+        self._tensors: list[Tensor] = []
+        self._own_ids: list[int] = []
+        self._other: list[bool] = []
+        """Whether each tensor is none that the engine updates."""
 
     def attach(self) -> None:
         """Approve what is there, and watch ``state_dict`` and ``load_state_dict``."""
@@ -102,10 +112,8 @@ class StateGuard:
         (ids, versions), (known, left) = now, self._left
         if ids == known:
             # Steps change the trained ones, which is all there is in most loops.
-            for own, version, before in zip(ids, versions, left, strict=True):
-                if version != before and own not in self._ids:
-                    break
-            else:
+            other = self._other
+            if [*compress(versions, other)] == [*compress(left, other)]:
                 return
         written = self._written(self._left, now)
         self._check(self._unapproved(written), "between forward passes")
@@ -199,14 +207,20 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Identity and version of every parameter and buffer."""
-        tables = self._buffers + self._parameters if self._whole() else self._buffers
-        tensors = [t for t in chain.from_iterable(tables) if t is not None]
-        with plainly():
+        tables = self._tables_of_all if self._whole() else self._buffers
+        entries = [*map(id, chain.from_iterable(tables))]
+        if entries != self._entries:
+            # They are held, so that no other tensor gets the same identity.
+            self._entries = entries
+            self._tensors = [t for t in chain.from_iterable(tables) if t is not None]
+            self._own_ids = [*map(id, self._tensors)]
+            self._other = [own not in self._ids for own in self._own_ids]
+        with without_torch_function():
             try:
-                versions = [tensor._version for tensor in tensors]
+                versions = [*map(_VERSION, self._tensors)]
             except RuntimeError:  # tensors of inference mode have none
-                versions = [-1 if t.is_inference() else t._version for t in tensors]
-        return [*map(id, tensors)], versions
+                versions = [-1 if t.is_inference() else t._version for t in self._tensors]
+        return self._own_ids, versions
 
     def _written(self, before: _Marks, now: _Marks, *, trained: bool = False) -> list[_Place]:
         """The tensors whose mark is another one, trained parameters or all others."""
@@ -242,7 +256,7 @@ class StateGuard:
 
     def _looked(self) -> dict[str, Any]:
         """What changes when a tensor does: content of small ones, place and version of others."""
-        with plainly():
+        with without_torch_function():
             return {
                 name: content_hash(t)
                 if t.nbytes <= SMALL

@@ -13,11 +13,11 @@ from torch import nn
 from ..base.errors import InvalidInput
 from ..privacy.mechanisms.site import Site
 from .capture import Capture
+from .dry_run import as_before
 from .parameter import PrivateParameter, tensors_in
-from .rehearsal import as_before
-from .uses import Slot, Use
+from .uses import CapturedOp, ParameterSource
 
-Seen = tuple[Use, tuple[int, ...]]
+Seen = tuple[CapturedOp, tuple[int, ...]]
 """A use and the shape of its input."""
 
 CONVOLUTIONS = ("conv1d", "conv2d", "spectral_conv2d")
@@ -62,7 +62,7 @@ def survey(model: nn.Module, *example: Any) -> tuple[Site, ...]:
     capture.on_use = lambda use, x: seen.append((use, tuple(x.shape)))
     with as_before(capture), _evaluating(model), torch.enable_grad():
         capture.attach()
-        capture.hand_out(rows)
+        capture.begin_batch(rows)
         capture.collected = []  # refusals are make_private's business
         model(*example)
     return tuple(_site(slot, seen, rows) for slot in capture.slots)
@@ -79,7 +79,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _site(slot: Slot, seen: list[Seen], batch: int) -> Site:
+def _site(slot: ParameterSource, seen: list[Seen], batch: int) -> Site:
     uses = [(use, shape, which) for use, shape in seen for which in _places(slot, use)]
     if len(uses) == 1 and not slot.indirect:
         use, shape, which = uses[0]
@@ -92,7 +92,7 @@ def _site(slot: Slot, seen: list[Seen], batch: int) -> Site:
     return Site(kind="other", shape=slot.shape)
 
 
-def _places(slot: Slot, use: Use) -> list[int]:
+def _places(slot: ParameterSource, use: CapturedOp) -> list[int]:
     """Which of the use's targets are the parameter or a part of it."""
     return [i for i, t in enumerate(use.targets) if t is not None and t.source is slot]
 

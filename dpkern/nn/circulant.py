@@ -12,7 +12,9 @@ from . import functional
 
 
 class BlockCirculantLinear(nn.Module):
-    """``y = W x + b`` where W consists of ``d x d`` circulant blocks, with ``m n / d`` parameters.
+    """A linear layer ``y = W x + b`` whose W consists of ``d x d`` circulant blocks.
+
+    It has ``m n / d`` weights.
 
     A model with this layer is another model than one with a dense layer of the same sizes.
 
@@ -23,7 +25,7 @@ class BlockCirculantLinear(nn.Module):
         bias: whether there is a bias ``[m]``.
         convention: ``row``: a block's parameters are its first row (GReDP); ``column``: its first
             column (as in CirCNN).
-        device, dtype: of the parameters.
+        device, dtype: device and dtype of the parameters.
 
     Attributes:
         weight: ``[ceil(m / d), ceil(n / d), d]``.
@@ -59,13 +61,13 @@ class BlockCirculantLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """New random parameters."""
+        """Draw new random parameters."""
         most = 1 / math.sqrt(self.in_features)
         for parameter in self.parameters(recurse=False):
             nn.init.uniform_(parameter, -most, most)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., n] -> [..., m]``."""
+        """Map ``[..., n]`` to ``[..., m]``."""
         return functional.circulant_linear(
             x,
             self.weight,

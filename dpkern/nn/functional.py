@@ -1,7 +1,7 @@
-"""The layers' operations as functions of input and parameters, differentiable any number of times.
+"""Compute the layers' operations as functions of input and parameters.
 
-A parameter subclass sees ``circulant_product`` and ``spectral_conv2d`` by ``__torch_function__``,
-like torch's own operations.
+They are differentiable any number of times. A parameter subclass sees ``circulant_product`` and
+``spectral_conv2d`` by ``__torch_function__``, like torch's own operations.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ..base.validate import choice
 from ..ops.spectral._sizes import fast
 
 CONVENTIONS = ("row", "column")
-"""Whether a block's numbers are its first row, as GReDP (18) says, or its first column."""
+"""A block's numbers are its first row, as GReDP (18) says, or its first column."""
 
 _DENSE = 1 << 16
 """Entries of the whole matrix up to which one dense product is faster than transforms."""
 
 
 def circulant_matrix(weight: Tensor, convention: str = "row") -> Tensor:
-    """The whole matrix ``[p d, q d]`` of circulant blocks ``weight [p, q, d]``.
+    """Return the whole matrix ``[p d, q d]`` of circulant blocks ``weight [p, q, d]``.
 
     Row convention: ``W[r, s] = w[(s - r) mod d]`` within a block; column: ``w[(r - s) mod d]``.
 
@@ -42,7 +42,7 @@ def circulant_matrix(weight: Tensor, convention: str = "row") -> Tensor:
 
 
 def circulant_product(x: Tensor, weight: Tensor, convention: str = "row") -> Tensor:
-    """Products of circulant blocks: ``y_i = sum_j W_ij x_j``.
+    """Multiply by circulant blocks: ``y_i = sum_j W_ij x_j``.
 
     In the row convention a block is a correlation, ``F(y_i) = sum_j conj(F(w_ij)) F(x_j)`` with the
     unnormalised transform; in the column convention a convolution, without the conjugate.
@@ -93,14 +93,14 @@ def circulant_linear(
     out_features: int | None = None,
     convention: str = "row",
 ) -> Tensor:
-    """``y = W x + b`` with a block-circulant W; sizes that are no multiples of d are padded.
+    """Return ``y = W x + b`` with a block-circulant W; sizes that are no multiples of d are padded.
 
     Args:
         x: ``[..., n]`` with ``n <= q d``; zeros stand behind it.
         weight: ``[p, q, d]``.
         bias: ``[m]``, or None.
         out_features: m; None for ``p d``. The outputs behind it are dropped.
-        convention: see ``circulant_product``.
+        convention: ``row`` or ``column``, as for ``circulant_product``.
 
     Returns:
         ``[..., m]``.
@@ -118,7 +118,7 @@ def circulant_linear(
             "x",
             expected=f"at most {q * d} features, for at most {p * d} outputs",
             got=f"shape {list(x.shape)}, out_features={out_features}",
-            remedy="Make the layer for the features that come.",
+            remedy="Make a weight with enough blocks for the features and the outputs.",
         )
     padded = F.pad(x, (0, missing)) if missing else x
     blocks = padded.reshape(*padded.shape[:-1], q, d)
@@ -136,7 +136,7 @@ def spectral_conv2d(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
-    """A convolution as products in the frequency domain: arguments and results of ``F.conv2d``.
+    """Compute a convolution by FFT, with the arguments and results of ``F.conv2d``.
 
     With padded input X, kernel W spread by the dilation and unnormalised transforms of size
     ``P x Q``, ``F(y_o) = sum_c conj(F(W_oc)) F(X_c)``; every stride-th entry is kept. Nothing wraps
@@ -197,14 +197,14 @@ def _by_group(tensor: Tensor, dim: int, groups: int) -> Tensor:
 
 
 def _spread_out(kernel: Tensor, dilation: tuple[int, int], reach: Sequence[int]) -> Tensor:
-    """The kernel with zeros between its entries."""
+    """Return the kernel with zeros between its entries."""
     spread = kernel.new_zeros(*kernel.shape[:2], reach[0] + 1, reach[1] + 1)
     spread[..., :: dilation[0], :: dilation[1]] = kernel
     return spread
 
 
 def _transformable(x: Tensor) -> Tensor:
-    """In a dtype that transforms of any size know."""
+    """Convert to a dtype that supports transforms of any size."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 

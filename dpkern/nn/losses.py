@@ -19,7 +19,7 @@ def per_sample_mean(terms: Tensor, mask: Tensor | None = None) -> Tensor:
 
     Args:
         terms: ``[B, ...]``, one term for each position, such as a loss with ``reduction="none"``.
-        mask: of the same shape; numbers or booleans. None selects all.
+        mask: numbers or booleans of the same shape. None selects all.
 
     Returns:
         ``[B]``; take its mean for the loss. A sample without selected terms has 0.
@@ -54,7 +54,7 @@ def per_sample_cross_entropy(
         logits: ``[B, T, V]`` or ``[B, V]``.
         target: ``[B, T]`` or ``[B]``, class numbers.
         ignore_index: targets that do not count.
-        label_smoothing: as in ``torch.nn.functional.cross_entropy``.
+        label_smoothing: a number as in ``torch.nn.functional.cross_entropy``.
 
     Returns:
         ``[B]``; take its mean for the loss.

@@ -21,15 +21,15 @@ from ..base.validate import integer, non_negative, positive, probability
 def bounded_response_norm(
     h: Tensor, *, q: float = 2.0, size: int = 5, alpha: float = 1e-4, beta: float = 0.75
 ) -> Tensor:
-    """``h / max(h, (q + alpha sum (h^m)^2)^beta)``, m over ``size // 2`` maps to either side.
+    """Return ``h / max(h, (q + alpha sum (h^m)^2)^beta)``, m over ``size // 2`` maps either side.
 
     Args:
         h: ``[B, maps, ...]``, floating. Where it is at least 0, the result is in [0, 1]; negative
             entries stay unbounded.
         q: positive; the print has 2.
         size: l, maps in the sum; an even one sums ``size + 1``, as the print does.
-        alpha: at least 0.
-        beta: at least 0.
+        alpha: a number of at least 0.
+        beta: a number of at least 0.
 
     Returns:
         The shape of ``h``.
@@ -57,7 +57,7 @@ def bounded_response_norm(
 
 
 class BoundedResponseNorm(nn.Module):
-    """``bounded_response_norm`` as a layer: local response normalisation with results in [0, 1]."""
+    """A layer of ``bounded_response_norm``: local response normalisation with results in [0, 1]."""
 
     def __init__(
         self, q: float = 2.0, size: int = 5, alpha: float = 1e-4, beta: float = 0.75
@@ -73,7 +73,7 @@ class BoundedResponseNorm(nn.Module):
 
 
 class BatchMinMax(nn.Module):
-    """``(h - chi) / (phi - chi)`` with each unit's minimum chi and maximum phi over the batch.
+    """A layer ``(h - chi) / (phi - chi)`` with each unit's minimum chi, maximum phi over the batch.
 
     In training **samples mix**, and gradients pass through chi and phi. A unit that is the same
     for the whole batch becomes 0. In evaluation chi and phi are running ones, results are clamped

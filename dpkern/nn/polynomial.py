@@ -1,4 +1,4 @@
-"""AdLM's polynomial loss: M logistic losses expanded to second order at 0.
+"""Expand AdLM's M logistic losses to second order at 0: the polynomial loss.
 
     sum_l [ log 2 + (1/2 - y_l) s_l + s_l^2 / 8 ],      s_l = hbar . W_l
 
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from ..base.validate import tensor
 from ..ops.coef.label_powers import FLOATS as FLOATS
-from ..ops.coef.label_powers import Coefficients as Coefficients
+from ..ops.coef.label_powers import PowerCoefficients as PowerCoefficients
 from ..ops.coef.label_powers import label_coefficients as label_coefficients
 
 FORMS = ("label_scalar", "feature_expanded")
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """``sum_l y softplus(-s) + (1 - y) softplus(s)``, ``[B]``: (23), (24) with a plus.
+    """Return ``sum_l y softplus(-s) + (1 - y) softplus(s)``, ``[B]``: (23), (24) with a plus.
 
     Args:
         scores: ``[B, M]``.
@@ -40,8 +40,8 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     return (targets * F.softplus(-scores) + (1 - targets) * F.softplus(scores)).sum(1)
 
 
-def feature_coefficients(hidden: Tensor, targets: Tensor) -> Coefficients:
-    """``(1/2 - y) hbar_e`` and ``hbar_e hbar_g / 8``: the form of lemma 5.
+def feature_coefficients(hidden: Tensor, targets: Tensor) -> PowerCoefficients:
+    """Return ``(1/2 - y) hbar_e`` and ``hbar_e hbar_g / 8``: the form of lemma 5.
 
     They depend on the current network, and gradients pass through ``hidden``.
 
@@ -56,13 +56,13 @@ def feature_coefficients(hidden: Tensor, targets: Tensor) -> Coefficients:
     tensor(hidden=hidden, shape=(len(targets), None), dtypes=FLOATS)
     linear = (0.5 - targets)[:, :, None] * hidden[:, None, :]
     square = hidden[:, None, :, None] * hidden[:, None, None, :] / 8
-    return Coefficients(
+    return PowerCoefficients(
         math.log(2), linear, square.expand(-1, targets.shape[1], -1, -1).contiguous()
     )
 
 
-def label_scalar(scores: Tensor, coefficients: Coefficients) -> Tensor:
-    """``sum_l phi0 + phi1 s + phi2 s^2``, ``[B]``, for scores ``[B, M]``.
+def label_scalar(scores: Tensor, coefficients: PowerCoefficients) -> Tensor:
+    """Return ``sum_l phi0 + phi1 s + phi2 s^2``, ``[B]``, for scores ``[B, M]``.
 
     Raises:
         InvalidInput: shapes that do not fit.
@@ -73,8 +73,10 @@ def label_scalar(scores: Tensor, coefficients: Coefficients) -> Tensor:
     return (constant + linear * scores + quadratic * scores.square()).sum(1)
 
 
-def feature_expanded(weight: Tensor, coefficients: Coefficients) -> Tensor:
-    """``sum_l phi0 + phi1 . W_l + W_l . phi2 W_l``, ``[B]``, for weights ``[M, H]``.
+def feature_expanded(weight: Tensor, coefficients: PowerCoefficients) -> Tensor:
+    """Return ``sum_l phi0 + phi1 .
+
+    W_l + W_l . phi2 W_l``, ``[B]``, for weights ``[M, H]``.
 
     Raises:
         InvalidInput: shapes that do not fit.

@@ -5,7 +5,7 @@ From the output down, with ``z_pm = value_p W_pm`` and ``z_m = sum_p z_pm + b_m`
     R_{p <- m} = z_pm / (z_m + mu sgn(z_m)) R_m,   R_p = sum_m R_{p <- m},   sgn(0) = 1    (4)-(8)
 
 beginning with the score F of one class. Relevances of every layer sum to F where there are no
-biases and mu is 0 (9); a unit with ``z_m + mu sgn = 0`` hands nothing on.
+biases and mu is 0 (9); a unit with ``z_m + mu sgn = 0`` passes nothing on.
 
 | layer | rule |
 |---|---|
@@ -55,7 +55,7 @@ _KNOWN = _AFFINE + _AVERAGE + _MAXIMUM + _SAME + _RESHAPED
 
 
 class Relevance(NamedTuple):
-    """Relevances of a batch.
+    """The relevances of a batch.
 
     Attributes:
         score: F, ``[B]``.
@@ -70,14 +70,14 @@ class Relevance(NamedTuple):
 def propagate(
     model: nn.Sequential, x: Tensor, *, labels: Tensor | None = None, mu: float = MU
 ) -> Relevance:
-    """Relevance of every layer for the score of each record's class.
+    """Return the relevance of every layer for the score of each record's class.
 
     Args:
-        model: in evaluation mode; nested ``nn.Sequential`` of the layers above, giving
+        model: network in evaluation mode; nested ``nn.Sequential`` of the layers above, giving
             ``[B, classes]``.
         x: ``[B, ...]``, floating.
-        labels: int64 ``[B]``, the true classes; None: the predicted ones.
-        mu: stabiliser, at least 0. The source does not say which.
+        labels: int64 ``[B]``, the true classes. None selects the predicted ones.
+        mu: stabiliser, at least 0. The paper does not say which.
 
     Raises:
         InvalidInput: a model in training mode or with other outputs, labels that are no classes,
@@ -107,7 +107,7 @@ def propagate(
 
 
 def normalised(relevance: Tensor, *, relevance_range: str = "as_formula") -> Tensor:
-    """``(R - chi) / (phi - chi)`` over the features of each record, ``[B, d]``; 0 if all are equal.
+    """Return ``(R - chi) / (phi - chi)`` per record, ``[B, d]``; 0 if all features are equal.
 
     Args:
         relevance: ``[B, ...]``.
@@ -143,15 +143,15 @@ def mean_relevance(
     relevance_range: str = "as_formula",
     batch: int = 256,
 ) -> Tensor:
-    """``R_j = (1 / |D|) sum_i R_{x_ij}(x_i)`` (10), float64 ``[d]``, of normalised relevances.
+    """Return ``R_j = (1 / |D|) sum_i R_{x_ij}(x_i)`` (10), float64 ``[d]``, normalised.
 
-    Not private: noise is added to it, and only holds what it promises if the model does not depend
+    Not private: noise is added to it, and is only private as claimed if the model does not depend
     on these records. Every record's relevance is rounded to multiples of 2^-24, so that sums of up
     to 2^28 records are exact and one record moves them by no more than its own.
 
     Args:
-        model, x, labels, mu: see ``propagate``.
-        relevance_range: see ``normalised``.
+        model, x, labels, mu: arguments of ``propagate``.
+        relevance_range: argument of ``normalised``.
         batch: records at a time.
 
     Raises:
@@ -174,7 +174,7 @@ def mean_relevance(
 
 
 def _steps(model: nn.Module) -> Iterator[nn.Module]:
-    """The layers in order, each with a rule."""
+    """Yield the layers in order, each with a rule."""
     if type(model) is nn.Sequential:
         for part in model:
             yield from _steps(part)
@@ -209,7 +209,7 @@ def _checked(labels: Tensor, scores: Tensor) -> Tensor:
 
 
 def _below(step: nn.Module, value: Tensor, above: Tensor, mu: float) -> Tensor:
-    """Relevance of a layer's input from that of its output."""
+    """Return the relevance of a layer's input from that of its output."""
     kind = type(step)
     if kind in _SAME:
         return above

@@ -9,7 +9,7 @@ from . import functional
 
 
 class SpectralConv2d(nn.Conv2d):
-    """``nn.Conv2d`` with its arguments, parameters and results, computed by FFT.
+    """A layer with the arguments, parameters and results of ``nn.Conv2d``, computed by FFT.
 
     Source: Spectral-DP's convolution, with sizes that make it exact for every stride, dilation and
     number of groups.

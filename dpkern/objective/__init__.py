@@ -1,16 +1,16 @@
 """Trainers that perturb a loss: many runs at once, without engine or command line."""
 
-from .methods import Method, NonPrivate, Schedule
+from .methods import Method, NonPrivate, VisitSchedule
 from .records import Records, generated, load
-from .spof import Outcome, Training, pooled
+from .spof import SpofOutcome, SpofTraining, pooled
 
 __all__ = [
     "Method",
     "NonPrivate",
-    "Outcome",
     "Records",
-    "Schedule",
-    "Training",
+    "SpofOutcome",
+    "SpofTraining",
+    "VisitSchedule",
     "generated",
     "load",
     "pooled",

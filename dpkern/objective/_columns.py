@@ -1,4 +1,4 @@
-"""A CSV file as columns of text, and the choice of the numeric ones among them."""
+"""Read a CSV file as columns of text, and choose the numeric ones among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base.csv_reader import number
 from ..base.errors import InvalidInput
 
 IDENTIFIERS = ("id", "user", "user_id", "userid")
-"""Headings, in lower case, of what names a person: never a feature unless asked for by name."""
+"""Headings, in lower case, that identify a person: never a feature unless asked for by name."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Columns:
         return tuple(self.cells)
 
     def known(self, option: str, name: str) -> str:
-        """``name``, if there is such a column."""
+        """Return ``name``, if there is such a column."""
         if name not in self.cells:
             raise InvalidInput(
                 option,
@@ -39,7 +39,7 @@ class Columns:
         return name
 
     def numbers(self, name: str) -> list[float]:
-        """The column as numbers, NaN where a cell is blank.
+        """Return the column as numbers, NaN where a cell is blank.
 
         Raises:
             InvalidInput: a cell that is no number.
@@ -56,7 +56,7 @@ class Columns:
         return [value for value in found if value is not None]
 
     def refusal(self, name: str) -> str:
-        """Why the column is not numeric, without quoting it; empty if it is."""
+        """Return why the column is not numeric, without quoting it; empty if it is numeric."""
         values = [number(cell) for cell in self.cells[name]]
         if None in values:
             return "holds text"
@@ -77,7 +77,7 @@ def read(path: Path) -> Columns:
             "data",
             expected="every heading once",
             got=f"{', '.join(map(repr, twice))} twice in {path}",
-            remedy="Rename columns.",
+            remedy="Rename the repeated columns.",
         )
     cells = {name: [row.cells[i] for row in rows] for i, name in enumerate(names)}
     return Columns(path, cells, [row.line for row in rows])
@@ -86,11 +86,11 @@ def read(path: Path) -> Columns:
 def choose(
     table: Columns, *, features: int, columns: Sequence[str] | None, user_column: str | None
 ) -> tuple[tuple[str, ...], list[str]]:
-    """At most ``features`` headings, and what was chosen and left out in words.
+    """Choose at most ``features`` headings, and say in words what was chosen and left out.
 
     Args:
         table: the file.
-        features: how many are wanted.
+        features: largest number of headings.
         columns: their headings; None takes the numeric ones in the file's order, without the
             user's and without identifiers.
         user_column: never a feature.
@@ -124,7 +124,7 @@ def choose(
             "data",
             expected="at least two numeric columns",
             got=f"{len(numeric)} in {table.path} ({', '.join(table.names)})",
-            remedy="An autoencoder has nothing to compress in fewer; name other columns.",
+            remedy="Name other columns; an autoencoder has nothing to compress in fewer than two.",
         )
     chosen, rest = tuple(numeric[:features]), numeric[features:]
     notes += [f"column {name} left out: {features} features were wanted" for name in rest]

@@ -1,11 +1,11 @@
-"""AdLM and ILM: networks trained on released inputs and labels, all Monte Carlo runs at once.
+"""Train AdLM and ILM networks on released inputs and labels, all Monte Carlo runs at once.
 
     released = [release(mechanism, data, key, relevance=relevance) for key in keys]
     outcome = AdlmTraining(data, released, networks, Schedule(), seeds=seeds).run()
 
 ``monte_carlo`` does this for a list of known seeds; results then hold as if the seeds were secret.
 A step is one batch of |L| records of every run, plain gradient descent on the mean loss (line 29).
-Nothing is spent in training: whatever is done with released values is free, any number of epochs.
+Training spends nothing: any number of epochs on released values is post-processing.
 
 Source: AdLM, algorithm 1, lines 20-30.
 """
@@ -22,30 +22,33 @@ from torch import Tensor, nn
 from ..base.errors import InvalidInput
 from ..base.rng import Key, Purpose
 from ..base.validate import integer
-from ..nn.polynomial import Coefficients
+from ..nn.polynomial import PowerCoefficients
 from ..privacy.mechanisms.adlm import ILM, AdLM
 from . import adlm_loss
 from .adlm_data import Labelled
 from .adlm_networks import ARCHITECTURES, Architecture, build, setting
-from .adlm_release import VISITS, Released, release, relevance_of
-from .adlm_schedule import Outcome, Schedule
+from .adlm_release import VISITS, ReleasedDataset, release, relevance_of
+from .adlm_schedule import AdlmOutcome, AdlmSchedule
 from .adlm_stack import Stack
 
 LARGEST_SCORE = 1e3
-"""A run whose scores, or weights of the output layer, exceed this has diverged: noise can make the
-polynomial open downwards."""
+"""The divergence limit.
+
+A run whose scores, or weights of the output layer, exceed it has diverged: noise can make the
+polynomial open downwards.
+"""
 
 
 class AdlmTraining:
-    """Training of R networks on R releases.
+    """The training of R networks on R releases.
 
     Args:
         data: only its held-out records are read, and in the ``feature_expanded`` form nothing more.
         released: one release per run, of one configuration.
         networks: one per run, of one architecture.
-        schedule: see ``Schedule``.
-        seeds: of every run's batches.
-        keys: of every run's noise at each visit; for ``feature_expanded`` only.
+        schedule: the training's ``AdlmSchedule``.
+        seeds: seeds of every run's batches.
+        keys: keys of every run's noise at each visit; for ``feature_expanded`` only.
 
     Raises:
         InvalidInput: lists of different lengths, different configurations, missing keys.
@@ -54,9 +57,9 @@ class AdlmTraining:
     def __init__(
         self,
         data: Labelled,
-        released: Sequence[Released],
+        released: Sequence[ReleasedDataset],
         networks: Sequence[nn.Sequential],
-        schedule: Schedule,
+        schedule: AdlmSchedule,
         *,
         seeds: Sequence[int],
         keys: Sequence[Key] | None = None,
@@ -85,12 +88,12 @@ class AdlmTraining:
 
     @property
     def total_steps(self) -> int:
-        """Of the whole schedule."""
+        """The number of steps of the whole schedule."""
         return self.schedule.epochs * self.steps_per_epoch
 
     @property
     def finished(self) -> bool:
-        """Whether no step is left, or no run that still moves."""
+        """Whether no step is left, or every run has diverged."""
         return self.step >= self.total_steps or bool(self.diverged.all())
 
     def run(
@@ -98,8 +101,8 @@ class AdlmTraining:
         *,
         on_step: Callable[[int], None] | None = None,
         on_epoch: Callable[[int, Tensor], None] | None = None,
-    ) -> Outcome:
-        """All steps that are left, until every run has diverged.
+    ) -> AdlmOutcome:
+        """Take all steps that are left, until every run has diverged.
 
         A ``KeyboardInterrupt`` between steps leaves a state to save.
 
@@ -116,7 +119,7 @@ class AdlmTraining:
         return self.outcome()
 
     def advance(self) -> Tensor | None:
-        """One step; accuracies ``[R]`` where it ends an epoch that is measured."""
+        """Take one step; return accuracies ``[R]`` where it ends an epoch that is measured."""
         self.one_step()
         if self.step % self.steps_per_epoch and not self.finished:
             return None
@@ -130,7 +133,7 @@ class AdlmTraining:
         return accuracy
 
     def one_step(self) -> None:
-        """One batch of every run; runs that have diverged stay as they are."""
+        """Train one batch of every run; runs that have diverged stay as they are."""
         begin = time.perf_counter()
         epoch, place = divmod(self.step, self.steps_per_epoch)
         if epoch != self._orders[0]:
@@ -155,7 +158,7 @@ class AdlmTraining:
         self._seconds += time.perf_counter() - begin
 
     def accuracy(self) -> Tensor:
-        """``[R]``, per cent of the held-out records, which get no noise but what all records share.
+        """Return ``[R]``, per cent of held-out records, with no noise but what all records share.
 
         The draw of ``shared_per_feature`` and the bias' belong to the network that was trained.
         """
@@ -173,10 +176,10 @@ class AdlmTraining:
                 right += (found.argmax(2) == truth).sum(1)
         return 100 * right / len(self._test)
 
-    def outcome(self) -> Outcome:
-        """What has been measured so far."""
+    def outcome(self) -> AdlmOutcome:
+        """Return what has been measured so far."""
         none = torch.zeros(len(self.released), 0)
-        return Outcome(
+        return AdlmOutcome(
             epochs=list(self._epochs),
             accuracy=torch.stack(self._accuracy, 1) if self._accuracy else none,
             loss=torch.stack(self._losses, 1) if self._losses else none,
@@ -185,7 +188,7 @@ class AdlmTraining:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes; the releases are the caller's to keep."""
+        """Return everything that changes; the releases are the caller's to keep."""
         return {
             "fingerprint": self._fingerprint,
             "step": self.step,
@@ -222,7 +225,7 @@ class AdlmTraining:
         return f"{self.mechanism.fingerprint} {self.schedule} {self.seeds} {self.stack.template}"
 
     def _order(self, seed: int, epoch: int) -> Tensor:
-        """Row numbers of an epoch's batches, ``[steps, |L|]``: a function of seed and epoch."""
+        """Return row numbers of an epoch's batches, ``[steps, |L|]``, from seed and epoch."""
         generator = torch.Generator().manual_seed((seed << 22) + epoch)
         count = len(self.released[0].inputs)
         kept = torch.randperm(count, generator=generator)[: self.steps_per_epoch * self.batch]
@@ -233,14 +236,14 @@ class AdlmTraining:
         return torch.stack([each[row] for each, row in zip(values, rows, strict=True)])
 
     def _loss_of(self, hidden: Tensor, scores: Tensor, rows: list[Tensor]) -> Tensor:
-        """Means ``[R]``; gradients are left at the parameters."""
+        """Return mean losses ``[R]``; gradients are left at the parameters."""
         made = [each.coefficients for each in self.released]
         if made[0] is not None:
             known = [each for each in made if each is not None]
             linear = self._gather([each.linear for each in known], rows)
             quadratic = self._gather([each.quadratic for each in known], rows)
             return adlm_loss.with_coefficients(
-                scores, Coefficients(known[0].constant, linear, quadratic)
+                scores, PowerCoefficients(known[0].constant, linear, quadratic)
             )
         targets = self._gather([t.targets for t in self.released if t.targets is not None], rows)
         if self.schedule.loss == "cross_entropy":
@@ -259,8 +262,10 @@ class AdlmTraining:
         return adlm_loss.expanded(hidden, self.stack.last, targets, scale=scale, streams=visit)
 
 
-def clean(data: Labelled, *, batch: int, network: nn.Sequential, input_range: str) -> Released:
-    """The records themselves in the form of a release: nothing is protected."""
+def clean(
+    data: Labelled, *, batch: int, network: nn.Sequential, input_range: str
+) -> ReleasedDataset:
+    """Return the records themselves in the form of a release: nothing is protected."""
     sizes = setting(network, data.row_shape, records=len(data.x), batch=batch)
     free = ILM(epsilon=float("inf"), setting=sizes, input_range=input_range)
     return release(free, data, Key.from_unsafe_seed(0))
@@ -276,14 +281,14 @@ def pretrained(
     seed: int = 0,
     input_range: str = "unit",
 ) -> nn.Sequential:
-    """The network that relevances come from: trained on the cross entropy (23), without noise.
+    """Train the network that relevances come from on the cross entropy (23), without noise.
 
-    On these records; it is public where they are. The source trains 12 epochs (MNIST) or 50
-    (CIFAR-10); learning rate and batch are ours.
+    It trains on these records, and is public where they are. The paper trains 12 epochs (MNIST) or
+    50 (CIFAR-10); learning rate and batch are ours.
     """
     network = build(architecture, data.row_shape, data.classes, seed=seed)
     released = clean(data, batch=min(batch, len(data.x)), network=network, input_range=input_range)
-    schedule = Schedule(lr=lr, epochs=epochs, loss="cross_entropy", evaluate_every=epochs)
+    schedule = AdlmSchedule(lr=lr, epochs=epochs, loss="cross_entropy", evaluate_every=epochs)
     training = AdlmTraining(data, [released], [network], schedule, seeds=[seed])
     training.run()
     return training.stack.network(0)
@@ -293,12 +298,12 @@ def monte_carlo(
     mechanism: AdLM,
     data: Labelled,
     architecture: str | Architecture,
-    schedule: Schedule,
+    schedule: AdlmSchedule,
     *,
     seeds: Sequence[int],
     relevance: Tensor | None = None,
 ) -> AdlmTraining:
-    """R runs from known seeds: weights, batches and noise of run r from ``seeds[r]``."""
+    """Start R runs from known seeds: weights, batches and noise of run r from ``seeds[r]``."""
     keys = [Key.from_unsafe_seed(seed) for seed in seeds]
     return AdlmTraining(
         data,
@@ -311,7 +316,7 @@ def monte_carlo(
 
 
 def _check(
-    released: Sequence[Released],
+    released: Sequence[ReleasedDataset],
     networks: Sequence[nn.Sequential],
     seeds: Sequence[int],
     keys: Sequence[Key] | None,
@@ -324,7 +329,7 @@ def _check(
             "released",
             expected="as many releases as networks, seeds and keys, at least one",
             got=f"{len(released)}, {len(networks)} and {len(seeds)}",
-            remedy="Give every run its own.",
+            remedy="Pass one release, network, seed and key for every run.",
         )
     if len({each.mechanism.fingerprint for each in released}) != 1:
         raise InvalidInput(
@@ -344,12 +349,12 @@ def _check(
 
 __all__ = [
     "ARCHITECTURES",
+    "AdlmOutcome",
+    "AdlmSchedule",
     "AdlmTraining",
     "Architecture",
     "Labelled",
-    "Outcome",
-    "Released",
-    "Schedule",
+    "ReleasedDataset",
     "build",
     "clean",
     "monte_carlo",

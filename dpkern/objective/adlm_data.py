@@ -1,4 +1,4 @@
-"""Labelled records as AdLM takes them: flat, normalised by a public domain, checked."""
+"""Check and normalise labelled records as AdLM takes them: flat, with a public domain."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Labelled:
         y, y_test: int64 ``[n]``, from 0 to ``classes - 1``.
         classes: M, public.
         low, high: ends of every attribute's domain, public.
-        source: where they come from, for reports.
+        source: origin of the records, for reports.
         synthetic: whether they were generated.
 
     Raises:
@@ -73,9 +73,9 @@ class Labelled:
 
     @property
     def features(self) -> int:
-        """d."""
+        """The number of features d."""
         return self.x[0].numel()
 
     def inputs(self, x: Tensor, input_range: str) -> Tensor:
-        """``[n, d]``, normalised to [0, rho]."""
+        """Return inputs ``[n, d]``, normalised to [0, rho]."""
         return normalised_inputs(x.flatten(1), self.low, self.high, input_range=input_range)

@@ -1,4 +1,4 @@
-"""The losses that AdLM's networks are trained with, and their derivatives, all runs at once.
+"""Losses of AdLM's networks, and their derivatives, all runs at once.
 
     polynomial      sum_l phi1_l s_l + phi2_l s_l^2,  s_l = hbar . W_l      (25), line 27
     cross entropy   (23): what the polynomial stands for; for pre-training and comparison
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from ..base.rng import Stream
 from ..nn import polynomial
-from ..nn.polynomial import Coefficients
+from ..nn.polynomial import PowerCoefficients
 from ..ops import coef
 
 LOSSES = ("polynomial", "cross_entropy")
 
 
 def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
-    """``[R]``, float64: means of (23); gradients are left where scores came from.
+    """Return ``[R]``, float64: means of (23); gradients are left where scores came from.
 
     Args:
         scores, targets: ``[R, B, M]``.
@@ -36,9 +36,9 @@ def cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
 
 
 def with_targets(scores: Tensor, targets: Tensor) -> Tensor:
-    """The polynomial with coefficients ``1/2 - y`` and ``1/8``; y true, or released and unbiased.
+    """Return the polynomial with coefficients ``1/2 - y`` and ``1/8``; y true, or released.
 
-    Shapes as in ``cross_entropy``.
+    Released targets are unbiased estimates. Shapes are those of ``cross_entropy``.
     """
     runs, batch, classes = scores.shape
     flat = scores.detach().flatten(0, 1).contiguous()
@@ -47,9 +47,9 @@ def with_targets(scores: Tensor, targets: Tensor) -> Tensor:
     return losses.view(runs, batch).mean(1) + classes * math.log(2)
 
 
-def with_coefficients(scores: Tensor, coefficients: Coefficients) -> Tensor:
-    """The polynomial with released ``label_scalar`` coefficients, ``[R, B, M]`` each."""
-    flat = Coefficients(
+def with_coefficients(scores: Tensor, coefficients: PowerCoefficients) -> Tensor:
+    """Return the polynomial with released ``label_scalar`` coefficients, ``[R, B, M]`` each."""
+    flat = PowerCoefficients(
         coefficients.constant,
         coefficients.linear.flatten(0, 1),
         coefficients.quadratic.flatten(0, 1),
@@ -65,7 +65,7 @@ def expanded(
     scale: float,
     streams: Sequence[tuple[Stream, Stream]],
 ) -> Tensor:
-    """The polynomial with ``feature_expanded`` coefficients and fresh noise on each of them.
+    """Return the polynomial with ``feature_expanded`` coefficients and fresh noise on each of them.
 
     Gradients pass through ``hidden`` in the clean part of the coefficients.
 
@@ -73,7 +73,7 @@ def expanded(
         hidden: ``[R, B, H]``.
         weights: ``[R, M, H]``, a leaf.
         targets: ``[R, B, M]``, true labels.
-        scale: of the noise; 0 adds none.
+        scale: noise scale; 0 adds no noise.
         streams: noise and rounding of every run at this visit.
     """
     batch, classes = hidden.shape[1], weights.shape[1]
@@ -96,7 +96,7 @@ def expanded(
 
 
 def _backward(losses: Tensor, scores: Tensor) -> Tensor:
-    """Means ``[R]`` of losses ``[R B]``, after their gradients."""
+    """Return means ``[R]`` of losses ``[R B]``, after their gradients."""
     runs, batch = scores.shape[:2]
     each = losses.view(runs, batch).sum(1) / batch
     each.sum().backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The networks that AdLM trains: convolutions bounded by LRN, a hidden layer bounded by min-max.
+"""Networks that AdLM trains: convolutions bounded by LRN, a hidden layer bounded by min-max.
 
 Every convolution is followed by ReLU, local response normalisation (22) and 2 x 2 maximum pooling;
 the last hidden layer, of width H, by ReLU and min-max over the batch, so that ``hbar`` is in
@@ -19,12 +19,12 @@ from torch import nn
 from ..base.errors import InvalidInput
 from ..base.validate import choice, integer
 from ..nn.normalise import BatchMinMax, BoundedResponseNorm
-from ..privacy.theory.adlm import FirstLayer, Setting
+from ..privacy.theory.adlm import AdlmSetting, FirstLayer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Layers of one network.
+    """The layers of one network.
 
     Attributes:
         convolutions: ``(maps, side of the kernel)`` of each; none: fully connected.
@@ -43,19 +43,19 @@ ARCHITECTURES = {
     "digits": Architecture(convolutions=((8, 3), (16, 3)), hidden=16),
     "dense": Architecture(dense=(32,), hidden=16),
 }
-"""The source's two, a small one for 8 x 8 images, and one for rows of numbers."""
+"""The paper's two networks, a small one for 8 x 8 images, and one for rows of numbers."""
 
 
 def build(
     architecture: str | Architecture, row_shape: tuple[int, ...], classes: int, *, seed: int
 ) -> nn.Sequential:
-    """A network for flat rows ``[B, d]``, with He's uniform weights and biases of 0.
+    """Build a network for flat rows ``[B, d]``, with He's uniform weights and biases of 0.
 
     Args:
         architecture: a name of ``ARCHITECTURES``, or one.
         row_shape: ``[C, H, W]``, ``[H, W]``, or for fully connected ones any.
         classes: M.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
         InvalidInput: an unknown name, or rows that are no images of a large enough size.
@@ -87,7 +87,7 @@ def build(
 
 
 def initialise(network: nn.Module, seed: int) -> None:
-    """He's uniform weights, biases of 0, from this seed alone."""
+    """Draw He's uniform weights, and biases of 0, from this seed alone."""
     generator = torch.Generator().manual_seed(integer(0, seed=seed))
     with torch.no_grad():
         for parameter in network.parameters():
@@ -100,7 +100,7 @@ def initialise(network: nn.Module, seed: int) -> None:
 
 
 def first_layer(network: nn.Sequential, row_shape: tuple[int, ...]) -> FirstLayer:
-    """Sizes of h_0, the network's first affine layer.
+    """Return the sizes of h_0, the network's first affine layer.
 
     Raises:
         InvalidInput: a network without one.
@@ -132,8 +132,8 @@ def setting(
     records: int,
     batch: int,
     name: str = "own",
-) -> Setting:
-    """What noise scales depend on, read off the network and the data's public sizes."""
+) -> AdlmSetting:
+    """Read the sizes that noise scales depend on off the network and the data's public sizes."""
     last = network[-1]
     if not isinstance(last, nn.Linear):
         raise InvalidInput(
@@ -142,7 +142,7 @@ def setting(
             got=type(last).__name__,
             remedy="Make the network with objective.adlm_networks.build.",
         )
-    return Setting(
+    return AdlmSetting(
         name=name,
         layer=first_layer(network, row_shape),
         records=integer(1, records=records),

@@ -1,4 +1,4 @@
-"""Local response normalisation with a backward pass by hand.
+"""Local response normalisation with a hand-written backward pass.
 
 Equal to ``nn.normalise.bounded_response_norm`` and its gradients up to rounding, for inputs that
 are at least 0, and several times as fast: with ``a_k = q + alpha sum_m (h^m)^2`` and the maps m
@@ -42,13 +42,13 @@ class _Bounded(torch.autograd.Function):
 
 
 def bounded_response_norm(h: Tensor, layer: BoundedResponseNorm) -> Tensor:
-    """``layer(h)`` for ``h >= 0``, ``[B, maps, ...]``, floating."""
+    """Return ``layer(h)`` for ``h >= 0``, ``[B, maps, ...]``, floating."""
     made: Tensor = _Bounded.apply(h, layer)  # type: ignore[no-untyped-call]
     return made
 
 
 def _around(values: Tensor, half: int) -> Tensor:
-    """Sums over ``half`` maps to either side of each."""
+    """Return sums over ``half`` maps to either side of each."""
     total = values.clone()
     for k in range(1, min(half, values.shape[1] - 1) + 1):
         total[:, k:] += values[:, :-k]

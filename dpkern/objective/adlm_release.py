@@ -1,7 +1,7 @@
-"""What leaves the records, once: noisy relevances, inputs, a bias, coefficients or targets.
+"""Release the records once: noisy relevances, inputs, a bias, coefficients or targets.
 
-All that is trained afterwards reads ``Released`` and nothing else of the records, except in the
-``feature_expanded`` form, which therefore certifies nothing.
+All that is trained afterwards reads ``ReleasedDataset`` and nothing else of the records, except in
+the ``feature_expanded`` form, which therefore certifies nothing.
 
 Source: AdLM, algorithm 1, lines 1-19.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..base.errors import InvalidInput
 from ..base.rng import Key, Purpose
 from ..base.validate import tensor
-from ..nn.polynomial import Coefficients
+from ..nn.polynomial import PowerCoefficients
 from ..nn.relevance import MU, mean_relevance
 from ..privacy.mechanisms import adlm_noise
 from ..privacy.mechanisms.adlm import AdLM
@@ -30,27 +30,27 @@ RELEVANCE, INPUTS, BIAS, LABELS, VISITS = range(5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class ReleasedDataset:
     """The released form of one data set.
 
     Attributes:
-        mechanism: that made it.
+        mechanism: mechanism that made the release.
         inputs: float32 ``[N, d]``.
         offset: ``[d]``, the draw that all inputs share, or None.
         bias_noise: ``[maps]`` (line 14), or None.
-        coefficients: of the ``label_scalar`` form with noise, ``[N, M]`` each, or None.
+        coefficients: noisy coefficients of the ``label_scalar`` form, ``[N, M]`` each, or None.
         targets: float32 ``[N, M]``: released ones, or None. In the ``feature_expanded`` form they
             are the true labels, which get their noise at every visit.
         relevance: ``[d]``, float64, noisy or public; None for ILM.
         betas, scales: ``[d]``, float64.
-        visit_scale: of the noise at every visit of ``feature_expanded``, or None.
+        visit_scale: scale of the noise at every visit of ``feature_expanded``, or None.
     """
 
     mechanism: AdLM
     inputs: Tensor
     offset: Tensor | None
     bias_noise: Tensor | None
-    coefficients: Coefficients | None
+    coefficients: PowerCoefficients | None
     targets: Tensor | None
     relevance: Tensor | None
     betas: Tensor
@@ -66,10 +66,10 @@ def relevance_of(
     mu: float = MU,
     batch: int = 256,
 ) -> Tensor:
-    """``R_j`` (10) of the training records, float64 ``[d]``; not private.
+    """Return ``R_j`` (10) of the training records, float64 ``[d]``; not private.
 
     Args:
-        mechanism: says whose score and which range.
+        mechanism: configuration that selects the score and the range.
         network: pre-trained; its weights are not changed. Of these records, of public ones: that is
             what ``mechanism.relevance_from`` must say truly.
         data: the records; public ones where ``relevance_from`` is ``public``.
@@ -97,7 +97,7 @@ def relevance_of(
 
 def release(
     mechanism: AdLM, data: Labelled, key: Key, *, relevance: Tensor | None = None
-) -> Released:
+) -> ReleasedDataset:
     """Draw everything, once. Another release of the same records needs another key and costs again.
 
     Args:
@@ -112,7 +112,7 @@ def release(
     _check_sizes(mechanism, data)
     noisy = _noisy_relevance(mechanism, data, key, relevance)
     betas = mechanism.betas(torch.ones(data.features).double() if noisy is None else noisy)
-    found = Released(
+    found = ReleasedDataset(
         mechanism=mechanism,
         # Reserves of the certificate are made for the lattice points of float64.
         inputs=data.inputs(data.x.double(), mechanism.input_range),
@@ -144,7 +144,7 @@ def _noisy_relevance(
             "relevance",
             expected="the mean relevance of every feature" if mechanism.adaptive else "None",
             got="None" if relevance is None else "a relevance, which ILM does not use",
-            remedy="AdLM takes what relevance_of gave; ILM takes none.",
+            remedy="Pass the result of relevance_of to AdLM, and None to ILM.",
         )
     if relevance is None:
         return None
@@ -156,8 +156,8 @@ def _noisy_relevance(
     )
 
 
-def _inputs(found: Released, key: Key) -> Released:
-    """Lines 12-14."""
+def _inputs(found: ReleasedDataset, key: Key) -> ReleasedDataset:
+    """Release the inputs: lines 12-14."""
     mechanism = found.mechanism
     noisy = adlm_noise.private_inputs(
         found.inputs,
@@ -178,8 +178,8 @@ def _inputs(found: Released, key: Key) -> Released:
     return replace(found, inputs=noisy, offset=offset, bias_noise=bias)
 
 
-def _labels(found: Released, data: Labelled, key: Key) -> Released:
-    """Lines 18-19, or their local form."""
+def _labels(found: ReleasedDataset, data: Labelled, key: Key) -> ReleasedDataset:
+    """Release the labels: lines 18-19, or their local form."""
     mechanism = found.mechanism
     true = F.one_hot(data.y, data.classes).double()
     if not mechanism.noisy:
@@ -204,7 +204,7 @@ def _labels(found: Released, data: Labelled, key: Key) -> Released:
     made = adlm_noise.private_coefficients(true, scale=scale, **_streams(key, LABELS))
     return replace(
         found,
-        coefficients=Coefficients(made.constant, made.linear.float(), made.quadratic.float()),
+        coefficients=PowerCoefficients(made.constant, made.linear.float(), made.quadratic.float()),
     )
 
 

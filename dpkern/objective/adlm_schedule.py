@@ -1,4 +1,4 @@
-"""How AdLM's networks are trained, and what training gave.
+"""Schedule the training of AdLM's networks, and hold its outcome.
 
 Source: AdLM, algorithm 1, lines 20-30; learning rate and numbers of epochs are ours.
 """
@@ -15,15 +15,15 @@ from .adlm_loss import LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How the networks are trained.
+class AdlmSchedule:
+    """The schedule of training.
 
     Args:
         lr: step size, on the mean loss of a batch.
         epochs: passes over the records, each in a new order; records that fill no batch wait.
         loss: ``polynomial``, or ``cross_entropy`` for pre-training and comparison.
-        ranges: of min-max normalisation when accuracy is measured: ``running`` does not mix
-            records, ``batch`` takes the range of each batch, as the source does.
+        ranges: ranges of min-max normalisation when accuracy is measured: ``running`` does not mix
+            records, ``batch`` takes the range of each batch, as the paper does.
         evaluate_every: epochs between measurements of accuracy; the last is always measured.
 
     Raises:
@@ -45,15 +45,15 @@ class Schedule:
 
 
 @dataclass
-class Outcome:
-    """What R runs gave.
+class AdlmOutcome:
+    """The outcome of R runs.
 
     Attributes:
-        epochs: when accuracy was measured, E of them.
+        epochs: epochs after which accuracy was measured, E of them.
         accuracy: ``[R, E]``, per cent of the held-out records.
         loss: ``[R, E]``, float64: mean training loss of these epochs, on noisy values.
         diverged: ``[R]``; such a run keeps the weights that it stopped with.
-        seconds_per_epoch: of all runs together, without measuring.
+        seconds_per_epoch: seconds of an epoch of all runs together, without measuring.
     """
 
     epochs: list[int] = field(default_factory=list)

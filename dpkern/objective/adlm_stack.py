@@ -30,14 +30,14 @@ _KNOWN = (
 
 
 class Stack:
-    """R networks.
+    """A stack of R networks.
 
     Args:
         networks: ``nn.Sequential`` of one architecture, from ``adlm_networks.build``.
 
     Attributes:
-        parameters: by name, ``[R, ...]``, leaves that require gradients.
-        buffers: by name, ``[R, ...]``.
+        parameters: leaves ``[R, ...]`` by name that require gradients.
+        buffers: tensors ``[R, ...]`` by name.
         offset: ``[R, maps]``, added to the output of the first affine layer (line 14), or None.
 
     Raises:
@@ -71,12 +71,13 @@ class Stack:
         self.offset: Tensor | None = None
 
     def hidden(self, x: Tensor, *, training: bool, ranges: str = "batch") -> Tensor:
-        """``hbar``, ``[R, B, H]``, of rows ``[R, B, d]``.
+        """Return ``hbar``, ``[R, B, H]``, of rows ``[R, B, d]``.
 
         Args:
             x: rows of every network.
             training: whether running ranges are updated.
-            ranges: of min-max normalisation: ``batch``, or ``running``, which does not mix records.
+            ranges: ranges of min-max normalisation: ``batch``, or ``running``, which does not mix
+                records.
         """
         h, first = x, True
         for name, layer in list(self.template.named_children())[:-1]:
@@ -87,16 +88,16 @@ class Stack:
         return h
 
     def output(self, hidden: Tensor) -> Tensor:
-        """``s = hbar W^T``, ``[R, B, M]``."""
+        """Return ``s = hbar W^T``, ``[R, B, M]``."""
         return torch.bmm(hidden, self.last.mT)
 
     @property
     def last(self) -> Tensor:
-        """Weights of the output layer, ``[R, M, H]``."""
+        """The weights of the output layer, ``[R, M, H]``."""
         return self.parameters[f"{len(self.template) - 1}.weight"]
 
     def scores(self, x: Tensor, *, training: bool, ranges: str = "batch") -> Tensor:
-        """``[R, B, M]``; see ``hidden``."""
+        """Return scores ``[R, B, M]``; see ``hidden``."""
         return self.output(self.hidden(x, training=training, ranges=ranges))
 
     def _layer(self, name: str, layer: nn.Module, h: Tensor, training: bool, ranges: str) -> Tensor:
@@ -134,7 +135,7 @@ class Stack:
     def _minmax(
         self, name: str, layer: BatchMinMax, h: Tensor, training: bool, ranges: str
     ) -> Tensor:
-        """``BatchMinMax`` of every network's own batch."""
+        """Apply ``BatchMinMax`` to every network's own batch."""
         low, high = self.buffers[f"{name}.low"], self.buffers[f"{name}.high"]
         if ranges == "running":
             return _scaled(h, low[:, None], high[:, None]).clamp(0, 1)
@@ -148,14 +149,14 @@ class Stack:
         return _scaled(h, lowest[:, None], highest[:, None])
 
     def network(self, run: int) -> nn.Sequential:
-        """One of them, as a module of its own, in evaluation mode; without ``offset``."""
+        """Return one network as a module of its own, in evaluation mode; without ``offset``."""
         made = copy.deepcopy(self.template)
         state = {**self.parameters, **self.buffers}
         made.load_state_dict({name: tensor[run].detach() for name, tensor in state.items()})
         return made.eval()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights and ranges, copied."""
+        """Return weights and ranges, copied."""
         state = {**self.parameters, **self.buffers}
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
@@ -173,7 +174,7 @@ def _with_offset(h: Tensor, offset: Tensor) -> Tensor:
 
 
 def _scaled(h: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """As ``BatchMinMax`` does it: no quotient of zeros, whose gradient would be NaN."""
+    """Scale as ``BatchMinMax`` does: no quotient of zeros, whose gradient would be NaN."""
     width = high - low
     constant = width == 0
     return ((h - low) / width.masked_fill(constant, 1)).masked_fill(constant, 0)

@@ -3,8 +3,8 @@
     h = s(W^T x),    z = (What + c)^T h,    xhat = s(z)
 
 with W ``[n, l]`` and What ``[l, n]`` of each run and user, no biases. A user's encoder and block of
-the decoder meet nobody else's, so that the R m pairs of one step are independent, and one record of
-each passes through them together.
+the decoder meet no other user's. The R m pairs of one step are therefore independent, and one
+record of each passes through them together.
 
 Source: SPOF, equation (3), steps 3, 6 and 7 of algorithm 1.
 """
@@ -45,30 +45,30 @@ class Weights:
 
     @property
     def runs(self) -> int:
-        """R."""
+        """The number of runs, R."""
         return self.encoder.shape[0]
 
     @property
     def users(self) -> int:
-        """m."""
+        """The number of users, m."""
         return self.encoder.shape[1]
 
     @property
     def features(self) -> int:
-        """n."""
+        """The number of features, n."""
         return self.encoder.shape[2]
 
     @property
     def code(self) -> int:
-        """l."""
+        """The length of the code, l."""
         return self.encoder.shape[3]
 
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Views ``[R m, n, l]`` and ``[R m, l, n]``."""
+        """Return views ``[R m, n, l]`` and ``[R m, l, n]``."""
         return self.encoder.flatten(0, 1), self.decoder.flatten(0, 1)
 
     def clone(self) -> Weights:
-        """A copy with memory of its own."""
+        """Return a copy with memory of its own."""
         return Weights(self.encoder.clone(), self.decoder.clone())
 
 
@@ -81,7 +81,7 @@ def xavier(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Weights:
-    """Xavier-uniform weights: within ``sqrt(6 / (n + l))`` of 0; one generator for each run.
+    """Draw Xavier-uniform weights: within ``sqrt(6 / (n + l))`` of 0; one generator for each run.
 
     Raises:
         InvalidInput: a size below 1, or another number of generators than runs.
@@ -100,10 +100,10 @@ def xavier(
 
 
 class Passed(NamedTuple):
-    """What a forward pass leaves behind, for B pairs with one record each.
+    """The values that a forward pass leaves behind, for B pairs with one record each.
 
     Attributes:
-        inputs: what the encoder saw, ``[B, n]``.
+        inputs: the encoder's inputs, ``[B, n]``.
         hidden: h, ``[B, l]``.
         z: logits without the stabilisation constant, ``[B, n]``.
     """
@@ -131,7 +131,7 @@ class Gradients(NamedTuple):
     output: Tensor
 
     def norms(self, p: int) -> Tensor:
-        """The p-norm (1 or 2) of each record's gradient ``[B]``, of all its weights.
+        """Return the p-norm (1 or 2) of each record's gradient ``[B]``, of all its weights.
 
         The norm of a product of vectors is the product of their norms.
         """
@@ -140,7 +140,7 @@ class Gradients(NamedTuple):
         return first + second if p == 1 else torch.hypot(first, second)
 
     def flat(self, factor: Tensor | None = None) -> Tensor:
-        """All entries ``[B, 2 n l]``, encoder first, each record times its factor ``[B]``."""
+        """Return all entries ``[B, 2 n l]``, encoder first, times each record's factor ``[B]``."""
         left, right = self.inputs, self.hidden
         if factor is not None:
             left, right = left * factor[:, None], right * factor[:, None]
@@ -150,7 +150,7 @@ class Gradients(NamedTuple):
 
 
 def forward(weights: Weights, inputs: Tensor) -> Passed:
-    """One record of each run and user through its pair.
+    """Pass one record of each run and user through its pair.
 
     Args:
         inputs: ``[R m, n]``, run by run.
@@ -161,7 +161,7 @@ def forward(weights: Weights, inputs: Tensor) -> Passed:
 
 
 def stabilised(passed: Passed, constant: float) -> tuple[Tensor, Tensor | float]:
-    """``z + c_j`` and c_j (``spof_loss.shift``), for a constant c on the whole decoder."""
+    """Return ``z + c_j`` and c_j (``spof_loss.shift``), for a constant c on the whole decoder."""
     if not constant:
         return passed.z, 0.0
     shift = spof_loss.shift(passed.hidden, constant)
@@ -169,7 +169,7 @@ def stabilised(passed: Passed, constant: float) -> tuple[Tensor, Tensor | float]
 
 
 def backward(weights: Weights, passed: Passed, output: Tensor, constant: float = 0.0) -> Gradients:
-    """The gradient by all weights from dL/dz ``[B, n]``, through What + c.
+    """Return the gradient by all weights from dL/dz ``[B, n]``, through What + c.
 
     The derivative by What is that by What + c (step 3 of algorithm 1 makes a temporary).
     """
@@ -182,7 +182,7 @@ def backward(weights: Weights, passed: Passed, output: Tensor, constant: float =
 
 
 def descend(weights: Weights, gradients: Gradients, lr: float) -> None:
-    """``W -= lr g`` in place, without writing the gradient."""
+    """Update ``W -= lr g`` in place, without writing the gradient."""
     encoder, decoder = weights.pairs()
     g = gradients
     encoder.addcmul_(g.inputs[:, :, None], g.code[:, None, :], value=-lr)
@@ -190,7 +190,7 @@ def descend(weights: Weights, gradients: Gradients, lr: float) -> None:
 
 
 def descend_flat(weights: Weights, gradients: Tensor, lr: float) -> None:
-    """``W -= lr g`` in place, for gradients ``[B, 2 n l]`` as ``Gradients.flat`` lays them out."""
+    """Update ``W -= lr g`` in place, for gradients ``[B, 2 n l]`` as ``Gradients.flat`` gives."""
     encoder, decoder = weights.pairs()
     size = encoder[0].numel()
     encoder.sub_(gradients[:, :size].view_as(encoder), alpha=lr)
@@ -198,7 +198,7 @@ def descend_flat(weights: Weights, gradients: Tensor, lr: float) -> None:
 
 
 def logits(weights: Weights, inputs: Tensor, constant: float = 0.0) -> Tensor:
-    """Logits ``[R, m, K, n]`` of K records of each user, ``[R or 1, m, K, n]``, for evaluation."""
+    """Return logits ``[R, m, K, n]`` of K records of each user, ``[R or 1, m, K, n]``."""
     hidden = torch.sigmoid(inputs @ weights.encoder)
     z = hidden @ weights.decoder
     if constant:

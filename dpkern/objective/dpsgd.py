@@ -1,7 +1,7 @@
 """Algorithm 2: noise on the gradient by the outputs, or, corrected, on that of all weights.
 
-With environmental noise the printed gradient is multiplied by b_j (14); the encoder's noisy code is
-what it is carried back through.
+With environmental noise the printed gradient is multiplied by b_j (14), and carried back through
+the encoder's noisy code.
 
 Source: SPOF, (14), (15), (24)-(27), algorithm 2.
 """
@@ -24,7 +24,7 @@ from .rules import Visit, multipliers
 
 
 class _Sgd:
-    """What both forms share: dL/dz, and a step's draws."""
+    """The parts that both forms share: dL/dz, and a step's draws."""
 
     def __init__(
         self,
@@ -36,11 +36,13 @@ class _Sgd:
     ) -> None:
         self._method = method
         self._ahead = (
-            release.Ahead(keys, width=width, distribution=distribution) if method.noised else None
+            release.PrefetchedDraws(keys, width=width, distribution=distribution)
+            if method.noised
+            else None
         )
 
     def _output(self, z: Tensor, targets: Tensor) -> Tensor:
-        """dL/dz, exact, of the polynomial, or at the point 0."""
+        """Return dL/dz: exact, of the polynomial, or at the point 0."""
         kind = self._method.output_gradient
         if kind == "at_a":
             return 0.5 - targets
@@ -65,11 +67,11 @@ class _Sgd:
         return made if each is None else made * each
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: every visit is released anew."""
+        """Return an empty state: every visit is released anew."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
+        """Accept the empty state."""
 
 
 class OutputNoise(_Sgd):
@@ -94,9 +96,9 @@ class OutputNoise(_Sgd):
 
 
 class ParameterNoise(_Sgd):
-    """Corrected: the gradient of all of a record's weights is clipped and noised as one vector.
+    """The corrected form, which clips and noises the gradient of all weights as one vector.
 
-    The guard looks at ``sum_r |What_ri|``, which no logit exceeds: whether a run stops must not
+    The guard checks ``sum_r |What_ri|``, which no logit exceeds: whether a run stops must not
     depend on the record either.
     """
 
@@ -106,7 +108,7 @@ class ParameterNoise(_Sgd):
         self._scale = method.mechanism.noise_multiplier * method.max_grad_norm
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
-        """The noised gradient ``[B, 2 n l]``; its norm comes from its factors."""
+        """Return the noisy gradient ``[B, 2 n l]``; its norm comes from its factors."""
         passed = autoencoder.forward(weights, visit.seen(visit.clean))
         output = self._output(passed.z, visit.clean)
         gradients = autoencoder.backward(weights, passed, output)
@@ -117,5 +119,5 @@ class ParameterNoise(_Sgd):
 
 
 def _hidden(weights: Weights, visit: Visit) -> Tensor:
-    """The noiseless code."""
+    """Return the noiseless code."""
     return autoencoder.forward(weights, visit.clean).hidden

@@ -1,4 +1,4 @@
-"""What trains an autoencoder without noise, and what counts as a method."""
+"""Training without noise, and the schedule of every method."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class NonPrivate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How long and how fast: plain SGD, one record of every user at a time.
+class VisitSchedule:
+    """The learning rate and duration of plain SGD, one record of every user at a time.
 
     Args:
         lr: eta.

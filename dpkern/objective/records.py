@@ -1,8 +1,8 @@
-"""Tables of users' records: what the (distributed) autoencoder is trained on.
+"""Tables of users' records that the (distributed) autoencoder is trained on.
 
 One row is one record. ``m`` users stand for the m encoders; each has its own rows. A record's
 features lie in [0, 1]: they are divided by public bounds, or by the maxima of their columns, which
-is what the source does. Maxima belong to the records, so that a number proved for one record's
+is what the paper does. Maxima belong to the records, so that a number proved for one record's
 release does not cover them: ``Records.bounds`` says which it was, and ``Records.unproved`` why
 nothing can be certified.
 
@@ -41,7 +41,7 @@ class Records:
         source: the file, or ``generated``.
         synthetic: no person's data.
         bounds: ``"public"`` or ``"maxima of the data"``.
-        notes: what was chosen, left out, padded and drawn, in words.
+        notes: sentences on the rows that were chosen, left out, padded and drawn.
         rows: int64 ``[m, N]``: which of its user's training rows each sample is. The same row may
             be drawn more than once; whatever is released of it is released of one record.
     """
@@ -65,14 +65,14 @@ class Records:
 
     @property
     def copies(self) -> int:
-        """How often the most frequent row occurs among its user's samples."""
+        """The number of times that the most frequent row occurs among its user's samples."""
         return max(int(torch.bincount(of_user).max()) for of_user in self.rows)
 
     @property
     def firsts(self) -> torch.Tensor:
-        """int64 ``[m, N]``: the first of its user's samples that is the same row as this one.
+        """Return int64 ``[m, N]``: for each sample, the user's first sample that is the same row.
 
-        What is released of a record once is what was released of its first sample.
+        A row is released once: all its samples share what was released of the first one.
         """
         firsts = torch.empty_like(self.rows)
         for user, of_user in enumerate(self.rows):
@@ -83,7 +83,7 @@ class Records:
         return firsts
 
     def pooled(self) -> Records:
-        """The same records as those of one user, as the functional mechanism takes them."""
+        """Return the same records as those of one user, as the functional mechanism takes them."""
         most = int(self.rows.max()) + 1
         apart = self.rows + most * torch.arange(self.users)[:, None]
         return replace(
@@ -95,8 +95,7 @@ class Records:
 
     @property
     def unproved(self) -> str:
-        """Why nothing can be certified of a release of these records; empty if nothing stands
-        in the way."""
+        """The reason why nothing can be certified of these records' release; empty if none."""
         if self.bounds == PUBLIC:
             return ""
         return (
@@ -105,7 +104,7 @@ class Records:
         )
 
     def public_facts(self) -> dict[str, Any]:
-        """What a privacy statement takes as public; a resumed run must agree with it."""
+        """Return what a privacy statement takes as public; a resumed run must agree with it."""
         return {
             "data": self.source,
             "synthetic": self.synthetic,
@@ -133,15 +132,15 @@ def load(
     held_out: float = 0.2,
     seed: int = 0,
 ) -> Records:
-    """Records from a CSV file.
+    """Load records from a CSV file.
 
     Args:
         path: the file; its first line is a header unless it holds a number.
         users: m.
         features: n; further numeric columns are left out, missing ones padded with zeros.
         columns: headings of the features; None takes numeric columns in the file's order.
-        user_column: who a row belongs to. The persons are dealt to the m users in turn, in order
-            of their first rows. None deals shuffled rows.
+        user_column: heading of the column that names a row's person. The persons are dealt to the m
+            users in turn, in order of their first rows. None deals shuffled rows.
         bounds: public largest value of each feature: one for all, one per chosen column, or by
             heading. None takes the maxima of the data.
         samples: training samples of each user, drawn with replacement from the user's rows. None
@@ -185,8 +184,8 @@ def load(
     else:
         parts = _by_person(table.cells[user_column], users, user_column)
         notes.append(
-            f"values of {user_column} dealt to {users} users in turn: whose a row is, and so the "
-            "number of each user's rows, counts as public"
+            f"values of {user_column} dealt to {users} users in turn: the user of a row counts as "
+            "public, and so does the number of each user's rows"
         )
     train, test, rows = _parts(scaled, parts, samples, held_out, generator)
     if samples is not None:
@@ -207,7 +206,7 @@ def load(
 
 
 def _values(table: Columns, chosen: Sequence[str]) -> torch.Tensor:
-    """The chosen columns, float64 ``[rows, chosen]``, finite and not negative."""
+    """Return the chosen columns, float64 ``[rows, chosen]``, finite and not negative."""
     values = torch.tensor([table.numbers(name) for name in chosen], dtype=torch.float64).T
     _refuse(table, chosen, values, ~torch.isfinite(values), "finite numbers")
     _refuse(table, chosen, values, values < 0, "values >= 0")
@@ -239,7 +238,7 @@ def _refuse(
 def _largest(
     table: Columns, chosen: Sequence[str], values: torch.Tensor, bounds: Bounds | None
 ) -> tuple[torch.Tensor, str]:
-    """What each column is divided by, float64 ``[chosen]``, and whose knowledge that is."""
+    """Return each column's divisor, float64 ``[chosen]``, and whether it is public."""
     if bounds is None:
         maxima = values.max(0).values
         return torch.where(maxima > 0, maxima, torch.ones_like(maxima)), MAXIMA
@@ -266,7 +265,7 @@ def _largest(
 
 
 def _by_person(names: Sequence[str], users: int, column: str) -> list[torch.Tensor]:
-    """Row numbers of each user."""
+    """Return the row numbers of each user."""
     persons = {name: i for i, name in enumerate(dict.fromkeys(names))}
     if "" in persons or len(persons) < users:
         raise InvalidInput(
@@ -286,7 +285,7 @@ def _parts(
     held_out: float,
     generator: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(train, test, rows)``: held out first, so that no draw reaches a held-out row."""
+    """Return ``(train, test, rows)``: held out first, so that no draw reaches a held-out row."""
     held = [max(1, round(len(part) * held_out)) for part in parts]
     kept = [len(part) - out for part, out in zip(parts, held, strict=True)]
     if min(kept) < 1:
@@ -314,7 +313,7 @@ def _parts(
 def generated(
     *, users: int = 2, records: int = 1000, features: int = 14, held_out: float = 0.2, seed: int = 0
 ) -> Records:
-    """Synthetic records in the manner of an activity tracker's days, made without any file.
+    """Generate synthetic records in the manner of an activity tracker's days, without any file.
 
     With a day's activity ``a ~ N(mean_j, 1)`` of user j, its length ``b ~ N(0, 1)`` and own noise
     e, feature i of a record is
@@ -331,7 +330,7 @@ def generated(
         records: training records N of each user.
         features: n.
         held_out: share of all records of a user that is held out, made besides the N.
-        seed: of everything that is drawn; the same seed gives the same records.
+        seed: seed of everything that is drawn; the same seed gives the same records.
 
     Raises:
         InvalidInput: a size below its least value.

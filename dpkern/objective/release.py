@@ -1,4 +1,4 @@
-"""Noise of many runs: what is released of every record once, and draws for the steps, made ahead.
+"""Noise of many runs: the one release of every record, and prefetched draws for the steps.
 
 Every run has a key of its own, and its noise is a function of key, step, user and feature: a run
 is the same by itself and among a hundred others, and after it was interrupted.
@@ -30,7 +30,7 @@ _AT_ONCE = 1 << 19
 
 
 def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> Tensor:
-    """``x + Lap(n / epsilon)`` of every record, clipped to [0, 1]; a new tensor.
+    """Return ``x + Lap(n / epsilon)`` of every record, clipped to [0, 1], as a new tensor.
 
     Features become integers from 0 to ``mechanism.record_reach(n)`` first, so that the certificate
     is about the released bits.
@@ -38,7 +38,7 @@ def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> 
     Args:
         mechanism: gives epsilon.
         x: ``[..., n]``, entries in [0, 1].
-        key: of the run; it must not release other records.
+        key: key of the run; it must not release other records.
         clip: post-processing; without it the values are unbiased.
     """
     n = x.shape[-1]
@@ -51,8 +51,8 @@ def record(mechanism: Functional, x: Tensor, key: Key, *, clip: bool = True) -> 
     return released.clamp_(0, 1) if clip else released
 
 
-class Ahead:
-    """Draws of each step for all runs, several steps made at once.
+class PrefetchedDraws:
+    """Draws of each step for all runs, several steps prefetched at once.
 
     One step has ``parts`` groups of ``width`` coordinates of every run. Group p of all runs begins
     at ``quadratic_position`` behind group p - 1, as the fused kernels of ``coef`` read it.
@@ -80,7 +80,7 @@ class Ahead:
         self._bits = torch.empty(self._steps, self._size, dtype=torch.int16)
 
     def take(self, step: int) -> Draws:
-        """The draws of this step, at positions from 0 on."""
+        """Return the draws of this step, at positions from 0 on."""
         first = step // self._steps * self._steps
         if first != self._first:
             self._make(first)
@@ -103,7 +103,7 @@ class Ahead:
 
 
 class Environment:
-    """N(0, sigma^2) at the encoder's input: nature's noise, which certifies nothing."""
+    """Environmental noise N(0, sigma^2) at the encoder's input, which certifies nothing."""
 
     def __init__(self, keys: Sequence[Key], sigma: float, *, width: int, use: int = TRAINING):
         self._streams = [key.stream(Purpose.NOISE, use, stream=1) for key in keys]
@@ -112,14 +112,14 @@ class Environment:
         self._first, self._made = -1, torch.empty(0)
 
     def take(self, step: int) -> Tensor:
-        """float32 ``[R, width]``."""
+        """Return the step's noise, float32 ``[R, width]``."""
         first = step // self._steps * self._steps
         if first != self._first:
             self._made, self._first = self.block(first, self._steps), first
         return self._made[step - first]
 
     def block(self, first: int, steps: int) -> Tensor:
-        """float32 ``[steps, R, width]``."""
+        """Return the noise of several steps, float32 ``[steps, R, width]``."""
         made = torch.empty(steps, len(self._streams), self._width)
         for run, stream in enumerate(self._streams):
             counts = torch.zeros(steps, self._width, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""One visit of one record of every run and user: from the record to the direction of descent.
+"""Turn one visit of one record of every run and user into the direction of descent.
 
 The direction is dL/dz at the outputs, carried back by ``autoencoder.backward``. With environmental
 noise the encoder sees x + n_j; by theorem 1 the printed loss is then, with w = z - t/b = zhat / b,
@@ -35,12 +35,12 @@ _SMALLEST, _LARGEST = 2.0**-40, 2.0**40
 
 @dataclass
 class Visit:
-    """What a step brings.
+    """The records and noise of one step.
 
     Attributes:
         step: its number, from 0.
         first: whether every record is visited for the first time in this epoch.
-        places: which records, ``[B]``, as rows of ``[R m N, n]``.
+        places: rows of the records in ``[R m N, n]``, ``[B]``.
         clean: the records, ``[B, n]``.
         noise: the environment's, ``[B, n]``, or None.
     """
@@ -52,34 +52,34 @@ class Visit:
     noise: Tensor | None
 
     def seen(self, inputs: Tensor) -> Tensor:
-        """What the encoder sees of these inputs."""
+        """Return what the encoder sees of these inputs."""
         return inputs if self.noise is None else inputs + self.noise
 
 
 class Rule(Protocol):
-    """How a method gets its direction."""
+    """The protocol by which a method gives its direction."""
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
-        """The logits that the divergence guard looks at, and what the weights descend along."""
+        """Return the logits that the divergence guard checks, and the direction of descent."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """What was released so far."""
+        """Return what was released so far."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over: nothing may be released twice."""
+        """Load what was released: nothing may be released twice."""
         ...
 
 
 class Plain:
-    """Without noise: the cross-entropy, or its polynomial."""
+    """The rule without noise: the cross-entropy, or its polynomial."""
 
     def __init__(self, method: NonPrivate) -> None:
         self._loss, self._constant = method.loss, method.constant
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
-        """dL/dz at the noisy logit, z + c_j."""
+        """Return dL/dz at the noisy logit, z + c_j."""
         passed = autoencoder.forward(weights, visit.seen(visit.clean))
         z, _ = autoencoder.stabilised(passed, self._constant)
         if self._loss == "bce":
@@ -89,18 +89,18 @@ class Plain:
         return z, autoencoder.backward(weights, passed, output, self._constant)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing."""
+        """Accept the empty state."""
 
 
-class Released:
-    """Records that were released once: input and target, or target only (``clip=False``).
+class ReleasedRecords:
+    """The rule of records that were released once: input and target, or target only.
 
     Samples that are one record, drawn more than once, share its one release: ``firsts`` ``[m, N]``
-    names the first sample of each one's record. None: every sample is a record of its own.
+    names the first sample of each one's record. None means that every sample is its own record.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Released:
         self._alone = method.release == "coefficients"
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
-        """The polynomial of the released targets, at the noisy logit."""
+        """Return the polynomial of the released targets, at the noisy logit."""
         targets = self._all().index_select(0, visit.places)
         inputs = visit.clean if self._alone else targets
         return _polynomial(weights, visit, inputs, targets, self._method)
@@ -136,18 +136,18 @@ class Released:
         return self._targets
 
     def state_dict(self) -> dict[str, Any]:
-        """The released records."""
+        """Return the released records."""
         return {} if self._targets is None else {"targets": self._targets.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them over."""
+        """Load the released records."""
         self._targets = state["targets"].clone() if state else None
 
 
 class Perturbed:
-    """Coefficients with noise of their own, fresh at every visit or kept from the first.
+    """The rule of coefficients with their own noise, fresh at every visit or kept from the first.
 
-    What is kept of a record serves all samples that are this record: see ``Released``.
+    What is kept of a record serves all samples that are this record: see ``ReleasedRecords``.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class Perturbed:
         self._known = torch.zeros(self._rows, dtype=torch.bool)
         self._once = method.noise_schedule == "once_per_record"
         noised = method.noised
-        self._ahead = release.Ahead(keys, width=users * n, parts=2) if noised else None
+        self._ahead = release.PrefetchedDraws(keys, width=users * n, parts=2) if noised else None
 
     def direction(self, weights: Weights, visit: Visit) -> tuple[Tensor, Gradients | Tensor]:
-        """One step of algorithm 1."""
+        """Take one step of algorithm 1."""
         c = self._method.constant_entry
         passed = autoencoder.forward(weights, visit.seen(visit.clean))
         z, shift = autoencoder.stabilised(passed, c)
@@ -187,7 +187,7 @@ class Perturbed:
     def _output(
         self, visit: Visit, z: Tensor, shift: Tensor | float, total: Tensor | None
     ) -> Tensor:
-        """dL/dzhat."""
+        """Return dL/dzhat."""
         form = coef.form_of(str(self._method.form))
         w = z if total is None else z / total[:, None]
         if not self._once:
@@ -225,13 +225,13 @@ class Perturbed:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The coefficients that are kept."""
+        """Return the coefficients that are kept."""
         if self._kept is None:
             return {}
         return {"coefficients": [k.clone() for k in self._kept], "known": self._known.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them over."""
+        """Load the coefficients."""
         kept = state.get("coefficients")
         self._kept = None if kept is None else (kept[0].clone(), kept[1].clone())
         self._known = torch.zeros(self._rows, dtype=torch.bool)
@@ -240,7 +240,7 @@ class Perturbed:
 
 
 def multipliers(weights: Weights, hidden: Tensor, noise: Tensor) -> Tensor:
-    """b_j (36) of each record, ``[B]``, from its noiseless code."""
+    """Return b_j (36) of each record, ``[B]``, from its noiseless code."""
     encoder, _ = weights.pairs()
     projected = torch.bmm(noise[:, None, :], encoder)[:, 0]
     total = environment.multipliers(hidden, projected).sum(1)

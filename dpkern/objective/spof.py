@@ -1,8 +1,8 @@
-"""Training of (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
+"""Train (distributed) autoencoders by SPOF, FM, algorithm 2 or no noise, many runs at once.
 
 One step takes one record of every user in every run, each user's records in an order of the run's
-own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop do
-not meet and go through a step together.
+own. Blocks of the decoder belong to one user each, so that the users of the printed inner loop are
+independent and go through a step together.
 
 A run whose logits leave [-1000, 1000] is marked and stays as it is; the others go on.
 
@@ -32,9 +32,9 @@ from ..privacy.theory.spof_loss import cross_entropy
 from . import autoencoder, release
 from .autoencoder import Gradients, Weights
 from .dpsgd import OutputNoise, ParameterNoise
-from .methods import Method, NonPrivate, Schedule
+from .methods import Method, NonPrivate, VisitSchedule
 from .records import Records
-from .rules import Perturbed, Plain, Released, Rule, Visit
+from .rules import Perturbed, Plain, ReleasedRecords, Rule, Visit
 
 LIMIT = 1e3
 """A run is stopped where |zhat| is larger."""
@@ -58,7 +58,7 @@ R = TypeVar("R")
 
 
 def pooled(records: R) -> R:
-    """All users' records as one user's, as the functional mechanism takes them (a dataclass)."""
+    """Return all users' records as one user's, as the functional mechanism takes them."""
     if isinstance(records, Records):
         return records.pooled()  # type: ignore[return-value]  # R is Records
     train, test = (getattr(records, name).flatten(0, 1)[None] for name in ("train", "test"))
@@ -66,16 +66,17 @@ def pooled(records: R) -> R:
 
 
 @dataclass
-class Outcome:
-    """What came out of R runs, on held-out records.
+class SpofOutcome:
+    """The outcome of R runs, on held-out records.
 
     Attributes:
         accuracy: ``100 (1 - mean |x - xhat|)``, ``[R]``, percent.
         mse: mean of ``||x - xhat||^2``, ``[R]``.
         bce: mean cross-entropy (4) of a record, ``[R]``.
         diverged: runs that were stopped, ``[R]``.
-        seconds_per_epoch: of all runs together.
-        visits: of each sample; a record drawn k times has k times as many (``Records.copies``).
+        seconds_per_epoch: seconds of an epoch of all runs together.
+        visits: visits of each sample; a record drawn k times has k times as many
+            (``Records.copies``).
     """
 
     accuracy: Tensor
@@ -86,17 +87,18 @@ class Outcome:
     visits: int
 
 
-class Training:
-    """R runs, one for each seed, that differ in weights, order and noise.
+class SpofTraining:
+    """The training of R runs, one for each seed, that differ in weights, order and noise.
 
     Args:
-        records: what to train on.
+        records: records to train on.
         method: ``SPOF``, ``FM``, ``OutputSGD`` or ``NonPrivate``.
         schedule: learning rate and epochs.
         seeds: one for each run: of initial weights, order, and noise where there are no keys.
-        sigma: of the environmental noise at the encoder's input, in training and in tests.
+        sigma: standard deviation of the environmental noise at the encoder's input, in training and
+            in tests.
         code: l.
-        keys: one secret key for each run. None: keys from the seeds, which certify nothing.
+        keys: one secret key for each run. None derives keys from the seeds, which certify nothing.
 
     Raises:
         InvalidInput: records of the wrong shape or outside [0, 1], FM with several users, a number
@@ -108,14 +110,14 @@ class Training:
         self,
         records: UserRecords,
         method: Method,
-        schedule: Schedule | None = None,
+        schedule: VisitSchedule | None = None,
         *,
         seeds: Sequence[int],
         sigma: float = 0.0,
         code: int = CODE,
         keys: Sequence[Key] | None = None,
     ) -> None:
-        self.method, self.schedule = method, schedule or Schedule()
+        self.method, self.schedule = method, schedule or VisitSchedule()
         self.seeds = tuple(integer(seeds=seed) for seed in seeds)
         integer(1, **{"number of seeds": len(self.seeds)})
         self.sigma = non_negative(sigma=sigma)
@@ -164,25 +166,25 @@ class Training:
                 return OutputNoise(method, keys, users=users, n=n)
             size = 2 * n * self.weights.code
             return ParameterNoise(method, keys, users=users, size=size)
-        # Taylor's quadratic coefficient depends on nobody: its target is all that is released.
+        # Taylor's quadratic coefficient depends on no record: its target is all that is released.
         alone = not method.published and method.form == "taylor"
         if (alone or method.release == "record") and method.noised:
-            return Released(method, self._train, keys, self._firsts)
+            return ReleasedRecords(method, self._train, keys, self._firsts)
         shape = (users, records, n)
         return Perturbed(method, keys, shape, self.weights.code, self._firsts)
 
     @property
     def steps(self) -> int:
-        """Of the whole schedule."""
+        """The number of steps of the whole schedule."""
         return self.schedule.epochs * self.records_each
 
     @property
     def visits(self) -> int:
-        """How often every record was visited, an epoch that has begun included."""
+        """The number of visits of every record, an epoch that has begun included."""
         return -(-self.step_number // self.records_each)
 
     def step(self) -> None:
-        """One record of every user in every run."""
+        """Train one record of every user in every run."""
         begun = time.perf_counter()
         # What a step does is too small to be shared out.
         with limited(1):
@@ -192,8 +194,8 @@ class Training:
         self.step_number += 1
         self.seconds += time.perf_counter() - begun
 
-    def run(self, on_step: Callable[[int, int], None] | None = None) -> Outcome:
-        """The rest of the schedule; ``on_step(done, of)`` after every step."""
+    def run(self, on_step: Callable[[int, int], None] | None = None) -> SpofOutcome:
+        """Run the rest of the schedule; ``on_step(done, of)`` is called after every step."""
         while self.step_number < self.steps:
             self.step()
             if on_step is not None:
@@ -212,7 +214,7 @@ class Training:
         return Visit(self.step_number, epoch == 0, self._places[number], clean, nature)
 
     def _ordered(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """Rows of ``[m N, n]`` and of ``[R m N, n]``, ``[N, R m]``: step by step."""
+        """Return rows of ``[m N, n]`` and of ``[R m N, n]``, ``[N, R m]``: step by step."""
         users, each, _ = self._train.shape
         rows = torch.empty(each, len(self.seeds), users, dtype=torch.int64)
         for run, seed in enumerate(self.seeds):
@@ -240,8 +242,8 @@ class Training:
         else:
             autoencoder.descend_flat(self.weights, direction, lr)
 
-    def outcome(self) -> Outcome:
-        """Measured on the held-out records as they are now."""
+    def outcome(self) -> SpofOutcome:
+        """Measure the outcome on the held-out records as they are now."""
         sums = torch.zeros(3, len(self.seeds), dtype=torch.float64)
         users, count, n = self._test.shape
         for z, x in self._test_logits():
@@ -251,7 +253,7 @@ class Training:
             sums[2] += cross_entropy(z.double(), x.double()).sum((1, 2, 3))
         absolute, square, bce = sums / (users * count)
         epochs = self.step_number / self.records_each
-        return Outcome(
+        return SpofOutcome(
             accuracy=100 * (1 - absolute / n),
             mse=square,
             bce=bce,
@@ -261,7 +263,7 @@ class Training:
         )
 
     def _test_logits(self) -> list[tuple[Tensor, Tensor]]:
-        """Logits ``[R, m, K', n]`` and clean records ``[1, m, K', n]``, in pieces."""
+        """Return logits ``[R, m, K', n]`` and clean records ``[1, m, K', n]``, in pieces."""
         users, count, n = self._test.shape
         rows = max(1, _ENTRIES_AT_ONCE // (len(self.seeds) * users * n))
         constant = getattr(self.method, "constant", 0.0)
@@ -282,12 +284,12 @@ class Training:
 
     @property
     def fingerprint(self) -> str:
-        """What must agree for a state to be loaded."""
+        """The configuration that must agree for a state to be loaded."""
         settings = self.method.fingerprint, self.schedule, self.seeds, self.sigma
         return f"{settings} {tuple(self._train.shape)} {self.weights.code}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a later process needs to go on, released records included; no key."""
+        """Return everything that a later process needs, released records included; no key."""
         return {
             "fingerprint": self.fingerprint,
             "encoder": self.weights.encoder.clone(),
@@ -299,7 +301,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there.
+        """Continue from a state.
 
         Raises:
             InvalidInput: the state of another training.
@@ -349,13 +351,13 @@ def _checked(records: UserRecords, method: Method) -> tuple[Tensor, Tensor]:
 
 
 def _generator(seed: int, use: str) -> torch.Generator:
-    """For what is no secret: initial weights and orders."""
+    """Return a generator for what is no secret: initial weights and orders."""
     number = random.Random(f"dpkern {seed} {use}").getrandbits(63)
     return torch.Generator().manual_seed(number)
 
 
 def _held(direction: Gradients | Tensor, stopped: Tensor) -> Gradients | Tensor:
-    """The direction, 0 for pairs of stopped runs, ``[B, 1]``."""
+    """Return the direction, 0 for pairs of stopped runs, ``[B, 1]``."""
     if isinstance(direction, Tensor):
         return direction.masked_fill(stopped, 0.0)
     code, output = direction.code, direction.output

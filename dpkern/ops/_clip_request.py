@@ -1,4 +1,4 @@
-"""What a clipping call asks for and what it returns, shared by the reference and all kernels."""
+"""The arguments and results of clipping, shared by the reference and all kernels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -39,6 +39,8 @@ class ClipResult:
             returned, saved or logged.
         clipped_as: per tensor, the mechanism's release whose norm was clipped; None: the norms are
             the tensors' own.
+        bounded_by: of exact sums, ``checked``: each sample's norm of integers was computed; or
+            ``proved``: it follows from the norms of its gradient (``docs/exact.md``).
     """
 
     sums: tuple[torch.Tensor, ...]
@@ -52,6 +54,7 @@ class ClipResult:
     max_norms: tuple[float, ...]
     raw: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)
     clipped_as: tuple[object, ...] | None = field(default=None, repr=False)
+    bounded_by: Literal["checked", "proved"] = "checked"
 
 
 @dataclass(frozen=True)
@@ -100,13 +103,13 @@ class ClipBounds:
 
     @cached_property
     def packed(self) -> bytes:
-        """As compiled kernels take them."""
+        """The bounds in the form that compiled kernels take."""
         per_units = (1.0 / unit for unit in self.units)
         each = zip(self.max_norms, per_units, self.unit_bounds, strict=True)
         return b"".join(CLIP_BOUND.pack(*bound) for bound in each)
 
 
-class Request(NamedTuple):
+class ClipRequest(NamedTuple):
     """The arguments of one ``clip_sum`` call with what follows from them."""
 
     tensors: tuple[torch.Tensor, ...]
@@ -124,8 +127,8 @@ class Request(NamedTuple):
         style: str,
         arithmetic: str,
         unit: float | Sequence[float] | None,
-    ) -> Request:
-        """The call of these arguments."""
+    ) -> ClipRequest:
+        """Make the request of these arguments."""
         tensors = tensors_of(grads)
         bounds = ClipBounds.of(max_grad_norm, unit, len(tensors), p, style)
         return cls(tensors, bounds, p, style, arithmetic)
@@ -163,14 +166,14 @@ class Request(NamedTuple):
         return self.exact_dtype if exact else sum_dtype(self.tensors[0].dtype)
 
     def accumulators(self, out: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, ...]:
-        """The tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
+        """Return tensors that receive the sums: ``out``, or zeros of the narrowest safe dtype."""
         if out is not None:
             return self.with_room(out)
         dtype = self.sum_dtype
         return tuple(torch.zeros(t.shape[1:], dtype=dtype, device=t.device) for t in self.tensors)
 
     def with_room(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """``out``, whose int32 entries have room for this batch.
+        """Return ``out``, whose int32 entries have room for this batch.
 
         Raises:
             InvalidInput: they have not.
@@ -188,39 +191,41 @@ class Request(NamedTuple):
         """Wrap sums and norms with the bound that was enforced."""
         bounds = self.bounds
         made = object.__new__(ClipResult)  # whose own way of setting attributes takes 2 us
-        made.__dict__.update(
-            sums=sums,
-            norm_bound=bounds.norm_bound,
-            norms=norms,
-            nonfinite=count(~torch.isfinite(norms)) if nonfinite is None else nonfinite,
-            batch_size=self.tensors[0].shape[0],
-            arithmetic=self.arithmetic,
-            unit=bounds.unit,
-            p=self.p,
-            max_norms=bounds.enforced,
-            raw=None,
-            clipped_as=None,
-        )
+        fields = {
+            "sums": sums,
+            "norm_bound": bounds.norm_bound,
+            "norms": norms,
+            "nonfinite": count(~torch.isfinite(norms)) if nonfinite is None else nonfinite,
+            "batch_size": norms.shape[0],
+            "arithmetic": self.arithmetic,
+            "unit": bounds.unit,
+            "p": self.p,
+            "max_norms": bounds.enforced,
+            "raw": None,
+            "clipped_as": None,
+            "bounded_by": "checked",
+        }
+        object.__setattr__(made, "__dict__", fields)
         return made
 
 
 def unit_bound(max_norm: float, unit: float) -> int:
-    """``M = floor(C / u)``, exactly: ``M u <= C``."""
+    """Return ``M = floor(C / u)``, exactly: ``M u <= C``."""
     return math.floor(Fraction(max_norm) / Fraction(unit))
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of float sums: float64 for float64 gradients, else float32."""
+    """Return the dtype of float sums: float64 for float64 gradients, else float32."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def tensors_of(grads: Gradients) -> tuple[torch.Tensor, ...]:
-    """The gradients as a tuple of tensors."""
+    """Return the gradients as a tuple of tensors."""
     return (grads,) if isinstance(grads, torch.Tensor) else tuple(grads)
 
 
 def combine_norms(norms: torch.Tensor, p: int) -> torch.Tensor:
-    """Norms per tensor ``[B, n]`` -> norms per sample ``[B]``."""
+    """Combine norms per tensor ``[B, n]`` to norms per sample ``[B]``."""
     return norms.square().sum(1).sqrt() if p == 2 else norms.sum(1)
 
 
@@ -229,7 +234,7 @@ def _one_each(value: float | Sequence[float], count: int) -> tuple[float, ...]:
 
 
 def _check_room(total: torch.Tensor, more: int) -> None:
-    """Whether ``more`` can join the largest entry of an int32 sum."""
+    """Check that ``more`` can join the largest entry of an int32 sum."""
     least, largest = total.aminmax()
     room = _INT32_MOST - more
     check.hold(

@@ -1,4 +1,4 @@
-"""The step count in device memory: what lets a recorded graph of launches make fresh noise.
+"""The step count in device memory, with which a recorded graph of launches makes fresh noise.
 
 A clock is an int64 tensor ``[3]`` beside the parameters: the steps taken so far, and the bits of
 the float64 powers ``beta1^t`` and ``beta2^t`` of the update that comes next, ``t = steps + 1``. The
@@ -16,20 +16,20 @@ SIZE = 3
 
 
 def clock(rule: Rule, steps: int, device: torch.device | str) -> torch.Tensor:
-    """A clock for the update after ``steps`` others."""
+    """Return a clock for the update after ``steps`` others."""
     powers = torch.tensor(rule.powers(steps + 1), dtype=torch.float64)
     return torch.cat((torch.tensor([steps]), powers.view(torch.int64))).to(device)
 
 
 def read(clock: torch.Tensor) -> tuple[int, Powers]:
-    """Steps taken and the powers; the host waits for them."""
+    """Return the steps taken and the powers; the host waits for them."""
     steps, *bits = clock.tolist()
     beta1, beta2 = torch.tensor(bits).view(torch.float64).tolist()
     return steps, (beta1, beta2)
 
 
 def check_clock(name: str, clock: object, device: torch.device | None = None) -> torch.Tensor:
-    """A tensor made by ``clock``, on this device.
+    """Check that a tensor was made by ``clock``, on this device, and return it.
 
     Raises:
         InvalidInput: anything else.

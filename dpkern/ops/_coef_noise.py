@@ -1,4 +1,4 @@
-"""The noise of one release of coefficients: which scale, which streams, and where in them."""
+"""The noise of one release of coefficients: its scale, its streams, and the positions in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAST_POSITION = 2**62
 
 @dataclass(frozen=True, kw_only=True)
 class CoefNoise:
-    """Laplace noise of the linear and the quadratic coefficients of one release.
+    """The Laplace noise of the linear and the quadratic coefficients of one release.
 
     Attributes:
         scale: certified Laplace scale, of all coefficients or of each record's, ``[B]``.
@@ -32,8 +32,8 @@ class CoefNoise:
         rounding: keystream of the stochastic rounding; None only with draws that bring their bits.
         position: where the first linear coefficient stands in both streams. The quadratic ones
             begin at ``quadratic_position``.
-        draws: what the streams give from ``position`` to the last quadratic coefficient, if it was
-            made ahead.
+        draws: prefetched output of the streams from ``position`` to the last quadratic coefficient.
+            None draws inside the call.
     """
 
     scale: float | torch.Tensor
@@ -44,7 +44,7 @@ class CoefNoise:
 
 
 def quadratic_position(position: int, count: int) -> int:
-    """The first multiple of 512 behind ``count`` linear coefficients from ``position`` on.
+    """Return the first multiple of 512 behind ``count`` linear coefficients from ``position`` on.
 
     Raises:
         InvalidInput: a negative number.
@@ -56,7 +56,7 @@ def quadratic_position(position: int, count: int) -> int:
 def check_noise(
     noise: object, records: int, linear: int, quadratic: int, like: torch.Tensor
 ) -> None:
-    """Noise for so many coefficients of so many records, on the device of ``like``.
+    """Check noise for so many coefficients of so many records, on the device of ``like``.
 
     Raises:
         InvalidInput: anything else.

@@ -1,4 +1,4 @@
-"""How many entries of a mask are true, without making the host wait for a device."""
+"""Count the true entries of a mask without making the host wait for a device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Count = int | torch.Tensor
 
 
 def count(mask: torch.Tensor) -> Count:
-    """The number of true entries."""
+    """Return the number of true entries."""
     return known(mask.sum())
 
 
 def known(total: torch.Tensor) -> Count:
-    """A 0-d count: an int if it is on the CPU."""
+    """Return a 0-d count, as an int if it is on the CPU."""
     return int(total) if total.is_cpu else total
 
 

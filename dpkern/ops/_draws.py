@@ -1,4 +1,4 @@
-"""Draws of one step that somebody made ahead."""
+"""Draws of one step that were prefetched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..base.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws of one step, made ahead; whoever made them hands them to that step alone.
+    """Prefetched draws of one step, which belong to that step alone.
 
     Attributes:
         first: position of the first of them.
@@ -26,17 +26,17 @@ class Draws:
     rounding: torch.Tensor | None = None
 
     def at(self, position: int, count: int) -> torch.Tensor:
-        """X from ``position`` on, int32 ``[count]``."""
+        """Return X from ``position`` on, int32 ``[count]``."""
         return self.values[position - self.first :][:count]
 
     def bits_at(self, position: int, count: int) -> torch.Tensor:
-        """The rounding bits from ``position`` on, int32 ``[count]``."""
+        """Return the rounding bits from ``position`` on, int32 ``[count]``."""
         assert self.rounding is not None
         return self.rounding[position - self.first :][:count].to(torch.int32) & 0xFFFF
 
 
 def check_draws(name: str, draws: object, first: int, end: int, device: torch.device) -> None:
-    """Draws at the positions ``first .. end - 1``, on this device.
+    """Check draws at the positions ``first .. end - 1``, on this device.
 
     Raises:
         InvalidInput: anything else.

@@ -49,7 +49,7 @@ def _quarter_round(x: list[torch.Tensor], a: int, b: int, c: int, d: int) -> Non
 
 
 def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) -> torch.Tensor:
-    """Words ``[16, *counters.shape]`` of the blocks with these 64-bit counters (int64)."""
+    """Return words ``[16, *counters.shape]`` of the blocks with these 64-bit counters (int64)."""
     key = [int.from_bytes(stream.key[i : i + 4], "little") for i in range(0, 32, 4)]
     n0 = stream.n0 ^ (_TAIL_DOMAIN if tail else 0)
     low = counters.to(torch.int32)
@@ -71,13 +71,13 @@ def chacha_blocks(stream: Stream, counters: torch.Tensor, tail: bool = False) ->
 
 
 def keystream(stream: Stream, first_block: int, blocks: int) -> torch.Tensor:
-    """Words in the order of RFC 8439, ``[16 blocks]``."""
+    """Return words in the order of RFC 8439, ``[16 blocks]``."""
     counters = torch.arange(first_block, first_block + blocks, dtype=torch.int64)
     return chacha_blocks(stream, counters).t().reshape(-1)
 
 
 def _tile_rows(stream: Stream, first: int, tiles: int, groups: int) -> torch.Tensor:
-    """Rows ``[tiles, 16 groups, lanes]``: row r, lane l is word r mod 16 of one block."""
+    """Return rows ``[tiles, 16 groups, lanes]``: row r, lane l is word r mod 16 of one block."""
     per_tile = groups * LANES
     counters = torch.arange(first * per_tile, (first + tiles) * per_tile, dtype=torch.int64)
     words = chacha_blocks(stream, counters.view(tiles, groups, LANES))
@@ -90,7 +90,7 @@ def _table(law: Law) -> torch.Tensor:
 
 
 def _gaussian_magnitudes(block: torch.Tensor) -> torch.Tensor:
-    """``255 + #{t : R < N_t}`` with R the first 128 bits of each block, ``[16, m]`` -> ``[m]``."""
+    """Return ``255 + #{t : R < N_t}``, ``[16, m]`` -> ``[m]``; R is a block's first 128 bits."""
     increasing = gaussian_tail()[::-1]
     words = (block[:4].to(torch.int64) & 0xFFFFFFFF).t().tolist()
     numbers = (sum(word << (32 * i) for i, word in enumerate(row)) for row in words)
@@ -100,7 +100,7 @@ def _gaussian_magnitudes(block: torch.Tensor) -> torch.Tensor:
 
 
 def _laplace_magnitudes(block: torch.Tensor) -> torch.Tensor:
-    """The law started again 255 further out at each escape, one word a time."""
+    """Return the law's magnitudes: each escape restarts 255 further out, one word a time."""
     table = _table(LAWS["laplace"])
     total = torch.full_like(block[0], ESCAPE)
     running = torch.ones_like(block[0], dtype=torch.bool)
@@ -145,13 +145,13 @@ def _draw_tiles(stream: Stream, law: Law, first: int, tiles: int) -> torch.Tenso
 
 
 def draws(stream: Stream, distribution: str, position: int, count: int) -> torch.Tensor:
-    """``X`` at positions ``position .. position + count - 1``, int32."""
+    """Return ``X`` at positions ``position .. position + count - 1``, int32."""
     law = LAWS[distribution]
     return _by_tiles(position, count, lambda first, n: _draw_tiles(stream, law, first, n))
 
 
 def rounding_bits(stream: Stream, position: int, count: int) -> torch.Tensor:
-    """16 bits per coordinate: lane j mod 16, half j div 16 (low first) of its block, int32."""
+    """Return 16 bits per coordinate, int32: half j div 16 (low first) of its lane j mod 16."""
 
     def tiles(first: int, n: int) -> torch.Tensor:
         words = _tile_rows(stream, first, n, 1)
@@ -173,32 +173,32 @@ def _by_tiles(position: int, count: int, make: object) -> torch.Tensor:
 
 
 def release_integers(v: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``floor((v + X) / 2^14)`` without overflow, in v's dtype."""
+    """Return ``floor((v + X) / 2^14)`` without overflow, in v's dtype."""
     low = (v & ((1 << FINE_BITS) - 1)).to(torch.int32)
     return (v >> FINE_BITS) + ((low + x) >> FINE_BITS).to(v.dtype)
 
 
 def round_down(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Positive float64 numbers in another dtype, never larger."""
+    """Round positive float64 numbers to another dtype, never up."""
     rounded = x.to(dtype)
     below = torch.nextafter(rounded, torch.zeros_like(rounded))
     return torch.where(rounded.to(torch.float64) > x, below, rounded)
 
 
 def per_unit(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``1 / u`` with ``u = scale / 2^20``, rounded down: scaled sensitivities can only shrink."""
+    """Return ``1 / u`` rounded down, ``u = scale / 2^20``: scaled sensitivities can only shrink."""
     return round_down(SCALE_UNITS / torch.as_tensor(scale, dtype=torch.float64), dtype)
 
 
 def cell(scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``g = scale / 64``."""
+    """Return ``g = scale / 64``."""
     return (torch.as_tensor(scale, dtype=torch.float64) / SCALE_CELLS).to(dtype)
 
 
 def release_floats(
     v: torch.Tensor, scale: float | torch.Tensor, bits: torch.Tensor, x: torch.Tensor
 ) -> tuple[torch.Tensor, Count]:
-    """Round ``v / u`` stochastically, add noise: ``y`` (whole numbers), non-finite count."""
+    """Round ``v / u`` stochastically and add noise; return whole ``y`` and the non-finite count."""
     units = v * per_unit(scale, v.dtype)
     finite = torch.isfinite(units)
     units = torch.where(finite, units, torch.zeros_like(units))

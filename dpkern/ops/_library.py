@@ -1,4 +1,4 @@
-"""The ops in ``torch.ops.dpkern``: what they return there, where it is more than tensors."""
+"""The ops in ``torch.ops.dpkern``: their results there, where these are more than tensors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from ..base.dispatch import OPS, Op
 from ..base.library import Operator, Results
-from ..base.schema import Bound, Schema
-from ._clip_request import Request
+from ..base.schema import BoundCall, Schema
+from ._clip_request import ClipRequest
 from .spectral.bins import kept_bins
 
 
-def _named(schema: Schema, bound: Bound) -> dict[str, Any]:
+def _named(schema: Schema, bound: BoundCall) -> dict[str, Any]:
     return dict(zip((p.name for p in schema.signature.parameters), bound.args, strict=True))
 
 
@@ -33,10 +33,10 @@ _SIZES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def _declared(op: Op[..., Any]) -> Results:
-    """Of an op whose signature says which tensors it makes."""
+    """Return the results of an op whose signature says which tensors it makes."""
     schema, sizes = op.schema, _SIZES.get(op.name)
 
-    def empty(bound: Bound) -> tuple[Any, ...]:
+    def empty(bound: BoundCall) -> tuple[Any, ...]:
         return schema.results(bound, sizes(_named(schema, bound)) if sizes else {})
 
     def of(made: Any) -> tuple[Any, ...]:
@@ -47,21 +47,21 @@ def _declared(op: Op[..., Any]) -> Results:
     return Results(("Tensor",) * count, of, empty, count)
 
 
-def _counted(bound: Bound) -> torch.Tensor:
+def _counted(bound: BoundCall) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64, device=bound.device)
 
 
 def _clipped(op: Op[..., Any]) -> Results:
-    """The sums, norms and the number of dropped samples of a ``ClipResult``."""
+    """Return the sums, norms and the number of dropped samples of a ``ClipResult``."""
 
     def of(made: Any) -> tuple[Any, ...]:
         dropped = torch.as_tensor(made.nonfinite)
         return list(made.sums), made.norms, dropped
 
-    def empty(bound: Bound) -> tuple[Any, ...]:
+    def empty(bound: BoundCall) -> tuple[Any, ...]:
         args = _named(op.schema, bound)
         args.pop("out")
-        request = Request.of(**args)
+        request = ClipRequest.of(**args)
         dtype = request.sum_dtype
         sums = [torch.empty(t.shape[1:], dtype=dtype, device=t.device) for t in request.tensors]
         norms = torch.empty(len(request.tensors[0]), dtype=torch.float64, device=bound.device)
@@ -71,7 +71,7 @@ def _clipped(op: Op[..., Any]) -> Results:
 
 
 def _unclipped(op: Op[..., Any]) -> Results:
-    """The number of sums that were not finite."""
+    """Return the number of sums that were not finite."""
 
     def of(made: Any) -> tuple[Any, ...]:
         return (torch.as_tensor(made),)
@@ -80,7 +80,7 @@ def _unclipped(op: Op[..., Any]) -> Results:
 
 
 def _nothing(op: Op[..., Any]) -> Results:
-    """Of an op that returns the tensor that it has written."""
+    """Return the results of an op that returns the tensor that it has written."""
     return Results((), lambda made: (), lambda bound: (), 0)
 
 
@@ -99,7 +99,7 @@ def _results(op: Op[..., Any]) -> Results:
 
 
 def _operators(op: Op[..., Any]) -> list[Operator]:
-    """The op's overloads."""
+    """Return the op's overloads."""
     results, out = _results(op), op.schema.call.parameters.get("out")
     made = [Operator(op.operator, op.schema, op, results)]
     if out is not None and out.default is None:

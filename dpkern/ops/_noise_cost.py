@@ -1,4 +1,4 @@
-"""How many words of the keystream noise takes, in whole tiles."""
+"""Count the keystream words that noise takes, in whole tiles."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from ._lattice import TILE
 
 
 def noise_words(count: int) -> int:
-    """Keystream words of ``count`` lattice draws: 48 bits each."""
+    """Return keystream words of ``count`` lattice draws: 48 bits each."""
     return -(-3 * count // 2)
 
 
 def rounding_words(count: int) -> int:
-    """Keystream words of ``count`` stochastic roundings: 16 bits each."""
+    """Return keystream words of ``count`` stochastic roundings: 16 bits each."""
     return -(-count // 2)
 
 
 def tiles(position: int, count: int) -> int:
-    """Tiles that ``count`` coordinates from ``position`` on touch; each is made as a whole."""
+    """Return how many whole tiles ``count`` coordinates from ``position`` on touch."""
     return (position + count - 1) // TILE - position // TILE + 1 if count else 0
 
 

@@ -1,4 +1,4 @@
-"""In which dtype torch may multiply matrices whose product must keep its operands' bits."""
+"""Choose the dtype in which torch may multiply matrices whose operands must keep their bits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 
 def exact(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """float64 for float32 where torch was allowed to round operands to TF32 or bfloat16, else the
-    dtype.
+    """Return float64 for float32 where torch may round operands, else the dtype.
+
+    Torch may be allowed to round operands to TF32 or bfloat16.
 
     A sum of rounded operands may hold a sample above its clipping bound. The permission is the
     process's, so it is looked at and never changed. On a CPU it is oneDNN's, which makes use of it

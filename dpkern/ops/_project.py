@@ -1,4 +1,4 @@
-"""Projections onto convex sets: ball, box and simplex, over all parameters together."""
+"""Project onto convex sets: ball, box and simplex, over all parameters together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..base.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Ball:
-    """``||x||_2 <= radius`` around the origin."""
+    """The ball ``||x||_2 <= radius`` around the origin."""
 
     radius: float
 
@@ -22,14 +22,14 @@ class Ball:
         validate.positive(radius=self.radius)
 
     def diameter(self, dimension: int) -> float:
-        """Largest distance of two points."""
+        """Return the largest distance of two points."""
         del dimension
         return 2 * self.radius
 
 
 @dataclass(frozen=True)
 class Box:
-    """``low <= x_i <= high``."""
+    """The box ``low <= x_i <= high``."""
 
     low: float
     high: float
@@ -41,13 +41,13 @@ class Box:
             )
 
     def diameter(self, dimension: int) -> float:
-        """Largest distance of two points."""
+        """Return the largest distance of two points."""
         return math.sqrt(dimension) * (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Simplex:
-    """``x_i >= 0`` and ``sum x_i = total``."""
+    """The simplex ``x_i >= 0`` and ``sum x_i = total``."""
 
     total: float = 1.0
 
@@ -55,7 +55,7 @@ class Simplex:
         validate.positive(total=self.total)
 
     def diameter(self, dimension: int) -> float:
-        """Largest distance of two points."""
+        """Return the largest distance of two points."""
         return math.sqrt(2) * self.total if dimension > 1 else 0.0
 
 
@@ -74,7 +74,10 @@ def check(params: Sequence[torch.Tensor], onto: Projection) -> None:
 
 @torch.no_grad()
 def move(params: Sequence[torch.Tensor], onto: Projection) -> None:
-    """The reference of ``update.project``; on a device it waits for nothing."""
+    """Move the parameters to the set: the reference of ``update.project``.
+
+    On a device it waits for nothing.
+    """
     if isinstance(onto, Box):
         for param in params:
             param.clamp_(onto.low, onto.high)
@@ -96,7 +99,7 @@ def move(params: Sequence[torch.Tensor], onto: Projection) -> None:
 
 
 def _threshold(whole: torch.Tensor, total: float) -> torch.Tensor:
-    """``[1]``: the t for which ``sum max(x - t, 0)`` is the total."""
+    """Return ``[1]``, the t for which ``sum max(x - t, 0)`` is the total."""
     falling = whole.sort(descending=True).values
     count = torch.arange(1, whole.numel() + 1, dtype=torch.float64, device=whole.device)
     thresholds = (falling.cumsum(0) - total) / count

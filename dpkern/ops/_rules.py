@@ -1,4 +1,4 @@
-"""Optimizer rules and what they remember, with the meaning of ``torch.optim``."""
+"""Optimizer rules and their state, with the meaning of ``torch.optim``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Powers = tuple[float, float]
 
 @dataclass
 class State:
-    """What an optimizer rule remembers.
+    """The state of an optimizer rule.
 
     Attributes:
         steps: updates applied so far.
@@ -31,7 +31,7 @@ class State:
     buffers: Buffers = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and buffers, as tensors and plain values."""
+        """Return steps and buffers, as tensors and plain values."""
         return {"steps": self.steps, "buffers": {k: list(v) for k, v in self.buffers.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class State:
         self.steps = state["steps"]
 
     def check(self, state: object) -> None:
-        """Whether ``load_state_dict`` would accept this; changes nothing.
+        """Check that ``load_state_dict`` would accept this; change nothing.
 
         Raises:
             InvalidInput: it would not.
@@ -77,7 +77,7 @@ def _alike(saved: object, buffers: Sequence[torch.Tensor]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """``torch.optim.SGD``'s rule: ``b = momentum b + (1 - dampening) g``, ``p -= lr b``."""
+    """The rule of ``torch.optim.SGD``: ``b = momentum b + (1 - dampening) g``, ``p -= lr b``."""
 
     lr: float
     momentum: float = 0.0
@@ -99,24 +99,24 @@ class SGD:
             )
 
     def buffer_names(self) -> tuple[str, ...]:
-        """Names of the buffers, one tensor per parameter each."""
+        """Return names of the buffers, one tensor per parameter each."""
         return ("momentum_buffer",) if self.momentum else ()
 
     @property
     def flops(self) -> int:
-        """Of one entry; decay and momentum are applied whatever their value."""
+        """Operations on one entry; decay and momentum are applied whatever their value."""
         return (9 if self.nesterov else 7) if self.momentum else 4
 
     def init(self, params: Sequence[torch.Tensor]) -> State:
-        """A fresh state."""
+        """Return a fresh state."""
         return _fresh_state(self.buffer_names(), params)
 
     def powers(self, t: int) -> Powers:
-        """Nothing here depends on a power of t."""
+        """Return no powers: nothing here depends on a power of t."""
         return 1.0, 1.0
 
     def packed(self, t: int, powers: Powers | None = None) -> tuple[float, ...]:
-        """The kernels' form, at update number t (from 1)."""
+        """Return the kernels' form, at update number t (from 1)."""
         first = t == 1
         numbers = (self.momentum, self.dampening, self.nesterov, first)
         return (RuleKind.sgd, self.lr, self.weight_decay, False, *numbers, 0.0, 0.0, 0.0, 1.0, 1.0)
@@ -129,7 +129,7 @@ class SGD:
         t: int,
         powers: Powers | None = None,
     ) -> None:
-        """The reference, in torch."""
+        """Apply the rule in torch: the reference."""
         g = g + self.weight_decay * p
         if buffers:
             (b,) = buffers
@@ -140,7 +140,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """``torch.optim.Adam``'s rule (weight decay joins the gradient)."""
+    """The rule of ``torch.optim.Adam`` (weight decay joins the gradient)."""
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)
@@ -167,23 +167,23 @@ class Adam:
         return False
 
     flops = 16
-    """Of one entry."""
+    """Operations on one entry."""
 
     def buffer_names(self) -> tuple[str, ...]:
-        """Names of the buffers, one tensor per parameter each."""
+        """Return names of the buffers, one tensor per parameter each."""
         return ("exp_avg", "exp_avg_sq")
 
     def init(self, params: Sequence[torch.Tensor]) -> State:
-        """A fresh state."""
+        """Return a fresh state."""
         return _fresh_state(self.buffer_names(), params)
 
     def powers(self, t: int) -> Powers:
-        """``beta1^t`` and ``beta2^t``."""
+        """Return ``beta1^t`` and ``beta2^t``."""
         beta1, beta2 = self.betas
         return beta1**t, beta2**t
 
     def packed(self, t: int, powers: Powers | None = None) -> tuple[float, ...]:
-        """The kernels' form, at update number t (from 1), with the powers if they are at hand."""
+        """Return the kernels' form, at update number t (from 1), with the powers if given."""
         power1, power2 = self.powers(t) if powers is None else powers
         moments = (*self.betas, self.eps, 1 - power1, 1 - power2)
         return (
@@ -206,7 +206,7 @@ class Adam:
         t: int,
         powers: Powers | None = None,
     ) -> None:
-        """The reference, in torch."""
+        """Apply the rule in torch: the reference."""
         mean, square = buffers
         power1, power2 = self.powers(t) if powers is None else powers
         beta1, beta2 = self.betas
@@ -222,7 +222,7 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(Adam):
-    """``torch.optim.AdamW``'s rule (decoupled weight decay)."""
+    """The rule of ``torch.optim.AdamW`` (decoupled weight decay)."""
 
     weight_decay: float = 1e-2
 

@@ -1,4 +1,4 @@
-"""Which noise scales a lattice of float32 can hold."""
+"""Check that a noise scale fits a lattice of float32."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from ..base import validate as check
 from ..base.errors import InvalidInput
 
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-104, 2.0**116
-"""Outside these, u = scale / 2^20 or an output y g would leave float32's normal numbers."""
+"""The range of scales: outside, u = scale / 2^20 or an output y g would not be normal in
+float32."""
 
 
 def check_scale(name: str, scale: object) -> None:
-    """A noise scale whose lattice float32 can hold.
+    """Check that float32 can hold the lattice of this noise scale.
 
     Raises:
         InvalidInput: anything else.
@@ -29,7 +30,7 @@ def check_scale(name: str, scale: object) -> None:
 
 
 def check_scales(name: str, scales: torch.Tensor) -> None:
-    """``check_scale`` for every entry of a tensor.
+    """Check every entry of a tensor as ``check_scale`` does.
 
     Raises:
         InvalidInput: another entry.
@@ -39,7 +40,7 @@ def check_scales(name: str, scales: torch.Tensor) -> None:
             name,
             expected="numbers from 2^-104 to 2^116",
             got="a tensor with other entries",
-            remedy="A coordinate without noise cannot be released.",
+            remedy="Give every coordinate such a scale: one without noise cannot be released.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The noise of one update: from which streams, or from draws that somebody made ahead."""
+"""The noise of one update, drawn from streams or prefetched."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class UpdateNoise:
         stream: keystream of the noise, this step's own.
         positions: where each tensor starts in the stream; ranges must not overlap.
         rounding: keystream of the stochastic rounding, for float sums.
-        draws: what the streams give at these positions, if it was made ahead.
+        draws: prefetched output of the streams at these positions. None draws inside the call.
         clock: the step count in device memory (``update.clock``): it joins ``n1`` of both streams,
             which are then those of step 0, and takes the place of the rule's own count.
     """
@@ -44,13 +44,13 @@ class UpdateNoise:
     clock: torch.Tensor | None = None
 
     def draw(self, i: int, count: int) -> torch.Tensor:
-        """X of tensor i, int32 ``[count]``."""
+        """Return X of tensor i, int32 ``[count]``."""
         if self.draws is None:
             return _lattice.draws(self.stream, self.distribution, self.positions[i], count)
         return self.draws.at(self.positions[i], count)
 
     def rounding_bits(self, i: int, count: int) -> torch.Tensor:
-        """The 16 rounding bits of tensor i, int32 ``[count]``."""
+        """Return the 16 rounding bits of tensor i, int32 ``[count]``."""
         if self.draws is None or self.draws.rounding is None:
             assert self.rounding is not None
             return _lattice.rounding_bits(self.rounding, self.positions[i], count)
@@ -60,7 +60,9 @@ class UpdateNoise:
 def at_clock(
     noise: UpdateNoise | None, rule: Rule, steps: int
 ) -> tuple[UpdateNoise | None, int, Powers]:
-    """The noise of the update at hand, its number t and its powers; a clock has the last word.
+    """Return the noise of the update at hand, its number t and its powers.
+
+    The device step counter overrides t where there is one.
 
     Args:
         noise: as given to ``update.step``.
@@ -80,7 +82,7 @@ def at_clock(
 def check_noise(
     noise: UpdateNoise, params: Sequence[torch.Tensor], sums: Sequence[torch.Tensor]
 ) -> None:
-    """Noise for these parameters.
+    """Check noise for these parameters.
 
     Raises:
         InvalidInput: anything else.
@@ -136,9 +138,9 @@ def _check_draws(
     if noise.clock is not None:
         raise InvalidInput(
             "noise",
-            expected="draws made ahead, or a clock",
+            expected="prefetched draws, or a clock",
             got="both",
-            remedy="Draws belong to one step: give noise without a clock.",
+            remedy="Pass noise without a clock: draws belong to one step.",
         )
     needed = [(first, end) for first, end in taken if end > first]
     first, end = (needed[0][0], needed[-1][1]) if needed else (draws.first, draws.first)

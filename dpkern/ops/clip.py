@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,9 +18,9 @@ from ..base.errors import InvalidInput
 from ..base.signature import Double, Gradient, OneOrMore, strided
 from ._clip_request import (
     ClipBounds,
+    ClipRequest,
     ClipResult,
     Gradients,
-    Request,
     combine_norms,
     sum_dtype,
     tensors_of,
@@ -66,7 +66,7 @@ def _check_sample_norm(
                     f"scale[{i}]",
                     expected="entries > 0",
                     got="a tensor with other entries",
-                    remedy="Scales divide the gradient.",
+                    remedy="Pass positive scales: they divide the gradient.",
                 )
 
 
@@ -79,7 +79,7 @@ def sample_norm(
     scale: Gradients | None = None,
     center: Gradients | None = None,
 ) -> Double[Tensor, "norms: B"]:
-    """Norm of each sample's whole gradient: ``n_b = || (g_b - center) / scale ||_p``.
+    """Return the norm of each sample's whole gradient: ``n_b = || (g_b - center) / scale ||_p``.
 
     Args:
         grads: per-sample gradients ``[B, ...]``, or one such tensor per parameter; float32,
@@ -107,12 +107,12 @@ def sample_norm(
 
 
 def _rows(grads: Tensor) -> Tensor:
-    """``[B, ...]`` -> ``[B, P]``, also for scalar parameters and empty batches."""
+    """Reshape ``[B, ...]`` to ``[B, P]``, also for scalar parameters and empty batches."""
     return grads.reshape(grads.shape[0], math.prod(grads.shape[1:]))
 
 
 def _row_norms(rows: Tensor, p: int) -> Tensor:
-    """float64 norms ``[B]`` that do not depend on the other rows, not even on their number.
+    """Return float64 norms ``[B]``, which depend neither on the other rows nor on their number.
 
     torch splits a single row over its threads, but never a row among several.
     """
@@ -129,14 +129,14 @@ def _check_clip_sum(
     arithmetic: str,
     unit: float | Sequence[float] | None,
     out: Sequence[Tensor] | None,
-) -> Request:
+) -> ClipRequest:
     count = len(tensors)
     single = max_grad_norm.__class__ is float and (unit is None or unit.__class__ is float)
     checked = _known_bounds if single else _checked_bounds
     bounds = checked(max_grad_norm, unit, count, p, style, arithmetic)
     if out is not None:
         _check_out(tensors, arithmetic, out)
-    return Request(tuple(tensors), bounds, p, style, arithmetic)
+    return ClipRequest(tuple(tensors), bounds, p, style, arithmetic)
 
 
 def _checked_bounds(
@@ -159,17 +159,17 @@ def _checked_bounds(
     if min(bounds) < MIN_BOUND:
         raise InvalidInput(
             "max_grad_norm",
-            expected="a bound of at least 2^-96",
+            expected="at least 2^-96",
             got=min(bounds),
-            remedy="Smaller bounds drown in the rounding of the smallest floats.",
+            remedy="Raise max_grad_norm; smaller bounds underflow in float32.",
         )
     # A float sum that is only ever shrunk may have a bound that no gradient reaches.
     if max(bounds) > MAX_BOUND and (style == "automatic" or arithmetic == "exact"):
         raise InvalidInput(
             "max_grad_norm",
-            expected="a bound of at most 2^96",
+            expected="at most 2^96",
             got=max(bounds),
-            remedy="Gradients are scaled up to the bound, which floats must hold.",
+            remedy="Lower max_grad_norm; gradients are scaled up to it, which floats must hold.",
         )
     if unit is not None:
         _check_per_tensor(count, style == "per_layer", unit=unit)
@@ -215,21 +215,14 @@ def _check_out(tensors: Sequence[Tensor], arithmetic: str, out: Sequence[Tensor]
         )
     integers = (torch.int32, torch.int64)
     dtypes = integers if arithmetic == "exact" else (sum_dtype(tensors[0].dtype),)
-    first = getattr(out[0], "dtype", None)
-    # The common case is decided here: this op is called once per step and group of samples.
-    for i, (g, o) in enumerate(zip(tensors, out, strict=True)):
-        if (
-            o.__class__ is Tensor
-            and o.dtype is first
-            and first in dtypes
-            and o.shape == g.shape[1:]
-            and o.layout is torch.strided
-            and o.device == g.device
-            and o.is_contiguous()
-        ):
-            continue
+    first: Any = getattr(out[0], "dtype", None)
+    shapes = [g.shape[1:] for g in tensors]
+    kind: dict[str, Any] = {"device": tensors[0].device, "contiguous": True}
+    if first in dtypes and check.alike(out, dtypes=(first,), shapes=shapes, **kind):
+        return
+    for i, (shape, o) in enumerate(zip(shapes, out, strict=True)):
         name = f"out[{i}]"
-        check.tensor_at(name, o, shape=g.shape[1:], dtypes=dtypes, device=g.device, contiguous=True)
+        check.tensor_at(name, o, shape=shape, dtypes=dtypes, **kind)
         check.tensor_at(name, o, dtypes=(out[0].dtype,))
 
 
@@ -245,7 +238,7 @@ def clip_sum(
     unit: float | Sequence[float] | None = None,
     out: Sequence[Tensor] | None = None,
 ) -> ClipResult:
-    """Sum of the clipped per-sample gradients: ``sum_b c_b g_b`` with ``||c_b g_b||_p <= C``.
+    """Clip per-sample gradients and return their sum: ``sum_b c_b g_b``, ``||c_b g_b||_p <= C``.
 
     ====================  =========================================================
     style                 factor
@@ -288,7 +281,7 @@ def clip_sum(
     Raises:
         InvalidInput: wrong type, shape, dtype, device or number.
     """
-    request = Request.of(grads, max_grad_norm, p, style, arithmetic, unit)
+    request = ClipRequest.of(grads, max_grad_norm, p, style, arithmetic, unit)
     sums = request.accumulators(out)
     rows = [_rows(t) for t in request.tensors]
     each = torch.stack([_row_norms(r, p) for r in rows], dim=1)
@@ -312,8 +305,8 @@ def clip_sum(
     return request.result(sums, norms)
 
 
-def _exact_terms(rows: list[Tensor], weights: list[Tensor], request: Request) -> list[Tensor]:
-    """``trunc(weight row)`` as int64; a sample is shrunk until its integers keep every bound."""
+def _exact_terms(rows: list[Tensor], weights: list[Tensor], request: ClipRequest) -> list[Tensor]:
+    """Return ``trunc(weight row)`` as int64; a sample shrinks until it keeps every bound."""
     p = request.p
     most = torch.tensor([m**p for m in request.unit_bounds], device=rows[0].device)
     while True:
@@ -334,9 +327,9 @@ __all__ = [
     "MIN_BOUND",
     "SLACK",
     "STYLES",
+    "ClipRequest",
     "ClipResult",
     "Gradients",
-    "Request",
     "clip_sum",
     "combine_norms",
     "sample_norm",

@@ -1,4 +1,4 @@
-"""Noise: keystream, lattice draws, rounding bits, and noise added in place.
+"""Noise: certified integer samples on the lattice, added to integers or floats.
 
 Laws and layout: ``docs/noise.md``.
 """
@@ -25,7 +25,7 @@ FLOATS = (torch.float32, torch.float64)
 
 
 def check_rounding(name: str, rounding: object, stream: Stream) -> None:
-    """A stream for stochastic rounding that is not the noise's.
+    """Check that a stream for stochastic rounding is not the noise's.
 
     Raises:
         InvalidInput: no stream.
@@ -43,7 +43,7 @@ def check_rounding(name: str, rounding: object, stream: Stream) -> None:
 
 
 def check_stream(**value: object) -> None:
-    """A keystream.
+    """Check a keystream.
 
     Raises:
         InvalidInput: anything else.
@@ -70,7 +70,7 @@ def keystream(
     blocks: Count,
     device: Device = "cpu",
 ) -> Int32[Tensor, "words: 16*blocks"]:
-    """ChaCha keystream words ``[16 blocks]`` as int32, in the order of RFC 8439 section 2.3.
+    """Return ChaCha keystream words ``[16 blocks]``, int32, in the order of RFC 8439, section 2.3.
 
     Args:
         stream: key, nonce and rounds.
@@ -106,7 +106,7 @@ def lattice_draws(
     device: Device = "cpu",
     out: Int32[Tensor, "count", written] | None = None,
 ) -> Int32[Tensor, "draws: count"]:
-    """The raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
+    """Return the raw integer draws ``X`` of a noise law, int32 ``[count]``, in units of ``u``.
 
     For tests and audits. ``X`` is private only inside ``floor((v + X) / 2^14)``: never release it
     by itself; ``add_noise`` does the whole.
@@ -142,9 +142,9 @@ def rounding_bits(
     device: Device = "cpu",
     out: Int16[Tensor, "count", written] | None = None,
 ) -> Int16[Tensor, "bits: count"]:
-    """The 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
+    """Return the 16 bits of each coordinate's stochastic rounding, int16 ``[count]``.
 
-    For draws made ahead (``update.Draws``), tests and audits.
+    They serve prefetched draws (``update.Draws``), tests and audits.
 
     Args:
         stream: key, nonce and rounds; never the noise's.
@@ -215,20 +215,24 @@ def add_noise(
     * Integer ``x`` holds ``v``, exact counts of ``u``; it becomes ``y``, counts of ``g``.
     * Float ``x`` is rounded stochastically to ``v`` with 16 bits a coordinate and becomes ``y g``.
 
+    Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
+    Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.
+    For floats it holds for the real numbers in the scaled floats ``fl(x / u)``: what rounding did
+    before, in the sum and in that product, is outside the proof (``docs/noise.md``).
+
     Args:
         x: contiguous int32, int64, float32 or float64 tensor of any shape.
         stream: keystream of the noise, used for nothing else.
         position: where element 0 stands in the stream.
         distribution: ``gaussian`` or ``laplace``.
         scale: certified standard deviation (or Laplace scale), one number or one per coordinate,
-            from 2^-104 to 2^116; None for integers.
+            from 2^-104 to 2^116. Integers take None.
         rounding: keystream of the rounding, float ``x`` only.
-        draws: what the streams give at these positions, if it was made ahead.
+        draws: prefetched output of the streams at these positions. None draws inside the call.
 
-    Guarantee: for integer neighbours at L2 distance M the pair of outputs is dominated by the
-    Gaussian mechanism with multiplier 2^20 / M (L1 and Laplace likewise), up to the tail's delta.
-    For floats it holds for the real numbers in the scaled floats ``fl(x / u)``: what rounding did
-    before, in the sum and in that product, is outside the proof (``docs/noise.md``).
+    Raises:
+        InvalidInput: wrong dtype, strides, scale, or an unknown law.
+        PrivacyError: rounding and noise share a stream.
 
     ============ ==========================================
     edge case    result
@@ -237,10 +241,6 @@ def add_noise(
     NaN, inf     counts as zero (the output stays on the lattice)
     any integer  exact, no overflow inside the release
     ============ ==========================================
-
-    Raises:
-        InvalidInput: wrong dtype, strides, scale, or an unknown law.
-        PrivacyError: rounding and noise share a stream.
     """
     v, n = x.detach(), x.numel()
     if draws is None:

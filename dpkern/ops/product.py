@@ -1,4 +1,4 @@
-"""The matrix product of linear layers, forwards ``x W^T + b`` and backwards ``g W``."""
+"""The matrix product of linear layers, forward ``x W^T + b`` and backward ``g W``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def matmul(
     w: Float[Tensor, "K M", transposable],
     bias: Float[Tensor, "M"] | None = None,
 ) -> Float[Tensor, "out: N M"]:
-    """``x w + bias``.
+    """Return ``x w + bias``.
 
     Args:
         x: ``[N, K]``, float32 or float64, contiguous.

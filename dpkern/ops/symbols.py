@@ -1,4 +1,4 @@
-"""Randomized response: symbols that lie with a probability known to the last bit."""
+"""Randomized response: symbols replaced with a probability known to the last bit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ PER_BLOCK = int(SYMBOLS_PER_CIPHER_BLOCK)
 """A cipher block serves this many symbols, two words each."""
 
 
-def lie_width(keep: int, categories: int) -> int:
-    """How many of the 2^64 words tell each lie but the last, which also takes what is left."""
+def alternative_width(keep: int, categories: int) -> int:
+    """Return how many of the 2^64 words map to each other symbol.
+
+    The last one also takes what is left.
+    """
     return ((1 << 64) - keep) // (categories - 1)
 
 
@@ -32,7 +35,7 @@ def _check(symbols: Tensor, stream: Stream, keep: int, categories: int, position
     check_recording(symbols.device)
     check_stream(stream=stream)
     check.integer(2, MAX_CATEGORIES, categories=categories)
-    # Every lie needs a word, and the truth as many as a lie.
+    # Every other symbol needs a word, and the symbol itself as many.
     check.integer(-(-(1 << 64) // categories), (1 << 64) - categories + 1, keep=keep)
     if symbols.numel():
         # Wider first: 256 is no uint8.
@@ -50,7 +53,7 @@ def _outside(low: Tensor, high: Tensor, categories: int) -> InvalidInput:
 
 
 def blocks(position: int, count: int) -> int:
-    """Cipher blocks that serve ``count`` symbols from ``position`` on."""
+    """Return how many cipher blocks serve ``count`` symbols from ``position`` on."""
     if not count:
         return 0
     return (position + count - 1) // PER_BLOCK - position // PER_BLOCK + 1
@@ -65,7 +68,7 @@ def randomize(
     categories: int = 2,
     position: Position = 0,
 ) -> Symbol[Tensor, "randomized: *S"]:
-    """Each symbol, or with probability ``1 - keep / 2^64`` one of the others; a new tensor.
+    """Return each symbol, or with probability ``1 - keep / 2^64`` one of the others; a new tensor.
 
     Symbol i takes the 64-bit word u made of the keystream's words ``2 i`` (low half) and
     ``2 i + 1``, counted from ``position``. With ``w = floor((2^64 - keep) / (k - 1))``:
@@ -75,17 +78,21 @@ def randomize(
 
     Integers only, so every backend gives the same symbols.
 
+    Guarantee: one symbol's output is ``log(max(keep, last) / w)``-private for every pair of inputs,
+    exactly; ``last = 2^64 - keep - (k - 2) w`` words map to the last symbol.
+
     Args:
         symbols: contiguous uint8, int32 or int64 tensor of any shape, entries in ``0 .. k - 1``.
         stream: ``key.stream(Purpose.SYMBOLS, step)``, used for nothing else.
-        keep: how many of the 2^64 words tell the truth, at least 2^64 / k. A mechanism knows it:
+        keep: how many of the 2^64 words keep the symbol, at least 2^64 / k. A mechanism knows it:
             ``RandomizedResponse(epsilon=..., categories=k).keep``.
         categories: k, from 2 to 2^30.
         position: where symbol 0 stands in the stream. Later calls with the same stream continue
-            where the last one ended: a position used twice tells two symbols with one word.
+            where the last one ended: a position used twice answers for two symbols with one word.
 
-    Guarantee: one symbol's output is ``log(max(keep, last) / w)``-private for every pair of inputs,
-    exactly; ``last = 2^64 - keep - (k - 2) w`` words tell the last lie.
+    Raises:
+        InvalidInput: wrong dtype, strides, categories, ``keep``, or an entry that is no category.
+        PrivacyError: a CUDA graph is recorded, whose every replay would give the same responses.
 
     =========== =================================
     edge case   result
@@ -93,16 +100,12 @@ def randomize(
     empty       empty
     outside     ``InvalidInput``; nothing is drawn
     =========== =================================
-
-    Raises:
-        InvalidInput: wrong dtype, strides, categories, ``keep``, or an entry that is no category.
-        PrivacyError: a CUDA graph is recorded, whose every replay would tell the same lies.
     """
     first, count = position // PER_BLOCK, symbols.numel()
     words = _lattice.keystream(stream, first, blocks(position, count)).numpy()
     skip = position - first * PER_BLOCK
     u = words.view("<u8")[skip : skip + count]
-    width = numpy.uint64(lie_width(keep, categories))
+    width = numpy.uint64(alternative_width(keep, categories))
     lie = numpy.minimum((u - numpy.uint64(keep)) // width, numpy.uint64(categories - 2))
     shift = numpy.where(u < numpy.uint64(keep), 0, 1 + lie.astype(numpy.int64))
     moved = symbols.to(torch.int64) + torch.from_numpy(shift).view(symbols.shape).to(symbols.device)

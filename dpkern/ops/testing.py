@@ -19,13 +19,15 @@ KEY = Key.from_unsafe_seed(0)
 
 
 def available_backends() -> list[str]:
-    """Backends that can run on this machine."""
+    """Return the backends that can run on this machine."""
     return [name for name in dispatch.BACKENDS if dispatch.availability(name)[0]]
 
 
 def emulation(backend: str) -> dispatch.Kernels | str:
-    """The backend's kernels for tensors on the CPU, or why there are none: CUDA sources compiled
-    for the emulator, Triton kernels in its interpreter."""
+    """Return the backend's kernels for tensors on the CPU, or why there are none.
+
+    CUDA sources are compiled for the emulator, Triton kernels run in its interpreter.
+    """
     module = importlib.import_module(f"{__package__}.backends.{backend}")
     emulate = getattr(module, "emulate", None)
     if emulate is None:
@@ -54,7 +56,7 @@ def emulated(backend: str) -> Iterator[None]:
 
 
 def available_isas() -> list[str]:
-    """Instruction sets that the compiled CPU kernels can use here; empty without them."""
+    """Return the instruction sets of the compiled CPU kernels here; empty without them."""
     if not dispatch.availability("cpu")[0]:
         return []
     best = _extension.ISAS.index(cpu.build_config()["detected_isa"])
@@ -77,7 +79,7 @@ threads = torch_threads
 
 
 def assert_close(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: float) -> None:
-    """``max |got - want| <= tolerance max(1, max |want|)``, or an error that names the tensor."""
+    """Check ``max |got - want| <= tolerance max(1, max |want|)``; the error names the tensor."""
     if got.shape != want.shape:
         raise AssertionError(f"{name}: shape {list(got.shape)}, want {list(want.shape)}")
     if not want.numel():

@@ -1,4 +1,4 @@
-"""The update: noise, division by the public batch size and the optimizer rule in one pass."""
+"""Update parameters: noise, division by the public batch size and the rule in one pass."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check_step(
 def _check_sums(
     params: Sequence[Tensor], sums: Sequence[Tensor], dtypes: tuple[torch.dtype, ...]
 ) -> None:
-    """Sums of the parameters' shapes, all of the first one's dtype."""
+    """Check sums of the parameters' shapes, all of the first one's dtype."""
     kind: dict[str, Any] = {"device": params[0].device, "contiguous": True}
     check.tensor_at("sums[0]", sums[0], shape=params[0].shape, dtypes=dtypes, **kind)
     kind["dtypes"] = (sums[0].dtype,)
@@ -115,6 +115,9 @@ def step(
         How many float sums were not finite (each counts as zero): an int, or for parameters on a
         device a 0-d int64 tensor there, so that nothing waits.
 
+    Raises:
+        InvalidInput: lists, shapes, dtypes or numbers that do not fit.
+
     ============== ======================================
     edge case      result
     ============== ======================================
@@ -122,9 +125,6 @@ def step(
     empty tensor   skipped
     NaN in a sum   counts as zero, counted in the result
     ============== ======================================
-
-    Raises:
-        InvalidInput: lists, shapes, dtypes or numbers that do not fit.
     """
     bad: Count = 0
     params = [p.detach() for p in params]
@@ -159,7 +159,7 @@ def _check_advance(clock: Tensor, rule: Rule) -> None:
 
 @op(check=_check_advance)
 def advance(clock: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
-    """One more step, in place: ``steps += 1`` and each power times its beta.
+    """Take one more step, in place: ``steps += 1``, and multiply each power by its beta.
 
     Args:
         clock: int64 ``[3]``, from ``clock``.
@@ -188,12 +188,15 @@ def project(params: Sequence[AnyFloat[Tensor, "...", written, strided]], onto: P
 
     A function of parameters that were released already: it costs no privacy.
 
+    Guarantee: norm and threshold are computed in float64; the result is in the set up to the
+    rounding of the parameters' dtype.
+
     Args:
         params: float32 or float64 tensors on one device.
         onto: the set.
 
-    Guarantee: norm and threshold are computed in float64; the result is in the set up to the
-    rounding of the parameters' dtype.
+    Raises:
+        InvalidInput: wrong types, dtypes or devices.
 
     =========== ==================================================
     edge case   result
@@ -203,10 +206,7 @@ def project(params: Sequence[AnyFloat[Tensor, "...", written, strided]], onto: P
     NaN         stays NaN and, but for Box, spreads to all entries
     =========== ==================================================
 
-    Raises:
-        InvalidInput: wrong types, dtypes or devices.
-
-    Source: Duchi et al., Efficient Projections onto the l1-Ball, 2008, for the simplex.
+    Reference: Duchi et al., Efficient Projections onto the l1-Ball, 2008, for the simplex.
     """
     _project.move(params, onto)
 

@@ -1,18 +1,18 @@
-"""Tables and figures of the sources: published beside ours, claimed beside certified."""
+"""Reproduce tables and figures of the papers: published beside ours, claimed beside certified."""
 
 from .catalogue import PAPERS, names, reproduce
-from .pieces import Finished, Piece, Watch
-from .result import Result, Row
-from .runner import Request
+from .pieces import CachedRun, ProgressListener, ResultCache
+from .result import ComparisonRow, Result
+from .runner import ItemRequest
 
 __all__ = [
     "PAPERS",
-    "Finished",
-    "Piece",
-    "Request",
+    "CachedRun",
+    "ComparisonRow",
+    "ItemRequest",
+    "ProgressListener",
     "Result",
-    "Row",
-    "Watch",
+    "ResultCache",
     "names",
     "reproduce",
 ]

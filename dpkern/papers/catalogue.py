@@ -1,4 +1,4 @@
-"""What can be reproduced, by paper and item."""
+"""List what can be reproduced, by paper and item."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .gredp import training as gredp_runs
 from .pnsgd import items as pnsgd
 from .pnsgd import local as ldp
 from .result import Result
-from .runner import Request
+from .runner import ItemRequest
 from .spof import environment as spof_environment
 from .spof import items as spof
 from .spof import training as spof_runs
 
-Item = Callable[[Request], Result]
+Item = Callable[[ItemRequest], Result]
 
 PAPERS: Mapping[str, Mapping[str, Item]] = {
     "adlm": {
@@ -94,11 +94,11 @@ ALL = "all"
 SIZED = frozenset({"spof"})
 """Papers whose runs take another number of rows and epochs."""
 UNAVAILABLE = frozenset({("gredp", "table7")})
-"""Items that are refused always, and so are no part of all."""
+"""Items that are always refused, and so are no part of ``all``."""
 
 
 def names(paper: str, item: str | None) -> tuple[str, ...]:
-    """The items that are asked for: every one of the paper for ``all``, else this one.
+    """Return the requested items: every one of the paper for ``all``, else this one.
 
     Raises:
         InvalidInput: an unknown paper or item.
@@ -108,7 +108,7 @@ def names(paper: str, item: str | None) -> tuple[str, ...]:
     return (_known(paper, item),)
 
 
-def reproduce(paper: str, item: str | None, request: Request) -> Result:
+def reproduce(paper: str, item: str | None, request: ItemRequest) -> Result:
     """Compute one item.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Claimed and certified epsilon of every mechanism of the sources, in one table.
+"""Tabulate claimed and certified epsilon of every mechanism of the papers.
 
-``epsilon_claimed`` is computed by the source's own rule, ``epsilon_certified`` from the event of
+``epsilon_claimed`` is computed by the paper's own rule, ``epsilon_certified`` from the event of
 what is released: Gaussian events G(z) of noise multiplier z by privacy loss distributions, under
 the relation of the row. The derivations are in ``docs/mechanisms.md``.
 
@@ -25,19 +25,19 @@ from ..privacy.accounting.events import EventSpec
 from ..privacy.accounting.history import NOTHING, RELEASED_BITS
 from ..privacy.theory import gaussian, markov, pnsgd
 from .claims_local import local, row
-from .result import Line, Panel, Result, Row
-from .runner import Request
+from .result import ComparisonRow, Line, Panel, Result
+from .runner import ItemRequest
 
 RATE, STEPS, DELTA = 0.01, 10_000, 1e-5
 ROWS = 60_000
 SIGMA = 1.1
 LAYERS = 8
 GREDP_SIGMAS = {1: 3.813, 2: 2.127, 4: 1.288, 8: 0.8825}
-"""DP-SGD's multiplier for epsilon 1, 2, 4, 8 at this rate, number of steps and delta."""
+"""DP-SGD's multipliers for epsilon 1, 2, 4, 8 at this rate, number of steps and delta."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
+class ReleaseEvent:
     """The event of one release, as accounting reads it."""
 
     spec: EventSpec
@@ -64,21 +64,21 @@ class Released:
 def certified(
     spec: EventSpec, *, neighbouring: str = "add_remove", **run: Any
 ) -> tuple[float, str]:
-    """``(epsilon, relation)`` of ``STEPS`` releases at rate ``RATE``, or of another run."""
+    """Return ``(epsilon, relation)`` of ``STEPS`` releases at rate ``RATE``, or of another run."""
     usual = {"sample_rate": RATE, "steps": STEPS, "delta": DELTA}
     return _certified(json.dumps(spec), neighbouring, tuple((usual | run).items()))
 
 
 @lru_cache(maxsize=256)
 def _certified(spec: str, neighbouring: str, run: tuple[tuple[str, Any], ...]) -> tuple[float, str]:
-    """Several rows ask for the same event."""
-    released = Released(spec=json.loads(spec), neighbouring=neighbouring)
+    """Certify an event; the result is cached, because several rows ask for the same one."""
+    released = ReleaseEvent(spec=json.loads(spec), neighbouring=neighbouring)
     found = accounting.certify(released, **dict(run))
     return found.epsilon, found.relation
 
 
-def table(request: Request) -> Result:
-    """The whole table; ``quick`` changes nothing."""
+def table(request: ItemRequest) -> Result:
+    """Build the whole table; ``quick`` changes nothing."""
     del request
     rows = [*_dp_sgd(), *_laplace(), *_spectral(), *_gredp(), *_directional(), *_notes(), *local()]
     return Result(
@@ -96,8 +96,8 @@ def table(request: Request) -> Result:
     )
 
 
-def _panel(rows: Sequence[Row]) -> Panel:
-    """Both numbers of every row; what is certified for nothing stands above all of them."""
+def _panel(rows: Sequence[ComparisonRow]) -> Panel:
+    """Draw both numbers of every row; what is certified for nothing stands above all of them."""
     numbers = range(1, len(rows) + 1)
     claimed = [math.nan if row.epsilon_claimed is None else row.epsilon_claimed for row in rows]
     proved = [math.nan if row.epsilon_certified is None else row.epsilon_certified for row in rows]
@@ -116,7 +116,7 @@ def _panel(rows: Sequence[Row]) -> Panel:
     )
 
 
-def _dp_sgd() -> list[Row]:
+def _dp_sgd() -> list[ComparisonRow]:
     event = events.gaussian(SIGMA)
     claim, _ = certified(event)
     shared = events.gaussian(SIGMA / math.sqrt(LAYERS))
@@ -151,7 +151,7 @@ def _dp_sgd() -> list[Row]:
     ]
 
 
-def _laplace() -> list[Row]:
+def _laplace() -> list[ComparisonRow]:
     multiplier, dimension = 10.0, 61_706
     claim, _ = certified(events.laplace(multiplier))
     mixed = certified(events.laplace(multiplier / math.sqrt(dimension)))
@@ -166,7 +166,7 @@ def _laplace() -> list[Row]:
     ]
 
 
-def _spectral() -> list[Row]:
+def _spectral() -> list[ComparisonRow]:
     claim, _ = certified(events.gaussian(SIGMA))
     half = events.gaussian(SIGMA / math.sqrt(2))
     return [
@@ -185,7 +185,7 @@ def _spectral() -> list[Row]:
     ]
 
 
-def _gredp() -> list[Row]:
+def _gredp() -> list[ComparisonRow]:
     rows = []
     for target, sigma in GREDP_SIGMAS.items():
         claim, _ = certified(events.gaussian(sigma))
@@ -220,14 +220,16 @@ def _gredp() -> list[Row]:
 
 
 def kappa(w: np.ndarray[Any, Any]) -> float:
-    """How much larger than claimed the worst direction's sensitivity / noise is under the printed
-    per-coordinate noise (13): ``||w|| / (min |w|^(1/3) sqrt(sum |w|^(4/3)))``."""
+    """Return the worst ratio of sensitivity to noise, over the claimed one, under the noise (13).
+
+    It is ``||w|| / (min |w|^(1/3) sqrt(sum |w|^(4/3)))`` for the printed per-coordinate noise.
+    """
     size = np.abs(w) / np.abs(w).max()
     root = size.min() ** (1 / 3) * math.sqrt((size ** (4 / 3)).sum())
     return float(np.linalg.norm(size) / root)
 
 
-def _directional() -> list[Row]:
+def _directional() -> list[ComparisonRow]:
     target = 2.0
     multiplier = 1 / math.sqrt(markov.tau(target, DELTA, 1).tau)
     rows = []
@@ -254,7 +256,7 @@ def _directional() -> list[Row]:
     return rows
 
 
-def _notes() -> list[Row]:
+def _notes() -> list[ComparisonRow]:
     n = 1000
     rows = []
     for target in (1.0, 4.0):

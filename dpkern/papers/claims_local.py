@@ -11,7 +11,7 @@ from typing import Any
 from ..privacy.mechanisms import FM, ILM, SPOF, AdLM, ObjectivePerturbation, OutputSGD
 from ..privacy.theory.adlm import CIFAR10, MNIST
 from .pnsgd import divergence
-from .result import Row
+from .result import ComparisonRow
 
 VISITS = 20
 """Epochs of SPOF's training: visits of each record."""
@@ -19,10 +19,10 @@ VISITS = 20
 
 def row(
     setting: str, claimed: float | None, found: tuple[float, str], note: str = "", **more: Any
-) -> Row:
-    """One line of the table; ``found`` is ``(certified epsilon, relation)``."""
+) -> ComparisonRow:
+    """Build one line of the table; ``found`` is ``(certified epsilon, relation)``."""
     epsilon, relation = found
-    return Row(
+    return ComparisonRow(
         item="claims",
         setting=setting,
         quantity="certified epsilon",
@@ -35,8 +35,8 @@ def row(
     )
 
 
-def _perturbed_losses() -> list[Row]:
-    """SPOF, FM and algorithm 2 at epsilon 1: pure epsilon of one record, as its visits add up."""
+def _perturbed_losses() -> list[ComparisonRow]:
+    """Return SPOF, FM and algorithm 2 at epsilon 1: pure epsilon of one record over its visits."""
     spof = SPOF(epsilon=1.0, mode="published")
     bare = SPOF(epsilon=1.0, mode="published", constant=0.0)
     fm = FM(epsilon=1.0, mode="published")
@@ -110,13 +110,13 @@ def _perturbed_losses() -> list[Row]:
 
 
 def _trained(mechanism: ObjectivePerturbation, visits: int) -> tuple[float, tuple[float, str]]:
-    """Claimed, and certified with its relation, of what is trained."""
+    """Return the claimed and the certified epsilon, with its relation, of what is trained."""
     certified = mechanism.epsilon_certified(visits=visits)
     return mechanism.epsilon_claimed(), (certified, mechanism.relation)
 
 
-def _adlm() -> list[Row]:
-    """AdLM and ILM as wholes at epsilon 1 in thirds, for any number of epochs."""
+def _adlm() -> list[ComparisonRow]:
+    """Return AdLM and ILM as wholes at epsilon 1 in thirds, for any number of epochs."""
     public = {"mode": "published", "relevance_from": "public_network"}
     cases: list[tuple[type[AdLM], str, str, dict[str, Any]]] = [
         (
@@ -158,8 +158,8 @@ def _adlm() -> list[Row]:
     ]
 
 
-def local() -> list[Row]:
-    """Randomized response, SPOF and its baselines, AdLM, and noise that is read again."""
+def local() -> list[ComparisonRow]:
+    """Return randomized response, SPOF and its baselines, AdLM, and noise that is read again."""
     lie = 1 / (1 + math.e)
     response = divergence.ldp_epsilon([[1 - lie, lie], [lie, 1 - lie]])
     local = "replace_one, local"

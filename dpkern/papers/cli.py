@@ -1,4 +1,4 @@
-"""``dpkern reproduce``: a table or figure of one of the sources, computed anew."""
+"""``dpkern reproduce``: recompute a table or figure of one of the papers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ..base.validate import integer, require
 from ..privacy.accounting import shown_bound
 from ..privacy.accounting.shown import shown_exactly
 from ..train.display import number
-from . import PAPERS, Finished, Request, Result, names, reproduce
+from . import PAPERS, ItemRequest, Result, ResultCache, names, reproduce
 from .pieces import FOLDER
-from .result import NONE_PUBLISHED, Row
+from .result import NONE_PUBLISHED, ComparisonRow
 
 SHOWN = 60
 """Rows printed before the rest is left to the CSV."""
@@ -40,9 +40,9 @@ LISTED = "; ".join(
 
 
 def command(
-    paper: Annotated[str, typer.Argument(help=f"What to reproduce: {LISTED}.")],
+    paper: Annotated[str, typer.Argument(help=f"Paper and its items: {LISTED}.")],
     item: Annotated[
-        str | None, typer.Argument(help="Table or figure of that paper, or all of them: all.")
+        str | None, typer.Argument(help="Table or figure of that paper; `all` selects all of them.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="A preset that ends within a minute on two cores.")
@@ -50,8 +50,8 @@ def command(
     data: Annotated[
         str | None,
         typer.Option(
-            help="Folder (for spof a CSV file) with the paper's data set; without it, generated "
-            "or embedded data that are labelled so."
+            help="Folder (with spof a CSV file) of the paper's data set. The default is generated "
+            "or embedded data, which are labelled so."
         ),
     ] = None,
     seeds: Annotated[
@@ -67,7 +67,8 @@ def command(
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory of the results.")] = Path("reproduced"),
     resume: Annotated[
-        bool, typer.Option("--resume", help="Use the settings that were finished in --out before.")
+        bool,
+        typer.Option("--resume", help="Reuse the settings that were finished in --out before."),
     ] = False,
     no_figure: Annotated[
         bool, typer.Option("--no-figure", help="Write no figure (needs no matplotlib).")
@@ -92,12 +93,12 @@ def command(
     if not no_figure:
         require("matplotlib", extra="demo")
     wanted = names(paper, item)
-    finished = Finished(folder=out / FOLDER, resume=resume)
+    finished = ResultCache(folder=out / FOLDER, resume=resume)
     results = []
     for name in wanted:
         try:
             with _watching(f"{paper} {name}".strip(), Console(stderr=True)) as bar:
-                request = Request(
+                request = ItemRequest(
                     quick=quick,
                     data=data,
                     seeds=seeds,
@@ -121,14 +122,14 @@ def command(
 
 
 class Bar:
-    """How far an item has come; nothing is shown for one that is done at once."""
+    """A progress bar of an item; nothing is shown for one that is done at once."""
 
     def __init__(self, item: str, progress: Progress) -> None:
         self._item, self._progress = item, progress
         self._task: Any = None
 
     def piece(self, label: str, number: int, count: int) -> None:
-        """The setting that is computed now."""
+        """Show the setting that is computed now."""
         text = f"{self._item}, {label} ({number} of {count})"
         if self._task is None:
             self._task = self._progress.add_task("", total=1.0, state=text)
@@ -136,7 +137,7 @@ class Bar:
         self._progress.update(self._task, state=text)
 
     def progress(self, share: float) -> None:
-        """How much of the item is done."""
+        """Show how much of the item is done."""
         if self._task is not None:
             self._progress.update(self._task, completed=share)
 
@@ -150,7 +151,7 @@ def _watching(item: str, console: Console) -> Iterator[Bar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[state]}", table_column=Column(overflow="fold", no_wrap=False)),
     )
-    # Where nobody sits before it, a bar would only be lines in a log.
+    # Without a terminal a bar would only be lines in a log.
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     try:
         yield Bar(item, progress)
@@ -166,7 +167,7 @@ def _say_how_to_continue(out: Path, as_json: bool) -> None:
 
 
 def show(console: Console, result: Result) -> None:
-    """The rows as a table without its empty columns, then notes and data."""
+    """Print the rows as a table without its empty columns, then notes and data."""
     columns = {
         "published": [_published(row.published) for row in result.rows],
         "ours": [_ours(row) for row in result.rows],
@@ -209,11 +210,11 @@ def _bound(value: float | None) -> str:
 
 
 def _published(value: float | str | None) -> str:
-    """The source's number with all its digits."""
+    """Return the paper's number with all its digits."""
     return shown_exactly(value) if isinstance(value, (int, float)) else value or ""
 
 
-def _ours(row: Row) -> str:
+def _ours(row: ComparisonRow) -> str:
     if "epsilon" in row.quantity and isinstance(row.ours, (int, float)):
         return _bound(row.ours)
     return _cell(row.ours) + (f" +- {number(row.spread)}" if row.spread else "")

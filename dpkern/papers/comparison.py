@@ -1,4 +1,4 @@
-"""All gradient mechanisms on one task, corrected ones at equal certified epsilon.
+"""Compare all gradient mechanisms on one task, corrected ones at equal certified epsilon.
 
 The task is scikit-learn's digits with the small LeNet-5 of ``dpkern train``, Poisson batches, the
 add-or-remove relation and one delta: what differs is the mechanism. Published modes run at the
@@ -22,8 +22,8 @@ from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms import DPSGD
 from ..privacy.mechanisms.base import Mechanism
 from . import runner
-from .result import Line, Panel, Result, Row
-from .runner import Outcome, Request, Setting
+from .result import ComparisonRow, Line, Panel, Result
+from .runner import ItemRequest, RunOutcome, RunSetting
 
 EPSILONS = (3.0, 1.0)
 DELTA = 1e-5
@@ -34,14 +34,14 @@ SEEDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One row's mechanism.
+class ComparedMechanism:
+    """The mechanism of one row.
 
     Attributes:
-        label: in the table.
-        name: as ``dpkern train --mechanism`` takes it.
-        settings: as ``--set``.
-        clipping: as ``--clipping``.
+        label: label in the table.
+        name: name that ``dpkern train --mechanism`` takes.
+        settings: values of ``--set``.
+        clipping: value of ``--clipping``.
         grid: learning rates to try, for the optimizer with momentum.
     """
 
@@ -53,44 +53,46 @@ class Entry:
 
 
 CORRECTED = (
-    Entry(label="DP-SGD, flat", name="dpsgd"),
-    Entry(label="DP-SGD, per layer", name="dpsgd", clipping="per_layer"),
-    Entry(label="DP-SGD, automatic", name="dpsgd", clipping="automatic"),
-    Entry(label="Laplace SGD", name="laplace_sgd"),
-    Entry(label="Spectral-DP, whitened clip", name="spectral_dp"),
-    Entry(
+    ComparedMechanism(label="DP-SGD, flat", name="dpsgd"),
+    ComparedMechanism(label="DP-SGD, per layer", name="dpsgd", clipping="per_layer"),
+    ComparedMechanism(label="DP-SGD, automatic", name="dpsgd", clipping="automatic"),
+    ComparedMechanism(label="Laplace SGD", name="laplace_sgd"),
+    ComparedMechanism(label="Spectral-DP, whitened clip", name="spectral_dp"),
+    ComparedMechanism(
         label="Spectral-DP, spectrum clip", name="spectral_dp", settings=("clip_domain=spectrum",)
     ),
-    Entry(label="GReDP", name="gredp"),
-    Entry(label="Directional, isotropic", name="directional"),
-    Entry(
+    ComparedMechanism(label="GReDP", name="gredp"),
+    ComparedMechanism(label="Directional, isotropic", name="directional"),
+    ComparedMechanism(
         label="Directional, elliptic",
         name="directional",
         settings=("shape=elliptic",),
     ),
     # The printed start sqrt(h1 h2) is too small to leave within this many steps.
-    Entry(label="AdaClip, scales start at .01", name="adaclip", settings=("initial_scale=.01",)),
-    Entry(label="Pruned, mask of the step before", name="pruned", grid=(0.3, 1.0, 3.0)),
+    ComparedMechanism(
+        label="AdaClip, scales start at .01", name="adaclip", settings=("initial_scale=.01",)
+    ),
+    ComparedMechanism(label="Pruned, mask of the step before", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 PUBLISHED = (
-    Entry(label="Laplace SGD, published", name="laplace_sgd"),
-    Entry(label="Spectral-DP, published", name="spectral_dp"),
-    Entry(label="GReDP, published", name="gredp"),
-    Entry(
+    ComparedMechanism(label="Laplace SGD, published", name="laplace_sgd"),
+    ComparedMechanism(label="Spectral-DP, published", name="spectral_dp"),
+    ComparedMechanism(label="GReDP, published", name="gredp"),
+    ComparedMechanism(
         label="Directional (Ours, w of the lot), published",
         name="directional",
         settings=("importance_multiplier=8",),
     ),
-    Entry(label="AdaClip, published start", name="adaclip"),
-    Entry(label="Pruned, published", name="pruned", grid=(0.3, 1.0, 3.0)),
+    ComparedMechanism(label="AdaClip, published start", name="adaclip"),
+    ComparedMechanism(label="Pruned, published", name="pruned", grid=(0.3, 1.0, 3.0)),
 )
 QUICK = ("DP-SGD, flat", "Spectral-DP, whitened clip", "GReDP", "GReDP, published")
 
 
-def task(request: Request, lr: float) -> Setting:
-    """Digits and LeNet-5; 15 epochs in quick runs."""
+def task(request: ItemRequest, lr: float) -> RunSetting:
+    """Return the task: digits and LeNet-5; 15 epochs in quick runs."""
     data = request.dataset("digits")
-    return Setting(
+    return RunSetting(
         data=data,
         model=lambda seed: models.build(
             MODEL, row_shape=data.row_shape, classes=data.classes, init_seed=seed
@@ -102,8 +104,10 @@ def task(request: Request, lr: float) -> Setting:
     )
 
 
-def mechanism(entry: Entry, where: Setting, mode: str, multiplier: float) -> Mechanism:
-    """The entry's mechanism at this noise multiplier."""
+def mechanism(
+    entry: ComparedMechanism, where: RunSetting, mode: str, multiplier: float
+) -> Mechanism:
+    """Make the entry's mechanism at this noise multiplier."""
     made, _ = make(
         entry.name,
         Run(
@@ -124,15 +128,15 @@ def mechanism(entry: Entry, where: Setting, mode: str, multiplier: float) -> Mec
     return made
 
 
-def calibrated(entry: Entry, where: Setting, epsilon: float) -> Mechanism:
-    """The corrected mechanism with the least noise that is certified for ``epsilon``."""
+def calibrated(entry: ComparedMechanism, where: RunSetting, epsilon: float) -> Mechanism:
+    """Return the corrected mechanism with the least noise that is certified for ``epsilon``."""
     return accounting.calibrate(
         mechanism(entry, where, "corrected", 1.0), target_epsilon=epsilon, **where.accounting()
     )
 
 
-def tuned(request: Request, entry: Entry, epsilon: float) -> float:
-    """The best learning rate of the entry's grid on the tuning seed; the middle in quick runs."""
+def tuned(request: ItemRequest, entry: ComparedMechanism, epsilon: float) -> float:
+    """Return the best learning rate of the entry's grid on the tuning seed; quick: the middle."""
     if request.quick:
         return sorted(entry.grid)[len(entry.grid) // 2]
     found = {}
@@ -143,10 +147,10 @@ def tuned(request: Request, entry: Entry, epsilon: float) -> float:
     return max(found, key=lambda lr: found[lr])
 
 
-def table(request: Request) -> Result:
-    """Test accuracy and time per step of every gradient mechanism."""
+def table(request: ItemRequest) -> Result:
+    """Tabulate test accuracy and time per step of every gradient mechanism."""
     seeds = request.repeats(1 if request.quick else SEEDS)
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     lines = []
     rates: dict[str, dict[str, float]] = {}
     for epsilon in EPSILONS[:1] if request.quick else EPSILONS:
@@ -196,12 +200,14 @@ def table(request: Request) -> Result:
     )
 
 
-def _chosen(entries: Sequence[Entry], request: Request) -> list[Entry]:
+def _chosen(entries: Sequence[ComparedMechanism], request: ItemRequest) -> list[ComparedMechanism]:
     return [entry for entry in entries if not request.quick or entry.label in QUICK]
 
 
-def _row(label: str, epsilon: float, lr: float, where: Setting, found: Outcome) -> Row:
-    return Row(
+def _row(
+    label: str, epsilon: float, lr: float, where: RunSetting, found: RunOutcome
+) -> ComparisonRow:
+    return ComparisonRow(
         item="comparison",
         setting=f"epsilon {shown_bound(epsilon)}: {label} "
         f"(lr {lr:g}, {found.ms_per_step:.1f} ms per step)",
@@ -217,7 +223,7 @@ def _row(label: str, epsilon: float, lr: float, where: Setting, found: Outcome) 
     )
 
 
-def _settings(request: Request, seeds: int) -> dict[str, Any]:
+def _settings(request: ItemRequest, seeds: int) -> dict[str, Any]:
     where = task(request, 1.0)
     return {
         "model": MODEL,

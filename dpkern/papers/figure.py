@@ -1,4 +1,4 @@
-"""Figures of reproduced items: curves, heat maps and diagrams, side by side in one PNG."""
+"""Draw figures of reproduced items: curves, heat maps and diagrams, side by side in one PNG."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..base.outputs import write_atomically
 from ..base.validate import require
 
 MARKED = 40
-"""Points up to which a curve shows each of them."""
+"""Maximum of points of a curve that shows each of them."""
 TICKS = 8
-"""Places up to which a logarithmic axis names each that has a point."""
+"""Maximum of places of a logarithmic axis that names each."""
 DASHES = ("-", "--", "-.", ":")
-"""In turns, so that curves which coincide show below one another."""
+"""Dashes in turns, so that curves which coincide show below one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +25,8 @@ class Line:
 
     Attributes:
         points: markers without a line.
-        level: what others are compared with, such as a claim: grey, without markers.
-        half: of a 95 % interval around each point, half its length; empty: none.
+        level: whether this is a line for comparison, such as a claim: grey, without markers.
+        half: half the length of a 95 % interval around each point; empty for none.
     """
 
     label: str
@@ -38,8 +38,8 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Box:
-    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the one before."""
+class DiagramBox:
+    """A part of a diagram: text in a box around ``(x, y)``; an arrow comes from the box before."""
 
     text: str
     x: float
@@ -63,7 +63,7 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     image: Sequence[Sequence[float]] = ()
-    boxes: Sequence[Box] = ()
+    boxes: Sequence[DiagramBox] = ()
 
 
 def draw(panels: Sequence[Panel], headline: str, path: Path) -> None:
@@ -94,12 +94,12 @@ def draw(panels: Sequence[Panel], headline: str, path: Path) -> None:
 
 
 def _width(panel: Panel) -> float:
-    """In inches: a box of a diagram has 1.4."""
+    """Return the width in inches: a box of a diagram has 1.4."""
     return max(4.6, 1.4 * len({box.x for box in panel.boxes}))
 
 
 def _height(panel: Panel) -> float:
-    """In inches, with the legend below the axes; a box of a diagram has 0.9."""
+    """Return the height in inches, with the legend below the axes; a box of a diagram has 0.9."""
     if panel.boxes:
         return 0.8 + 0.9 * len({box.y for box in panel.boxes})
     return 3.6 + 0.17 * math.ceil(sum(bool(line.label) for line in panel.lines) / 2)
@@ -144,7 +144,7 @@ def _draw_lines(axes: Any, panel: Panel) -> None:
         axes.legend(frameon=False, handlelength=3.5, **small, **below)
 
 
-def _draw_boxes(axes: Any, boxes: Sequence[Box]) -> None:
+def _draw_boxes(axes: Any, boxes: Sequence[DiagramBox]) -> None:
     axes.set_axis_off()
     for place, box in enumerate(boxes):
         frame = {"boxstyle": "round", "facecolor": "white"}

@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and half its 95 % interval; NaN where there is no value."""
+    """Return the mean and half its 95 % interval; NaN where there is no value."""
     count = len(values)
     if count == 0:
         return Interval(math.nan, math.nan)
@@ -31,9 +31,9 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired_test(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided probability, under equal means, of a difference as large as this one: paired t.
+    """Return the two-sided probability of so large a difference under equal means: paired t.
 
-    1 for a single pair, or where nothing differs.
+    It is 1 for a single pair, or where nothing differs.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2 or not any(differences):

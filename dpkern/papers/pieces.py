@@ -1,4 +1,4 @@
-"""A long item in pieces: each is computed once, kept in a file, and counted by a progress bar.
+"""Run a long item in pieces: each is computed once, kept in a file, and counted by a progress bar.
 
 A piece is one setting of an experiment, all its seeds together. Its file is named by a digest of
 everything that its numbers depend on, so an interrupted item continues where it stopped, and items
@@ -20,33 +20,33 @@ from ..base.outputs import write_atomically
 from ..base.version import __version__
 
 FOLDER = "settings"
-"""Below --out: one file for each finished piece."""
+"""The folder below --out with one file for each finished piece."""
 
 OnStep = Callable[[int], None]
-"""Told how many steps are done."""
+"""A callback that takes the number of steps done."""
 
 _FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
-class Watch(Protocol):
-    """Who is told how far an item has come."""
+class ProgressListener(Protocol):
+    """An observer of an item's progress."""
 
     def piece(self, label: str, number: int, count: int) -> None:
-        """The piece that begins; ``count`` of them in all."""
+        """Note the piece that begins; ``count`` of them in all."""
 
     def progress(self, share: float) -> None:
-        """How much of the item is done, in [0, 1]."""
+        """Note how much of the item is done, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class CachedRun:
     """One setting.
 
     Attributes:
-        label: for the progress bar.
+        label: label of the progress bar.
         key: everything that the numbers depend on, in JSON terms: data, seeds, schedule, ...
         compute: its numbers, in JSON terms; calls back after each step.
-        steps: how many steps that takes, on a scale shared by the item's pieces.
+        steps: number of steps, on a scale shared by the item's pieces.
     """
 
     label: str
@@ -56,11 +56,11 @@ class Piece:
 
 
 @dataclass(kw_only=True)
-class Finished:
+class ResultCache:
     """Pieces that have been computed: in this process, and with ``resume`` before it.
 
     Attributes:
-        folder: where they are kept; None: nowhere but in memory.
+        folder: folder of the files. None keeps the pieces in memory only.
         resume: whether files of earlier processes count.
     """
 
@@ -68,8 +68,8 @@ class Finished:
     resume: bool = False
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def find(self, piece: Piece) -> dict[str, Any] | None:
-        """Its numbers, if it was computed by this version.
+    def find(self, piece: CachedRun) -> dict[str, Any] | None:
+        """Return the piece's numbers, if it was computed by this version; else None.
 
         Raises:
             InvalidInput: its file is not one of ours.
@@ -81,8 +81,8 @@ class Finished:
                 self._known[name] = _read(path, piece)
         return self._known.get(name)
 
-    def keep(self, piece: Piece, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Write them; returns them as they will be read.
+    def keep(self, piece: CachedRun, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the numbers, and return them as they will be read.
 
         Raises:
             InvalidInput: the folder cannot be written.
@@ -96,9 +96,9 @@ class Finished:
 
 
 def through(
-    pieces: Sequence[Piece], finished: Finished, watch: Watch | None
+    pieces: Sequence[CachedRun], finished: ResultCache, watch: ProgressListener | None
 ) -> list[dict[str, Any]]:
-    """The numbers of each piece, in order; what is finished already is not computed again.
+    """Return the numbers of each piece, in order; finished pieces are not computed again.
 
     Raises:
         InvalidInput: as the pieces and their files do.
@@ -119,22 +119,22 @@ def through(
     return found
 
 
-def _telling(watch: Watch | None, before: int, piece: Piece, total: int) -> OnStep:
+def _telling(watch: ProgressListener | None, before: int, piece: CachedRun, total: int) -> OnStep:
     if watch is None:
         return lambda done: None
     return lambda done: watch.progress((before + min(done, piece.steps)) / max(total, 1))
 
 
-def _identity(piece: Piece) -> dict[str, Any]:
+def _identity(piece: CachedRun) -> dict[str, Any]:
     return {"dpkern": __version__, "key": dict(piece.key)}
 
 
-def _digest(piece: Piece) -> str:
+def _digest(piece: CachedRun) -> str:
     text = json.dumps(json.loads(dumps(_identity(piece))), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _read(path: Path, piece: Piece) -> dict[str, Any]:
+def _read(path: Path, piece: CachedRun) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
         identity = json.loads(dumps(_identity(piece)))
@@ -147,14 +147,14 @@ def _read(path: Path, piece: Piece) -> dict[str, Any]:
             "out",
             expected=f"finished settings below {path.parent}",
             got=f"{path.name}, which is not the file that was written",
-            remedy="Delete this file, or leave out --resume.",
+            remedy="Delete this file, or leave --resume out.",
         )
     found: dict[str, Any] = _floats(numbers)
     return found
 
 
 def _floats(value: Any) -> Any:
-    """What ``plain`` made words of."""
+    """Convert back to floats what ``plain`` made words of."""
     if isinstance(value, dict):
         return {name: _floats(item) for name, item in value.items()}
     if isinstance(value, list):

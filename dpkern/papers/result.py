@@ -1,8 +1,8 @@
-"""What a reproduced table or figure consists of, and how it is written: JSON, CSV, PNG.
+"""Hold a reproduced table or figure, and write it: JSON, CSV, PNG.
 
-Every row carries the published value beside ours, and the epsilon that the source claims beside
-the one that is certified. Where a source prints nothing, the row says so; where data are generated,
-the row says that.
+Every row carries the published value beside ours, and the epsilon that the paper claims beside the
+one that is certified. Where a paper prints nothing, the row says so; where data are generated, the
+row says that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ..base.json import dumps, plain
 from ..base.outputs import write_atomically
-from .figure import Box, Line, Panel, draw
+from .figure import DiagramBox, Line, Panel, draw
 
 NONE_PUBLISHED = "none published"
 FORMULA = "formula"
@@ -24,23 +24,23 @@ FORMULA = "formula"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One number of a source beside ours.
+class ComparisonRow:
+    """One number of a paper beside ours.
 
     Attributes:
         item: table or figure.
-        setting: which cell of it.
-        quantity: what ``published`` and ``ours`` are.
-        published: the source's number, or text such as a range; None: it prints none.
+        setting: cell of the table or figure.
+        quantity: name of the number in ``published`` and ``ours``.
+        published: the paper's number, or text such as a range. None means that it prints none.
         ours: the number found here.
-        epsilon_claimed: by the source's rule; None where the row is not about privacy.
+        epsilon_claimed: epsilon by the paper's rule. None means that the row is not about privacy.
         epsilon_certified: proved for what is released; infinite where nothing is.
-        relation: which data sets count as neighbours for ``epsilon_certified``.
+        relation: neighbouring relation of ``epsilon_certified``.
         data: name of the data, or ``formula``.
         seeds: number of repetitions behind ``ours``; 0: none is random.
         spread: half the range over the seeds, or half a 95 % interval where a note says so.
-        ms_per_step: wall time of a training step, where that was asked for.
-        note: what a reader must know about the row.
+        ms_per_step: wall time of a training step, where it was requested.
+        note: note that a reader of the row needs.
     """
 
     item: str
@@ -63,8 +63,8 @@ class Result:
     """A reproduced item.
 
     Attributes:
-        paper, item: what was asked for.
-        title: in words.
+        paper, item: the requested paper and item.
+        title: name in words.
         rows: the table.
         panels: the figure; without any, published and own numbers are drawn row by row.
         notes: readings, defects by their register's id, and what the data are.
@@ -74,18 +74,21 @@ class Result:
     paper: str
     item: str
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     panels: Sequence[Panel] = ()
     notes: Sequence[str] = ()
     settings: dict[str, Any]
 
     @property
     def stem(self) -> str:
-        """Of the file names."""
+        """The stem of the file names."""
         return f"{self.paper}-{self.item}" if self.item else self.paper
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON terms; infinity is ``"inf"``, an unpublished value ``"none published"``."""
+        """Return the result in JSON terms.
+
+        Infinity is ``"inf"``, an unpublished value ``"none published"``.
+        """
         content: dict[str, Any] = plain(asdict(self))
         for row in content["rows"]:
             row["published"] = NONE_PUBLISHED if row["published"] is None else row["published"]
@@ -109,15 +112,15 @@ class Result:
         return paths
 
     def _headline(self) -> str:
-        """Of the figure, with what its numbers were measured on."""
+        """Return the figure's headline, with the data that its numbers were measured on."""
         title = f"{self.stem.replace('-', ' ', 1)}: {self.title}"
         data = sorted({row.data for row in self.rows} - {FORMULA})
         return f"{title}\ndata: {'; '.join(data)}" if data else title
 
     def csv(self) -> str:
-        """The rows, with a header."""
+        """Return the rows as CSV, with a header."""
         text = io.StringIO()
-        names = [field.name for field in fields(Row)]
+        names = [field.name for field in fields(ComparisonRow)]
         writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.to_dict()["rows"])
@@ -126,12 +129,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Paper:
-    """What the items of one paper have in common.
+    """The settings and notes that the items of one paper have in common.
 
     Attributes:
-        name: of the paper, as ``dpkern reproduce`` takes it.
-        settings: that every item was computed with.
-        notes: of every item that has none of its own.
+        name: name that ``dpkern reproduce`` takes.
+        settings: settings that every item was computed with.
+        notes: notes of every item that has none of its own.
     """
 
     name: str
@@ -142,7 +145,7 @@ class Paper:
         self,
         item: str,
         title: str,
-        rows: Sequence[Row],
+        rows: Sequence[ComparisonRow],
         panels: Sequence[Panel] = (),
         notes: Sequence[str] | None = None,
         **settings: Any,
@@ -160,7 +163,7 @@ class Paper:
 
 
 def _of_rows(result: Result) -> Panel:
-    """Numbers over the number of their row."""
+    """Draw numbers over the number of their row."""
     found: dict[str, list[tuple[int, float]]] = {"published": [], "ours": []}
     for number, row in enumerate(result.rows, start=1):
         for name, value in (("published", row.published), ("ours", row.ours)):
@@ -175,4 +178,4 @@ def _of_rows(result: Result) -> Panel:
     return Panel(title=result.title, x_label="row of the table", y_label=label, lines=lines)
 
 
-__all__ = ["FORMULA", "NONE_PUBLISHED", "Box", "Line", "Panel", "Result", "Row"]
+__all__ = ["FORMULA", "NONE_PUBLISHED", "ComparisonRow", "DiagramBox", "Line", "Panel", "Result"]

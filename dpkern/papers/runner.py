@@ -1,4 +1,4 @@
-"""One training run of a reproduced experiment, and the data it takes.
+"""Run one training of a reproduced experiment, and load the data it takes.
 
 Runs are seeded so that the same request gives the same table; so every epsilon here is that of the
 mechanism, as if the seed were secret (a run with a known seed is itself certified for nothing).
@@ -25,8 +25,8 @@ from ..step.step import DPStep
 from ..train import data as datasets
 from ..train.data import Dataset
 from ..train.gradient_report import Epoch
-from ..train.loop import Loss, Training, summed_cross_entropy
-from .pieces import Finished, OnStep, Piece, Watch, through
+from ..train.loop import Loss, TrainingSteps, summed_cross_entropy
+from .pieces import CachedRun, OnStep, ProgressListener, ResultCache, through
 
 SEEDED = (
     "runs are seeded: epsilon is that of the mechanism if the seed were secret",
@@ -36,16 +36,16 @@ PHYSICAL_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the user asked of an item.
+class ItemRequest:
+    """The user's request for an item.
 
     Attributes:
         quick: the preset that ends within a minute on two cores.
-        data: a folder with the source's data set, a name as in ``train.data``, or None.
+        data: a folder with the paper's data set, a name as in ``train.data``, or None.
         seeds: repetitions of every training run; None leaves it to the item.
         rows, epochs: training rows (of each user) and epochs; None leaves them to the item.
         finished: settings that need not be computed again.
-        watch: who is told how far the item has come.
+        watch: observer of the item's progress.
     """
 
     quick: bool = True
@@ -53,19 +53,19 @@ class Request:
     seeds: int | None = None
     rows: int | None = None
     epochs: int | None = None
-    finished: Finished = field(default_factory=Finished, compare=False, repr=False)
-    watch: Watch | None = field(default=None, compare=False, repr=False)
+    finished: ResultCache = field(default_factory=ResultCache, compare=False, repr=False)
+    watch: ProgressListener | None = field(default=None, compare=False, repr=False)
 
     def repeats(self, usual: int) -> int:
-        """How often to repeat."""
+        """Return the number of repetitions."""
         return usual if self.seeds is None else self.seeds
 
-    def through(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """The numbers of each piece, computed unless they are known; see ``pieces.through``."""
+    def through(self, pieces: Sequence[CachedRun]) -> list[dict[str, Any]]:
+        """Return each piece's numbers, computed unless they are known; see ``pieces.through``."""
         return through(pieces, self.finished, self.watch)
 
     def dataset(self, substitute: str, *, rows: int | None = None) -> Dataset:
-        """The user's data, else the substitute; the first ``rows`` of each part in quick runs."""
+        """Load the user's data, else the substitute; ``rows`` of each part in quick runs."""
         found = datasets.load(self.data or substitute)
         if rows is None or not self.quick:
             return found
@@ -82,9 +82,8 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a run consists of, apart from mechanism and seed; ``model`` takes the seed of its
-    initial parameters."""
+class RunSetting:
+    """The parts of a run besides mechanism and seed; ``model`` takes the seed of its parameters."""
 
     data: Dataset
     model: Callable[[int], nn.Module]
@@ -103,7 +102,7 @@ class Setting:
         return self.epochs * self.steps_per_epoch
 
     def accounting(self) -> dict[str, Any]:
-        """The arguments of ``accounting.certify`` and its kin."""
+        """Return the arguments of ``accounting.certify`` and its kin."""
         return {
             "steps": self.steps,
             "sample_rate": self.batch_size / len(self.data.x_train),
@@ -114,16 +113,16 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What one run, or the mean over several seeds, came to.
+class RunOutcome:
+    """The outcome of one run, or the mean over several seeds.
 
     Attributes:
         accuracy: held-out accuracy after the last step, percent.
         best: the best of all epochs, percent; chosen by looking at held-out rows.
         spread: half the range of ``accuracy`` over the seeds.
-        seeds: how many.
-        epsilon_claimed, epsilon_certified: of the whole run.
-        relation: of the certificate.
+        seeds: number of seeds.
+        epsilon_claimed, epsilon_certified: epsilon of the whole run.
+        relation: relation of the certificate.
         ms_per_step: wall time, capture, clipping, noise and update together.
         history: epochs of the first seed.
     """
@@ -140,9 +139,9 @@ class Outcome:
 
 
 def run(
-    setting: Setting, mechanism: Mechanism, *, seeds: int, on_step: OnStep | None = None
-) -> Outcome:
-    """Train once per seed 0, 1, ...; ``on_step`` is told how many steps of all runs are done."""
+    setting: RunSetting, mechanism: Mechanism, *, seeds: int, on_step: OnStep | None = None
+) -> RunOutcome:
+    """Train once per seed 0, 1, ...; ``on_step`` gets the number of steps done in all runs."""
     return summarised(
         [
             once(setting, mechanism, seed, on_step=_after(seed * setting.steps, on_step))
@@ -155,8 +154,8 @@ def _after(before: int, on_step: OnStep | None) -> OnStep | None:
     return None if on_step is None else lambda done: on_step(before + done)
 
 
-def summarised(runs: Sequence[Outcome]) -> Outcome:
-    """Mean over seeds; epsilons do not differ between them."""
+def summarised(runs: Sequence[RunOutcome]) -> RunOutcome:
+    """Return the mean over seeds; epsilons do not differ between them."""
     accuracies = [run.accuracy for run in runs]
     return replace(
         runs[0],
@@ -169,14 +168,14 @@ def summarised(runs: Sequence[Outcome]) -> Outcome:
 
 
 def once(
-    setting: Setting,
+    setting: RunSetting,
     mechanism: Mechanism,
     seed: int,
     *,
     loss: Loss = summed_cross_entropy,
     on_step: OnStep | None = None,
-) -> Outcome:
-    """One run; the seed decides the initial parameters, the batches and the noise."""
+) -> RunOutcome:
+    """Train once; the seed decides the initial parameters, the batches and the noise."""
     model = setting.model(seed)
     rows = len(setting.data.x_train)
     batches = make_batches(
@@ -197,7 +196,7 @@ def once(
         dataset_size=rows,
         gradients="batched",
     )
-    training = Training(
+    training = TrainingSteps(
         data=setting.data,
         model=model,
         step=step,
@@ -219,7 +218,7 @@ def once(
     history = tuple(training.history)
     shapes = tuple(tuple(p.shape) for p in step.params)
     spent = _spent(mechanism, shapes, tuple(setting.accounting().items()))
-    return Outcome(
+    return RunOutcome(
         accuracy=100 * history[-1].heldout_accuracy,
         best=100 * max(epoch.heldout_accuracy for epoch in history),
         spread=0.0,
@@ -232,8 +231,8 @@ def once(
     )
 
 
-class Spent(NamedTuple):
-    """What a run costs, by its source and by proof."""
+class PrivacyCost(NamedTuple):
+    """The epsilon of a run, as its paper claims it and as it is proved."""
 
     claimed: float
     certified: float
@@ -243,15 +242,15 @@ class Spent(NamedTuple):
 @lru_cache(maxsize=64)
 def _spent(
     mechanism: Mechanism, shapes: tuple[tuple[int, ...], ...], run: tuple[tuple[str, Any], ...]
-) -> Spent:
-    """The same for every seed."""
+) -> PrivacyCost:
+    """Return the cost of a run, cached: it is the same for every seed."""
     certificate = accounting.certify(mechanism.plan(shapes), **dict(run))
     claimed = accounting.claimed_epsilon(mechanism, **dict(run))
-    return Spent(claimed, certificate.epsilon, certificate.relation)
+    return PrivacyCost(claimed, certificate.epsilon, certificate.relation)
 
 
 def _median_step(clock: Sequence[float], steps_per_epoch: int) -> float:
-    """Seconds of a step, without those that end with an evaluation if there are others."""
+    """Return the seconds of a step, without those that end with an evaluation if possible."""
     times = [after - before for before, after in pairwise(clock)]
     inside = [t for number, t in enumerate(times, start=1) if number % steps_per_epoch]
     return statistics.median(inside or times)

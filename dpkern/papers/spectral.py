@@ -1,8 +1,7 @@
-"""Items of Spectral-DP: what the kept share does, what the published code does, and which norm to
-clip.
+"""Items of Spectral-DP: the kept share, the published code, and the norm to clip.
 
-Nothing of it is printed in a table that we know: "published" is what the text claims of a setting,
-a variance of K/N or a certificate of sigma.
+No table that we know prints these numbers: "published" is the text's claim about a setting, a
+variance of K/N or a certificate of sigma.
 
 Source: Feng et al., Spectral-DP, 2023, as GReDP describes it, and its published code.
 """
@@ -23,11 +22,11 @@ from ..engine.survey import survey
 from ..ops import ghost, spectral, update
 from ..ops.spectral import Band, pencil
 from ..privacy import accounting
-from ..privacy.mechanisms import DPSGD, Crop, Site, SpectralDP
+from ..privacy.mechanisms import DPSGD, Site, SpectralDP, WhitenedCrop
 from ..privacy.mechanisms.base import Mechanism
 from . import runner
-from .result import Line, Panel, Paper, Result, Row
-from .runner import Request, Setting
+from .result import ComparisonRow, Line, Panel, Paper, Result
+from .runner import ItemRequest, RunSetting
 
 SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
 LAYERS = {"3x3 on 34": (34, 3), "5x5 on 14": (14, 5)}
@@ -38,8 +37,8 @@ SAMPLES = 64
 """Samples whose norms are compared."""
 
 
-def keep(request: Request) -> Result:
-    """Noise on a released kernel over the share of frequencies that is kept (circular noise)."""
+def keep(request: ItemRequest) -> Result:
+    """Compute the noise on a released kernel over the kept share of frequencies (circular)."""
     rows, panels = [], []
     for name, (size, taps) in LAYERS.items():
         curves: dict[str, list[float]] = {"claimed K/N": [], "an entry": [], "smoothest": []}
@@ -59,11 +58,13 @@ def keep(request: Request) -> Result:
                 ("variance in the smoothest direction / unfiltered", None, found[2]),
             ):
                 rows.append(
-                    Row(item="keep", setting=what, quantity=quantity, published=printed, ours=ours)
+                    ComparisonRow(
+                        item="keep", setting=what, quantity=quantity, published=printed, ours=ours
+                    )
                 )
             halved = pencil(band, (taps, taps), (1, 1), CIRCULAR, CIRCULAR)
             rows.append(
-                Row(
+                ComparisonRow(
                     item="keep",
                     setting=what,
                     quantity="certified multiplier / sigma",
@@ -77,8 +78,8 @@ def keep(request: Request) -> Result:
     return PAPER.result("keep", "noise that a filter leaves", rows, panels, quick=request.quick)
 
 
-def quirks(request: Request) -> Result:
-    """What the published code certifies, layer by layer of LeNet-5, in shares of sigma."""
+def quirks(request: ItemRequest) -> Result:
+    """Compute what the published code certifies, layer by layer of LeNet-5, in shares of sigma."""
     batch, sigma = 500, 40.0
     once: dict[str, Any] = {
         "gradient_units": "sum",
@@ -99,7 +100,7 @@ def quirks(request: Request) -> Result:
         coded = SpectralDP.as_coded(sigma, 1.0, batch, sites=(site,))
         plan = replace(coded, **changes).plan([site.shape])
         rows.append(
-            Row(
+            ComparisonRow(
                 item="quirks",
                 setting=name,
                 quantity="certified multiplier / sigma",
@@ -108,10 +109,10 @@ def quirks(request: Request) -> Result:
                 note=next((str(n) for n in plan.notes if n.id == note), note),
             )
         )
-        if isinstance(plan.blocks[0].release, Crop) and site.kind == "conv":
+        if isinstance(plan.blocks[0].release, WhitenedCrop) and site.kind == "conv":
             band = coded.band(plan.blocks[0].release.size or ())
             rows.append(
-                Row(
+                ComparisonRow(
                     item="quirks",
                     setting=name,
                     quantity="share of frequencies kept",
@@ -123,11 +124,11 @@ def quirks(request: Request) -> Result:
     return PAPER.result("quirks", "the published code, layer by layer", rows, quick=request.quick)
 
 
-def whitened(request: Request) -> Result:
-    """Which norm to clip: medians over samples of a trained network, accuracy at one epsilon."""
+def whitened(request: ItemRequest) -> Result:
+    """Compare norms to clip: medians over a trained network's samples, accuracy at one epsilon."""
     data = request.dataset("digits28", rows=720)
     epochs = 3 if request.quick else 20
-    where = Setting(
+    where = RunSetting(
         data=data,
         model=lambda seed: network(seed, data.row_shape, data.classes),
         epochs=epochs,
@@ -152,7 +153,7 @@ def whitened(request: Request) -> Result:
     for name, mechanism in made.items():
         found = runner.run(where, mechanism, seeds=request.repeats(1 if request.quick else 5))
         rows.append(
-            Row(
+            ComparisonRow(
                 item="whitened",
                 setting=f"{name}, bound 1 over all layers, sigma {sigma:.4g}",
                 quantity="accuracy %",
@@ -171,7 +172,7 @@ def whitened(request: Request) -> Result:
 
 
 def network(seed: int, row_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Convolutions of 3x3 at full and half resolution and of 5x5, then one linear layer."""
+    """Build convolutions of 3x3 at full and half resolution and of 5x5, then one linear layer."""
     torch.manual_seed(seed)
     channels, height, width = row_shape
     return nn.Sequential(
@@ -190,8 +191,8 @@ def network(seed: int, row_shape: tuple[int, ...], classes: int) -> nn.Module:
     )
 
 
-def _norms(where: Setting, sites: Sequence[Site], epochs: int) -> list[Row]:
-    """Medians of full, kept and whitened norm over the norm of the kernel's gradient."""
+def _norms(where: RunSetting, sites: Sequence[Site], epochs: int) -> list[ComparisonRow]:
+    """Return medians of full, kept and whitened norm over the norm of the kernel's gradient."""
     data, model = where.data, where.model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(0)
@@ -204,14 +205,14 @@ def _norms(where: Setting, sites: Sequence[Site], epochs: int) -> list[Row]:
             optimizer.step()
     mechanism = SpectralDP(noise_multiplier=1.0, max_grad_norm=1.0, sites=tuple(sites))
     blocks = mechanism.plan([site.shape for site in sites]).blocks
-    convolutions = [block.release for block in blocks if isinstance(block.release, Crop)]
+    convolutions = [block.release for block in blocks if isinstance(block.release, WhitenedCrop)]
     found = []
     for release, (x, g) in zip(convolutions, _operands(where, model), strict=True):
         site = release.site
         what = f"{'x'.join(map(str, site.kernel))} on {site.input[0]}, {site.shape[0]} channels"
         for norm, ratio in _ratios(release, x, g).items():
             found.append(
-                Row(
+                ComparisonRow(
                     item="whitened",
                     setting=f"{what}, {norm}",
                     quantity="median of norm / norm of the kernel's gradient",
@@ -222,8 +223,8 @@ def _norms(where: Setting, sites: Sequence[Site], epochs: int) -> list[Row]:
     return found
 
 
-def _operands(where: Setting, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Input and output gradient of every convolution, for the first samples."""
+def _operands(where: RunSetting, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Return input and output gradient of every convolution, for the first samples."""
     seen: list[tuple[Tensor, Tensor]] = []
     handles = [
         module.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
@@ -238,8 +239,8 @@ def _operands(where: Setting, model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     return [(x.detach(), g) for (x, _), g in zip(seen, grads, strict=True)]
 
 
-def _ratios(release: Crop, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-    """Per sample: norms of the spectrum, of its kept part and of the whitened coordinates."""
+def _ratios(release: WhitenedCrop, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    """Return norms per sample: of the spectrum, its kept part and the whitened coordinates."""
     site, band = release.site, release.band
     assert isinstance(band, Band)
     assert release.signal is not None
@@ -264,7 +265,7 @@ def _ratios(release: Crop, x: Tensor, g: Tensor) -> dict[str, Tensor]:
 
 
 def _conv(out: int, channels: int, size: int) -> Site:
-    """A 5x5 convolution without padding."""
+    """Return the site of a 5x5 convolution without padding."""
     return Site(
         kind="conv",
         shape=(out, channels, 5, 5),

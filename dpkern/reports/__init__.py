@@ -1,1 +1,1 @@
-"""Reports of what private training costs, and what shows them."""
+"""Reports of what private training costs, and their tables and figures."""

@@ -1,4 +1,4 @@
-"""Bars: one stack per category, or series side by side."""
+"""Draw bars: one stack per category, or series side by side."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from ..base.report import Figure, Series
 from ..base.validate import require
 from . import canvas, ink
-from .canvas import Sheet, Size
+from .canvas import FigureAxes, FigureSize
 
 NAMED = 7
-"""Parts of a stack that get a colour of their own; smaller ones are drawn as one."""
+"""Maximum of the parts of a stack with a colour of their own; smaller ones are drawn as one."""
 
 
 def categories(figure: Figure) -> list[str]:
-    """In the order in which the series name them."""
+    """Return the categories in the order in which the series name them."""
     return list(dict.fromkeys(str(x) for series in figure.series for x in series.x))
 
 
-def lie(figure: Figure, size: Size) -> bool:
+def lie(figure: Figure, size: FigureSize) -> bool:
     """Whether the bars lie: as asked, or because their names would collide."""
     names = categories(figure)
     letters = sum(max(map(len, ink.wrapped(n, 14).split("\n"))) for n in names)
@@ -28,14 +28,14 @@ def lie(figure: Figure, size: Size) -> bool:
 
 
 def values(series: Series, names: list[str]) -> list[float]:
-    """One value per category; none is not a number."""
+    """Return one value per category; a missing one is NaN."""
     known = {str(x): y for x, y in zip(series.x, series.y, strict=True)}
     found = [known.get(name) for name in names]
     return [math.nan if y is None else float(y) for y in found]
 
 
 def named(figure: Figure) -> list[str]:
-    """The parts that get a colour of their own: all, or the largest where they are too many."""
+    """Return the parts with a colour of their own: all, or the largest where they are too many."""
     names = [series.label for series in figure.series]
     if len(names) <= NAMED + 1:
         return names
@@ -45,7 +45,7 @@ def named(figure: Figure) -> list[str]:
 
 
 def palette(figures: Sequence[Figure]) -> dict[str, str]:
-    """One colour per name for all stacks of a report, if there are colours enough for that."""
+    """Assign one colour per name for all stacks of a report, if there are enough colours."""
     stacks = [figure for figure in figures if figure.kind == "stacked"]
     names = list(dict.fromkeys(name for figure in stacks for name in named(figure)))
     few = len(names) <= len(ink.DATA)
@@ -53,7 +53,7 @@ def palette(figures: Sequence[Figure]) -> dict[str, str]:
 
 
 def parts(figure: Figure, colours: Mapping[str, str]) -> list[tuple[str, list[float], str]]:
-    """Label, values and colour of each part; those without a name of their own are one part."""
+    """Return label, values and colour of each part; parts without a name are joined to one."""
     names, kept = categories(figure), named(figure)
     found = {s.label: values(s, names) for s in figure.series}
     drawn = [(label, found[label], colours.get(label, ink.DATA[i])) for i, label in enumerate(kept)]
@@ -65,9 +65,9 @@ def parts(figure: Figure, colours: Mapping[str, str]) -> list[tuple[str, list[fl
 
 
 def draw(
-    figure: Figure, size: Size, title: str = "", colours: Mapping[str, str] | None = None
+    figure: Figure, size: FigureSize, title: str = "", colours: Mapping[str, str] | None = None
 ) -> Any:
-    """``stacked`` and ``bars``; ``colours`` of parts by name, in the order of ``DATA`` else."""
+    """Draw ``stacked`` and ``bars``; ``colours`` of parts by name, else in order of ``DATA``."""
     names, flat, stacked = categories(figure), lie(figure, size), figure.kind == "stacked"
     coloured = parts(figure, colours or {}) if stacked else _side_by_side(figure, names)
     across = 1 if stacked else len(coloured)
@@ -75,7 +75,7 @@ def draw(
     if flat and any("\n" in label for label in _wrapped(names, size, flat)):
         slot = max(slot, 0.36)
     height = 0.5 + slot * max(len(names), 2)
-    sheet = Sheet(size, height if flat else 3.0, title)
+    sheet = FigureAxes(size, height if flat else 3.0, title)
     axes = sheet.axes
     box = 0.68 if stacked or across == 1 else 0.76
     bars = axes.barh if flat else axes.bar
@@ -131,15 +131,15 @@ def _side_by_side(figure: Figure, names: list[str]) -> list[tuple[str, list[floa
     ]
 
 
-def _wrapped(names: list[str], size: Size, flat: bool) -> list[str]:
-    """Names in lines that fit beside lying bars, or below standing ones."""
+def _wrapped(names: list[str], size: FigureSize, flat: bool) -> list[str]:
+    """Wrap names into lines that fit beside lying bars, or below standing ones."""
     letters = max(12, 66 // max(len(names), 1))
     if flat:
         letters = 18 if size.narrow else 30
     return [ink.wrapped(name, letters) for name in names]
 
 
-def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
+def _axes(figure: Figure, sheet: FigureAxes, names: list[str], flat: bool) -> None:
     axes, size = sheet.axes, sheet.size
     ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
     along, across = (axes.yaxis, axes.xaxis) if flat else (axes.xaxis, axes.yaxis)
@@ -165,7 +165,7 @@ def _axes(figure: Figure, sheet: Sheet, names: list[str], flat: bool) -> None:
 
 
 def _room(axes: Any, flat: bool, log: bool, part: float) -> None:
-    """Space for the number behind the longest bar, and before the longest negative one."""
+    """Make space for the number behind the longest bar, and before the longest negative one."""
     low, high = axes.get_xlim() if flat else axes.get_ylim()
     if log:
         more = (high / low) ** part
@@ -176,8 +176,8 @@ def _room(axes: Any, flat: bool, log: bool, part: float) -> None:
     (axes.set_xlim if flat else axes.set_ylim)(low, high)
 
 
-def _inside(sheet: Sheet, shown: list[Any], flat: bool) -> None:
-    """The number of each part that has room for it."""
+def _inside(sheet: FigureAxes, shown: list[Any], flat: bool) -> None:
+    """Write the number of each part that has room for it."""
     font = sheet.size.font - 0.8
     for container, y, colour in shown:
         for patch, v in zip(container, y, strict=True):
@@ -197,9 +197,13 @@ def _inside(sheet: Sheet, shown: list[Any], flat: bool) -> None:
 
 
 def _ends(
-    axes: Any, ends: list[tuple[float, float, float]], flat: bool, size: Size, smaller: bool = False
+    axes: Any,
+    ends: list[tuple[float, float, float]],
+    flat: bool,
+    size: FigureSize,
+    smaller: bool = False,
 ) -> None:
-    """A number behind the end of each bar: (place, end, number)."""
+    """Write a number behind the end of each bar: (place, end, number)."""
     for place, end, number in ends:
         away = 3 if number >= 0 else -3
         axes.annotate(

@@ -1,4 +1,4 @@
-"""Axes in the house's style: a light grid, no box, numbers that people say.
+"""Axes in the house's style: a light grid, no box, numbers in a readable form.
 
 Matplotlib's object interface without pyplot: no display, and no global state but the settings of a
 ``styled`` block. A canvas has 72 dots per inch, so that pixels are points.
@@ -21,25 +21,25 @@ EXTRA = "demo"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """How wide a figure is, in inches, and its letters, in points."""
+class FigureSize:
+    """The width of a figure in inches, and its font size in points."""
 
     width: float
     font: float
 
     @property
     def narrow(self) -> bool:
-        """For a phone."""
+        """Whether the figure is for a phone."""
         return self.width < 5
 
 
-WIDE = Size(width=6.9, font=8.8)
-NARROW = Size(width=3.9, font=8.6)
+WIDE = FigureSize(width=6.9, font=8.8)
+NARROW = FigureSize(width=3.9, font=8.6)
 
 
 @contextmanager
-def styled(size: Size, *, text_as_text: bool = False) -> Iterator[Any]:
-    """Matplotlib's settings while the block runs; yields the package.
+def styled(size: FigureSize, *, text_as_text: bool = False) -> Iterator[Any]:
+    """Set matplotlib's settings while the block runs; yields the package.
 
     Raises:
         MissingDependency: without matplotlib.
@@ -65,16 +65,16 @@ def styled(size: Size, *, text_as_text: bool = False) -> Iterator[Any]:
         yield matplotlib
 
 
-class Sheet:
+class FigureAxes:
     """A figure with one pair of axes, a title and names above them, and room beside them.
 
     Args:
-        size: how wide.
-        height: of the axes with their labels, in inches; what stands above comes on top.
+        size: width and font size.
+        height: height of the axes with their labels, in inches; the rows above them are added.
         title: empty for none.
     """
 
-    def __init__(self, size: Size, height: float, title: str = "") -> None:
+    def __init__(self, size: FigureSize, height: float, title: str = "") -> None:
         figures = require("matplotlib.figure", extra=EXTRA)
         backend = require("matplotlib.backends.backend_agg", extra=EXTRA)
         self.size = size
@@ -90,18 +90,18 @@ class Sheet:
             self._title(title)
 
     def text_size(self, text: str, font: float) -> tuple[float, float]:
-        """Width and height in pixels."""
+        """Return width and height in pixels."""
         probe = self.figure.text(0, 0, text, fontsize=font, linespacing=1.15)
         box = probe.get_window_extent(self._renderer)
         probe.remove()
         return float(box.width), float(box.height)
 
     def value_label(self, label: str) -> None:
-        """What a vertical axis counts, above it: turned text is hard to read and costs width."""
+        """Write a vertical axis's label above it: turned text is hard to read and costs width."""
         self.axes.set_title(label, loc="left", color=ink.MUTED, fontsize=self.size.font, pad=6)
 
     def legend(self, handles: Sequence[Any], names: Sequence[str]) -> None:
-        """Names in rows above the axes, as many in a row as fit."""
+        """Write names in rows above the axes, as many in a row as fit."""
         font = self.size.font
         widths = [self.text_size(name, font)[0] + 3.6 * font for name in names]
         rows: list[list[int]] = []
@@ -157,12 +157,12 @@ class Sheet:
             top -= tall
 
     def fraction(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels as parts of the figure, which hold at every resolution of a file."""
+        """Convert pixels to parts of the figure, which hold at every resolution of a file."""
         x, y = self.figure.transFigure.inverted().transform((x, y))
         return float(x), float(y)
 
     def write_at(self, corner: tuple[float, float], text: str, **options: Any) -> None:
-        """Text on a plate of the page's colour, with its lower left corner at these pixels."""
+        """Write text on a plate of the page's colour, its lower left corner at these pixels."""
         plate = {"boxstyle": "square,pad=0.12", "facecolor": ink.PAGE, "edgecolor": "none"}
         options |= {"va": "bottom", "ha": "left", "linespacing": 1.15}
         self.figure.text(*self.fraction(*corner), text, bbox=plate | {"alpha": 0.8}, **options)
@@ -170,7 +170,7 @@ class Sheet:
     def rule(
         self, start: tuple[float, float], end: tuple[float, float], colour: str, width: float = 0.8
     ) -> None:
-        """A thin line between two places in pixels."""
+        """Draw a thin line between two places in pixels."""
         lines = require("matplotlib.lines", extra=EXTRA)
         (x0, y0), (x1, y1) = self.fraction(*start), self.fraction(*end)
         self.figure.add_artist(lines.Line2D([x0, x1], [y0, y1], color=colour, linewidth=width))
@@ -181,7 +181,7 @@ def _anchored(legend: Callable[..., object], x: float, y: float) -> object:
 
 
 def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> None:
-    """Ticks of a numeric axis."""
+    """Set the ticks of a numeric axis."""
     ticker = require("matplotlib.ticker", extra=EXTRA)
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: ink.short(value)))
     if not log:
@@ -203,7 +203,7 @@ def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> No
 
 
 def probabilities(axis: Any, place: Callable[[float], float], *, crowded: bool) -> None:
-    """Ticks of an axis of probabilities that are drawn at ``place``."""
+    """Set the ticks of an axis of probabilities that are drawn at ``place``."""
     ticker = require("matplotlib.ticker", extra=EXTRA)
     tails = (1e-6, 1e-4, 0.01, 0.1) if crowded else (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.05, 0.2)
     ticks = [*tails, 0.5, *(1 - p for p in reversed(tails))]

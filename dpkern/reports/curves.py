@@ -1,4 +1,4 @@
-"""Curves with their names at their ends and marks that say what they are; rooflines."""
+"""Draw curves with their names at their ends and marks with labels; draw rooflines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from ..base.report import Figure, Series
 from ..base.validate import require
 from . import canvas, ink, labels
-from .canvas import Sheet, Size
+from .canvas import FigureAxes, FigureSize
 
 DIRECT = 12
-"""Points that get their names beside them; more get a legend."""
+"""Maximum of points that get their names beside them; more get a legend."""
 BESIDE = 8
-"""Lines that get their names at their ends."""
+"""Maximum of lines that get their names at their ends."""
 
 Names = dict[str, float] | None
 """Places of an axis of words; None for an axis of numbers."""
 
 
-def draw(figure: Figure, size: Size, title: str = "") -> Any:
-    """``lines`` and ``roofline``."""
-    sheet = Sheet(size, 3.3 if size.narrow else 3.6, title)
+def draw(figure: Figure, size: FigureSize, title: str = "") -> Any:
+    """Draw ``lines`` and ``roofline``."""
+    sheet = FigureAxes(size, 3.3 if size.narrow else 3.6, title)
     names = _names(figure)
     artists: list[Any] = []
     coloured = 0
@@ -72,7 +72,7 @@ def _place(x: float | str, names: Names) -> float:
 
 
 def _numbers(figure: Figure, series: Series, names: Names) -> tuple[list[float], list[float]]:
-    """What can be drawn: gaps and what a logarithm does not take are not numbers."""
+    """Return what can be drawn: gaps and what a logarithm does not take become NaN."""
     x = [_place(value, names) for value in series.x]
     y = [math.nan if value is None else float(value) for value in series.y]
     if figure.log_x:
@@ -85,12 +85,12 @@ def _numbers(figure: Figure, series: Series, names: Names) -> tuple[list[float],
 
 
 def probit(probability: float) -> float:
-    """The normal quantile; nan at 0, at 1 and for nan."""
+    """Return the normal quantile; NaN at 0, at 1 and for NaN."""
     return NormalDist().inv_cdf(probability) if 0 < probability < 1 else math.nan
 
 
 def _boxes(figure: Figure, axes: Any) -> None:
-    """Areas behind the lines; they ask for no room of their own."""
+    """Draw areas behind the lines; they ask for no room of their own."""
     patches = require("matplotlib.patches", extra=canvas.EXTRA)
     for box in figure.boxes:
         left, bottom, right, top = map(probit, box) if figure.probit else box
@@ -121,7 +121,7 @@ def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roo
     return line
 
 
-def _axes(figure: Figure, sheet: Sheet, names: Names) -> None:
+def _axes(figure: Figure, sheet: FigureAxes, names: Names) -> None:
     axes, crowded = sheet.axes, sheet.size.narrow
     axes.grid(True)
     axes.set_xlabel(figure.x_label)
@@ -151,8 +151,8 @@ def _single_points(figure: Figure) -> bool:
     return 0 < len(points) <= DIRECT and all(len(s.x) == 1 and s.label for s in points)
 
 
-def _end_labels(sheet: Sheet, wrapped: dict[Any, str]) -> None:
-    """Each line's name to the right of the axes, tied to the line's end by a thin one."""
+def _end_labels(sheet: FigureAxes, wrapped: dict[Any, str]) -> None:
+    """Write each line's name to the right of the axes, tied to the line's end by a thin one."""
     box, font = sheet.axes.get_window_extent(), sheet.size.font
     ends: dict[Any, tuple[float, float]] = {}
     for line in wrapped:
@@ -178,8 +178,10 @@ def _finite(points: Any) -> Any:
     return points[np.isfinite(points).all(axis=1)]
 
 
-def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direct: bool) -> None:
-    """Rings with words; names of single points; names along the limits of a roofline."""
+def _marks(
+    sheet: FigureAxes, figure: Figure, artists: list[Any], names: Names, direct: bool
+) -> None:
+    """Draw rings with labels, names of single points, and names along the limits of a roofline."""
     axes, font = sheet.axes, sheet.size.font - 0.6
     placer = labels.Placer(axes, [labels.samples(axes, *a.get_data()) for a in artists])
     words: list[tuple[float, float, str]] = []
@@ -217,8 +219,8 @@ def _marks(sheet: Sheet, figure: Figure, artists: list[Any], names: Names, direc
         sheet.write_at((left, bottom), wrapped, fontsize=font, zorder=7)
 
 
-def _limits(sheet: Sheet, limits: Sequence[Any], placer: labels.Placer) -> None:
-    """A slope's name runs along it, above its middle; a ceiling's stands on its right end.
+def _limits(sheet: FigureAxes, limits: Sequence[Any], placer: labels.Placer) -> None:
+    """Write a slope's name along it, above its middle, and a ceiling's on its right end.
 
     A limit of several pieces has its name on the last one.
     """

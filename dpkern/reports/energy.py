@@ -1,4 +1,6 @@
-"""An energy proxy: published picojoules times counted work. It compares; it measures nothing.
+"""Estimate energy by a proxy: published picojoules times counted work.
+
+The proxy compares; it measures nothing.
 
 Figures for a 45 nm process at 0.9 V: M. Horowitz, "Computing's energy problem (and what we can do
 about it)", ISSCC 2014, figure 1.1.9: a 32-bit floating-point addition 0.9 pJ, multiplication 3.7
@@ -27,7 +29,7 @@ _WORDS_PER_BLOCK = 16
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules by what they are spent on."""
+    """Joules by the work that they are spent on."""
 
     flops: float
     words: float
@@ -35,11 +37,11 @@ class Energy:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The total energy."""
         return self.flops + self.words + self.bytes
 
 
 def energy(*, bytes: int, flops: int, words: int, rounds: int) -> Energy:
-    """The proxy for this work, whose random words take ``rounds`` ChaCha rounds."""
+    """Return the proxy for this work, whose random words take ``rounds`` ChaCha rounds."""
     per_word = sum(CIPHER[rounds].values()) / _WORDS_PER_BLOCK
     return Energy(flops=flops * FLOP, words=words * per_word * INTEGER, bytes=bytes * BYTE)

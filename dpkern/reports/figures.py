@@ -1,4 +1,4 @@
-"""A figure of a report as a drawing, an SVG for a page, and files for a paper."""
+"""Turn a figure of a report into a drawing, an SVG for a page, and files for a paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..base.outputs import write_atomically
 from ..base.report import Figure
 from ..base.validate import require
 from . import bars, canvas, curves, ink
-from .canvas import NARROW, WIDE, Size
+from .canvas import NARROW, WIDE, FigureSize
 
 BARS = ("stacked", "bars")
 
@@ -28,18 +28,18 @@ _FAMILY = re.compile(r"'DejaVu Sans'[^;]*")
 
 def draw(
     figure: Figure,
-    size: Size,
+    size: FigureSize,
     *,
     titled: bool = False,
     colours: Mapping[str, str] | None = None,
 ) -> Any:
-    """The matplotlib figure; call it in a ``canvas.styled`` block.
+    """Return the matplotlib figure; call it in a ``canvas.styled`` block.
 
     Args:
-        figure: what to draw.
+        figure: figure to draw.
         size: ``WIDE`` or ``NARROW``.
-        titled: with its title.
-        colours: of the parts of stacks, by name.
+        titled: whether to draw its title.
+        colours: colours of the parts of stacks, by name.
     """
     title = figure.title if titled else ""
     if figure.kind in BARS:
@@ -48,15 +48,15 @@ def draw(
 
 
 def inline(
-    figure: Figure, size: Size, prefix: str, colours: Mapping[str, str] | None = None
+    figure: Figure, size: FigureSize, prefix: str, colours: Mapping[str, str] | None = None
 ) -> str:
-    """An ``svg`` element for a page: colours are the page's variables, text is text.
+    """Return an ``svg`` element for a page: colours are the page's variables, text is text.
 
     Args:
-        figure: what to draw.
+        figure: figure to draw.
         size: ``WIDE`` or ``NARROW``.
         prefix: makes the ids of one page distinct.
-        colours: of the parts of stacks, by name.
+        colours: colours of the parts of stacks, by name.
 
     Raises:
         MissingDependency: without matplotlib.
@@ -87,7 +87,7 @@ def inline(
 
 
 def _strip(root: ElementTree.Element) -> None:
-    """No namespaces, metadata or styles of its own: the page says all that once."""
+    """Remove namespaces, metadata and styles: the page says all that once."""
     for parent in list(root.iter()):
         for child in list(parent):
             if child.tag in (f"{_SVG}metadata", f"{_SVG}style"):
@@ -99,7 +99,7 @@ def _strip(root: ElementTree.Element) -> None:
 
 
 def _rename(root: ElementTree.Element, prefix: str) -> None:
-    """Ids that nobody refers to are dropped or, if they carry a tip, turned into it."""
+    """Drop ids without a reference; those that carry a tip become it."""
     everything = " ".join(value for node in root.iter() for value in node.attrib.values())
     used = set(re.findall(r"(?:url\(|^|\s)#([\w-]+)", everything))
     for node in list(root.iter()):
@@ -124,7 +124,7 @@ def _variables(style: str) -> str:
 
 
 def alternative(figure: Figure) -> str:
-    """What a screen reader says: the title, then the numbers in words, as far as they are few."""
+    """Return the text for a screen reader: the title, then the numbers in words, if few."""
     told = [f"{figure.title}."]
     if figure.kind in BARS:
         names = bars.categories(figure)

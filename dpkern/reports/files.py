@@ -1,4 +1,4 @@
-"""A report in the format that was asked for, and its figures as files."""
+"""Render a report in the requested format, and write its figures as files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def render(report: Report, kind: str) -> str:
-    """The report as ``text``, ``json``, ``csv`` or ``html``, with a line end.
+    """Return the report as ``text``, ``json``, ``csv`` or ``html``, with a line end.
 
     Raises:
         MissingDependency: html without matplotlib.
@@ -36,7 +36,7 @@ def render(report: Report, kind: str) -> str:
 
 
 def write(report: Report, kind: str, path: Path) -> None:
-    """The report in a file, whole or not at all.
+    """Write the report to a file, whole or not at all.
 
     Raises:
         InvalidInput: the file cannot be written.
@@ -47,7 +47,7 @@ def write(report: Report, kind: str, path: Path) -> None:
 
 
 def write_figures(report: Report, folder: Path) -> list[Path]:
-    """``<report>-<figure>.svg`` and ``.png`` of every figure, each whole or not at all.
+    """Write ``<report>-<figure>.svg`` and ``.png`` of every figure, each whole or not at all.
 
     Raises:
         InvalidInput: the folder cannot be written.

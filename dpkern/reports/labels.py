@@ -1,4 +1,4 @@
-"""Where labels go: beside the ends of lines, and next to marks where they cover least."""
+"""Place labels: beside the ends of lines, and next to marks where they cover least."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _AROUND = (
 
 
 def overlap(one: Box, other: Box) -> float:
-    """Area that two boxes share."""
+    """Return the area that two boxes share."""
     width = min(one[2], other[2]) - max(one[0], other[0])
     height = min(one[3], other[3]) - max(one[1], other[1])
     return max(width, 0.0) * max(height, 0.0)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places at least ``gap`` apart, each near the one wanted, within low..high if they fit.
+    """Return places at least ``gap`` apart, each near the one wanted, within low..high if they fit.
 
     Neighbours that touch are merged into a block that stands around the mean of what its members
     want (the pool-adjacent-violators solution of the least-squares problem).
@@ -53,7 +53,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 def samples(axes: Any, x: Sequence[float], y: Sequence[float]) -> NDArray[np.float64]:
-    """A polyline in pixels, a point every few pixels: boxes ask whether they cover it."""
+    """Return a polyline in pixels, a point every few pixels: boxes check whether they cover it."""
     corners = np.asarray(axes.transData.transform(np.column_stack([x, y])), dtype=np.float64)
     corners = corners[np.isfinite(corners).all(axis=1)]
     if len(corners) < 2:
@@ -67,7 +67,7 @@ def samples(axes: Any, x: Sequence[float], y: Sequence[float]) -> NDArray[np.flo
 
 
 class Placer:
-    """Places labels around points of an axes, away from lines, edges and earlier labels."""
+    """A placer of labels around points of an axes, away from lines, edges and earlier labels."""
 
     def __init__(self, axes: Any, obstacles: Sequence[NDArray[np.float64]]) -> None:
         self._axes = axes
@@ -82,7 +82,7 @@ class Placer:
         self._taken.append(box)
 
     def place(self, x: float, y: float, size: tuple[float, float]) -> tuple[float, float]:
-        """Lower left corner, in pixels, of a label of this size for the point (x, y)."""
+        """Return the lower left corner, in pixels, of a label of this size for the point (x, y)."""
         px, py = self._axes.transData.transform((x, y))
         width, height = size
         best, best_cost = (px, py), float("inf")

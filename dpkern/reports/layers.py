@@ -1,4 +1,4 @@
-"""The layers of a model: what each one costs in a private step, and without privacy."""
+"""Report each layer's cost in a private step, and without privacy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from torch import nn
 
 from ..base.dispatch import Cost
-from ..base.report import Figure, Series, Table
+from ..base.report import Figure, ReportTable, Series
 from .measured import Measured, Side, fields_of
 from .trace import REST, ROOT, layer_of
 
 SHOWN = 20
-"""Layers in a figure; those that take less time are shown together."""
+"""Maximum of layers in a figure; those that take less time are shown together."""
 _NOTHING = Cost(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """A layer in both steps."""
 
     layer: str
@@ -32,12 +32,12 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Private time over time without privacy."""
+        """Private time over time without privacy; None if the latter is zero."""
         return self.private_seconds / self.plain_seconds if self.plain_seconds else None
 
 
-def rows_of(model: nn.Module, measured: Measured) -> list[Row]:
-    """The layers in the model's order, then what belongs to none of them."""
+def rows_of(model: nn.Module, measured: Measured) -> list[LayerRow]:
+    """Return the layers in the model's order, then what belongs to none of them."""
     sizes: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -46,7 +46,7 @@ def rows_of(model: nn.Module, measured: Measured) -> list[Row]:
     costs = [side.by_layer() for side in (measured.private, measured.plain)]
     seconds = [_seconds(side) for side in (measured.private, measured.plain)]
     return [
-        Row(
+        LayerRow(
             layer=layer,
             kind="" if layer == REST else type(modules["" if layer == ROOT else layer]).__name__,
             parameters=sizes.get(layer, 0),
@@ -68,7 +68,7 @@ def _seconds(side: Side) -> dict[str, float]:
 
 
 def facts(model: nn.Module, measured: Measured) -> list[dict[str, Any]]:
-    """The layers as JSON values."""
+    """Return the layers as JSON values."""
     return [
         {
             "layer": row.layer,
@@ -92,8 +92,8 @@ def _cost_facts(cost: Cost, seconds: float) -> dict[str, Any]:
     }
 
 
-def table(model: nn.Module, measured: Measured) -> Table:
-    """One row per layer."""
+def table(model: nn.Module, measured: Measured) -> ReportTable:
+    """Build a table with one row per layer."""
     rows = [
         (
             *(row.layer, row.kind, row.parameters, row.calls),
@@ -103,7 +103,7 @@ def table(model: nn.Module, measured: Measured) -> Table:
         )
         for row in rows_of(model, measured)
     ]
-    return Table(
+    return ReportTable(
         title="Layers",
         columns=(
             *("layer", "module", "parameters", "op calls"),
@@ -117,7 +117,7 @@ def table(model: nn.Module, measured: Measured) -> Table:
 
 
 def figures(model: nn.Module, measured: Measured) -> list[Figure]:
-    """Bars per layer: time, bytes, FLOPs, and private over non-private."""
+    """Draw bars per layer: time, bytes, FLOPs, and private over non-private."""
     rows = _shown(rows_of(model, measured))
     names = [row.layer for row in rows]
 
@@ -182,14 +182,14 @@ def _over(a: int, b: int) -> float | None:
     return a / b if b else None
 
 
-def _shown(rows: list[Row]) -> list[Row]:
-    """The layers that take most time, in the model's order, and all others as one."""
+def _shown(rows: list[LayerRow]) -> list[LayerRow]:
+    """Return the layers that take most time, in the model's order, and all others as one."""
     if len(rows) <= SHOWN:
         return rows
     slowest = sorted(rows[:-1], key=lambda row: -row.private_seconds)[: SHOWN - 2]
     kept = [row for row in rows[:-1] if row in slowest]
     others = [row for row in rows[:-1] if row not in slowest]
-    together = Row(
+    together = LayerRow(
         layer=f"({len(others)} further layers)",
         kind="",
         parameters=sum(row.parameters for row in others),

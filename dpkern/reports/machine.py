@@ -1,4 +1,4 @@
-"""What the machine says about a stretch of work: memory, page faults, hardware counters."""
+"""Read what the machine says about a stretch of work: memory, page faults, hardware counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TASKS, _PARANOID = Path("/proc/self/task"), Path("/proc/sys/kernel/perf_event_p
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 CACHE_MISSES = "cache misses"
 _HARDWARE = {"cycles": 0, "instructions": 1, CACHE_MISSES: 3}
-"""``PERF_COUNT_HW_*`` of ``PERF_TYPE_HARDWARE`` (perf_event_open(2))."""
+"""The codes ``PERF_COUNT_HW_*`` of ``PERF_TYPE_HARDWARE`` (perf_event_open(2))."""
 _EXCLUDE_KERNEL, _EXCLUDE_HYPERVISOR = 1 << 5, 1 << 6
 _ATTRIBUTE_BYTES = 128
 LINE_BYTES = 64
@@ -27,7 +27,7 @@ LINE_BYTES = 64
 
 
 def peak_memory(work: Callable[[], Any]) -> tuple[int | None, str]:
-    """How far the resident memory of this process rises above what stands before ``work``.
+    """Measure how far this process's resident memory rises above its level before ``work``.
 
     Returns:
         Bytes and an empty text, or None and why nothing can be said.
@@ -52,13 +52,13 @@ def peak_memory(work: Callable[[], Any]) -> tuple[int | None, str]:
 
 
 def _resident(field: str) -> int:
-    """``VmRSS`` or ``VmHWM`` (the peak) in bytes."""
+    """Return ``VmRSS`` or ``VmHWM`` (the peak) in bytes."""
     lines = _STATUS.read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":"))
 
 
 def page_faults() -> int:
-    """Pages that this process has touched for the first time so far."""
+    """Return the pages that this process has touched for the first time so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
@@ -86,14 +86,14 @@ class HardwareCounters:
                 self._open.setdefault(name, []).append(found)
 
     def read(self) -> dict[str, int]:
-        """Counts since they were opened; empty where they cannot be read."""
+        """Return counts since the counters were opened; empty where they cannot be read."""
         return {
             name: sum(struct.unpack("q", os.read(one, 8))[0] for one in files)
             for name, files in self._open.items()
         }
 
     def close(self) -> None:
-        """Give the counters back."""
+        """Close the counters."""
         for files in self._open.values():
             for one in files:
                 os.close(one)
@@ -101,7 +101,7 @@ class HardwareCounters:
 
 
 def _opened(number: int, config: int, thread: int) -> tuple[int, int]:
-    """A counter of a thread, and the error number if there is none."""
+    """Open a counter of a thread; return it, and the error number if there is none."""
     attribute = bytearray(_ATTRIBUTE_BYTES)
     struct.pack_into("IIQ", attribute, 0, 0, _ATTRIBUTE_BYTES, config)
     struct.pack_into("Q", attribute, 40, _EXCLUDE_KERNEL | _EXCLUDE_HYPERVISOR)

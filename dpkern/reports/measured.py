@@ -1,8 +1,8 @@
-"""Private and non-private steps of one model, side by side in one process.
+"""Measure private and non-private steps of one model, side by side in one process.
 
 The private step is the engine's, on the same batch as torch's own. Both are timed plainly, in
-turns; then once more under a ``Trace``, which says where the time goes; and counted once. Before
-all that each has taken a step on two samples, in which the engine checks the model.
+turns; then once more under a ``StepTracer``, which says where the time goes; and counted once.
+Before all that each has taken a step on two samples, in which the engine checks the model.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..base.dispatch import Cost
 from ..engine import PrivacyEngine
 from ..privacy.mechanisms.base import Mechanism
 from .machine import HardwareCounters, page_faults, peak_memory
-from .subject import Subject
-from .trace import BACKWARD, ENGINE, FORWARD, UPDATE, Call, Trace, divided
+from .subject import BenchmarkModel
+from .trace import BACKWARD, ENGINE, FORWARD, UPDATE, StepTracer, TracedCall, divided
 from .traffic import Moved, Traffic
 
 SECONDS = 1.5
-"""How long the timed rounds may take if nobody says how many there are."""
+"""Maximum seconds of the timed rounds, unless their number is given."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 _LR, _MOMENTUM = 1e-3, 0.9
 _DATASET = 1000
@@ -39,33 +39,34 @@ class Variant:
 
     Attributes:
         name: ``private`` or ``non-private``.
-        step: a step on so many samples (None: the batch), under a trace if one is given.
+        step: function that steps on so many samples, or with None on the batch, under a trace if
+            one is given.
         trace: makes a trace of it.
         base: the phase of the optimizer's step outside of ops.
     """
 
     name: str
     step: Callable[..., None]
-    trace: Callable[[], Trace]
+    trace: Callable[[], StepTracer]
 
 
 @dataclass
 class Side:
-    """What was measured of one variant.
+    """The measurements of one variant.
 
     Attributes:
         plain: seconds of each step without a trace.
         traced: seconds by phase and layer, of each step with one.
         calls: the op calls of each step with a trace.
-        moved: what torch's own operations move and compute, by phase and layer.
-        memory: bytes that a step adds at its peak; None: ``memory_note`` says why not.
+        moved: bytes and operations of torch's own operations, by phase and layer.
+        memory: bytes that a step adds at its peak. None means unknown; ``memory_note`` says why.
         faults: pages that a step touches for the first time.
         counters: hardware counters of one step; empty where they cannot be read.
     """
 
     plain: list[float] = field(default_factory=list)
     traced: list[dict[tuple[str, str], float]] = field(default_factory=list)
-    calls: list[list[Call]] = field(default_factory=list)
+    calls: list[list[TracedCall]] = field(default_factory=list)
     moved: dict[tuple[str, str], Moved] = field(default_factory=dict)
     memory: int | None = None
     memory_note: str = ""
@@ -74,27 +75,27 @@ class Side:
 
     @property
     def middle(self) -> int:
-        """The traced step of median length: tables speak of this one, so that they add up."""
+        """The traced step of median length: tables describe this one, so that they add up."""
         lengths = [sum(step.values()) for step in self.traced]
         return lengths.index(statistics.median_low(lengths))
 
     @property
     def seconds(self) -> dict[tuple[str, str], float]:
-        """Seconds of the middle step by phase and layer."""
+        """The seconds of the middle step by phase and layer."""
         return self.traced[self.middle]
 
     @property
-    def ops(self) -> list[Call]:
-        """Op calls of the middle step."""
+    def ops(self) -> list[TracedCall]:
+        """The op calls of the middle step."""
         return self.calls[self.middle]
 
     @property
     def median(self) -> float:
-        """Median seconds of a plain step."""
+        """The median seconds of a plain step."""
         return statistics.median(self.plain)
 
     def by_layer(self) -> dict[str, Cost]:
-        """Bytes, FLOPs, words and launches of every layer: declared by ops, counted of torch."""
+        """Return bytes, FLOPs, words and launches per layer: declared by ops, counted for torch."""
         totals: dict[str, list[int]] = {}
 
         def add(shares: Any, numbers: Sequence[int]) -> None:
@@ -110,7 +111,7 @@ class Side:
 
 
 def fields_of(cost: Cost) -> tuple[int, int, int, int, int]:
-    """The numbers of a cost in the order of its fields."""
+    """Return the numbers of a cost in the order of its fields."""
     return cost.bytes_read, cost.bytes_written, cost.flops, cost.random_words, cost.launches
 
 
@@ -125,14 +126,14 @@ class Measured:
     seconds: float
 
 
-def measure(subject: Subject, mechanism: Mechanism, *, rounds: int | None) -> Measured:
+def measure(subject: BenchmarkModel, mechanism: Mechanism, *, rounds: int | None) -> Measured:
     """Take, time, trace and count steps of both variants.
 
     Args:
         subject: model and batch.
-        mechanism: of the private step.
-        rounds: how often each variant is timed, plainly and traced; None: as often as ``SECONDS``
-            allow, and at least three times.
+        mechanism: mechanism of the private step.
+        rounds: number of times that each variant is timed, plainly and traced. None selects as many
+            as ``SECONDS`` allow, and at least three.
 
     Raises:
         DPKernError: a model or mechanism that the engine refuses.
@@ -168,7 +169,7 @@ def measure(subject: Subject, mechanism: Mechanism, *, rounds: int | None) -> Me
 
 
 def _count(variant: Variant, side: Side) -> None:
-    """One step, of which memory is watched and torch's operations are counted."""
+    """Take one step, watch its memory and count torch's operations."""
     trace = variant.trace()
     before = page_faults()
     with Traffic(trace) as traffic:
@@ -178,7 +179,7 @@ def _count(variant: Variant, side: Side) -> None:
 
 
 def _read_counters(variants: Sequence[Variant], sides: dict[str, Side]) -> str:
-    """Hardware counters of one step each; why not, where they cannot be read."""
+    """Read the hardware counters of one step each; return why not, where they cannot be read."""
     counters = HardwareCounters()
     if counters.reason:
         return counters.reason
@@ -193,15 +194,15 @@ def _read_counters(variants: Sequence[Variant], sides: dict[str, Side]) -> str:
     return ""
 
 
-def _torch(subject: Subject) -> Variant:
-    """Training without privacy, as torch does it."""
+def _torch(subject: BenchmarkModel) -> Variant:
+    """Build the variant that trains without privacy, as torch does it."""
     model = subject.fresh()
     step = _stepper(subject, model, _sgd(model), UPDATE)
-    return Variant("non-private", step, lambda: Trace(model))
+    return Variant("non-private", step, lambda: StepTracer(model))
 
 
-def _private(subject: Subject, mechanism: Mechanism, engine: PrivacyEngine) -> Variant:
-    """The same with the engine; each forward pass brings new samples."""
+def _private(subject: BenchmarkModel, mechanism: Mechanism, engine: PrivacyEngine) -> Variant:
+    """Build the variant that trains with the engine; each forward pass brings new samples."""
     model = subject.fresh()
     model, optimizer, _ = engine.make_private(
         module=model,
@@ -213,13 +214,13 @@ def _private(subject: Subject, mechanism: Mechanism, engine: PrivacyEngine) -> V
         dataset_size=_DATASET * subject.batch,
     )
 
-    def trace() -> Trace:
+    def trace() -> StepTracer:
         plan = engine.step.plan
-        return Trace(model, dict(zip(engine.capture.names, plan.positions, strict=True)))
+        return StepTracer(model, dict(zip(engine.capture.names, plan.positions, strict=True)))
 
     ordinary = _stepper(subject, model, optimizer, ENGINE)
 
-    def step(samples: int | None = None, trace: Trace | None = None) -> None:
+    def step(samples: int | None = None, trace: StepTracer | None = None) -> None:
         if trace is None:
             return ordinary(samples)
         with engine.capture.guard.paused():
@@ -234,11 +235,14 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _stepper(
-    subject: Subject, model: nn.Module, optimizer: torch.optim.Optimizer, base: str
+    subject: BenchmarkModel, model: nn.Module, optimizer: torch.optim.Optimizer, base: str
 ) -> Callable[..., None]:
-    """Forward pass, backward pass, update; ``base`` is charged for the update outside of ops."""
+    """Return a step of forward pass, backward pass and update.
 
-    def step(samples: int | None = None, trace: Trace | None = None) -> None:
+    ``base`` is charged for the part of the update outside of ops.
+    """
+
+    def step(samples: int | None = None, trace: StepTracer | None = None) -> None:
         def running(phase: str, **more: Any) -> Any:
             return nullcontext() if trace is None else trace.running(phase, **more)
 

@@ -1,4 +1,4 @@
-"""What a private training step of a model costs: per phase, per layer and per op, as a report."""
+"""Report what a private training step of a model costs: per phase, per layer and per op."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from ..base import validate as check
 from ..base.counts import FORMULA
 from ..base.errors import InvalidInput
-from ..base.report import Report, Table
+from ..base.report import Report, ReportTable
 from ..base.threads import torch_threads
 from ..engine import named as by_name
 from ..privacy.mechanisms import DPSGD
@@ -23,11 +23,11 @@ from .energy import SOURCE, energy
 from .machine import CACHE_MISSES, LINE_BYTES
 from .measured import Measured, Side, measure
 from .roofline import Limits, Point
-from .subject import Subject, subject
-from .trace import Call
+from .subject import BenchmarkModel, subject
+from .trace import TracedCall
 
 BATCH_SIZE = 4
-"""Of a report if nobody says; ResNet-18 then takes a few seconds on two cores."""
+"""The default batch size of a report; ResNet-18 then takes a few seconds on two cores."""
 
 
 UNSTEADY = 2.0
@@ -53,10 +53,11 @@ def report(
         model: a name of ``dpkern.engine.demo.models``, ``package.module:callable``, or a module
             (``reports.subject``).
         batch_size: samples of a step, at least 2.
-        row_shape: shape of one sample; None: the model's usual one.
-        mechanism: of the private step, or its name in ``dpkern.train``; None: DP-SGD with flat
-            clipping, as ``PrivacyEngine`` makes it.
-        rounds: how often each way is timed; None: as often as about a second and a half allow.
+        row_shape: shape of one sample. None selects the model's usual one.
+        mechanism: mechanism of the private step, or its name in ``dpkern.train``. None selects
+            DP-SGD with flat clipping, as ``PrivacyEngine`` makes it.
+        rounds: number of times that each way is timed. None selects as many as fit into about a
+            second and a half.
         threads: torch's; None leaves them.
 
     Returns:
@@ -107,7 +108,7 @@ def report(
     )
 
 
-def _mechanism(given: Mechanism | str | None, made: Subject) -> Mechanism:
+def _mechanism(given: Mechanism | str | None, made: BenchmarkModel) -> Mechanism:
     if given is None:
         return DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
     if isinstance(given, Mechanism):
@@ -129,12 +130,12 @@ def _mechanism(given: Mechanism | str | None, made: Subject) -> Mechanism:
             "mechanism",
             expected="one that adds noise to gradients",
             got=given,
-            remedy="It costs nothing at a step: train as usual.",
+            remedy="Train as usual; this mechanism costs nothing at a step.",
         )
     return mechanism
 
 
-def _summary(made: Subject, measured: Measured, mechanism: Mechanism) -> str:
+def _summary(made: BenchmarkModel, measured: Measured, mechanism: Mechanism) -> str:
     private, plain = measured.private, measured.plain
     more = phases.by_phase(private)
     for phase, seconds in phases.by_phase(plain).items():
@@ -149,7 +150,7 @@ def _summary(made: Subject, measured: Measured, mechanism: Mechanism) -> str:
 
 
 def _unsteady(measured: Measured) -> str:
-    """A warning where steps of the same kind took very different times, but for a slow tenth."""
+    """Return a warning if steps of one kind took very different times, except for a slow tenth."""
     spreads = []
     for side in (measured.private, measured.plain):
         times = sorted([*side.plain, *(sum(step.values()) for step in side.traced)])
@@ -167,7 +168,9 @@ def _milliseconds(seconds: float) -> str:
     return f"{number:,.0f} ms" if number >= 100 else f"{number:.3g} ms"
 
 
-def _facts(made: Subject, measured: Measured, limits: Limits, threads: int) -> dict[str, Any]:
+def _facts(
+    made: BenchmarkModel, measured: Measured, limits: Limits, threads: int
+) -> dict[str, Any]:
     private, plain = measured.private, measured.plain
     return {
         "model": made.name,
@@ -216,7 +219,7 @@ def _point_facts(point: Point, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _call_facts(call: Call) -> dict[str, Any]:
+def _call_facts(call: TracedCall) -> dict[str, Any]:
     return {
         "op": call.op,
         "phase": call.phase,
@@ -247,7 +250,7 @@ def _energy(measured: Measured) -> dict[str, Any]:
     return found
 
 
-def _ops_table(points: Sequence[Point], limits: Limits) -> Table:
+def _ops_table(points: Sequence[Point], limits: Limits) -> ReportTable:
     rows = [
         (
             *(p.name, p.backend, p.calls, 1e3 * p.seconds, p.bytes, p.flops, p.words, p.launches),
@@ -258,7 +261,7 @@ def _ops_table(points: Sequence[Point], limits: Limits) -> Table:
         for p in sorted(points, key=lambda p: -p.seconds)
     ]
     names = ("op", "backend", "calls", "ms", "bytes", "FLOPs", "random words", "launches")
-    return Table(
+    return ReportTable(
         title="Ops of dpkern in the private step",
         columns=(*names, "GB/s", "GFLOP/s", "share of limit"),
         rows=rows,
@@ -268,8 +271,8 @@ def _ops_table(points: Sequence[Point], limits: Limits) -> Table:
     )
 
 
-def _machine_table(measured: Measured, limits: Limits) -> Table:
-    """Declared and counted against what the machine says, and its limits."""
+def _machine_table(measured: Measured, limits: Limits) -> ReportTable:
+    """Build the table of declared and counted work against the machine's counters and limits."""
     sides = (measured.private, measured.plain)
     rows: list[tuple[str | float | None, ...]] = []
 
@@ -294,7 +297,7 @@ def _machine_table(measured: Measured, limits: Limits) -> Table:
         row(f"energy proxy, {label}, mJ", *values)
     row("copy bandwidth of this machine, GB/s", limits.bandwidth / 1e9, None)
     row("matrix product peak of this machine, GFLOP/s", limits.peak / 1e9, None)
-    return Table(
+    return ReportTable(
         title="Machine, memory and energy",
         columns=("quantity", "private", "non-private"),
         rows=rows,

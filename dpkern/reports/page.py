@@ -1,4 +1,4 @@
-"""A report as one page that refers to nothing outside itself.
+"""Render a report as one page that refers to nothing outside itself.
 
 Figures are drawn twice, for a desk and for a phone, and the style sheet shows the one that fits;
 their colours are the page's variables, so dark mode and print change them too.
@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..base.json import dumps
-from ..base.report import Figure, Report, Table
+from ..base.report import Figure, Report, ReportTable
 from ..base.validate import require
 from ..base.version import __version__
 from . import figures, ink
@@ -24,7 +24,7 @@ _UNBROKEN = "\N{NO-BREAK SPACE}\\1\N{NO-BREAK SPACE}"
 
 
 def page(report: Report) -> str:
-    """The page; everything that the report says is escaped.
+    """Return the page; everything that the report says is escaped.
 
     Raises:
         MissingDependency: without matplotlib or jinja2.
@@ -53,13 +53,13 @@ def page(report: Report) -> str:
 
 
 def tied(text: str) -> str:
-    """A sentence as in print, also 6.6e-06; no line ends within ``n = 14`` or before ``%``."""
+    """Typeset a sentence as in print, also 6.6e-06; no line ends in ``n = 14``, before ``%``."""
     text = _SCIENTIFIC.sub(_in_print, text)
     return re.sub(r" %", "\N{NO-BREAK SPACE}%", re.sub(r" ([=<>×]) ", _UNBROKEN, text))
 
 
 def _in_print(found: re.Match[str]) -> str:
-    """Small numbers keep their digits: a bound has been rounded to its side before."""
+    """Typeset a number; small ones keep their digits: bounds have been rounded before."""
     return ink.scientific(found[0]) if "e-" in found[0] else ink.cell(float(found[0]))
 
 
@@ -80,7 +80,7 @@ def _figure(figure: Figure, number: int, colours: dict[str, str], markup: Any) -
     }
 
 
-def _table(given: Table, markup: Any) -> dict[str, Any]:
+def _table(given: ReportTable, markup: Any) -> dict[str, Any]:
     table = condensed(given)
     kinds = [markup(' class="number"') if numeric else "" for numeric in numeric_columns(table)]
     return {

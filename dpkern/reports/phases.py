@@ -1,17 +1,17 @@
-"""The phases of a step, private and non-private."""
+"""Report the phases of a step, private and non-private."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..base.report import Figure, Series, Table
+from ..base.report import Figure, ReportTable, Series
 from .measured import Measured, Side
 from .roofline import Point
 from .trace import PHASES
 
 
 def by_phase(side: Side) -> dict[str, float]:
-    """Seconds of each phase; they add up to the step."""
+    """Return the seconds of each phase; they add up to the step."""
     found: dict[str, float] = {}
     for (phase, _), seconds in side.seconds.items():
         found[phase] = found.get(phase, 0.0) + seconds
@@ -19,12 +19,12 @@ def by_phase(side: Side) -> dict[str, float]:
 
 
 def facts(measured: Measured) -> dict[str, Any]:
-    """Seconds of each phase of both steps."""
+    """Return the seconds of each phase of both steps."""
     return {"private": by_phase(measured.private), "non-private": by_phase(measured.plain)}
 
 
 def of_torch(side: Side) -> list[Point]:
-    """Torch's phases of a step without ops: counted work, measured time."""
+    """Return torch's phases of a step without ops: counted work, measured time."""
     seconds = by_phase(side)
     points = []
     for phase in dict.fromkeys(phase for phase, _ in side.moved):
@@ -43,8 +43,8 @@ def of_torch(side: Side) -> list[Point]:
     return points
 
 
-def table(measured: Measured) -> Table:
-    """One row per phase, and their sum."""
+def table(measured: Measured) -> ReportTable:
+    """Build a table with one row per phase, and their sum."""
     private, plain = by_phase(measured.private), by_phase(measured.plain)
     whole = sum(private.values())
     rows: list[tuple[str | float | None, ...]] = []
@@ -62,7 +62,7 @@ def table(measured: Measured) -> Table:
             )
     other = sum(plain.values())
     rows.append(("step", 1e3 * whole, 1e3 * other, whole / other, 1.0))
-    return Table(
+    return ReportTable(
         title="Phases of a step",
         columns=("phase", "private, ms", "non-private, ms", "ratio", "share of private"),
         rows=rows,
@@ -72,7 +72,7 @@ def table(measured: Measured) -> Table:
 
 
 def figure(measured: Measured) -> Figure:
-    """Both steps as stacked bars."""
+    """Draw both steps as stacked bars."""
     private, plain = by_phase(measured.private), by_phase(measured.plain)
     series = [
         Series(

@@ -1,4 +1,4 @@
-"""How close the ops come to what this machine can do: measured limits and a roofline.
+"""Compare the ops with this machine's measured limits: a roofline.
 
     attainable FLOP/s = min(peak, intensity * bandwidth),    intensity = FLOPs / bytes
 
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 import torch
 
 from ..base.report import Figure, Series
-from .trace import Call
+from .trace import TracedCall
 
 _COPIED_BYTES = 64 << 20
 _SIDE = 1024
 _TRIES = 4
 MOST_POINTS = 10
-"""Points in the figure; the others take less time."""
+"""Maximum of points in the figure; the others take less time."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured on this machine, with the threads in use.
+    """Limits measured on this machine, with the threads in use.
 
     Attributes:
         bandwidth: bytes read and written per second by a copy.
@@ -37,20 +37,20 @@ class Limits:
     peak: float
 
     def roof(self, intensity: float) -> float:
-        """Attainable FLOP/s at so many FLOPs per byte."""
+        """Return the attainable FLOP/s at so many FLOPs per byte."""
         return min(self.peak, intensity * self.bandwidth)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What was done in some seconds.
+    """Work that was done in some seconds.
 
     Attributes:
-        name: of an op, or of a phase of torch.
-        calls: how many calls it sums up.
+        name: name of an op, or of a phase of torch.
+        calls: number of calls that it sums up.
         bytes, flops, words, launches: declared, or counted of torch.
         seconds: measured.
-        backend: who ran it.
+        backend: name of the backend that ran it.
     """
 
     name: str
@@ -64,18 +64,18 @@ class Point:
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte."""
+        """The FLOPs per byte."""
         return self.flops / self.bytes if self.bytes else 0.0
 
     def share(self, limits: Limits) -> float | None:
-        """Of the time the machine's limits would need; above 1 where caches serve the bytes."""
+        """Return the least time by the machine's limits over the time; caches can exceed 1."""
         if self.seconds <= 0:
             return None
         return max(self.bytes / limits.bandwidth, self.flops / limits.peak) / self.seconds
 
 
 def measure_limits() -> Limits:
-    """Copy bandwidth and matrix peak of this machine: the best of a few tries."""
+    """Measure copy bandwidth and matrix peak of this machine: the best of a few tries."""
     source = torch.ones(_COPIED_BYTES // 4)
     target = torch.empty_like(source)
     square = torch.ones(_SIDE, _SIDE)
@@ -87,7 +87,7 @@ def measure_limits() -> Limits:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Least seconds of a few runs after a first one."""
+    """Return the least seconds of a few runs after a first one."""
     taken = []
     for _ in range(_TRIES + 1):
         started = time.perf_counter()
@@ -96,9 +96,9 @@ def _best(work: Callable[[], object]) -> float:
     return min(taken[1:])
 
 
-def points_of(calls: Sequence[Call]) -> list[Point]:
-    """One point per op and backend, in the order of their first calls."""
-    grouped: dict[tuple[str, str], list[Call]] = {}
+def points_of(calls: Sequence[TracedCall]) -> list[Point]:
+    """Return one point per op and backend, in the order of their first calls."""
+    grouped: dict[tuple[str, str], list[TracedCall]] = {}
     for call in calls:
         grouped.setdefault((call.op, call.backend), []).append(call)
     return [
@@ -117,11 +117,13 @@ def points_of(calls: Sequence[Call]) -> list[Point]:
 
 
 def figure(points: Sequence[Point], limits: Limits) -> Figure:
-    """The roofline with the points that take most time; what computes no FLOPs has no place there.
+    """Draw the roofline with the points that take most time.
+
+    Points that compute no FLOPs have no place there.
 
     Args:
         points: ops, and phases of torch.
-        limits: of the machine.
+        limits: limits of the machine.
     """
     slowest = sorted(points, key=lambda p: -p.seconds)
     drawn = [p for p in slowest if p.flops and p.bytes and p.seconds > 0][:MOST_POINTS]

@@ -1,4 +1,4 @@
-"""What is measured: a model, and one batch of generated data that it takes."""
+"""Make what is measured: a model, and one batch of generated data that it takes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CLASSES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class BenchmarkModel:
     """A model with its batch.
 
     Attributes:
-        name: for titles.
-        model: as it was built; copies of it are trained.
+        name: name in titles.
+        model: model as it was built; copies of it are trained.
         x: ``[B, ...]``.
-        labels: of every row of logits: ``model(x)`` is ``[B, ..., classes]``.
+        labels: label of every row of logits: ``model(x)`` is ``[B, ..., classes]``.
     """
 
     name: str
@@ -39,36 +39,36 @@ class Subject:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Shape of one sample."""
+        """The shape of one sample."""
         return tuple(self.x.shape[1:])
 
     @property
     def classes(self) -> int:
-        """Logits of one label."""
+        """The number of logits of one label."""
         return int(self.labels.max()) + 1
 
     def loss(self, model: nn.Module, samples: int | None = None) -> Tensor:
-        """Mean cross entropy of the first samples."""
+        """Return the mean cross entropy of the first samples."""
         logits = model(self.x[:samples])
         each = len(self.labels) // self.batch
         labels = self.labels[: None if samples is None else samples * each]
         return nn.functional.cross_entropy(logits.flatten(0, -2), labels)
 
     def fresh(self) -> nn.Module:
-        """A copy of the model, in training mode."""
+        """Return a copy of the model, in training mode."""
         return copy.deepcopy(self.model).train()
 
 
 def subject(
     model: str | nn.Module, *, batch_size: int, row_shape: Sequence[int] | None = None
-) -> Subject:
-    """The model, and random rows and labels for it.
+) -> BenchmarkModel:
+    """Return the model, and random rows and labels for it.
 
     Args:
         model: a name of ``train.models``; ``package.module:callable``, which returns a module, or
             a module and an example input ``[B', ...]`` that its rows are drawn from; or a module.
         batch_size: number of rows.
-        row_shape: of one sample; None: the usual one of the model, or the example's.
+        row_shape: shape of one sample. None selects the model's usual one, or the example's.
 
     Raises:
         InvalidInput: an unknown model, something that is none, or rows that it does not take.
@@ -90,7 +90,7 @@ def subject(
         x = _rows(batch_size, shape, example)
         logits = _logits(built, x[:2])
         labels = torch.randint(logits.shape[-1], (len(x), *logits.shape[1:-1])).flatten()
-    return Subject(name=name, model=built, x=x, labels=labels)
+    return BenchmarkModel(name=name, model=built, x=x, labels=labels)
 
 
 def _row_shape(given: Sequence[int]) -> tuple[int, ...]:
@@ -105,7 +105,7 @@ def _row_shape(given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _called(path: str) -> tuple[nn.Module, Tensor | None]:
-    """What the callable at ``package.module:callable`` returns."""
+    """Return what the callable at ``package.module:callable`` returns."""
     place, _, attribute = path.partition(":")
     expected = "package.module:callable that can be imported from here"
     try:
@@ -127,7 +127,7 @@ def _called(path: str) -> tuple[nn.Module, Tensor | None]:
 
 
 def _rows(batch: int, shape: tuple[int, ...] | None, example: Tensor | None) -> Tensor:
-    """Rows drawn from the example, or normal ones of this shape."""
+    """Draw rows from the example, or normal ones of this shape."""
     if example is not None and example.dim() and len(example) and shape is None:
         return example.detach()[torch.randint(len(example), (batch,))]
     if shape is None:
@@ -143,7 +143,7 @@ def _rows(batch: int, shape: tuple[int, ...] | None, example: Tensor | None) -> 
 
 @torch.no_grad()
 def _logits(model: nn.Module, x: Tensor) -> Tensor:
-    """What the model makes of two rows."""
+    """Return the model's outputs for two rows."""
     try:
         out: Tensor = model(x)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

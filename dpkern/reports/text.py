@@ -1,4 +1,4 @@
-"""A report on a terminal, as JSON and as CSV."""
+"""Print a report on a terminal, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from ..base.json import dumps
-from ..base.report import Report, Table
+from ..base.report import Report, ReportTable
 from . import ink
 
 
 def as_json(report: Report) -> str:
-    """The facts as one JSON object on one line; infinities are the strings inf and -inf."""
+    """Return the facts as one JSON object on one line; infinities are the strings inf and -inf."""
     return dumps(dict(report.facts))
 
 
 def as_csv(report: Report) -> str:
-    """All tables: title, headings, rows; an empty line between two tables."""
+    """Return all tables: title, headings, rows; an empty line between two tables."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, table in enumerate(report.tables):
@@ -36,7 +36,7 @@ def as_csv(report: Report) -> str:
 
 
 def as_text(report: Report, console: Console) -> None:
-    """Title, summary, tables and notes onto the console."""
+    """Print title, summary, tables and notes to the console."""
     console.print(Text(report.title, style="bold"), soft_wrap=True)
     console.print(Text(report.summary))
     for table in map(condensed, report.tables):
@@ -51,8 +51,8 @@ def as_text(report: Report, console: Console) -> None:
         console.print(Text(f"- {note}"))
 
 
-def condensed(table: Table) -> Table:
-    """Without the columns of words that say the same in every row: the note says it once."""
+def condensed(table: ReportTable) -> ReportTable:
+    """Drop columns of words that say the same in every row: the note says it once."""
     if len(table.rows) < 3:
         return table
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
@@ -69,8 +69,8 @@ def condensed(table: Table) -> Table:
     )
 
 
-def numeric_columns(table: Table) -> Sequence[bool]:
-    """Which columns hold numbers and nothing else; they are aligned to the right."""
+def numeric_columns(table: ReportTable) -> Sequence[bool]:
+    """Return which columns hold numbers and nothing else; they are aligned to the right."""
     columns = [[row[i] for row in table.rows] for i in range(len(table.columns))]
     return [
         any(value is not None for value in column)
@@ -79,7 +79,7 @@ def numeric_columns(table: Table) -> Sequence[bool]:
     ]
 
 
-def _rich(table: Table) -> RichTable:
+def _rich(table: ReportTable) -> RichTable:
     drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for heading, numeric in zip(table.columns, numeric_columns(table), strict=True):
         drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")

@@ -1,7 +1,7 @@
-"""One private step three ways: its closed form, a count while it runs, and its time here.
+"""Report one private step three ways: its closed form, a count while it runs, its time here.
 
-The step is the one that ``cost.step_systems`` has the form of: one sample on one small layer, far
-above its bound. The same step runs under ``cost.counting`` and, by the backends that would train,
+The step is that of ``cost.step_systems``: one sample on one small layer, with a gradient far above
+its bound. The same step runs under ``cost.counting`` and, by the backends that would train,
 under a clock.
 """
 
@@ -18,11 +18,11 @@ import torch
 
 from ..base import dispatch
 from ..base.counts import EXECUTED, FORMULA, Counts, Itemised, weakest
-from ..base.report import Report, Table
+from ..base.report import Report, ReportTable
 from ..base.rng import Key, Purpose
 from ..cost import count, counting, processors
 from ..cost._numbers import tidy
-from ..cost.autoencoder import Options
+from ..cost.autoencoder import CountOptions
 from ..cost.forms import FORMS
 from ..cost.phases import by_phase
 from ..cost.processors import Processor
@@ -38,13 +38,13 @@ _FAR = 1e4
 
 
 @dataclass(frozen=True)
-class ThreeWays:
+class StepCostReport:
     """A step in its three ways.
 
     Attributes:
-        closed, counted: by phase and kind.
-        ops: of every op: calls, closed form, count, median seconds of all its calls, evidence of
-            the count. Only what was ``executed`` can differ from its closed form.
+        closed, counted: the two counts by phase and kind.
+        ops: calls, closed form, count, median seconds of all calls, and evidence of the count, by
+            op. Only what was ``executed`` can differ from its closed form.
         seconds: median of the whole step.
     """
 
@@ -55,7 +55,7 @@ class ThreeWays:
 
     @property
     def executed(self) -> int:
-        """How many ops ran in their counted kernels."""
+        """The number of ops that ran in their counted kernels."""
         return sum(evidence == EXECUTED for *_, evidence in self.ops.values())
 
     @property
@@ -70,15 +70,15 @@ def report(
     *,
     size: tuple[int, int] = (14, 7),
     processor: str | Path | Processor = "k7",
-    options: Options | None = None,
+    options: CountOptions | None = None,
 ) -> Report:
-    """``cost.count.report``; of a private step of dpkern also its execution and its time.
+    """Return ``cost.count.report``; a private step of dpkern adds its execution and its time.
 
     Args:
         mechanism: a name in ``cost.systems.SYSTEMS``.
         size: features n and length l of the code.
         processor: a name in ``processors.available()``, a TOML file, or a ``Processor``.
-        options: how to count Appendix G; as printed by default.
+        options: way of counting Appendix G; as printed by default.
 
     Raises:
         InvalidInput: another name, size or file, or options that change nothing.
@@ -100,7 +100,7 @@ def report(
     )
 
 
-def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
+def three_ways(form: StepForm, n: int, code: int) -> StepCostReport:
     """Count and time the step that ``form`` describes."""
     step = _step(form.make(n, code), n, code)
     step()  # momentum and tables of the first step
@@ -136,11 +136,11 @@ def three_ways(form: StepForm, n: int, code: int) -> ThreeWays:
         for name, exact in forms.items()
     }
     closed = by_phase(form(n, code))
-    return ThreeWays(closed, execution.items, ops, statistics.median(whole))
+    return StepCostReport(closed, execution.items, ops, statistics.median(whole))
 
 
 def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
-    """Makes one step each time that it is called."""
+    """Return a function that makes one step each time that it is called."""
     draw = torch.Generator().manual_seed(_SEED)
     if isinstance(mechanism, LabelMechanism):
         values = torch.randint(mechanism.categories, (n,), generator=draw)
@@ -171,7 +171,7 @@ def _step(mechanism: Mechanism, n: int, code: int) -> Callable[[], None]:
 
 
 def _timed(step: Callable[[], None]) -> dict[str, float]:
-    """Seconds of every op in one step."""
+    """Return the seconds of every op in one step."""
     spans: dict[str, float] = {}
 
     def clocked(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -187,7 +187,7 @@ def _timed(step: Callable[[], None]) -> dict[str, float]:
 
 
 def _settled(items: Itemised) -> dict[tuple[str, str], Counts]:
-    """By phase and kind, without what depends on the noise."""
+    """Return counts by phase and kind, without what depends on the noise."""
     return {(i.name, i.kind): i.counts for i in items.items if i.kind != "random"}
 
 
@@ -195,8 +195,8 @@ def _primitives(counts: Counts) -> int:
     return sum(counts.values())
 
 
-def _pairs(ways: ThreeWays) -> list[tuple[str, str, str, Counts, Counts]]:
-    """Phase, kind, evidence of the count, closed form and count."""
+def _pairs(ways: StepCostReport) -> list[tuple[str, str, str, Counts, Counts]]:
+    """Return phase, kind, evidence of the count, closed form and count."""
     closed, counted = _settled(ways.closed), _settled(ways.counted)
     evidence = {(i.name, i.kind): i.evidence for i in ways.counted.items}
     none = Counts()
@@ -206,7 +206,7 @@ def _pairs(ways: ThreeWays) -> list[tuple[str, str, str, Counts, Counts]]:
     ]
 
 
-def _phase_table(ways: ThreeWays, machine: Processor) -> Table:
+def _phase_table(ways: StepCostReport, machine: Processor) -> ReportTable:
     pairs = sorted(_pairs(ways), key=lambda pair: -machine.price(pair[3]))
     forms = sum((pair[3] for pair in pairs), Counts())
     runs = sum((pair[4] for pair in pairs), Counts())
@@ -223,7 +223,7 @@ def _phase_table(ways: ThreeWays, machine: Processor) -> Table:
             tidy(1e6 * ways.seconds),
         ),
     ]
-    return Table(
+    return ReportTable(
         title="Closed, counted, measured: phases",
         columns=("phase", "kind", *_columns(machine), "evidence", "measured, µs"),
         rows=rows,
@@ -232,12 +232,12 @@ def _phase_table(ways: ThreeWays, machine: Processor) -> Table:
     )
 
 
-def _op_table(ways: ThreeWays, machine: Processor) -> Table:
+def _op_table(ways: StepCostReport, machine: Processor) -> ReportTable:
     rows = [
         (name, calls, *_numbers((form, run), machine), known, tidy(1e6 * seconds))
         for name, (calls, form, run, seconds, known) in ways.ops.items()
     ]
-    return Table(
+    return ReportTable(
         title="Closed, counted, measured: ops",
         columns=("op", "calls", *_columns(machine), "evidence", "measured, µs"),
         rows=rows,
@@ -255,7 +255,7 @@ def _numbers(both: Sequence[Counts], machine: Processor) -> tuple[int | float, .
     return (*map(_primitives, both), *(tidy(machine.price(counts)) for counts in both))
 
 
-def _facts(ways: ThreeWays) -> dict[str, Any]:
+def _facts(ways: StepCostReport) -> dict[str, Any]:
     return {
         "agrees": ways.agrees,
         "seconds": ways.seconds,
@@ -283,4 +283,4 @@ def _facts(ways: ThreeWays) -> dict[str, Any]:
     }
 
 
-__all__ = ["ThreeWays", "report", "three_ways"]
+__all__ = ["StepCostReport", "report", "three_ways"]

@@ -1,9 +1,9 @@
-"""Where the time of a step goes: every moment belongs to one phase and one layer.
+"""Attribute the time of a step: every moment belongs to one phase and one layer.
 
-A stack says who runs. Modules push their layer in the forward pass, nodes of the autograd graph
-theirs in the backward pass (a node belongs to the module that made it, by its sequence number),
-every call of an op its phase and its layers. Whoever is on top is charged, so that the seconds of
-all phases and layers add up to the step.
+A stack holds the running work. Modules push their layer in the forward pass, nodes of the autograd
+graph theirs in the backward pass (a node belongs to the module that made it, by its sequence
+number), every call of an op its phase and its layers. The top of the stack is charged, so that the
+seconds of all phases and layers add up to the step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..base.dispatch import Cost, Op, intercepted
-from ..engine.whose import whose
+from ..engine.attribution import attributed_parameters
 
 REST = "(rest of the model)"
 """The layer of everything that belongs to no module with parameters of its own."""
@@ -31,12 +31,12 @@ PHASES = (FORWARD, BACKWARD, NORMS, FACTORS, SUMS, ENGINE, UPDATE)
 _FOR_NORMS = ("conv_bins", "filtered", "tied_cross")
 
 Shares = tuple[tuple[str, int], ...]
-"""Layers, and in which proportion the work is each one's: positive numbers."""
+"""Layers, and the proportion of the work that belongs to each: positive numbers."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an op: who ran it, for whom, and what it declares."""
+class TracedCall:
+    """One call of an op: its backend, its phase and layers, and its declared cost."""
 
     op: str
     phase: str
@@ -47,7 +47,7 @@ class Call:
 
 
 def phase_of(op: str) -> str | None:
-    """The phase that an op belongs to by its name; None: the one it is called in."""
+    """Return the phase that an op belongs to by its name; None means the one it is called in."""
     stem, _, name = op.partition(".")
     if stem in ("noise", "update"):
         return UPDATE
@@ -61,7 +61,7 @@ def phase_of(op: str) -> str | None:
 
 
 def divided(total: int, shares: Shares) -> dict[str, int]:
-    """``total`` in whole parts, in proportion to the shares; the parts add up to it."""
+    """Divide ``total`` into whole parts, in proportion to the shares; the parts add up to it."""
     parts: dict[str, int] = {}
     before, given, whole = 0, 0, sum(size for _, size in shares)
     for layer, size in shares:
@@ -73,16 +73,16 @@ def divided(total: int, shares: Shares) -> dict[str, int]:
 
 
 def layer_of(parameter: str) -> str:
-    """The layer of a parameter: the module that owns it."""
+    """Return the layer of a parameter: the module that owns it."""
     return parameter.rpartition(".")[0] or ROOT
 
 
-class Trace:
-    """Watches steps of one model.
+class StepTracer:
+    """A trace of the steps of one model.
 
     Args:
-        model: with its parameters as they are trained.
-        positions: where in the noise stream each parameter's noise begins, by name.
+        model: model with its parameters as they are trained.
+        positions: position in the noise stream of each parameter's noise, by name.
         clock: seconds now.
     """
 
@@ -98,7 +98,7 @@ class Trace:
         self.sizes = {name: p.numel() for name, p in self.trained.items()}
         self.everything = self._shares_of(tuple(self.trained))
         self.seconds: dict[tuple[str, str], float] = {}
-        self.calls: list[Call] = []
+        self.calls: list[TracedCall] = []
         self.inside_op = False
         self._clock = clock
         self._last = 0.0
@@ -112,7 +112,7 @@ class Trace:
 
     @property
     def top(self) -> tuple[str, Shares]:
-        """Who runs now."""
+        """The phase and layers that run now."""
         return self._stack[-1]
 
     @contextmanager
@@ -202,12 +202,12 @@ class Trace:
             finally:
                 self.inside_op = False
                 self._pop()
-        self.calls.append(Call(op.name, phase, shares, backend, cost, self._last - started))
+        self.calls.append(TracedCall(op.name, phase, shares, backend, cost, self._last - started))
         return result
 
     def _shares(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Shares:
-        """The layers of a call: as the engine says, by its parameters, or by who runs."""
-        names = tuple(name for name in whose() if name in self.sizes)
+        """Return the layers of a call: those of the engine, of its parameters, or that run now."""
+        names = tuple(name for name in attributed_parameters() if name in self.sizes)
         if not names and args and isinstance(args[0], (list, tuple)):
             found = (self._by_pointer.get(t.data_ptr()) for t in args[0] if isinstance(t, Tensor))
             names = tuple(name for name in found if name is not None)
@@ -234,7 +234,7 @@ class Trace:
         self._stack.pop()
 
     def _charge(self) -> None:
-        """Give the time since the last change to whoever was on top."""
+        """Charge the time since the last change to the top of the stack."""
         now = self._clock()
         if self._stack:
             phase, shares = self._stack[-1]

@@ -1,9 +1,9 @@
-"""What torch's own operations move and compute, counted while they run.
+"""Count what torch's own operations move and compute, while they run.
 
 Bytes are those of every operation's operands, each read or written once (views move nothing).
 Floating-point operations are those of products and convolutions, by torch's own formulas
-(``torch.utils.flop_counter``); what is done element by element adds none. Whatever runs inside an
-op of dpkern is left out: the op declares it.
+(``torch.utils.flop_counter``); what is done element by element adds none. The work inside an op of
+dpkern is left out: the op declares it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .trace import Trace, divided
+from .trace import StepTracer, divided
 
 _REPLACING = ("copy_", "fill_", "zero_")
 _FRESH = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
@@ -32,13 +32,13 @@ class Moved:
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts torch's operations by phase and layer of a trace.
+    """A counter of torch's operations by phase and layer of a trace.
 
     Args:
-        trace: says who runs.
+        trace: trace that knows the phase and layer that run.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: StepTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
         self.moved: dict[tuple[str, str], Moved] = {}
@@ -64,7 +64,7 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def bytes_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> int:
-    """Bytes that an operation reads and writes if each operand is touched once."""
+    """Return the bytes that an operation reads and writes if each operand is touched once."""
     name = func._overloadpacket.__name__
     aliases = [r.alias_info for r in func._schema.returns]
     if name in _FRESH or any(a is not None and not a.is_write for a in aliases):
@@ -95,5 +95,5 @@ def _key(tensor: Tensor) -> tuple[int, torch.Size]:
 
 
 def _size(tensor: Tensor) -> int:
-    """Bytes of a tensor, what is expanded counted once."""
+    """Return the bytes of a tensor; expanded elements count once."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())

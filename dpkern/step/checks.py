@@ -1,4 +1,4 @@
-"""What ``DPStep`` refuses: each check raises before anything has changed."""
+"""Check the arguments of ``DPStep``: each check raises before anything has changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .release_checks import check_kinds, check_norms, check_raw
 
 
 def checked_mechanism(mechanism: object) -> Mechanism:
-    """A mechanism."""
+    """Check that this is a mechanism, and return it."""
     if not isinstance(mechanism, Mechanism):
         raise InvalidInput(
             "mechanism",
@@ -31,19 +31,19 @@ def checked_mechanism(mechanism: object) -> Mechanism:
 
 
 SCHEDULED = ("noise_multiplier", "max_grad_norm")
-"""What may change between steps."""
+"""Fields that may change between steps."""
 
 _DTYPES = (*noise.FLOATS, torch.bfloat16, torch.float16)
 
 
 def scheduled_values(mechanism: Mechanism) -> dict[str, Any]:
-    """The values that a schedule may change, as plain ones."""
+    """Return the values that a schedule may change, as plain ones."""
     given = {name: getattr(mechanism, name) for name in SCHEDULED if hasattr(mechanism, name)}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
 
 
 def check_schedule(old: Mechanism, new: object) -> None:
-    """A configuration that differs from the old one by its noise and bounds only."""
+    """Check that a configuration differs from the old one by its noise and bounds only."""
     same = type(new) is type(old) and old.mode != "published"
     if same:
         changed = {name: getattr(new, name) for name in scheduled_values(old)}
@@ -59,7 +59,7 @@ def check_schedule(old: Mechanism, new: object) -> None:
 
 
 def checked_key(key: object, unsafe_seed: int | None, rounds: int) -> Key:
-    """The key that was given, or a new one."""
+    """Return the key that was given, or a new one."""
     if key is None:
         return (
             Key.fresh(rounds) if unsafe_seed is None else Key.from_unsafe_seed(unsafe_seed, rounds)
@@ -77,7 +77,7 @@ def checked_key(key: object, unsafe_seed: int | None, rounds: int) -> Key:
 def check_updates(
     updates: object, params: list[torch.Tensor], optimizer: object
 ) -> list[tuple[tuple[int, ...], update.Rule, update.State]]:
-    """Groups ``(indices, rule, state)`` in which every index occurs at most once."""
+    """Check groups ``(indices, rule, state)`` in which every index occurs at most once."""
     if updates is None:
         return []
     if optimizer is not None or not isinstance(updates, (list, tuple)):
@@ -120,7 +120,7 @@ def check_updates(
                 f"updates[{k}]",
                 expected="every parameter once",
                 got="one that is named twice",
-                remedy="A parameter's noise is drawn once per step, for one update.",
+                remedy="Name it once: its noise is drawn once per step, for one update.",
             )
         seen.update(indices)
         groups.append((indices, group[1], state))
@@ -128,7 +128,10 @@ def check_updates(
 
 
 def checked_params(params: Iterable[torch.Tensor], *, fused: bool) -> list[torch.Tensor]:
-    """At least one parameter, each once, floating, on one device; fused: one dtype, contiguous."""
+    """Check at least one parameter, each once, floating, on one device.
+
+    A fused step needs one dtype and contiguous tensors.
+    """
     if isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
         raise InvalidInput(
             "params",
@@ -150,13 +153,16 @@ def checked_params(params: Iterable[torch.Tensor], *, fused: bool) -> list[torch
             "params",
             expected="every parameter once",
             got="one that is listed twice",
-            remedy="Tied weights are one parameter: model.parameters() lists it once.",
+            remedy="Pass model.parameters(), which lists a tied weight once.",
         )
     return tensors
 
 
 def _check_params(tensors: Sequence[torch.Tensor], numbers: Sequence[int], *, fused: bool) -> None:
-    """Floating tensors on one device; fused: contiguous and of one dtype. ``numbers`` name them."""
+    """Check floating tensors on one device; ``fused`` needs contiguous ones of one dtype.
+
+    ``numbers`` name them.
+    """
     if not tensors:
         return
     dtypes = noise.FLOATS if fused else _DTYPES
@@ -169,7 +175,7 @@ def _check_params(tensors: Sequence[torch.Tensor], numbers: Sequence[int], *, fu
 
 
 def check_optimizer(optimizer: object) -> None:
-    """A rule or None."""
+    """Check that this is a rule or None."""
     if optimizer is not None and not isinstance(optimizer, (update.SGD, update.Adam)):
         raise InvalidInput(
             "optimizer",
@@ -182,7 +188,7 @@ def check_optimizer(optimizer: object) -> None:
 def check_per_sample(
     per_sample: object, params: list[torch.Tensor], plan: Plan, *, released: bool
 ) -> None:
-    """Gradients ``[B, *shape]``, one tensor per parameter; or release coordinates."""
+    """Check gradients ``[B, *shape]``, one tensor per parameter; or release coordinates."""
     check_kinds(plan, released=released)
     if not isinstance(per_sample, (list, tuple)) or len(per_sample) != len(params):
         length = f" of {len(per_sample)}" if isinstance(per_sample, (list, tuple)) else ""
@@ -205,7 +211,7 @@ def check_per_sample(
 
 
 def check_sum(result: object, params: list[torch.Tensor], plan: Plan) -> None:
-    """A clipped sum whose proved bound is the plan's."""
+    """Check a clipped sum whose proved bound is the plan's."""
     if not isinstance(result, clip.ClipResult):
         raise InvalidInput(
             "sum",
@@ -252,7 +258,7 @@ def _check_sums(
     shapes: Sequence[tuple[int, ...]],
     exact: bool,
 ) -> None:
-    """Sums of these shapes, in the dtype of sums, each on its parameter's device."""
+    """Check sums of these shapes, in the dtype of sums, each on its parameter's device."""
     kinds = {(clip.sum_dtype(p.dtype), p.device) for p in params}
     if len(kinds) == 1:
         ((dtype, device),) = kinds
@@ -283,12 +289,12 @@ def _check_finite(sums: Sequence[torch.Tensor]) -> None:
                 f"sum.sums[{i}]",
                 expected="finite sums",
                 got="NaN or infinity",
-                remedy="ops.clip.clip_sum drops samples that are not finite.",
+                remedy="Sum with ops.clip.clip_sum, which drops samples that are not finite.",
             )
 
 
 def check_saved(state: object, mine: Mapping[str, Any]) -> None:
-    """A saved state of the same version and configuration as ``mine``."""
+    """Check a saved state of the same version and configuration as ``mine``."""
     if not isinstance(state, Mapping) or state.get("version") != mine["version"]:
         raise InvalidInput(
             "state",

@@ -1,4 +1,4 @@
-"""The update of a private step recorded once as a CUDA graph and replayed at every step.
+"""Record the update of a private step once as a CUDA graph, and replay it at every step.
 
 Noise must be fresh at every replay, so whatever depends on the step is read from a clock in device
 memory, which the graph's last node advances. Recording runs nothing: it releases nothing. Not yet
@@ -25,7 +25,7 @@ from .step import DPStep
 
 
 class Recording:
-    """Work on one device, recorded when this is made and run by every ``replay``.
+    """The work on one device, recorded when this is made and run by every ``replay``.
 
     Args:
         prepare: loads and allocates whatever the work needs, on the recording's stream; what it
@@ -56,8 +56,7 @@ class Recording:
 
 
 class UpdateGraph:
-    """``DPStep.finish`` as one CUDA graph: noise, rule and the step count, without launches from
-    Python.
+    """A CUDA graph of ``DPStep.finish``: noise, rule and step count, without Python launches.
 
     The parameters, their optimizer state, the rule's numbers, the noise scales and the key become
     part of the graph: where one of them changes, ``finish`` refuses, and a new graph is needed. SGD
@@ -188,7 +187,7 @@ class UpdateGraph:
 
 
 def _recordable(step: DPStep) -> tuple[update.Rule, update.State]:
-    """The step's rule and state, if its update can be a graph."""
+    """Return the step's rule and state, if its update can be a graph."""
     rule, state = step.optimizer, step.optimizer_state
     problems = {
         "no optimizer": rule is None,

@@ -1,4 +1,4 @@
-"""The noise of one step: which streams it is drawn from, and each parameter's place in them."""
+"""The noise of one step: the streams it is drawn from, and each parameter's place in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..privacy.mechanisms.plan import Plan
 
 
 def purpose_of(law: str) -> Purpose:
-    """The nonce domain of a law's noise."""
+    """Return the nonce domain of a law's noise."""
     return Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE
 
 
@@ -26,11 +26,11 @@ def noise_of(
     samples: int | None = None,
     draws: update.Draws | None = None,
 ) -> update.Noise | None:
-    """The noise of step number ``step`` by this plan; None if there is none.
+    """Return the noise of step number ``step`` by this plan; None if there is none.
 
     ``offsets`` say where in each parameter the part begins that is noised here, ``samples`` how
     many noises of one sample each the sum gets: n independent ones of scale s are one of s sqrt(n).
-    ``draws`` are this step's, made ahead.
+    ``draws`` are prefetched for this step.
     """
     law = plan.distribution
     if law is None or samples == 0:
@@ -49,7 +49,7 @@ def noise_of(
 
 
 def part(noise: update.Noise | None, indices: Sequence[int]) -> update.Noise | None:
-    """The noise of these parameters: the same streams, each at its own place."""
+    """Return the noise of these parameters: the same streams, each at its own place."""
     if noise is None:
         return None
     return replace(

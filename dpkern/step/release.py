@@ -1,4 +1,4 @@
-"""From clipped sums to noisy gradients, through each block's release coordinates.
+"""Release clipped sums as noisy gradients, through each block's release coordinates.
 
     signal = forward(sum)     noisy = signal + sd z     gradient = scale back(noisy) (+ centre)
 
@@ -32,7 +32,7 @@ IMPORTANCE_STREAM = 1
 
 
 def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
-    """Gradients or sums ``[..., *parameter]`` as what noise is added to, in the sums' dtype."""
+    """Return gradients or sums ``[..., *parameter]`` in noised coordinates, in the sums' dtype."""
     with phase(MAP):
         return [
             value
@@ -84,7 +84,7 @@ def _centred(gradient: torch.Tensor, block: Block) -> torch.Tensor:
 def joined(
     sums: Sequence[torch.Tensor] | None, more: Sequence[torch.Tensor] | None
 ) -> list[torch.Tensor] | None:
-    """Raw sums of several physical batches, float64; nothing is changed in place."""
+    """Return the raw sums of several physical batches, float64; nothing is changed in place."""
     if more is None:
         return None if sums is None else list(sums)
     wide = [total.double() for total in more]
@@ -101,16 +101,16 @@ def gradient(
     scale: float,
     backend: str | None,
 ) -> torch.Tensor:
-    """The noisy gradient of one block: of ``dtype`` without a map, float64 with one.
+    """Return the noisy gradient of one block: of ``dtype`` without a map, float64 with one.
 
     Args:
         signal: the sum in the block's coordinates; changed.
-        block: whose it is.
-        drawn: the step's noise; None: none.
+        block: the block of this sum.
+        drawn: the step's noise. None adds none.
         dtype: float32 or float64.
         exact: the signal counts lattice units.
         scale: 1 / public batch size.
-        backend: who adds the noise.
+        backend: name of the backend that adds the noise. None selects the first that can.
     """
     i = block.index
     unit = drawn.scales[i] / SCALE_CELLS if drawn is not None and exact else 1.0
@@ -208,7 +208,7 @@ def weigh(
     Args:
         step: the private step; its release is recorded already.
         importance: bound and noise.
-        raw: sums without clipping of the step's own samples, for ``source`` "lot"; None: none.
+        raw: sums without clipping of the step's own samples, for ``source`` "lot"; else None.
         means: what the caller set, for ``source`` "full".
     """
     with phase(IMPORTANCE):
@@ -243,7 +243,7 @@ def weigh(
 
 
 def check_same_event(before: Plan, after: Plan) -> None:
-    """A plan that was made anew may change its noise, never what was recorded for it.
+    """Check a plan that was made anew: its noise may change, but not its recorded event.
 
     Raises:
         PrivacyError: another event.
@@ -253,5 +253,5 @@ def check_same_event(before: Plan, after: Plan) -> None:
             "mechanism.plan",
             expected=f"the event {before.spec}, whatever was learnt",
             got=str(after.spec),
-            remedy="Certificates are a priori: compute the event without the memory.",
+            remedy="Compute the event without the memory: certificates are a priori.",
         )

@@ -1,4 +1,4 @@
-"""What ``DPStep`` refuses because of released coordinates, importance or noise once per sample."""
+"""Refuse calls of ``DPStep`` because of release coordinates, importance or per-sample noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..privacy.mechanisms.plan import Plan
 
 
 def check_kinds(plan: Plan, *, released: bool) -> None:
-    """Whether samples of this kind, gradients or ``released`` coordinates, can be clipped."""
+    """Check that samples of this kind, gradients or ``released`` coordinates, can be clipped."""
     if released and plan.needs_raw:
         raise InvalidInput(
             "released",
@@ -41,7 +41,7 @@ def check_kinds(plan: Plan, *, released: bool) -> None:
 
 
 def check_norms(clipped_as: object, plan: Plan) -> None:
-    """Float sums whose bound speaks of what the plan's speaks of.
+    """Check that the float sums' bound is on the same norm as the plan's.
 
     Raises:
         PrivacyError: a bound on another norm: a map could stretch the sum beyond the certificate.
@@ -62,7 +62,7 @@ def check_norms(clipped_as: object, plan: Plan) -> None:
 
 
 def check_raw(raw: object, params: list[torch.Tensor]) -> None:
-    """Sums without clipping, for a release that bounds them itself."""
+    """Check sums without clipping, for a release that bounds them itself."""
     given = raw if isinstance(raw, tuple) else ()
     if len(given) != len(params):
         raise InvalidInput(
@@ -76,7 +76,7 @@ def check_raw(raw: object, params: list[torch.Tensor]) -> None:
 
 
 def check_importance(means: object, params: list[torch.Tensor], plan: Plan) -> None:
-    """Mean gradients, for a plan that asks the caller for them."""
+    """Check mean gradients, for a plan that asks the caller for them."""
     if plan.importance is None or plan.importance.source != "full":
         raise InvalidInput(
             "set_importance",
@@ -91,7 +91,7 @@ def check_importance(means: object, params: list[torch.Tensor], plan: Plan) -> N
 
 
 def check_ready(plan: Plan, *, shards: bool, importance: object) -> None:
-    """Whether ``finish`` can do what the plan says; asked before anything is recorded."""
+    """Check that ``finish`` can do what the plan says; asked before anything is recorded."""
     if shards and (plan.mapped or plan.importance is not None or plan.noise_point != "per_batch"):
         raise InvalidInput(
             "fully_shard",
@@ -109,7 +109,7 @@ def check_ready(plan: Plan, *, shards: bool, importance: object) -> None:
 
 
 def check_samples(samples: int, wanted: int | None) -> None:
-    """As many samples as the certificate of per-sample noise is for."""
+    """Check that there are as many samples as the certificate of per-sample noise is for."""
     if wanted is not None and samples != wanted:
         raise PrivacyError(
             "batch_size",

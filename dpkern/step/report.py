@@ -1,4 +1,4 @@
-"""What a run tells about itself: privacy claimed and certified, noise provenance, arithmetic."""
+"""Report on a run: privacy claimed and certified, noise provenance, arithmetic."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def json_number(number: float) -> float | str:
-    """Infinity as the string ``"inf"``, which JSON can hold."""
+    """Return infinity as the string ``"inf"``, which JSON can hold."""
     return "inf" if math.isinf(number) else number
 
 
 def _float_sensitivity(step: DPStep) -> float:
-    """What rounding may do at worst to float32 sums, as a multiple of the clipping bound.
+    """Return the worst effect of rounding on float32 sums, as a multiple of the clipping bound.
 
     With B samples of norm at most C, every addition and the scaling to the lattice err by at most
     ``2^-24`` of a partial sum of norm at most ``B C``; two neighbouring sums are off by
@@ -36,7 +36,7 @@ def _float_sensitivity(step: DPStep) -> float:
 
 
 def _batch_sensitivities(step: DPStep) -> dict[str, float | str]:
-    """What exact sums may do at worst if a record moves the gradients of its whole batch.
+    """Return the worst effect on exact sums of a record that moves its whole batch's gradients.
 
     As multiples of what one record is accounted for, at the expected batch size B. Contributions
     keep their bound C whatever moves them, so B others add at most ``2 B C``: that is proved, and
@@ -55,7 +55,7 @@ def _batch_sensitivities(step: DPStep) -> dict[str, float | str]:
 
 
 def non_private_reason(plan: Plan) -> str:
-    """Why no release of this plan is private, in words; empty if every one is."""
+    """Return why no release of this plan is private; empty if every one is."""
     if plan.private:
         return ""
     if plan.noise_by_samples and plan.distribution is not None:
@@ -65,7 +65,7 @@ def non_private_reason(plan: Plan) -> str:
 
 
 def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
-    """Why epsilon is infinite, in words; None where it is not."""
+    """Return why epsilon is infinite; None where it is not."""
     if not math.isinf(certificate.epsilon):
         return None
     if step.ledger.taints:
@@ -80,17 +80,17 @@ def _reason(step: DPStep, certificate: accounting.Certificate) -> str | None:
 
 
 def _blocks(plan: Plan) -> list[dict[str, Any]]:
-    """Every block's numbers; ``multiplier`` is what it would certify alone."""
+    """Return every block's numbers; ``multiplier`` is what it would certify alone."""
     rows = []
     for block in plan.blocks:
         release = block.release
         alone = block.sd / (block.bound * block.stretch)
-        protected = release is None or release.protects
+        protected = release is None or release.covers_all_directions
         rows.append(
             {
                 "parameter": block.index,
                 "shape": list(block.shape),
-                "release": "identity" if release is None else type(release).__name__.lower(),
+                "release": "identity" if release is None else release.label,
                 "coordinates": block.size,
                 "norm": "gradient" if release is None else release.norm,
                 "clip_group": block.clip_group,
@@ -104,7 +104,7 @@ def _blocks(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _warnings(step: DPStep, delta: float) -> list[str]:
-    """What makes the guarantee say less than its numbers seem to."""
+    """Return the facts that make the guarantee say less than its numbers seem to."""
     sampling = step.sampling
     found = accounting.delta_warning(
         delta, dataset_size=sampling["dataset_size"], sample_rate=sampling["sample_rate"]
@@ -113,7 +113,7 @@ def _warnings(step: DPStep, delta: float) -> list[str]:
 
 
 def step_report(step: DPStep, delta: float) -> dict[str, Any]:
-    """The privacy report of a ``DPStep`` as JSON values.
+    """Return the privacy report of a ``DPStep`` as JSON values.
 
     ``epsilon_claimed`` is the source's number and ``claim`` says whose, ``epsilon_certified`` the
     proved bound, with ``non_private`` in words where there is none. Nothing in the report depends

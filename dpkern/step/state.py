@@ -1,4 +1,4 @@
-"""What a ``DPStep`` saves, and how another one goes on from there."""
+"""Save a ``DPStep``, and let another one go on from there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..base import validate as check
 from ..base.errors import InvalidInput, PrivacyError
 from ..privacy.accounting import Ledger
 from ..privacy.mechanisms.base import Mechanism
-from ..privacy.mechanisms.memory import Memory
+from ..privacy.mechanisms.memory import MechanismState
 from .checks import check_saved, scheduled_values
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _MAX_WORDS = 1 << 100
 
 
 def state_of(step: DPStep) -> dict[str, Any]:
-    """The state of a step, as ``DPStep.state_dict`` returns it.
+    """Return the state of a step, as ``DPStep.state_dict`` returns it.
 
     Raises:
         PrivacyError: sums without noise are held.
@@ -122,17 +122,17 @@ def check_state(step: DPStep, state: Mapping[str, Any]) -> CheckedState:
     return CheckedState(steps, words, ledger, mechanism, state["optimizer"], state["memory"])
 
 
-def _memory(step: DPStep, saved: Any) -> Memory | None:
-    """The step's memory as it will be, for the plan that follows from it."""
+def _memory(step: DPStep, saved: Any) -> MechanismState | None:
+    """Return the step's memory as it will be, for the plan that follows from it."""
     if step.memory is None:
         return None
     device = step.params[0].device
     known = {name: [tensor.to(device) for tensor in tensors] for name, tensors in saved.items()}
-    return Memory({**step.memory.tensors, **known}, step.memory.unsaved)
+    return MechanismState({**step.memory.tensors, **known}, step.memory.unsaved)
 
 
 def _as_now(state: Any) -> Any:
-    """A state of version 1 in the form of today."""
+    """Return a state of version 1 in the form of today."""
     if isinstance(state, Mapping) and state.get("version") == 1:
         return {**state, "version": STATE_VERSION, "memory": None}
     return state

@@ -1,4 +1,4 @@
-"""One private step: owns the plan, the key, the step counter and the ledger.
+"""Run private steps: own the plan, the key, the step counter and the ledger.
 
 ``add`` and ``finish`` are the only calls that spend privacy. A logical step may add any number of
 physical batches, or none (an empty Poisson draw): the noise is drawn once, in ``finish``.
@@ -16,7 +16,7 @@ from ..base import validate as check
 from ..base.dispatch import BACKENDS
 from ..base.errors import InvalidInput, PrivacyError
 from ..base.phase import CLIP, LEARN, NOISE, UPDATE, phase
-from ..base.rng import Key
+from ..base.rng import Key, Purpose
 from ..ops import clip, update
 from ..ops._count import Count
 from ..privacy.accounting import Certificate, Ledger
@@ -34,18 +34,18 @@ from .checks import (
     checked_mechanism,
     checked_params,
 )
-from .noise import noise_of
+from .noise import noise_of, purpose_of
+from .noise_binding import NoiseBinding
 from .noise_tables.source import NoiseSource
 from .release_checks import check_importance, check_ready, check_samples
 from .report import step_report
 from .state import load, state_of
-from .supply import Supply
 
 Updates = Sequence[tuple[Sequence[int], update.Rule, update.State]]
-"""Which parameters a rule updates, and what it remembers of them."""
+"""The parameters that a rule updates, and its state."""
 
 WATCHED = "an audit sees the sums of this run without noise, and knows its seed"
-"""Why a step with a watcher certifies nothing."""
+"""The reason why a step with a watcher certifies nothing."""
 
 GRADIENTS = ("given", "batched")
 """Whether a sample's gradient is known to depend on its record alone."""
@@ -62,7 +62,7 @@ class Watcher(Protocol):
 
 
 class DPStep:
-    """Clip, sum, noise and update for a fixed list of parameters.
+    """A step that clips, sums, noises and updates a fixed list of parameters.
 
     Args:
         mechanism: a configuration such as ``mechanisms.DPSGD``.
@@ -82,12 +82,13 @@ class DPStep:
         reduce: called once in ``finish`` to add up the list of sums over processes, in place, or,
             with ``shards``, to leave this process's part of each; all of them then draw the same
             noise, from a shared ``key``.
-        backend: who runs the ops; None leaves it to dpkern.
-        noise_source: who makes the draws (``dpkern.noise_tables``), for this step alone; None: the
-            update itself.
-        gradients: where those of single samples come from. ``given``: row b depends on record b
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
+        noise_source: source of the draws (``dpkern.noise_tables``), for this step alone. None
+            draws inside the update.
+        gradients: the origin of per-sample gradients. ``given``: row b depends on record b
             alone, to the last bit, which the caller vouches for. ``batched``: out of a model's
-            passes over batches, where rounding may depend on who else is there; exact sums are
+            passes over batches, where rounding may depend on the other records; exact sums are
             then certified under that condition (``accounting.history.BATCHED_BITS``).
 
     Raises:
@@ -114,13 +115,13 @@ class DPStep:
         noise_source: NoiseSource | None = None,
         gradients: str = "given",
     ) -> None:
-        self._supply = Supply(noise_source)
+        self._supply = NoiseBinding(noise_source)
         self._mechanism = self._first_mechanism = checked_mechanism(mechanism)
         check_optimizer(optimizer)
         self.params = checked_params(params, fused=optimizer is not None)
         check.choice((None, *BACKENDS), backend=backend)
         self.memory = mechanism.memory(self.params)
-        """What the mechanism has learnt from its noisy outputs; None: it does not adapt."""
+        """The memory learnt from noisy outputs. None means that the mechanism does not adapt."""
         self.plan = self._planned(mechanism)
         self.expected_batch_size = check.positive(expected_batch_size=expected_batch_size)
         self.gradient_scale = 1 / self.expected_batch_size if average else 1.0
@@ -148,7 +149,7 @@ class DPStep:
         self._added = 0
         self._watcher: Watcher | None = None
         self.calibrated_to: str | None = None
-        """For the report: which epsilon the noise was calibrated to, if it was."""
+        """The epsilon that the noise was calibrated to, if it was, for the report."""
         self._supply.bind(self)
 
     @property
@@ -240,6 +241,72 @@ class DPStep:
         self._added += result.batch_size
         self._nonfinite = self._nonfinite + result.nonfinite
 
+    @property
+    def sums(self) -> summing.Sums | None:
+        """The clipped sums of the unfinished step, without noise; None if nothing was added."""
+        return self._sums
+
+    def adopt(self, sums: summing.Sums, *, samples: int, nonfinite: int) -> None:
+        """Take over the sums of a program, whose bound, shapes and dtype it has checked.
+
+        Args:
+            sums: those of the physical batch and of all before it in this step, as floats.
+            samples: how many samples the batch has.
+            nonfinite: how many of them were dropped.
+
+        Raises:
+            PrivacyError: a noise source that can make no draws.
+        """
+        self._supply.prepare(self)
+        self._sums = sums
+        self._added += samples
+        self._nonfinite = self._nonfinite + nonfinite
+
+    @property
+    def obstacle(self) -> str:
+        """Why the update of this step cannot be prepared by a program; empty if it can."""
+        plan = self.plan
+        checks = (
+            (self._optimizer is not None, "a rule of its own"),
+            (self._watcher is not None, "an audit that sees the sums"),
+            (self._supply.source is not None, "a noise source"),
+            (self._reduce is not None or self.shards is not None, "several processes"),
+            (self.memory is not None, "a mechanism that learns"),
+            (plan.arithmetic != "float", "integer sums"),
+            (not plan.direct, "a release that is mapped, or without noise"),
+            (plan.importance is not None, "a noise that is shaped by importance"),
+            (plan.noise_point != "per_batch", "noise for each sample"),
+            (self.backend not in (None, "cpu"), "another backend"),
+        )
+        return next((reason for refused, reason in checks if refused), "")
+
+    def begin_release(self) -> update.Noise | None:
+        """Record the release of the current step and give its noise away, once.
+
+        The caller updates the parameters with it at once. Scales and places are the plan's.
+
+        Raises:
+            PrivacyError: a step with an ``obstacle``; nothing is released.
+        """
+        if self.obstacle:
+            raise PrivacyError(
+                "begin_release",
+                expected="a step that a program can release",
+                got=self.obstacle,
+                remedy="Call finish().",
+            )
+        self._begin([])
+        law = self.plan.distribution
+        if law is None:
+            return None
+        return update.Noise(
+            distribution=law,
+            scales=(),
+            stream=self.key.stream(purpose_of(law), self.steps),
+            positions=(),
+            rounding=self.key.stream(Purpose.ROUNDING, self.steps),
+        )
+
     def drop(self) -> None:
         """Forget the samples of the unfinished step; nothing of them is released."""
         self._sums, self._raw, self._importance, self._added = None, None, None, 0
@@ -253,7 +320,7 @@ class DPStep:
         """Show the sums of every step to an audit, before their noise.
 
         Raises:
-            PrivacyError: a key that nobody knows: what it protects is certified.
+            PrivacyError: a secret key: what it protects is certified.
         """
         if not self.key.seeded:
             raise PrivacyError(
@@ -265,7 +332,7 @@ class DPStep:
         self._watcher = watcher
 
     def set_importance(self, means: Sequence[torch.Tensor]) -> None:
-        """The mean gradient that the step's noise is shaped by (``Importance.source`` "full").
+        """Set the mean gradient that shapes the step's noise (``Importance.source`` "full").
 
         It is clipped and noised in ``finish``; nothing of it is kept or saved.
 
@@ -318,7 +385,10 @@ class DPStep:
         samples: int | None,
         draws: update.Draws | None,
     ) -> list[torch.Tensor | None] | None:
-        """Release with these draws, which nobody has seen; None: with what the streams give."""
+        """Release the step.
+
+        ``draws`` must never have been used before; None draws from the step's own key streams.
+        """
         sums = self._begin(sums)
         offsets = None if self.shards is None else self.shards.offsets
         noise_now = noise_of(self.plan, self.key, self.steps, offsets, samples=samples, draws=draws)
@@ -332,7 +402,7 @@ class DPStep:
         return [ready[i].to(p.dtype) if i in left else None for i, p in enumerate(self.params)]
 
     def _samples(self) -> int | None:
-        """Samples of this step, where the noise depends on them.
+        """Return the samples of this step, where the noise depends on them.
 
         Raises:
             PrivacyError: another number than the plan was certified for; nothing is released.
@@ -367,7 +437,7 @@ class DPStep:
     def _gradients(
         self, sums: Sequence[torch.Tensor], drawn: update.Noise | None, left: set[int]
     ) -> dict[int, torch.Tensor]:
-        """The noisy gradients to hand out, and those that the fused update cannot make."""
+        """Return the noisy gradients for the caller and those beyond the fused update."""
         learns, direct = self.memory is not None, self.plan.direct
         if direct and not (learns or left):
             return {}
@@ -392,7 +462,7 @@ class DPStep:
         return ready
 
     def draw_as(self, sampling: str, sample_rate: float, dataset_size: int | None) -> None:
-        """Batches are drawn otherwise from now on; earlier steps keep their entries in the ledger.
+        """Draw batches otherwise from now on; earlier steps keep their entries in the ledger.
 
         Raises:
             InvalidInput: numbers out of range; nothing was changed.
@@ -430,35 +500,35 @@ class DPStep:
             self.ledger.taint(reason)
 
     def certify(self, delta: float) -> Certificate:
-        """The certificate of all steps so far (``accounting.Certificate``)."""
+        """Return the certificate of all steps so far (``accounting.Certificate``)."""
         certificate = self.ledger.certify(delta)
         if self._watcher is None:
             return certificate
         return replace(certificate, notes=(WATCHED, *certificate.notes))
 
     def epsilon(self, delta: float) -> float:
-        """Certified epsilon so far; infinite without noise or with a known seed."""
+        """Return the certified epsilon so far; infinite without noise or with a known seed."""
         return self.ledger.epsilon(delta)
 
     def epsilon_if_seed_secret(self, delta: float) -> float:
-        """Epsilon so far if nobody knew the seed."""
+        """Return epsilon so far if the seed is secret."""
         return self.ledger.epsilon_if_seed_secret(delta)
 
     def report(self, delta: float) -> dict[str, Any]:
-        """What was released and what is certified, as JSON values."""
+        """Return what was released and what is certified, as JSON values."""
         return step_report(self, delta)
 
     def provenance(self) -> dict[str, Any]:
-        """Where the noise came from: the source, and how its words were used."""
+        """Return where the noise came from: the source, and how its words were used."""
         return self._supply.provenance(self.words)
 
     @property
     def noise_warning(self) -> str:
-        """Why the noise source protects nothing; empty where it does."""
+        """The reason why the noise source protects nothing; empty where it does."""
         return self._supply.warning
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs: counter, history, optimizer, memory; no key, no counts.
+        """Return what a resumed run needs: counter, history, optimizer, memory; no key, no counts.
 
         Raises:
             PrivacyError: between ``add`` and ``finish``, where the state would hold sums without
@@ -476,7 +546,7 @@ class DPStep:
         load(self, state)
 
     def _accumulators(self, more: int) -> summing.Sums:
-        """The sums so far, or zeros, wide enough for ``more`` samples."""
+        """Return the sums so far, or zeros, wide enough for ``more`` samples."""
         samples, wide = self._added + more, self._reduce is not None
         return summing.accumulators(self._sums, self.params, self.plan, samples, wide=wide)
 

@@ -1,4 +1,4 @@
-"""The clipped sums of an unfinished step: how physical batches join them."""
+"""The clipped sums of an unfinished step, which physical batches join."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sums = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Shards:
-    """What one process holds and updates of parameters that are divided among processes.
+    """The shards that one process holds and updates of parameters divided among processes.
 
     Attributes:
         tensors: a run of each parameter's entries, maybe empty, in the parameter's flat order.
@@ -36,7 +36,7 @@ _NO_CLIPPING = 2.0**1000
 def accumulators(
     sums: Sums | None, params: Sequence[torch.Tensor], plan: Plan, samples: int, *, wide: bool
 ) -> Sums:
-    """The sums so far, or zeros, wide enough for ``samples`` samples.
+    """Return the sums so far, or zeros, wide enough for ``samples`` samples.
 
     Args:
         sums: what was summed before, or None.
@@ -66,7 +66,7 @@ def _zeros(param: torch.Tensor, block: Block, dtype: torch.dtype) -> torch.Tenso
 
 
 def adopted(sums: Sequence[torch.Tensor], params: Sequence[torch.Tensor], plan: Plan) -> Sums:
-    """The first sums of a step, taken over without a copy where dtype and strides allow."""
+    """Return the first sums of a step, taken over without a copy where dtype and strides allow."""
     if plan.arithmetic == "exact":
         widest = torch.int64 if any(s.dtype is torch.int64 for s in sums) else torch.int32
         return tuple(s.to(widest).contiguous() for s in sums)
@@ -104,7 +104,7 @@ def _units(plan: Plan, indices: Sequence[int], *, each: bool) -> float | list[fl
 def _clipped_by_group(
     per_sample: Sequence[torch.Tensor], plan: Plan, out: Sums | None, backend: str | None
 ) -> clip.ClipResult:
-    """One flat clip per group; a sample that is not finite in one group is dropped from all."""
+    """Clip flat per group; a sample that is not finite in one group is dropped from all."""
     norms = clip.sample_norm(per_sample, p=plan.p, backend=backend)
     finite = torch.isfinite(norms)
     kept = per_sample if bool(finite.all()) else [g[finite] for g in per_sample]
@@ -138,7 +138,7 @@ def _clipped_by_group(
 
 
 def common_dtype(per_sample: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of several dtypes, or of one that clipping has no kernel for, in one dtype."""
+    """Return gradients of several dtypes, or of one without a clipping kernel, in one dtype."""
     dtypes = {gradient.dtype for gradient in per_sample}
     if len(dtypes) == 1 and dtypes <= set(clip.GRAD_DTYPES):
         return list(per_sample)

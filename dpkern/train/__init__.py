@@ -1,10 +1,10 @@
-"""Private training of the demonstration models on digits or on the user's own data."""
+"""Train the demonstration models privately, on digits or on the user's own data."""
 
 from ..engine.demo.models import MODELS, build, evaluate
 from .data import Dataset, load
 from .gradient_report import Epoch
-from .loop import Training
-from .options import ModelOptions, Options, PrivacyOptions, RunOptions
+from .loop import TrainingSteps
+from .options import ModelOptions, PrivacyOptions, RunOptions, TrainOptions
 from .session import Session
 
 __all__ = [
@@ -12,11 +12,11 @@ __all__ = [
     "Dataset",
     "Epoch",
     "ModelOptions",
-    "Options",
     "PrivacyOptions",
     "RunOptions",
     "Session",
-    "Training",
+    "TrainOptions",
+    "TrainingSteps",
     "build",
     "evaluate",
     "load",

@@ -1,4 +1,4 @@
-"""One call of ``dpkern train`` for AdLM or ILM: everything is released once, then trained on."""
+"""Run ``dpkern train`` for AdLM or ILM: everything is released once, then trained on."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from ..base.errors import InvalidInput
 from ..base.threads import torch_threads
-from ..nn.polynomial import Coefficients
+from ..nn.polynomial import PowerCoefficients
 from ..objective import adlm as trainer
-from ..objective.adlm import AdlmTraining, Released, Schedule
+from ..objective.adlm import AdlmSchedule, AdlmTraining, ReleasedDataset
 from ..objective.adlm_data import Labelled
 from . import adlm_mechanism, adlm_report
 from .adlm_options import BoundedOptions, LabelledOptions
 from .adlm_report import BoundedEpoch
 from .base import BaseSession
-from .display import Shown
-from .report import Drawn
+from .display import SummaryTable
+from .report import FigureSpec
 from .steps import Steps
 
 PRETRAINING = 12
@@ -36,8 +36,8 @@ CLASSES_READ = (
 _TENSORS = ("inputs", "offset", "bias_noise", "relevance", "betas", "scales")
 
 
-class Batches(Steps[BoundedEpoch]):
-    """One batch of released rows at a time."""
+class ReleasedBatchSteps(Steps[BoundedEpoch]):
+    """Steps that take one batch of released rows at a time."""
 
     def __init__(self, training: AdlmTraining) -> None:
         super().__init__()
@@ -45,12 +45,12 @@ class Batches(Steps[BoundedEpoch]):
 
     @property
     def done(self) -> int:
-        """Steps taken."""
+        """The number of steps taken."""
         return self.training.step
 
     @property
     def total(self) -> int:
-        """Steps of the whole schedule."""
+        """The number of steps of the whole schedule."""
         return self.training.total_steps
 
     @property
@@ -59,7 +59,7 @@ class Batches(Steps[BoundedEpoch]):
         return self.training.finished
 
     def take(self) -> BoundedEpoch | None:
-        """The next batch."""
+        """Take the next batch."""
         accuracy = self.training.advance()
         if accuracy is None:
             return None
@@ -85,14 +85,14 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
     RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "threads"})
     OPS = ("coef.expanded", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
-    steps: Batches
+    steps: ReleasedBatchSteps
 
     def _read(self) -> None:
         privacy = self.options.privacy
         self.data, self.warnings = load(privacy, privacy.data)
 
     def public_facts(self) -> dict[str, Any]:
-        """What the privacy statement takes as public."""
+        """Return what the privacy statement takes as public."""
         return {
             "data": self.data.source,
             "public_data": self.options.privacy.public_data,
@@ -127,11 +127,11 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             self.data,
             [released],
             [network],
-            Schedule(lr=model.lr, epochs=privacy.epochs),
+            AdlmSchedule(lr=model.lr, epochs=privacy.epochs),
             seeds=[model.init_seed],
             keys=[key],
         )
-        self.steps = Batches(training)
+        self.steps = ReleasedBatchSteps(training)
 
     @property
     def training(self) -> AdlmTraining:
@@ -139,7 +139,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         return self.steps.training
 
     def _check_public(self) -> None:
-        """Public records where relevances come from them, and only there."""
+        """Require public records where relevances come from them, and refuse them elsewhere."""
         privacy, mechanism = self.options.privacy, self.mechanism
         needed = mechanism.adaptive and mechanism.relevance_from != "trained_on_data"
         if needed and _same(privacy.public_data, privacy.data):
@@ -158,7 +158,7 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         )
 
     def _relevance(self, architecture: str) -> Tensor:
-        """Before noise; of the training rows or of public ones, as the mechanism says."""
+        """Compute relevances before noise, of the training rows or of public ones as configured."""
         privacy, mechanism = self.options.privacy, self.mechanism
         seen = self.data
         if privacy.public_data is not None:
@@ -189,8 +189,10 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         return {"training": {"state": self.training.state_dict(), "released": self._kept()}}
 
     def _kept(self) -> dict[str, Any]:
-        """What was released, so that a resumed run releases nothing twice. True labels, which the
-        feature_expanded form reads at every visit, stay out."""
+        """Return what was released, so that a resumed run releases nothing twice.
+
+        True labels, which the feature_expanded form reads at every visit, stay out.
+        """
         (released,) = self.training.released
         kept: dict[str, Any] = {name: getattr(released, name) for name in _TENSORS}
         made = released.coefficients
@@ -198,22 +200,22 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
         kept["coefficients"] = None if made is None else [made.linear, made.quadratic]
         return kept
 
-    def _restored(self, kept: Mapping[str, Any]) -> Released:
+    def _restored(self, kept: Mapping[str, Any]) -> ReleasedDataset:
         made, targets, scale = kept["coefficients"], kept["targets"], None
         if self.mechanism.coefficient_form == "feature_expanded":
             scale = self.mechanism.label_scale
             targets = F.one_hot(self.data.y, self.data.classes).float()
         constant = float(torch.log(torch.tensor(2.0, dtype=torch.float64)))
-        return Released(
+        return ReleasedDataset(
             mechanism=self.mechanism,
             **{name: kept[name] for name in _TENSORS},
             targets=targets,
-            coefficients=None if made is None else Coefficients(constant, *made),
+            coefficients=None if made is None else PowerCoefficients(constant, *made),
             visit_scale=scale,
         )
 
     def describe(self, epoch: BoundedEpoch) -> str:
-        """One line on the run after an epoch, for a progress bar."""
+        """Return one line on the run after an epoch, for a progress bar."""
         text = f"held-out accuracy {epoch.heldout_accuracy:.2f} %"
         return text + (", diverged" if epoch.diverged else "")
 
@@ -231,15 +233,15 @@ class AdlmSession(BaseSession[LabelledOptions, BoundedOptions, BoundedEpoch]):
             "data_warnings": list(self.warnings),
         }
 
-    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+    def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return adlm_report.drawn(summary, self.history)
 
-    def _shown(self, summary: Mapping[str, Any]) -> Shown:
+    def _shown(self, summary: Mapping[str, Any]) -> SummaryTable:
         return adlm_report.shown(summary)
 
 
 def load(privacy: LabelledOptions, source: str) -> tuple[Labelled, tuple[str, ...]]:
-    """These rows, checked to be in [0, 1] and of several classes, and warnings about them."""
+    """Load rows, checked to be in [0, 1] and of several classes, and warnings about them."""
     found = privacy.load(source)
     labelled = Labelled(
         x=found.x_train,

@@ -1,4 +1,4 @@
-"""From the options of a run to AdLM or ILM, and what is said about it."""
+"""Make AdLM or ILM from the options of a run, and state its privacy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..base.validate import choice
 from ..engine.named import read_settings
 from ..objective.adlm_networks import build, setting
 from ..privacy.mechanisms import AdLM
-from ..privacy.theory.adlm import Setting
+from ..privacy.theory.adlm import AdlmSetting
 from .adlm_options import ARCHITECTURE_OF, MODELS, PREFIX
 from .objective_mechanism import stated
 from .options import required
@@ -27,9 +27,9 @@ UNPROTECTED = {
 
 
 def make(
-    name: str, *, mode: str, settings: Sequence[str], epsilon: float | None, setting: Setting
+    name: str, *, mode: str, settings: Sequence[str], epsilon: float | None, setting: AdlmSetting
 ) -> AdLM:
-    """The mechanism of this name.
+    """Make the mechanism of this name.
 
     Raises:
         InvalidInput: no epsilon, or settings that the mechanism does not know or take.
@@ -42,13 +42,13 @@ def make(
 
 def planned_setting(
     model: str, row_shape: tuple[int, ...] | None, *, classes: int, records: int, batch: int
-) -> Setting:
-    """The sizes of a run that is not started.
+) -> AdlmSetting:
+    """Return the sizes of a run that is not started.
 
     Args:
         model: one of ``adlm_options.MODELS``.
-        row_shape: of one row; None: the one that the model is for.
-        classes: of the labels.
+        row_shape: shape of one row. None selects the one that the model is for.
+        classes: number of classes of the labels.
         records: training rows.
         batch: expected.
 
@@ -71,7 +71,7 @@ def planned_setting(
 
 
 def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
-    """What a report says about the privacy of a run, certificate included."""
+    """Return what a report says about the privacy of a run, certificate included."""
     secret = mechanism.epsilon_certified(visits=visits)
     said = stated(
         mechanism,
@@ -86,7 +86,7 @@ def facts(mechanism: AdLM, *, visits: int, seeded: bool) -> dict[str, Any]:
 
 
 def _reason(mechanism: AdLM, seeded: bool) -> str | None:
-    """Why nothing is certified, in words; None where something is."""
+    """Return the reason, in words, that nothing is certified; None where something is."""
     open_parts = [UNPROTECTED[part] for part, cost in mechanism.costs().items() if math.isinf(cost)]
     if open_parts:
         return "; ".join(open_parts)

@@ -1,4 +1,4 @@
-"""What a run of AdLM or ILM is asked to do; see ``options`` for the three types."""
+"""Options of a run of AdLM or ILM; see ``options`` for the three types."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ ARCHITECTURE_OF = {
     (1, 28, 28): "mnist",
     (3, 32, 32): "cifar10",
 }
-"""By the shape of a row; others are numbers without places: "dense"."""
+"""Architectures by the shape of a row; others are numbers without places: "dense"."""
 
 MAX_SEED = 2**40
-"""Initial weights and orders of batches share it."""
+"""The largest seed; initial weights and orders of batches share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class BoundedOptions:
         validate.integer(0, MAX_SEED, init_seed=self.init_seed)
 
     def architecture(self, row_shape: tuple[int, ...]) -> str:
-        """Name in ``ARCHITECTURES``."""
+        """Return the name in ``ARCHITECTURES``."""
         if self.model is not None:
             return self.model.removeprefix(PREFIX)
         return ARCHITECTURE_OF.get(row_shape, "dense")

@@ -1,4 +1,4 @@
-"""What a run of AdLM or ILM says at the end: its epochs, noise, curves, table."""
+"""Report a run of AdLM or ILM: its epochs, noise, curves, table."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..privacy.mechanisms import AdLM
-from .display import Shown, upper
+from .display import SummaryTable, upper
 from .objective_report import title
-from .report import Drawn
+from .report import FigureSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class BoundedEpoch:
 
 
 def noise(mechanism: AdLM, scales: Tensor) -> dict[str, Any]:
-    """Laws and scales of what was drawn; scales of inputs follow from noisy or public values."""
+    """Return noise laws and scales; scales of inputs follow from noisy or public values."""
     label = mechanism.label_scale
     return {
         "inputs": {"law": "Laplace", "least": float(scales.min()), "most": float(scales.max())},
@@ -36,9 +36,9 @@ def noise(mechanism: AdLM, scales: Tensor) -> dict[str, Any]:
     }
 
 
-def drawn(summary: Mapping[str, Any], history: Sequence[BoundedEpoch]) -> Drawn:
-    """Held-out accuracy and the loss of the released values."""
-    return Drawn(
+def drawn(summary: Mapping[str, Any], history: Sequence[BoundedEpoch]) -> FigureSpec:
+    """Draw held-out accuracy and the loss of the released values."""
+    return FigureSpec(
         title=title(summary),
         panels={
             "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
@@ -47,12 +47,12 @@ def drawn(summary: Mapping[str, Any], history: Sequence[BoundedEpoch]) -> Drawn:
     )
 
 
-def shown(summary: Mapping[str, Any]) -> Shown:
-    """The rows of its table that only such a run has."""
+def shown(summary: Mapping[str, Any]) -> SummaryTable:
+    """Return the rows of its table that only such a run has."""
     public, drawn = summary["public"], summary["noise"]
     inputs, relevances = drawn["inputs"], drawn["relevances"]
     parts = summary["epsilon_by_part"].items()
-    return Shown(
+    return SummaryTable(
         title=f"{summary['mechanism']} on {public['data']}",
         results=(
             (

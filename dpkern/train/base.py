@@ -1,6 +1,6 @@
 """The life of one call of ``dpkern train``: check everything, train, write everything.
 
-What kind of run it is, its subclasses say: which options it has, how it reads its data and prepares
+Subclasses are kinds of runs: they say which options a run has, how it reads its data and prepares
 its steps, and what it measures and shows.
 """
 
@@ -21,8 +21,8 @@ from ..base.threads import torch_threads
 from ..base.validate import require
 from ..privacy.accounting import delta_warning
 from . import checkpoint, display, report
-from .machine import backend_in_use, environment
-from .options import M, Options, P, RunOptions, only
+from .options import M, P, RunOptions, TrainOptions, only
+from .resources import backend_in_use, environment
 from .step_audit import Auditor
 from .steps import E, Steps
 
@@ -41,9 +41,9 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     Attributes:
         options: all of them.
-        out: where the results go.
-        backend: that runs the kernels; None where none can be chosen.
-        steps: what ``_prepare`` made.
+        out: folder of the results.
+        backend: name of the backend that runs the kernels. None means that none can be chosen.
+        steps: the result of ``_prepare``.
 
     Raises:
         DPKernError: for everything that is wrong with options, data, output or checkpoint.
@@ -54,7 +54,7 @@ class BaseSession(ABC, Generic[P, M, E]):
     EPOCH: ClassVar[type[Any]]
     """Class of the records in the history."""
     RUN_OPTIONS: ClassVar[frozenset[str]]
-    """Those of ``RunOptions`` that such a run has."""
+    """Names of the ``RunOptions`` that such a run has."""
     OPS: ClassVar[tuple[str, ...]]
     """Ops that its backend, by option or environment, must have a kernel for."""
     FORMAT: ClassVar[str] = checkpoint.OBJECTIVE_FORMAT
@@ -67,7 +67,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         saved: dict[str, Any] | None = None
         if run.resume and run.out is not None:
             saved = checkpoint.read(run.out / files.CHECKPOINT, kind=self.FORMAT)
-        self.options: Options[P, M] = Options.read(
+        self.options: TrainOptions[P, M] = TrainOptions.read(
             self.KINDS, given, None if saved is None else saved["options"]
         )
         self.out = files.new_directory() if run.out is None else run.out
@@ -88,7 +88,7 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     @classmethod
     def known(cls) -> set[str]:
-        """Names of the options that such a run has."""
+        """Return the names of the options that such a run has."""
         return {f.name for kind in cls.KINDS for f in fields(kind)} | cls.RUN_OPTIONS
 
     @abstractmethod
@@ -97,7 +97,7 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     @abstractmethod
     def public_facts(self) -> dict[str, Any]:
-        """What the privacy statement takes as public; a resumed run must agree with it."""
+        """Return what the privacy statement takes as public; a resumed run must agree with it."""
 
     @abstractmethod
     def _prepare(self, saved: Mapping[str, Any] | None) -> None:
@@ -109,36 +109,36 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """What the checkpoint keeps besides options, public facts and history."""
+        """Return what the checkpoint keeps besides options, public facts and history."""
 
     @abstractmethod
     def _facts(self) -> dict[str, Any]:
-        """What was released and what is certified, certificate included."""
+        """Return what was released and what is certified, certificate included."""
 
     @abstractmethod
     def _measured(self) -> dict[str, Any]:
-        """The rest of the summary that only such a run has: results, remarks on the data."""
+        """Return the rest of the summary that only such a run has: results, remarks on the data."""
 
     @abstractmethod
-    def _drawn(self, summary: Mapping[str, Any]) -> report.Drawn:
-        """What the figure shows."""
+    def _drawn(self, summary: Mapping[str, Any]) -> report.FigureSpec:
+        """Return the contents of the figure."""
 
     @abstractmethod
-    def _shown(self, summary: Mapping[str, Any]) -> display.Shown:
-        """The rows of the table that only such a run has."""
+    def _shown(self, summary: Mapping[str, Any]) -> display.SummaryTable:
+        """Return the rows of the table that only such a run has."""
 
     @abstractmethod
     def describe(self, epoch: E) -> str:
-        """One line on the run after an epoch, for a progress bar."""
+        """Return one line on the run after an epoch, for a progress bar."""
 
     def _begin(self) -> None:
-        """What comes before the first step of this session."""
+        """Prepare the first step of this session."""
 
     def _end(self) -> None:
-        """Let go of what only steps need: all are taken."""
+        """Release what only steps need, after the last one."""
 
     def _sections(self) -> dict[str, Any]:
-        """Parts of the report that were asked for, by name; they stand at its end."""
+        """Return the requested parts of the report by name; they stand at its end."""
         return {}
 
     def _refuse_other_data(self, public: Mapping[str, Any]) -> None:
@@ -163,7 +163,10 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     @property
     def threads(self) -> int:
-        """Of torch; the noise does not depend on them. 1: what is this small waits for a second."""
+        """The number of torch's threads; the noise does not depend on it.
+
+        Small steps need only one.
+        """
         return self.options.run.threads or 1
 
     @property
@@ -228,7 +231,7 @@ class BaseSession(ABC, Generic[P, M, E]):
         return self.checkpoint_path
 
     def summary(self) -> dict[str, Any]:
-        """The run so far in JSON terms."""
+        """Return the run so far in JSON terms."""
         facts = self._facts()
         certificate = facts.pop("certificate")
         with torch_threads(self.threads):
@@ -254,14 +257,14 @@ class BaseSession(ABC, Generic[P, M, E]):
 
     @property
     def protected_records(self) -> int:
-        """Number of records that are protected."""
+        """The number of records that are protected."""
         return int(self.public_facts()["training_rows"])
 
     def privacy_warnings(self, certificate: Mapping[str, Any] | None = None) -> list[str]:
-        """What makes the guarantee say less than its numbers seem to; known before training.
+        """Return warnings where the guarantee says less than its numbers seem to; known in advance.
 
         Args:
-            certificate: of the run; None: as it stands now.
+            certificate: certificate of the run. None selects the one of the steps so far.
         """
         known = self._facts()["certificate"] if certificate is None else certificate
         found = delta_warning(known["delta"], dataset_size=self.protected_records)

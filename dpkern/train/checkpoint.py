@@ -1,7 +1,7 @@
-"""Checkpoints: what an interrupted run needs to go on, and nothing that epsilon does not cover.
+"""Checkpoints: all that an interrupted run needs to go on, and nothing outside epsilon.
 
-Readable with ``torch.load(path, weights_only=True)``, and with a checksum of their own
-(``_sealed``). Never in it: the key of an unseeded run, training losses, counts of samples,
+They are readable with ``torch.load(path, weights_only=True)`` and carry a checksum of their own
+(``_sealed``). They never hold the key of an unseeded run, training losses, counts of samples or
 checksums of the rows.
 """
 
@@ -37,7 +37,7 @@ OBJECTIVE_VERSION = 1
 _OBJECTIVE_KEYS = frozenset(
     {"format", "version", "options", "public", "training", "history", "seconds"}
 )
-"""Of runs that perturb their loss: ``training`` is the trainer's own state."""
+"""Keys of runs that perturb their loss: ``training`` is the trainer's own state."""
 
 _KNOWN = {
     FORMAT: (VERSION, _KEYS),
@@ -59,7 +59,7 @@ def write(path: Path, content: dict[str, Any], *, kind: str = FORMAT) -> None:
 
 
 def read(path: Path, *, kind: str | None = FORMAT) -> dict[str, Any]:
-    """The content of a checkpoint of this format; None: of any of ours.
+    """Return the content of a checkpoint of this format; None accepts any of ours.
 
     Raises:
         InvalidInput: no such file, not readable, damaged, or not such a checkpoint of this version.

@@ -1,4 +1,4 @@
-"""Training data: scikit-learn's digits, the sources' image sets, or the user's own files.
+"""Load training data: scikit-learn's digits, the papers' image sets, or the user's own files.
 
 Everything that is decided here is decided by public constants: the feature scale, the split (a
 seeded permutation of row indices) and the number of rows are not private, and nothing is
@@ -24,7 +24,7 @@ from ..base.errors import InvalidInput
 from ..base.validate import require
 from . import formats
 from .formats import Images
-from .substitutes import SUBSTITUTES
+from .synthetic_data import SYNTHETIC_DATASETS
 
 DIGITS = "digits"
 DIGITS_SCALE = 16.0  # pixels of scikit-learn's digits are integers 0..16, by construction
@@ -55,7 +55,7 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
     def public_facts(self) -> dict[str, Any]:
-        """What the privacy statement takes as public; a resumed run must agree with it.
+        """Return what the privacy statement takes as public; a resumed run must agree with it.
 
         No checksum of the rows: a hash of private data is not covered by any epsilon.
         """
@@ -79,9 +79,9 @@ def load(
     """Read, check and split.
 
     Args:
-        source: ``"digits"``, one of ``SUBSTITUTES``, a ``.npz`` or ``.csv`` file, or a folder with
-            one of them, with ``train.*`` and optionally ``test.*``, or with the files of MNIST,
-            CIFAR-10 or SVHN (see ``formats``).
+        source: ``"digits"``, one of ``SYNTHETIC_DATASETS``, a ``.npz`` or ``.csv`` file, or a
+            folder with one of them, with ``train.*`` and optionally ``test.*``, or with the files
+            of MNIST, CIFAR-10 or SVHN (see ``formats``).
         feature_scale: public constant that features are divided by (digits: 16, images: 255,
             else 1).
         classes: public number of classes; ``None`` takes the largest label + 1, which then
@@ -127,15 +127,15 @@ def load(
         x_test=x_test,
         y_test=y_test,
         classes=_count_classes(y_train, y_test, classes),
-        source=source if source == DIGITS or source in SUBSTITUTES else str(Path(source)),
+        source=source if source == DIGITS or source in SYNTHETIC_DATASETS else str(Path(source)),
         warnings=() if images is None else images.warnings,
     )
 
 
 def _known_images(source: str) -> Images | None:
-    """The image set of this name or in this folder, if there is one."""
-    if source in SUBSTITUTES:
-        return SUBSTITUTES[source]()
+    """Return the image set of this name or in this folder, if there is one."""
+    if source in SYNTHETIC_DATASETS:
+        return SYNTHETIC_DATASETS[source]()
     if source == DIGITS or not os.path.isdir(source):
         return None
     read = formats.recognise(Path(source))
@@ -143,10 +143,10 @@ def _known_images(source: str) -> Images | None:
 
 
 def _read(path: Path) -> tuple[Array, ...]:
-    """``(x, y)`` or ``(x, y, x_test, y_test)`` as they stand in the file or folder."""
+    """Return ``(x, y)`` or ``(x, y, x_test, y_test)`` as they stand in the file or folder."""
     try:
         if not path.exists():
-            named = ", ".join((DIGITS, *SUBSTITUTES))
+            named = ", ".join((DIGITS, *SYNTHETIC_DATASETS))
             raise InvalidInput(
                 "data",
                 expected=f"one of {named}, or an existing .npz or .csv file or folder",
@@ -229,15 +229,17 @@ def _read_npz(path: Path) -> tuple[Array, ...]:
 
 
 def _read_csv(path: Path) -> tuple[Array, Array]:
-    """Label in the column headed ``label``, else in the last one. A first row without a number
-    is a header."""
+    """Read labels from the column headed ``label``, else from the last one.
+
+    A first row without a number is a header.
+    """
     heading, rows = _csv.read(path, headings=("label",))
     if heading.count("label") > 1:
         raise InvalidInput(
             "data",
             expected="one column headed label",
             got=f"{heading.count('label')} of them in {path}",
-            remedy="Rename the others.",
+            remedy="Rename the other columns headed label.",
         )
     label = heading.index("label") if "label" in heading else -1
     width = len(rows[0].cells)
@@ -252,7 +254,7 @@ def _read_csv(path: Path) -> tuple[Array, Array]:
     return np.delete(table, label, axis=1), table[:, label]
 
 
-def _parse_row(path: Path, row: _csv.Row) -> list[float]:
+def _parse_row(path: Path, row: _csv.CsvRow) -> list[float]:
     numbers = []
     for column, cell in enumerate(row.cells, start=1):
         value = _csv.number(cell) if cell else None

@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar while training, a table at the end."""
+"""Show a run on a terminal: a progress bar while training, a table at the end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..privacy.accounting import shown_bound, shown_lower_bound
-from ..privacy.accounting.shown import Bound
+from ..privacy.accounting.shown import ShownBound
 
 
-class Watched(Protocol):
+class WatchedSession(Protocol):
     """A session, as a progress bar sees it."""
 
     @property
@@ -28,10 +28,10 @@ class Watched(Protocol):
     def describe(self, epoch: Any) -> str: ...
 
 
-class Watch:
+class ProgressCallbacks:
     """Callbacks of a session that move a progress bar."""
 
-    def __init__(self, session: Watched, progress: Progress) -> None:
+    def __init__(self, session: WatchedSession, progress: Progress) -> None:
         self._describe = session.describe
         self._progress = progress
         self._task = progress.add_task(
@@ -46,8 +46,8 @@ class Watch:
 
 
 @contextmanager
-def watching(session: Watched, console: Console) -> Iterator[Watch]:
-    """A progress bar on ``console`` while the block runs."""
+def watching(session: WatchedSession, console: Console) -> Iterator[ProgressCallbacks]:
+    """Show a progress bar on ``console`` while the block runs."""
     columns = (
         BarColumn(bar_width=10),
         MofNCompleteColumn(),
@@ -56,23 +56,23 @@ def watching(session: Watched, console: Console) -> Iterator[Watch]:
         TextColumn("{task.fields[state]}", table_column=Column(overflow="fold", no_wrap=False)),
     )
     with Progress(*columns, console=console) as progress:
-        yield Watch(session, progress)
+        yield ProgressCallbacks(session, progress)
 
 
 def number(value: Any) -> str:
-    """Numbers with five digits, bounds rounded to their side, everything else as it is."""
-    if isinstance(value, Bound):
+    """Format numbers with five digits, bounds rounded to their side, everything else as it is."""
+    if isinstance(value, ShownBound):
         return value.shown()
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def upper(value: float | str | None) -> str | None:
-    """An upper bound of a summary as text; None where there is none."""
+    """Return an upper bound of a summary as text; None where there is none."""
     return None if value is None else shown_bound(value)
 
 
 def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -> None:
-    """Two columns, a name and a value per row."""
+    """Print two columns, a name and a value per row."""
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -82,7 +82,7 @@ def print_table(console: Console, title: str, rows: Iterable[tuple[str, Any]]) -
 
 
 def print_warnings(console: Console, texts: Iterable[str]) -> None:
-    """One line for each; whole, whatever the width."""
+    """Print one line for each warning; whole, whatever the width."""
     for text in texts:
         console.print(Text(f"Warning: {text}", style="yellow"), soft_wrap=True)
 
@@ -90,7 +90,7 @@ def print_warnings(console: Console, texts: Iterable[str]) -> None:
 def print_findings(
     console: Console, model: str, trained_parameters: int, findings: Sequence[Mapping[str, Any]]
 ) -> None:
-    """What was found about a model, and what to do about it."""
+    """Print the findings about a model, and what to do about each."""
     refused = sum(finding["severity"] == "refuse" for finding in findings)
     verdict = f"{refused} refused" if refused else "nothing to refuse before it runs"
     console.print(
@@ -110,15 +110,15 @@ def print_findings(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What the table at the end of a run shows of its own kind of run.
+class SummaryTable:
+    """The rows that the table at the end of a run shows for its own kind of run.
 
     Attributes:
         title: above the table.
-        results: what was reached, as ``(name, value)``; rows without a value are left out.
-        settings: how.
+        results: results as ``(name, value)``; rows without a value are left out.
+        settings: settings of the run.
         data: notes on the data.
-        last: below everything else.
+        last: rows below everything else.
     """
 
     title: str
@@ -128,8 +128,8 @@ class Shown:
     last: Sequence[tuple[str, Any]] = ()
 
 
-def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) -> None:
-    """The end of a run; claimed and certified epsilon side by side, then the results."""
+def print_summary(console: Console, summary: Mapping[str, Any], shown: SummaryTable) -> None:
+    """Print the end of a run; claimed and certified epsilon side by side, then the results."""
     stopped = "yes: its weights stay as they were then" if summary.get("diverged") else None
     rows: list[tuple[str, Any]] = [
         ("epsilon", epsilons(summary)),
@@ -153,7 +153,7 @@ def print_summary(console: Console, summary: Mapping[str, Any], shown: Shown) ->
 
 
 def epsilons(summary: Mapping[str, Any]) -> str:
-    """Whose number is which; an infinite one, and a step that was not audited, in words."""
+    """Return each epsilon with its name; an infinite one, and an unaudited step, in words."""
     certified, target = summary["epsilon_certified"], summary.get("calibrated_to")
     proved = "non-private" if certified == "inf" else shown_bound(certified)
     text = f"claimed {shown_bound(summary['epsilon_claimed'])} | certified {proved} | "
@@ -161,7 +161,7 @@ def epsilons(summary: Mapping[str, Any]) -> str:
 
 
 def _audited(summary: Mapping[str, Any]) -> str:
-    """The lower bound, converted to a run as claim and certificate are; its other form after it."""
+    """Return the run's lower bound, converted as claim and certificate are; then its other form."""
     counted = summary.get("epsilon_audited")
     if counted is None:
         return "not audited"
@@ -174,10 +174,10 @@ def _audited(summary: Mapping[str, Any]) -> str:
 
 
 def print_backends(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Ops by backends, then why the others cannot run: once for all ops, or op by op.
+    """Print ops by backends, then why the others cannot run: once for all ops, or op by op.
 
     Args:
-        console: where it goes.
+        console: console to print to.
         rows: ``op, backend, available, reason``.
     """
     backends = list(dict.fromkeys(row["backend"] for row in rows))

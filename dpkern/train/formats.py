@@ -1,4 +1,4 @@
-"""MNIST, CIFAR-10 and SVHN as their authors publish them, read from the user's folder.
+"""Read MNIST, CIFAR-10 and SVHN as their authors publish them, from the user's folder.
 
 Nothing is downloaded and nothing is executed: CIFAR-10's "python version" is a pickle, of which
 only arrays, lists and strings are rebuilt. Files whose bytes are not the published ones are read
@@ -56,8 +56,10 @@ PUBLISHED = {
     "data_batch_5": "md5:482c414d41f54cd18b22e5b47cb7c3cb",
     "test_batch": "md5:40351d587109b95175f43aff81a1287e",
 }
-"""SHA-256 of the contents, unpacked; of CIFAR-10's batches only the MD5 is published. None is
-known for the binary version."""
+"""SHA-256 digests of the contents, unpacked.
+
+Of CIFAR-10's batches only the MD5 is published. None is known for the binary version.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +79,13 @@ class Images:
 
 @dataclass
 class _Folder:
-    """Files of one folder and what was noticed about them."""
+    """Files of one folder, and warnings about them."""
 
     path: Path
     warnings: list[str] = field(default_factory=list)
 
     def read(self, name: str) -> bytes:
-        """The contents of ``name``, or of ``name.gz`` unpacked; compared with the published digest.
+        """Return the contents of ``name``, or of ``name.gz`` unpacked; checked by published digest.
 
         Raises:
             InvalidInput: no such file, not readable, damaged or larger than 2 GiB.
@@ -120,7 +122,7 @@ class _Folder:
 
 
 def damaged(path: Path, what: str) -> InvalidInput:
-    """The error for a file whose contents are not what its name promises."""
+    """Return the error for a file whose contents are not what its name says."""
     return InvalidInput(
         "data",
         expected="a whole file in the published format",
@@ -130,7 +132,7 @@ def damaged(path: Path, what: str) -> InvalidInput:
 
 
 def recognise(folder: Path) -> Callable[[], Images] | None:
-    """How to read this folder, or None if it holds none of the known data sets."""
+    """Return a reader of this folder, or None if it holds none of the known data sets."""
     for marker, subfolders, reader in _KNOWN:
         for path in (folder, *(folder / below for below in subfolders)):
             if os.path.isfile(path / marker) or os.path.isfile(path / f"{marker}.gz"):
@@ -147,7 +149,7 @@ def _mnist(folder: _Folder) -> Images:
 
 
 def _idx(folder: _Folder, name: str, *, axes: int) -> Array:
-    """An array of bytes: magic ``0 0 8 axes``, the extents as big-endian uint32, the values."""
+    """Read an array of bytes: magic ``0 0 8 axes``, extents as big-endian uint32, the values."""
     content = folder.read(name)
     start = 4 + 4 * axes
     if content[:4] != bytes((0, 0, 8, axes)) or len(content) < start:
@@ -159,7 +161,7 @@ def _idx(folder: _Folder, name: str, *, axes: int) -> Array:
 
 
 def _cifar_binary(folder: _Folder) -> Images:
-    """Records of one label byte and 3 x 32 x 32 pixels."""
+    """Read records of one label byte and 3 x 32 x 32 pixels."""
 
     def batch(name: str) -> tuple[Array, Array]:
         content = folder.read(name)
@@ -191,7 +193,7 @@ def _cifar(folder: _Folder, batch: Callable[[str], tuple[Array, Array]], suffix:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Rebuilds NumPy arrays and plain values, and looks up nothing else."""
+    """An unpickler of NumPy arrays and plain values, which looks up nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = {
@@ -207,7 +209,7 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 2's byte strings are written; no other codec may be named."""
+    """Encode as Python 2 writes byte strings; no other codec may be named."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"refused the codec {encoding}")
     return text.encode("latin1")
@@ -217,7 +219,7 @@ _BAD_PICKLE = (pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError
 
 
 def _svhn(folder: _Folder) -> Images:
-    """MATLAB arrays ``X [32, 32, 3, n]`` and ``y [n, 1]``, where the digit 0 is labelled 10."""
+    """Read MATLAB arrays ``X [32, 32, 3, n]`` and ``y [n, 1]``; the digit 0 is labelled 10."""
     matlab = require("scipy.io.matlab", extra="demo")
     parts: list[Array] = []
     for name in ("train_32x32.mat", "test_32x32.mat"):
@@ -254,4 +256,4 @@ _KNOWN: tuple[tuple[str, tuple[str, ...], Callable[[_Folder], Images]], ...] = (
     ("data_batch_1", ("cifar-10-batches-py",), _cifar_python),
     ("train_32x32.mat", (), _svhn),
 )
-"""The file that tells a data set, where its archive puts it, and who reads it."""
+"""The file that identifies a data set, the folder in its archive, and its reader."""

@@ -1,7 +1,7 @@
-"""What a run with private gradients says at the end: its epochs, its curves, its table.
+"""Report a run with private gradients: its epochs, its curves, its table.
 
 Only parameters and noised values are covered by epsilon. What else was seen while training stands
-under ``diagnostics`` and is left out unless it was asked for.
+under ``diagnostics`` and is left out unless it was requested.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..privacy.accounting import shown_bound, shown_lower_bound
-from ..privacy.accounting.shown import Bound, LowerBound, UpperBound
-from .display import Shown, upper
-from .report import Drawn
+from ..privacy.accounting.shown import LowerBound, ShownBound, UpperBound
+from .display import SummaryTable, upper
+from .report import FigureSpec
 
 DIAGNOSTICS_NOTE = "not covered by epsilon"
 
@@ -35,17 +35,17 @@ class Epoch:
 
     @property
     def shown_epsilon(self) -> float | None:
-        """The number worth plotting; the caller labels it."""
+        """The epsilon worth plotting; the caller labels it."""
         secret = self.epsilon_if_seed_secret
         return self.epsilon if secret is None else secret
 
 
-def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
-    """Held-out loss, held-out accuracy and epsilon: certified, claimed elsewhere, audited."""
+def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> FigureSpec:
+    """Draw held-out loss, held-out accuracy and epsilon: certified, claimed elsewhere, audited."""
     model, source = summary["options"]["model"], summary["public"]["data"]
     seeded = summary["options"]["unsafe_seed"] is not None
     epsilon = "epsilon if the seed were secret" if seeded else "certified epsilon"
-    levels: dict[str, Bound] = {}
+    levels: dict[str, ShownBound] = {}
     claimed, audited = summary["epsilon_claimed"], summary["epsilon_audited"]
     if summary["mode"] == "published" and isinstance(claimed, float):
         levels["claimed"] = UpperBound(claimed)
@@ -53,7 +53,7 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
         as_claimed = summary["audit"]["epsilon_if_gaussian"]
         levels["audited"] = LowerBound(audited if as_claimed is None else as_claimed)
     delta = shown_bound(summary["delta"])
-    return Drawn(
+    return FigureSpec(
         levels={epsilon: levels},
         title=f"{model} on {source}, {summary['mechanism']}, delta = {delta}",
         panels={
@@ -64,8 +64,8 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Epoch]) -> Drawn:
     )
 
 
-def shown(summary: Mapping[str, Any]) -> Shown:
-    """The rows of its table that only such a run has."""
+def shown(summary: Mapping[str, Any]) -> SummaryTable:
+    """Return the rows of its table that only such a run has."""
     public, ran_by = summary["public"], (summary["backend"], summary["environment"]["isa"])
     arithmetic = [part for part in (*ran_by, summary["arithmetic"]) if part]
     last: list[tuple[str, Any]] = []
@@ -78,7 +78,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
             last.append(("training loss", f"{losses[-1]:.4f} ({DIAGNOSTICS_NOTE})"))
         nonfinite = summary["diagnostics"]["nonfinite_samples"]
         last.append(("non-finite samples", f"{nonfinite} ({DIAGNOSTICS_NOTE})"))
-    return Shown(
+    return SummaryTable(
         title=f"{summary['options']['model']} on {public['data']}",
         results=(
             (
@@ -104,7 +104,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
 
 
 def _audit(audit: Mapping[str, Any]) -> str:
-    """What the audit of a run's step has shown."""
+    """Return what the audit of a run's step has shown."""
     mu, proved = audit["per_step"]["mu_lower"], audit["per_step"]["mu_certified"]
     text = f"{audit['runs']} runs, confidence {audit['confidence']:g}: a step has mu "
     text += f"{shown_lower_bound(mu)} at least"

@@ -1,4 +1,4 @@
-"""What a mechanism does around the steps of a training loop: rates before, projections after."""
+"""Hooks of a mechanism around the steps of a training loop: rates before, projections after."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(mechanism: Mechanism, rule: object, *, sampling: str, batch_size: int)
 
 
 def around(mechanism: Mechanism) -> tuple[Hook, Hook]:
-    """What to do before and after every step."""
+    """Return the hooks before and after every step."""
 
     def before(step: DPStep) -> None:
         rate = mechanism.rate(step.steps + 1, step.plan.dimension)

@@ -1,4 +1,4 @@
-"""The training loop: draw a batch, forward and backward in physical chunks, one private step."""
+"""The training loop: draw a batch, forward and backward in physical batches, one private step."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from torch import nn
 from ..engine.capture import Capture
 from ..engine.clipping import close_into, prepare
 from ..engine.demo.models import evaluate
-from ..engine.sampling import Batches
+from ..engine.sampling import PrivateBatchSampler
 from ..step.step import DPStep
 from .data import Dataset
 from .gradient_report import Epoch
 from .steps import Steps
 
 EPSILON_POINTS = 15
-"""Epsilon is computed after at most this many epochs of a run; with 0 points, never."""
+"""Maximum of epochs after which epsilon is computed; with 0 points, never."""
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Of logits and labels, summed over the samples."""
+"""A function from logits and labels to the loss, summed over the samples."""
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of every model here."""
+    """Return the loss of every model here."""
     return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
 OnStep = Callable[[DPStep], None]
-"""What a mechanism does before a step is finished, or to the parameters after it."""
+"""A mechanism's hook before a step is finished, or on the parameters after it."""
 
 
 @dataclass
 class Diagnostics:
-    """Seen while training and not covered by epsilon: never in a checkpoint."""
+    """Observations of training that epsilon does not cover: never in a checkpoint."""
 
     training_loss: list[float] = field(default_factory=list)
-    """Mean over the samples of each epoch, at the parameters they met."""
+    """The mean over the samples of each epoch, at the parameters they met."""
     batch_sizes: list[int] = field(default_factory=list)
 
 
-class Training(Steps[Epoch]):
+class TrainingSteps(Steps[Epoch]):
     """Model, private step, sampler and position of one run."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Training(Steps[Epoch]):
         data: Dataset,
         model: nn.Module,
         step: DPStep,
-        batches: Batches,
+        batches: PrivateBatchSampler,
         steps_per_epoch: int,
         delta: float,
         max_physical_batch_size: int,
@@ -79,17 +79,17 @@ class Training(Steps[Epoch]):
 
     @property
     def done(self) -> int:
-        """Steps taken."""
+        """The number of steps taken."""
         return self.step.steps
 
     @property
     def total(self) -> int:
-        """Steps of the whole run."""
+        """The number of steps of the whole run."""
         return self.batches.steps
 
     @property
     def finished(self) -> bool:
-        """Whether the sampler has handed out its last batch."""
+        """Whether the sampler has yielded its last batch."""
         return len(self.batches) == 0
 
     def run(
@@ -112,10 +112,10 @@ class Training(Steps[Epoch]):
         return self._record() if self.step.steps % self.steps_per_epoch == 0 else None
 
     def _learn(self, batch: torch.Tensor) -> None:
-        """From these rows; an empty Poisson draw adds nothing but noise."""
+        """Learn from these rows; an empty Poisson draw adds nothing but noise."""
         self.diagnostics.batch_sizes.append(len(batch))
         for rows in torch.split(batch, self.max_physical_batch_size) if len(batch) else ():
-            self._capture.hand_out(len(rows))
+            self._capture.begin_batch(len(rows))
             logits = self.model(self.data.x_train[rows])
             loss = self.loss(logits, self.data.y_train[rows])
             torch.autograd.backward(loss)
@@ -151,7 +151,7 @@ class Training(Steps[Epoch]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run loads besides its history; plain values and tensors."""
+        """Return what a resumed run loads besides its history; plain values and tensors."""
         return {
             "model": self.model.state_dict(),
             "step": self.step.state_dict(),

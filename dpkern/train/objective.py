@@ -1,4 +1,4 @@
-"""One call of ``dpkern train`` for a system that perturbs its loss: an autoencoder of records."""
+"""Run ``dpkern train`` for a system that perturbs its loss: an autoencoder of records."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from ..base import dispatch
 from ..base.errors import InvalidInput
 from ..objective import records as tables
-from ..objective.methods import Schedule
+from ..objective.methods import VisitSchedule
 from ..objective.records import GENERATED, Records
-from ..objective.spof import Training
+from ..objective.spof import SpofTraining
 from . import objective_mechanism, objective_report
 from .base import BaseSession
-from .display import Shown
+from .display import SummaryTable
 from .objective_options import CodeOptions, RecordOptions, read_bounds
 from .objective_report import Reconstruction
-from .report import Drawn
+from .report import FigureSpec
 from .steps import Steps
 
 GENERATED_RECORDS = 1000
 
 
-class Visits(Steps[Reconstruction]):
-    """One record of every user at a time; a run that diverges has no step left."""
+class VisitSteps(Steps[Reconstruction]):
+    """Steps that take one record of every user at a time; a run that diverges has no step left."""
 
-    def __init__(self, training: Training, backend: str) -> None:
+    def __init__(self, training: SpofTraining, backend: str) -> None:
         super().__init__()
         self.training, self._backend = training, backend
 
     @property
     def done(self) -> int:
-        """Steps taken."""
+        """The number of steps taken."""
         return self.training.step_number
 
     @property
     def total(self) -> int:
-        """Steps of the whole schedule."""
+        """The number of steps of the whole schedule."""
         return self.training.steps
 
     @property
@@ -60,13 +60,13 @@ class Visits(Steps[Reconstruction]):
             super().run(on_step=on_step, on_epoch=on_epoch)
 
     def take(self) -> Reconstruction | None:
-        """The next record of every user."""
+        """Take the next record of every user."""
         self.training.step()
         complete = self.done % self.training.records_each == 0 or self.diverged
         return self.measured() if complete else None
 
     def measured(self) -> Reconstruction:
-        """The state as it is now."""
+        """Return the state as it is now."""
         outcome = self.training.outcome()
         return Reconstruction(
             epoch=self.training.visits,
@@ -86,7 +86,7 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
     RUN_OPTIONS = frozenset({"out", "resume", "overwrite", "figure", "backend", "threads"})
     OPS = ("coef.perturb", "coef.quadratic", "noise.add_noise", "noise.lattice_draws")
 
-    steps: Visits
+    steps: VisitSteps
 
     def _read(self) -> None:
         privacy, model = self.options.privacy, self.options.model
@@ -102,27 +102,27 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
                 "code",
                 expected=f"fewer than the {self.records.features} features",
                 got=model.code,
-                remedy="A code as long as its record compresses nothing; pass a smaller --code.",
+                remedy="Pass a smaller --code; one as long as its record compresses nothing.",
             )
 
     def public_facts(self) -> dict[str, Any]:
-        """Of the records."""
+        """Return the public facts of the records."""
         return self.records.public_facts()
 
     def _prepare(self, saved: Mapping[str, Any] | None) -> None:
         del saved  # released records are in the training's own state
         privacy, model = self.options.privacy, self.options.model
-        training = Training(
+        training = SpofTraining(
             self.records,
             self.mechanism,
-            Schedule(lr=model.lr, epochs=privacy.epochs),
+            VisitSchedule(lr=model.lr, epochs=privacy.epochs),
             seeds=[model.init_seed],
             sigma=privacy.sigma,
             code=model.code,
             keys=[privacy.key()],
         )
         assert self.backend is not None  # it is among the options
-        self.steps = Visits(training, self.backend)
+        self.steps = VisitSteps(training, self.backend)
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         self.training.load_state_dict(saved["training"])
@@ -131,18 +131,18 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
         return {"training": self.training.state_dict()}
 
     @property
-    def training(self) -> Training:
+    def training(self) -> SpofTraining:
         """The trainer of the one run."""
         return self.steps.training
 
     @property
     def protected_records(self) -> int:
-        """Number of records of all users."""
+        """The number of records of all users."""
         public = self.public_facts()
         return int(public["users"] * public["records_per_user"])
 
     def describe(self, epoch: Reconstruction) -> str:
-        """One line on the run after an epoch, for a progress bar."""
+        """Return one line on the run after an epoch, for a progress bar."""
         text = f"held-out accuracy {epoch.heldout_accuracy:.2f} %, mse {epoch.heldout_mse:.4f}"
         return text + (", diverged" if epoch.diverged else "")
 
@@ -168,15 +168,15 @@ class ObjectiveSession(BaseSession[RecordOptions, CodeOptions, Reconstruction]):
             "backend": self.backend,
         }
 
-    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+    def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return objective_report.drawn(summary, self.history)
 
-    def _shown(self, summary: Mapping[str, Any]) -> Shown:
+    def _shown(self, summary: Mapping[str, Any]) -> SummaryTable:
         return objective_report.shown(summary)
 
 
 def load(privacy: RecordOptions) -> Records:
-    """The records of these options."""
+    """Load the records of these options."""
     shape: dict[str, Any] = {
         "users": privacy.users,
         "features": privacy.features,

@@ -1,4 +1,4 @@
-"""From the options of a run to the mechanism that perturbs its loss, and what is said about it."""
+"""Make the mechanism that perturbs a run's loss from its options, and state its privacy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECIDED = ("epsilon", "mode")
 
 
 def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None) -> Functional:
-    """The mechanism of this name.
+    """Make the mechanism of this name.
 
     Raises:
         InvalidInput: no epsilon, or settings that the mechanism does not know or take.
@@ -33,11 +33,11 @@ def make(name: str, *, mode: str, settings: Sequence[str], epsilon: float | None
 def certificate(
     mechanism: ObjectivePerturbation, *, visits: int, seeded: bool, unproved: str = ""
 ) -> Certificate:
-    """The mechanism's own, infinite where the data were prepared by what it does not cover.
+    """Return the mechanism's certificate, infinite where it does not cover the data's preparation.
 
     Args:
-        mechanism: what is released of a record.
-        visits: of each record.
+        mechanism: mechanism that releases the records.
+        visits: number of visits of each record.
         seeded: the noise comes from a known seed.
         unproved: why nothing can be certified of these records; see ``Records.unproved``.
     """
@@ -50,13 +50,13 @@ def certificate(
 def facts(
     mechanism: Functional, *, visits: int, seeded: bool, records: Records | None = None
 ) -> dict[str, Any]:
-    """What a report says about the privacy of a run, certificate included.
+    """Return what a report says about the privacy of a run, certificate included.
 
     Args:
-        mechanism: what is released of a record.
-        visits: of each record.
+        mechanism: mechanism that releases the records.
+        visits: number of visits of each record.
         seeded: the noise comes from a known seed.
-        records: what was prepared; None for a planned run with public bounds.
+        records: prepared records. None stands for a planned run with public bounds.
 
     ``epsilon_of_target_alone`` is what the noisy coefficients would cost at most if the record
     entered nothing else and the scale were public: it certifies nothing.
@@ -83,7 +83,7 @@ def facts(
 
 
 def stated(mechanism: ObjectivePerturbation, found: Certificate, **more: Any) -> dict[str, Any]:
-    """What every such mechanism says of its privacy, and ``more``."""
+    """Return what every such mechanism states of its privacy, and ``more``."""
     return {
         "mechanism": mechanism.name,
         "mode": mechanism.mode,
@@ -99,7 +99,7 @@ def stated(mechanism: ObjectivePerturbation, found: Certificate, **more: Any) ->
 def _reason(
     mechanism: ObjectivePerturbation, found: Certificate, seeded: bool, unproved: str
 ) -> str | None:
-    """Why nothing is certified, in words; None where something is."""
+    """Return the reason, in words, that nothing is certified; None where something is."""
     if math.isfinite(found.epsilon):
         return None
     if math.isinf(mechanism.epsilon):

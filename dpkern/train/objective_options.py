@@ -1,4 +1,4 @@
-"""What a run that perturbs its loss is asked to do; see ``options`` for the three types."""
+"""Options of a run that perturbs its loss; see ``options`` for the three types."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ class RecordOptions(ReleaseOptions):
 
     @property
     def headings(self) -> tuple[str, ...] | None:
-        """The chosen columns."""
+        """The headings of the chosen columns."""
         return None if self.columns is None else tuple(split(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """The autoencoder and its steps. The code length is the source's, the other defaults ours."""
+    """The autoencoder and its steps. The code length is the paper's, the other defaults ours."""
 
     code: int = 7
     lr: float = 0.05
@@ -85,12 +85,12 @@ class CodeOptions:
 
 
 def split(text: str) -> list[str]:
-    """The parts between commas."""
+    """Return the parts between commas."""
     return [part.strip() for part in text.split(",")]
 
 
 def read_bounds(text: str | None) -> Bounds | None:
-    """``40``, ``40,50`` or ``Steps=40,Calories=50``.
+    """Parse ``40``, ``40,50`` or ``Steps=40,Calories=50``.
 
     Raises:
         InvalidInput: neither of these.

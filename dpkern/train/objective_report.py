@@ -1,4 +1,4 @@
-"""What a run that perturbs its loss says at the end: its epochs, noise, curves, table."""
+"""Report a run that perturbs its loss: its epochs, noise, curves, table."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..objective.records import Records
-from ..objective.spof import Training
+from ..objective.spof import SpofTraining
 from ..privacy.accounting import shown_bound
 from ..privacy.mechanisms.functional import Functional
-from .display import Shown, upper
-from .report import Drawn
+from .display import SummaryTable, upper
+from .report import FigureSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Reconstruction:
     diverged: bool
 
 
-def noise(mechanism: Functional, records: Records, training: Training) -> dict[str, Any]:
-    """Law, least and largest scale, what carries it, and where the key came from.
+def noise(mechanism: Functional, records: Records, training: SpofTraining) -> dict[str, Any]:
+    """Return law, least and largest scale, what carries it, and where the key came from.
 
     Scales that depend on c_j are given at its public ends, 0 and c l.
     """
@@ -51,7 +51,7 @@ def noise(mechanism: Functional, records: Records, training: Training) -> dict[s
 
 
 def title(summary: Mapping[str, Any]) -> str:
-    """Of the figure; claimed and certified epsilon side by side."""
+    """Return the figure's title; claimed and certified epsilon side by side."""
     claimed, certified = summary["epsilon_claimed"], summary["epsilon_certified"]
     return (
         f"{summary['mechanism']}, {summary['mode']}, on {summary['public']['data']}: "
@@ -59,9 +59,9 @@ def title(summary: Mapping[str, Any]) -> str:
     )
 
 
-def drawn(summary: Mapping[str, Any], history: Sequence[Reconstruction]) -> Drawn:
-    """Held-out accuracy, squared error and cross-entropy."""
-    return Drawn(
+def drawn(summary: Mapping[str, Any], history: Sequence[Reconstruction]) -> FigureSpec:
+    """Draw held-out accuracy, squared error and cross-entropy."""
+    return FigureSpec(
         title=title(summary),
         panels={
             "held-out accuracy, %": [epoch.heldout_accuracy for epoch in history],
@@ -71,8 +71,8 @@ def drawn(summary: Mapping[str, Any], history: Sequence[Reconstruction]) -> Draw
     )
 
 
-def shown(summary: Mapping[str, Any]) -> Shown:
-    """The rows of its table that only such a run has."""
+def shown(summary: Mapping[str, Any]) -> SummaryTable:
+    """Return the rows of its table that only such a run has."""
     public, drawn = summary["public"], summary["noise"]
     least, most = drawn["scale_at_least"], drawn["scale_at_most"]
     scale = f"{least:.5g}" if least == most else f"{least:.5g} to {most:.5g}"
@@ -80,7 +80,7 @@ def shown(summary: Mapping[str, Any]) -> Shown:
         scale += ", by the private record"
     synthetic = " (synthetic)" if public["synthetic"] else ""
     others = ("epsilon_if_bounds_public", "epsilon_of_target_alone")
-    return Shown(
+    return SummaryTable(
         title=f"Autoencoder on {public['data']}{synthetic}",
         results=(
             ("held-out accuracy", f"{summary['test_accuracy']:.2f} %"),

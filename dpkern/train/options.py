@@ -1,4 +1,4 @@
-"""What a run is asked to do, in three types that a resumed run treats differently.
+"""Options of a run, in three types that a resumed run treats differently.
 
 ``PrivacyOptions`` change what is released about the rows, so resuming with others is refused;
 ``ModelOptions`` change what is trained, so the checkpoint would not fit; ``RunOptions`` change
@@ -19,8 +19,8 @@ from ..engine.demo.models import ALL_MODELS
 from ..engine.demo.sources import LINEAR, NORMS
 from ..engine.named import MODES, NAMES, parsed
 from ..ops.update import SGD, Adam, AdamW
-from .ahead import SOURCES
 from .data import DIGITS, Dataset, load
+from .prefetch import SOURCES
 
 SAMPLINGS = ("poisson", "fixed", "shuffled")
 CLIPPINGS = ("flat", "per_layer", "automatic", "group")
@@ -42,7 +42,7 @@ OPTIMIZERS: dict[str, Callable[[float], Rule]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseOptions:
-    """What the privacy statement of every run depends on.
+    """The options that the privacy statement of every run depends on.
 
     ``settings`` are fields of the mechanism as ``KEY=VALUE``.
     """
@@ -63,7 +63,7 @@ class ReleaseOptions:
 
     @classmethod
     def in_words(cls) -> str:
-        """The mechanisms for help texts, the usual one first."""
+        """Return the mechanisms for help texts, the usual one first."""
         usual = str(vars(cls)["mechanism"])
         return " and ".join([usual, *(name for name in cls.NAMES if name != usual)])
 
@@ -81,7 +81,7 @@ class ReleaseOptions:
         validate.choice(ROUNDS, rounds=self.rounds)
 
     def key(self) -> Key:
-        """Of all noise of one session: secret and new, unless it has a known seed."""
+        """Return the key of all noise of one session: secret and new, unless seeded."""
         if self.unsafe_seed is None:
             return Key.fresh(self.rounds)
         return Key.from_unsafe_seed(self.unsafe_seed, self.rounds)
@@ -89,7 +89,7 @@ class ReleaseOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptions(ReleaseOptions):
-    """The same of a run on rows with labels.
+    """The privacy options of a run on rows with labels.
 
     ``batch_size`` is the expected one; default: 400, or all training rows where they are fewer.
     """
@@ -109,7 +109,7 @@ class RowOptions(ReleaseOptions):
             validate.integer(1, batch_size=self.batch_size)
 
     def load(self, source: str) -> Dataset:
-        """These rows, checked and split."""
+        """Load these rows, checked and split."""
         return load(
             source,
             feature_scale=self.feature_scale,
@@ -119,7 +119,7 @@ class RowOptions(ReleaseOptions):
         )
 
     def batch_of(self, rows: int) -> int:
-        """The expected batch size with so many training rows.
+        """Return the expected batch size with so many training rows.
 
         Raises:
             InvalidInput: more than there are.
@@ -195,13 +195,13 @@ class ModelOptions:
         validate.positive(lr=self.lr)
 
     def rule(self) -> Rule:
-        """The update rule that the names stand for."""
+        """Return the update rule that the names stand for."""
         return OPTIMIZERS[self.optimizer](self.lr)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How to run; nothing here may change a distribution."""
+    """The conditions of a run; nothing here may change a distribution."""
 
     out: Path | None = None
     resume: bool = False
@@ -242,7 +242,7 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Generic[P, M]):
+class TrainOptions(Generic[P, M]):
     """All options of one run."""
 
     privacy: P
@@ -255,12 +255,12 @@ class Options(Generic[P, M]):
         kinds: tuple[type[P], type[M]],
         given: Mapping[str, Any],
         saved: Mapping[str, Any] | None = None,
-    ) -> Options[P, M]:
-        """From the options that the caller named; the others take their defaults.
+    ) -> TrainOptions[P, M]:
+        """Build the options from those that the caller named; the others take their defaults.
 
         Args:
             kinds: classes of the privacy and model options.
-            given: by name.
+            given: options by name.
             saved: all options of the run that is resumed; naming one of them again is allowed only
                 with its saved value.
 
@@ -279,13 +279,13 @@ class Options(Generic[P, M]):
         )
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint keeps: privacy and model options, as plain values."""
+        """Return what a checkpoint keeps: privacy and model options, as plain values."""
         kept: tuple[Any, Any] = self.privacy, self.model
         return {name: value for part in kept for name, value in asdict(part).items()}
 
 
 def required(epsilon: float | None, *, what: str) -> float:
-    """The epsilon that all noise of a run follows from.
+    """Return the epsilon that all noise of a run follows from.
 
     Raises:
         InvalidInput: none.
@@ -301,7 +301,7 @@ def required(epsilon: float | None, *, what: str) -> float:
 
 
 def only(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of ``given`` that are fields of ``kind``."""
+    """Return the entries of ``given`` that are fields of ``kind``."""
     names = {f.name for f in fields(kind)}
     return {name: value for name, value in given.items() if name in names}
 
@@ -316,7 +316,7 @@ def check_unchanged(
     Args:
         kinds: classes of options, and what to raise where one of theirs differs.
         saved: all options of the run.
-        given: those that were named again.
+        given: options that were named again.
 
     Raises:
         InvalidInput: saved by another version.

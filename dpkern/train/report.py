@@ -1,4 +1,4 @@
-"""The report of a run, as JSON and as a figure: what all kinds of runs have in common."""
+"""Write the report of a run, as JSON and as a figure: the part that all kinds of runs share."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..base.json import dumps
 from ..base.outputs import write_atomically
 from ..base.validate import require
 from ..privacy.accounting import shown_bound
-from ..privacy.accounting.shown import Bound
+from ..privacy.accounting.shown import ShownBound
 
 CERTIFIED = ("delta", "relation", "accountant", "certified_for")
-"""What a report repeats of its certificate, beside the epsilon."""
+"""The facts that a report repeats of its certificate, beside the epsilon."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """What a figure shows.
+class FigureSpec:
+    """The contents of a figure.
 
     Attributes:
         title: above all panels.
@@ -30,11 +30,11 @@ class Drawn:
 
     title: str
     panels: Mapping[str, Sequence[float | None]]
-    levels: Mapping[str, Mapping[str, Bound]] = field(default_factory=dict)
+    levels: Mapping[str, Mapping[str, ShownBound]] = field(default_factory=dict)
 
 
 def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
-    """The privacy of a run in one sentence."""
+    """State the privacy of a run in one sentence."""
     epsilon, delta = certificate["epsilon"], certificate["delta"]
     if epsilon != "inf":
         what = shown_bound(epsilon)
@@ -49,14 +49,14 @@ def statement(facts: Mapping[str, Any], certificate: Mapping[str, Any]) -> str:
 
 
 def write_report(path: Path, report: dict[str, Any], history: Sequence[Any]) -> None:
-    """The report with one record per epoch, each a dataclass, atomically."""
+    """Write the report with one record per epoch, each a dataclass, atomically."""
     content = report | {"history": [asdict(epoch) for epoch in history]}
     text = dumps(content, indent=2) + "\n"
     write_atomically(path, lambda file: file.write(text.encode()))
 
 
-def write_figure(path: Path, history: Sequence[Any], drawn: Drawn) -> None:
-    """The panels over the epochs, side by side, as PNG.
+def write_figure(path: Path, history: Sequence[Any], drawn: FigureSpec) -> None:
+    """Draw the panels over the epochs, side by side, as PNG.
 
     An infinite value is said in words instead of drawn, and so is a run that diverged.
 

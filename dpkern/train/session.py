@@ -1,4 +1,4 @@
-"""One call of ``dpkern train`` that makes gradients private."""
+"""Run ``dpkern train`` for a mechanism that makes gradients private."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..engine.sampling import make_batches
 from ..privacy import accounting
 from ..privacy.mechanisms import LabelMechanism, Mechanism
 from ..step.step import DPStep
-from . import ahead, checkpoint, data, gradient_report, hooks, responses
+from . import checkpoint, data, gradient_report, hooks, label_privacy, prefetch
 from .base import BaseSession
-from .display import Shown
+from .display import SummaryTable
 from .gradient_report import DIAGNOSTICS_NOTE, Epoch
-from .loop import EPSILON_POINTS, Training, summed_cross_entropy
+from .loop import EPSILON_POINTS, TrainingSteps, summed_cross_entropy
 from .options import ModelOptions, PrivacyOptions, RunOptions
-from .report import Drawn
+from .report import FigureSpec
 from .step_audit import NOT_AUDITED, AuditedStep, required
 
 SMALL_MODEL = 100_000
-"""With fewer parameters a step takes milliseconds, and waking a second thread costs more."""
+"""Parameters below which waking a second thread costs more than it saves in a step."""
 
 
 class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
@@ -36,17 +36,17 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     OPS = ("clip.clip_sum", "update.step")
     FORMAT = checkpoint.FORMAT
 
-    steps: Training
+    steps: TrainingSteps
     audited: AuditedStep | None = None
-    """What the audit of the run's step has found, if one was asked for."""
+    """The findings of the audit of the run's step; None if no audit was requested."""
 
     def _read(self) -> None:
         privacy = self.options.privacy
         self.data: data.Dataset = privacy.load(privacy.data)
-        self.noise_source = ahead.source_of(self.options.run.noise_source)
+        self.noise_source = prefetch.source_of(self.options.run.noise_source)
 
     def public_facts(self) -> dict[str, Any]:
-        """Of the rows."""
+        """Return the public facts of the rows."""
         return self.data.public_facts()
 
     def _prepare(self, saved: Mapping[str, Any] | None) -> None:
@@ -92,12 +92,12 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         local = isinstance(mechanism, LabelMechanism)
         if isinstance(mechanism, LabelMechanism):
             self.data = (
-                responses.released(mechanism, self.data, key)
+                label_privacy.released(mechanism, self.data, key)
                 if saved is None
                 else replace(self.data, y_train=saved["responses"])
             )
         step = DPStep(
-            responses.WITHOUT_NOISE if local else mechanism,
+            label_privacy.WITHOUT_NOISE if local else mechanism,
             [p.detach() for p in model.parameters()],
             expected_batch_size=batches.expected_batch_size,
             optimizer=self.options.model.rule(),
@@ -108,7 +108,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             gradients="batched",
             **sampling,
         )
-        ahead.check(self.noise_source, mechanism)
+        prefetch.check(self.noise_source, mechanism)
         hooks.check(mechanism, step.optimizer, sampling=privacy.sampling, batch_size=batch_size)
         before, after = hooks.around(mechanism)
         after(step)  # where parameters are projected, the start lies in the set too
@@ -122,7 +122,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             )
         if privacy.epsilon is not None and not local:
             step.calibrated_to = CALIBRATED_TO[privacy.mode]
-        self.steps = Training(
+        self.steps = TrainingSteps(
             data=self.data,
             model=model,
             step=step,
@@ -132,7 +132,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
             max_physical_batch_size=run.max_physical_batch_size,
             epsilon_points=0 if local else EPSILON_POINTS,
             loss=(
-                responses.unbiased_loss(mechanism)
+                label_privacy.unbiased_loss(mechanism)
                 if isinstance(mechanism, LabelMechanism)
                 else summed_cross_entropy
             ),
@@ -147,7 +147,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         dimension: int,
         sampling: Mapping[str, Any],
     ) -> Mechanism:
-        """The mechanism with its noise: as saved, as given, or calibrated."""
+        """Return the mechanism with its noise: as saved, as given, or calibrated."""
         privacy = self.options.privacy
         mechanism, open_noise = make(
             privacy.mechanism,
@@ -186,13 +186,13 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         }
 
     @property
-    def training(self) -> Training:
-        """The steps."""
+    def training(self) -> TrainingSteps:
+        """The steps of the run."""
         return self.steps
 
     @property
     def threads(self) -> int:
-        """Threads of the training steps; the noise does not depend on them."""
+        """The number of threads of the training steps; the noise does not depend on it."""
         if self.options.run.threads is not None:
             return self.options.run.threads
         return 1 if self.training.step.plan.dimension < SMALL_MODEL else torch.get_num_threads()
@@ -204,22 +204,22 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
 
     @property
     def noise_multiplier(self) -> float | None:
-        """Of every step; None where the steps add no noise."""
+        """The noise multiplier of every step; None where the steps add no noise."""
         return None if self.local else self.mechanism.noise_multiplier
 
     def _begin(self) -> None:
-        """The audit comes first: nothing is trained by a step that fails it."""
+        """Audit first: nothing is trained by a step that fails its audit."""
         if self.options.run.audit is not None:
             runs, delta = self.options.run.audit, self.options.privacy.delta
             self.audited = required(self.auditor, runs).audit(self.subject, runs, delta)
 
     def _end(self) -> None:
-        """An interrupted run keeps its noise, for the steps left."""
+        """Close the noise source; an interrupted run keeps its noise for the steps left."""
         if self.noise_source is not None:
             self.noise_source.close()
 
     def describe(self, epoch: Epoch) -> str:
-        """One line on the run after an epoch, for a progress bar."""
+        """Return one line on the run after an epoch, for a progress bar."""
         text = f"held-out loss {epoch.heldout_loss:.3f}, accuracy {epoch.heldout_accuracy:.1%}"
         known = [past for past in self.history if past.shown_epsilon is not None]
         if known and known[-1].shown_epsilon is not None:
@@ -233,7 +233,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
     def _facts(self) -> dict[str, Any]:
         facts = self.training.step.report(self.options.privacy.delta)
         if isinstance(self.mechanism, LabelMechanism):
-            facts |= responses.report(self.mechanism, seeded=self.seeded)
+            facts |= label_privacy.report(self.mechanism, seeded=self.seeded)
         if self.audited is None:
             return facts | NOT_AUDITED
         return facts | self.audited.facts(
@@ -255,7 +255,7 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         }
 
     def _sections(self) -> dict[str, Any]:
-        """Training losses and counts, only where they were asked for."""
+        """Return training losses and counts, only where they were requested."""
         if not self.options.run.diagnostics:
             return {}
         seen = asdict(self.training.diagnostics)
@@ -263,8 +263,8 @@ class Session(BaseSession[PrivacyOptions, ModelOptions, Epoch]):
         found = {"note": DIAGNOSTICS_NOTE, **seen, "nonfinite_samples": nonfinite}
         return {"diagnostics": found}
 
-    def _drawn(self, summary: Mapping[str, Any]) -> Drawn:
+    def _drawn(self, summary: Mapping[str, Any]) -> FigureSpec:
         return gradient_report.drawn(summary, self.history)
 
-    def _shown(self, summary: Mapping[str, Any]) -> Shown:
+    def _shown(self, summary: Mapping[str, Any]) -> SummaryTable:
         return gradient_report.shown(summary)

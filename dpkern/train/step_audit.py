@@ -1,4 +1,4 @@
-"""The audit of a run's step, as a session sees it: whoever can audit is handed in."""
+"""The interface to the audit of a run's step; the caller passes an auditor in."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NOT_AUDITED: dict[str, Any] = {"epsilon_audited": None, "audit": "not audited"}
 
 
 class AuditedStep(Protocol):
-    """What an audit has found out about one step, and what follows for a run."""
+    """The findings of an audit of one step, and what follows for a run."""
 
     def facts(self, step: DPStep, *, steps_per_epoch: int, delta: float) -> dict[str, Any]:
         """Return what the report says of the steps so far."""
 
 
 class Auditor(Protocol):
-    """What can audit a step; ``dpkern.commands.audited`` is one."""
+    """An auditor of a step; ``dpkern.commands.audited`` is one."""
 
     def subject_of(
         self,
@@ -39,7 +39,7 @@ class Auditor(Protocol):
 
 
 def required(auditor: Auditor | None, runs: int) -> Auditor:
-    """Return the auditor of a run that asked for an audit.
+    """Return the auditor of a run that requested an audit.
 
     Raises:
         InvalidInput: the session was made without one.

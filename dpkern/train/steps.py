@@ -1,4 +1,4 @@
-"""The steps of a run, one after the other, until none is left or a signal asks to stop."""
+"""Take the steps of a run, one after the other, until none is left or a signal asks to stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Steps(ABC, Generic[E]):
-    """What is trained step by step, and where it stands.
+    """A sequence of training steps, and its position.
 
     Between steps everything here is consistent and may be saved.
 
@@ -36,12 +36,12 @@ class Steps(ABC, Generic[E]):
     @property
     @abstractmethod
     def done(self) -> int:
-        """Steps taken, those before a checkpoint included."""
+        """The number of steps taken, those before a checkpoint included."""
 
     @property
     @abstractmethod
     def total(self) -> int:
-        """Steps of the whole run."""
+        """The number of steps of the whole run."""
 
     @property
     def finished(self) -> bool:
@@ -50,7 +50,7 @@ class Steps(ABC, Generic[E]):
 
     @abstractmethod
     def take(self) -> E | None:
-        """One step; the state after it where it completes an epoch."""
+        """Take one step; return the state after it where it completes an epoch."""
 
     def run(
         self,
@@ -88,7 +88,7 @@ class Steps(ABC, Generic[E]):
 
 @contextmanager
 def deferred_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets instead of ending the process.
+    """Yield an event that the first SIGINT or SIGTERM sets instead of ending the process.
 
     The second one acts as usual. Outside the main thread, where Python delivers no signals,
     the event stays unset.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
+from dpkern.audit.claims import Claim, GaussianDP, NoClaim, PureDP
 from dpkern.audit.findings import Check, Evidence, Findings
 
 PASSED = Check(layer="bits", name="lattice", passed=True, text="every output is a multiple of 1/64")
@@ -60,8 +60,8 @@ def findings(
 
 
 SOUND = findings(
-    Gaussian(1.0),
-    Gaussian(1.0),
+    GaussianDP(1.0),
+    GaussianDP(1.0),
     (
         evidence("weakest", (480, 16_800), (0.0275, 0.8495), (0.884, 3.1)),
         evidence("weakest", (3173, 9960), (0.1675, 0.5110), (0.9366, 3.3)),
@@ -73,8 +73,8 @@ SOUND = findings(
 """A Gaussian mechanism that keeps its promise."""
 
 BROKEN = findings(
-    Gaussian(0.9),
-    Nothing(),
+    GaussianDP(0.9),
+    NoClaim(),
     (
         evidence("weakest", (0, 3), (5.9e-4, 8.1e-4), (6.39, 7.2)),
         evidence("uniform", (3800, 9100), (0.1995, 0.469), (0.921, 3.1)),
@@ -87,8 +87,8 @@ BROKEN = findings(
 """No noise in some directions."""
 
 PURE = findings(
-    Pure(1.0),
-    Pure(1.0),
+    PureDP(1.0),
+    PureDP(1.0),
     (
         evidence("one-hot", (3640, 9300), (0.1911, 0.4895), (0.900, 0.96), layer="likelihood"),
         evidence("one-hot", (900, 17_300), (0.0503, 0.8744), (0.494, 0.91), layer="likelihood"),

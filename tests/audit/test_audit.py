@@ -14,13 +14,13 @@ from scipy import stats
 
 from dpkern import audit
 from dpkern.audit import (
-    Approximate,
+    ApproximateDP,
     Claim,
-    Gaussian,
+    GaussianDP,
     Laplace,
-    Nothing,
+    NoClaim,
     Pair,
-    Pure,
+    PureDP,
     Subject,
     covariance,
     of_event,
@@ -33,7 +33,7 @@ from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.privacy.accounting import events
 
 GRID = 2.0**-12
-MU_1 = Gaussian(1.0)
+MU_1 = GaussianDP(1.0)
 LEVELS = (1e-4, 0.003, 0.05, 0.2, 0.4, 0.5, 0.7, 0.99)
 
 
@@ -73,11 +73,13 @@ class Noisy(Subject):
 def test_trade_off_functions_are_those_of_the_laws(shift: float, level: float) -> None:
     gaussian = stats.norm.cdf(stats.norm.ppf(1 - level) - shift)
     laplace = stats.laplace.cdf(stats.laplace.ppf(1 - level) - shift)
-    assert Gaussian(shift).tradeoff(level) == pytest.approx(gaussian, rel=1e-9)
+    assert GaussianDP(shift).tradeoff(level) == pytest.approx(gaussian, rel=1e-9)
     assert Laplace(shift).tradeoff(level) == pytest.approx(laplace, rel=1e-12)
 
 
-@pytest.mark.parametrize("claim", [Gaussian(0.8), Laplace(1.1), Pure(0.9), Approximate(1.0, 0.01)])
+@pytest.mark.parametrize(
+    "claim", [GaussianDP(0.8), Laplace(1.1), PureDP(0.9), ApproximateDP(1.0, 0.01)]
+)
 def test_a_trade_off_function_is_its_own_mirror_and_its_epsilon(claim: Claim) -> None:
     for level in LEVELS:
         answer = claim.tradeoff(level)
@@ -91,31 +93,31 @@ def test_a_trade_off_function_is_its_own_mirror_and_its_epsilon(claim: Claim) ->
         for a in np.linspace(0, 1, 20_001)
     ]
     assert min(slack) >= -1e-12
-    if not isinstance(claim, Approximate):
+    if not isinstance(claim, ApproximateDP):
         assert min(slack) < 1e-6
 
 
 def test_edges_of_the_claims() -> None:
-    assert Nothing().tradeoff(0.0) == 0
-    assert Nothing().epsilon(0.5) == math.inf
-    assert Approximate(800.0).tradeoff(0.5) == 0
-    assert Approximate(1.0, 1e-3).epsilon(1e-5) == math.inf
-    for claim in (Gaussian(1.0), Laplace(1.0), Pure(1.0)):
+    assert NoClaim().tradeoff(0.0) == 0
+    assert NoClaim().epsilon(0.5) == math.inf
+    assert ApproximateDP(800.0).tradeoff(0.5) == 0
+    assert ApproximateDP(1.0, 1e-3).epsilon(1e-5) == math.inf
+    for claim in (GaussianDP(1.0), Laplace(1.0), PureDP(1.0)):
         assert claim.tradeoff(0.0) == 1
         assert claim.tradeoff(1.0) == 0
     with pytest.raises(InvalidInput):
-        Gaussian(-1.0)
+        GaussianDP(-1.0)
 
 
 def test_events_become_claims() -> None:
-    assert of_event(events.gaussian(2.0), steps=4) == Gaussian(1.0)
-    assert of_event(events.gaussian(2.0), neighbouring="replace_one") == Gaussian(1.0)
+    assert of_event(events.gaussian(2.0), steps=4) == GaussianDP(1.0)
+    assert of_event(events.gaussian(2.0), neighbouring="replace_one") == GaussianDP(1.0)
     assert of_event(events.laplace(2.0)) == Laplace(0.5)
-    assert of_event(events.laplace(2.0), neighbouring="replace_one", steps=3) == Pure(3.0)
+    assert of_event(events.laplace(2.0), neighbouring="replace_one", steps=3) == PureDP(3.0)
     both = events.composed([events.gaussian(1.0), events.gaussian(0.5)])
-    assert of_event(both) == Gaussian(math.sqrt(5))
-    assert of_event(events.non_private()) == Nothing()
-    assert of_event(events.no_op()) == Gaussian(0.0)
+    assert of_event(both) == GaussianDP(math.sqrt(5))
+    assert of_event(events.non_private()) == NoClaim()
+    assert of_event(events.no_op()) == GaussianDP(0.0)
     k, epsilon = 10, 1.5
     spec = {
         "event": events.RANDOMIZED_RESPONSE_EVENT,
@@ -176,7 +178,7 @@ def test_too_little_noise_in_one_direction_is_seen(sd: tuple[float, ...], passes
 
 def test_the_weakest_direction_is_found_and_used() -> None:
     found = audit.run(
-        replace(Noisy(sd=(1.0, 1.0, 0.5, 1.0, 1.0, 1.0)), certified=Nothing()), runs=4000, seed=0
+        replace(Noisy(sd=(1.0, 1.0, 0.5, 1.0, 1.0, 1.0)), certified=NoClaim()), runs=4000, seed=0
     )
     best = max(found.evidence, key=lambda one: one.mu_lower)
     assert best.pair == "weakest"
@@ -226,9 +228,9 @@ def test_half_the_variance_contradicts_claim_and_certificate() -> None:
 
 
 def test_a_claim_of_the_caller_replaces_that_of_the_subject() -> None:
-    kept = audit.run(Noisy(), runs=5000, seed=1, claim=Approximate(4.4, 1e-5))
+    kept = audit.run(Noisy(), runs=5000, seed=1, claim=ApproximateDP(4.4, 1e-5))
     assert kept.passed
-    broken = audit.run(Noisy(), runs=5000, seed=1, claim=Approximate(1.0, 1e-5))
+    broken = audit.run(Noisy(), runs=5000, seed=1, claim=ApproximateDP(1.0, 1e-5))
     assert broken.contradicts_claim
     assert not broken.contradicts_certificate
     assert "claim of noisy is contradicted" in broken.sentence
@@ -260,7 +262,7 @@ def test_what_is_not_finite_tells() -> None:
     assert {one.score for one in found.against(found.claimed)} == {"not finite"}
 
 
-@pytest.mark.parametrize(("claim", "holds"), [(Laplace(1.0), True), (Pure(0.9), False)])
+@pytest.mark.parametrize(("claim", "holds"), [(Laplace(1.0), True), (PureDP(0.9), False)])
 def test_the_likelihood_ratio_of_laplace_noise(claim: Claim, holds: bool) -> None:
     zero = torch.zeros(1, dtype=torch.float64)
 

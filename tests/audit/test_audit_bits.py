@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dpkern.audit import bits
-from dpkern.audit.repeats import repeats
+from dpkern.audit.noise_reuse import repeats
 from dpkern.base.errors import InvalidInput
 from dpkern.base.laws import ESCAPE, LAWS
 from dpkern.base.rng import Key, Purpose

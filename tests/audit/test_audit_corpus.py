@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from dpkern.audit.auditing import run
-from dpkern.audit.claims import Claim, Gaussian, Nothing, Pure
+from dpkern.audit.claims import Claim, GaussianDP, NoClaim, PureDP
 from dpkern.audit.findings import LAYERS, Findings
 from tests.audit.audit_corpus import BROKEN, SOUND, Case
 
@@ -25,10 +25,10 @@ def shown(found: Findings) -> float:
 
 
 def truth(case: Case) -> Claim:
-    """What the release really keeps."""
+    """Return the claim that the release really keeps."""
     if case.truth == math.inf:
-        return Nothing()
-    return Pure(case.truth) if case.subject.claimed.mu is None else Gaussian(case.truth)
+        return NoClaim()
+    return PureDP(case.truth) if case.subject.claimed.mu is None else GaussianDP(case.truth)
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=ids)

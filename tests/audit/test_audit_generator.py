@@ -196,7 +196,7 @@ def test_a_reused_stream_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_overlapping_places_are_found() -> None:
-    watch = words.Watch()
+    watch = words.KeystreamMonitor()
     key = Key.fresh()
     with watch.on():
         for position, count in ((0, 100), (100, 0), (99, 5), (104, 3)):

@@ -27,7 +27,7 @@ from dpkern.audit.subjects.loop import audit_loop, is_loop
 from dpkern.audit.subjects.loop_compare import hand_out_check
 from dpkern.audit.subjects.loop_draws import AlignedDraws
 from dpkern.audit.subjects.loop_records import AuditedRecords, Content, ForcedMasks
-from dpkern.audit.subjects.loop_run import LoopObserver, Setting, Trace
+from dpkern.audit.subjects.loop_run import LoopObserver, LoopSetting, LoopTrace
 from dpkern.audit.subjects.loop_state import (
     MODEL,
     MODULE,
@@ -129,7 +129,7 @@ def test_wrong_loops_are_contradicted_or_refused(name: str, check: str, text: st
 
 
 def test_samples_of_another_loader_are_named() -> None:
-    trace = Trace(fresh=[True, False, False, False], elsewhere=[False, False, False, True])
+    trace = LoopTrace(fresh=[True, False, False, False], elsewhere=[False, False, False, True])
     trace.sums, trace.sampling, trace.strays = [[]] * 4, {"sampling": "poisson"}, 2
     found = hand_out_check(trace)
     assert found.passed is False
@@ -239,7 +239,7 @@ def test_the_caller_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_nobody_observes_outside_of_a_block() -> None:
     assert current() is None
-    observer = LoopObserver(Setting(path=LOOPS, symbol="plain", steps=1), None)
+    observer = LoopObserver(LoopSetting(path=LOOPS, symbol="plain", steps=1), None)
     with observed_by(observer):
         assert current() is observer
         with pytest.raises(PrivacyError, match="one observer at a time"), observed_by(observer):
@@ -250,7 +250,7 @@ def test_nobody_observes_outside_of_a_block() -> None:
 def test_a_step_with_a_secret_key_is_not_watched() -> None:
     mechanism = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0)
     step = DPStep(mechanism, [torch.zeros(3)], expected_batch_size=2.0, sample_rate=0.5)
-    observer = LoopObserver(Setting(path=LOOPS, symbol="plain", steps=1), None)
+    observer = LoopObserver(LoopSetting(path=LOOPS, symbol="plain", steps=1), None)
     with pytest.raises(PrivacyError, match="certifies nothing"):
         step.watch(observer)
     assert not step.watched
@@ -263,7 +263,7 @@ def test_an_observed_run_certifies_nothing_and_says_why() -> None:
             steps.append(step)
 
     steps: list[DPStep] = []
-    setting = Setting(path=LOOPS, symbol="plain", steps=100, quiet=False)
+    setting = LoopSetting(path=LOOPS, symbol="plain", steps=100, quiet=False)
     with observed_by(Kept(setting, None)):
         audited_loops.plain()
     (step,) = steps
@@ -281,7 +281,7 @@ def test_an_observed_run_certifies_nothing_and_says_why() -> None:
 
 
 def _others(draw: Any, place: int, rows: int = 1, batch: int = 6) -> tuple[Tensor, Tensor]:
-    """What is drawn for the others with a record, and without it."""
+    """Return the draws for the others with a record, and without it."""
     torch.manual_seed(4)
     noting = AlignedDraws(lambda: 0, None, lambda: None)
     with noting:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dpkern.audit.auditing import run
-from dpkern.audit.claims import Gaussian, Nothing
+from dpkern.audit.claims import GaussianDP, NoClaim
 from dpkern.audit.subjects.model import ModelStep, within_bound
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Purpose
@@ -75,7 +75,7 @@ def test_a_certificate_stands_where_groups_accounted_as_one_are_caught(
 ) -> None:
     """Four groups of bound 1 and noise 1/2 each: mu 4, of which one group has 2."""
     monkeypatch.setattr(sys.modules["dpkern.audit.auditing"], "LEAST_LEARNING", 100)
-    made = subject(clipping="per_layer", bound=[1.0] * LAYERS, noise=0.25, claim=Gaussian(2.0))
+    made = subject(clipping="per_layer", bound=[1.0] * LAYERS, noise=0.25, claim=GaussianDP(2.0))
     assert made.certified.mu == pytest.approx(4.0, abs=1e-4)
     layers = ("covariance", "canary", "sensitivity")
     found = run(made, runs=300, confidence=SURE, quick=True, layers=layers)
@@ -146,7 +146,7 @@ def test_an_empty_draw_and_a_mean_over_it() -> None:
 
 def test_without_noise_nothing_is_certified() -> None:
     made = subject(mechanism=DPSGD(noise_multiplier=0.0, max_grad_norm=1.0, arithmetic="float"))
-    assert isinstance(made.certified, Nothing)
+    assert isinstance(made.certified, NoClaim)
     assert made.noise_sd() is None
 
 

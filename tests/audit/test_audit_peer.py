@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpkern.audit import bits, run
-from dpkern.audit.claims import Gaussian, Nothing
+from dpkern.audit.claims import GaussianDP, NoClaim
 from dpkern.audit.findings import Findings
 from dpkern.audit.subject import Subject
 from dpkern.audit.subjects.peer import LIBRARIES, Peer
@@ -38,7 +38,7 @@ def test_peers_fail_the_precision_layer(library: str, dtype: torch.dtype) -> Non
     assert found.epsilon_lower > 5 > found.claimed.epsilon(1e-5)
     assert not found.failed
     # Nothing is certified, and nothing can contradict that.
-    assert found.certified == Nothing()
+    assert found.certified == NoClaim()
     assert not found.contradicts_certificate
 
 
@@ -77,7 +77,7 @@ def test_the_noise_has_the_sd_that_is_claimed(library: str, dtype: torch.dtype) 
     assert released.shape == (20_000, 4)
     assert (released.double().std(0) - 1.5).abs().max() < 0.04  # 5 sd of an estimated sd
     assert (released.double().mean(0) - data.double()).abs().max() < 0.055
-    assert subject.claimed == Gaussian(1 / 3)
+    assert subject.claimed == GaussianDP(1 / 3)
     assert torch.equal(released, subject.release(data, 20_000, 5))
     assert not torch.equal(released, subject.release(data, 20_000, 6))
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from dpkern.audit import certified, plan
-from dpkern.audit.findings import Check
-from dpkern.audit.optimistic import (
+from dpkern.audit.epsilon_lower_bound import (
     Laws,
     _largest,
     composed,
     epsilon_lower,
     shuffled_epsilon_lower,
 )
+from dpkern.audit.findings import Check
 from dpkern.audit.plan import Statement
 from dpkern.base.errors import InvalidInput
 from dpkern.privacy.accounting import Ledger, events

@@ -1,4 +1,4 @@
-"""What an audit of something by name, or of a script's statement, gets to ask.
+"""Audits of a name, or of a script's statement: the checks that they reach.
 
 No false alarm here is likelier than 1e-6: checks of batches are sure to 1 - 1e-9, a shuffled loader
 is only held to exact facts.
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpkern.audit.auditing import run
-from dpkern.audit.claims import Approximate, Claim, Gaussian, Nothing
+from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, NoClaim
 from dpkern.audit.findings import Check
 from dpkern.audit.subject import Pair, Subject
 from dpkern.audit.subjects import batches, catalogue
@@ -20,7 +20,7 @@ from dpkern.audit.subjects.script import load
 from dpkern.audit.subjects.step import PrivateStep
 from dpkern.base import dispatch
 from dpkern.base.errors import InvalidInput
-from dpkern.engine.sampling import FixedSizeBatches
+from dpkern.engine.sampling import FixedSizeSampler
 
 STEPS = [
     (name, mode)
@@ -49,22 +49,22 @@ def test_the_sampler_of_a_mechanism_is_asked_about(name: str, law: str) -> None:
 
 
 def test_a_sampler_of_another_law_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fixed(*, dataset_size: int, sample_rate: float, steps: int) -> FixedSizeBatches:
-        made = FixedSizeBatches(
+    def fixed(*, dataset_size: int, sample_rate: float, steps: int) -> FixedSizeSampler:
+        made = FixedSizeSampler(
             dataset_size=dataset_size, batch_size=round(sample_rate * dataset_size), steps=steps
         )
         made.sampling = "poisson"  # type: ignore[misc]
         return made
 
-    monkeypatch.setattr(batches, "PoissonBatches", fixed)
+    monkeypatch.setattr(batches, "PoissonSampler", fixed)
     found = asked(catalogue.make("dpsgd"), quick=False)
     assert found["sampler: batch sizes"].passed is False
 
 
 class Few(Subject):
     name, usual_runs = "few", 200
-    claimed: Claim = Gaussian(10.0)
-    certified: Claim = Nothing()
+    claimed: Claim = GaussianDP(10.0)
+    certified: Claim = NoClaim()
 
     def release(self, data: float, runs: int, seed: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
@@ -122,7 +122,7 @@ def test_a_statement_is_compared_with_its_event(tmp_path: Path) -> None:
     found = run(stated(tmp_path, STATEMENT))
     assert found.passed
     assert found.total_runs == 0
-    assert found.claimed == Approximate(2.0, 1e-5)
+    assert found.claimed == ApproximateDP(2.0, 1e-5)
     assert 1 < found.certified.epsilon(1e-5) < 2
     small = run(stated(tmp_path, STATEMENT, epsilon=0.5))
     assert [check.name for check in small.failed] == ["epsilon"]

@@ -14,7 +14,7 @@ from dpkern.audit.findings import Check
 from dpkern.audit.sampler import checks, log_chance, of_loader
 from dpkern.base.errors import InvalidInput
 from dpkern.base.rng import Key
-from dpkern.engine.sampling import FixedSizeBatches, PoissonBatches, ShuffledBatches
+from dpkern.engine.sampling import FixedSizeSampler, PoissonSampler, ShuffledSampler
 
 N, B, EPOCHS = 400, 20, 5
 STEPS = EPOCHS * N // B
@@ -36,8 +36,8 @@ def key(seed: int) -> Key:
 def ours(law: str, seed: int, steps: int = STEPS) -> Iterable[torch.Tensor]:
     common = {"dataset_size": N, "steps": steps, "key": key(seed)}
     if law == "poisson":
-        return PoissonBatches(sample_rate=B / N, **common)  # type: ignore[arg-type]
-    kind = FixedSizeBatches if law == "fixed" else ShuffledBatches
+        return PoissonSampler(sample_rate=B / N, **common)  # type: ignore[arg-type]
+    kind = FixedSizeSampler if law == "fixed" else ShuffledSampler
     return kind(batch_size=B, **common)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dpkern.audit.auditing import run
-from dpkern.audit.claims import Gaussian, Nothing
+from dpkern.audit.claims import GaussianDP, NoClaim
 from dpkern.audit.findings import Findings
 from dpkern.audit.subjects.script import UNBOUNDED, is_script, load
 from dpkern.base.errors import InvalidInput
@@ -86,7 +86,7 @@ def audited(tmp_path: Path) -> Any:
 def test_sound_releases_pass(audited: Any, body: str) -> None:
     found = audited(body)
     assert found.passed, found.sentence
-    assert found.claimed == Gaussian(1.0)
+    assert found.claimed == GaussianDP(1.0)
     assert 0.75 < found.mu_lower < 1
     assert {e.pair for e in found.evidence} >= {"coordinate", "uniform", "random"}
 
@@ -136,8 +136,8 @@ def test_a_subject_of_a_script_and_its_pickle(tmp_path: Path) -> None:
     path.write_text(HEAD + OWN)
     subject = load(f"{path}:own")
     assert subject.name == "own"
-    assert subject.claimed == Gaussian(2.0)
-    assert isinstance(subject.certified, Nothing)
+    assert subject.claimed == GaussianDP(2.0)
+    assert isinstance(subject.certified, NoClaim)
     assert subject.noise_sd() is None
     other = pickle.loads(pickle.dumps(subject))
     assert torch.equal(other.release(1.0, 3, 5), subject.release(1.0, 3, 5))
@@ -158,7 +158,7 @@ def test_the_caller_keeps_its_generator(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "name", "message"),
     [
-        (SOUND, "other", "Names there: .*release"),
+        (SOUND, "other", "Name one of: .*release"),
         ("release = 3\n", "release", "function of"),
         ("def release():\n    return 1\n", "release", "function of"),
         ("def release(a, b, c):\n    return 1\n", "release", "function of"),

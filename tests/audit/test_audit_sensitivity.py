@@ -1,4 +1,4 @@
-"""What one record can do to a sum: sound sums pass, and every known mistake fails its question."""
+"""One record's effect on a sum: sound sums pass, and every known mistake fails its question."""
 
 from __future__ import annotations
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from dpkern.audit.auditing import run
-from dpkern.audit.claims import Claim, Gaussian, Laplace, Nothing, Pure
+from dpkern.audit.claims import Claim, GaussianDP, Laplace, NoClaim, PureDP
 from dpkern.audit.subject import Pair, Subject
 from dpkern.audit.subjects import catalogue
 from dpkern.audit.subjects.backend import here
 from dpkern.audit.subjects.kernel import NoiseKernel
 from dpkern.audit.subjects.labelled import LabelledRecord
-from dpkern.audit.subjects.local import Record
+from dpkern.audit.subjects.local import ReleasedRecordSubject
 from dpkern.audit.subjects.step import BATCH, PrivateStep
 from dpkern.base.errors import InvalidInput
 from dpkern.privacy import mechanisms
 from dpkern.privacy.mechanisms import DPSGD, AdLM
-from dpkern.privacy.theory.adlm import FirstLayer, Setting
+from dpkern.privacy.theory.adlm import AdlmSetting, FirstLayer
 
 ROOT2 = 2**0.5
 MODES = ("corrected", "published")
@@ -36,7 +36,7 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _moved(subject: Subject, pair: Pair, runs: int = 3) -> torch.Tensor:
-    """What the canary does to the release, float64 ``[d]``; with ``one_key`` only."""
+    """Return the canary's effect on the release, float64 ``[d]``; with ``one_key`` only."""
     with_it, without = (subject.release(x, runs, 0).double() for x in (pair.present, pair.without))
     return (with_it - without).mean(0)
 
@@ -99,7 +99,7 @@ def test_every_name_is_released_in_both_modes(name: str, mode: str) -> None:
         assert bool((one != one[0]).any()), "noise is fresh in every run"
     if mode == "corrected":
         assert made.claimed == made.certified
-        assert not isinstance(made.certified, Nothing)
+        assert not isinstance(made.certified, NoClaim)
 
 
 STEPS: dict[str, dict[str, Any]] = {
@@ -185,7 +185,7 @@ def test_backends_release_the_same_bits() -> None:
 def test_a_record_alone_is_compared_with_nobody() -> None:
     """Noise once per sample is none where nobody came: the source's claim cannot see that."""
     step = _dpsgd(mode="published", noise_point="per_sample")
-    assert step.certified == Nothing()
+    assert step.certified == NoClaim()
     alone = step.pairs(None)[0]
     assert not step.release(alone.without, 3, 0).any()
     # A noisy number may be 0: seven in a row by chance, 160^-7 or less.
@@ -251,21 +251,21 @@ def test_likelihood_ratios_are_at_most_what_is_certified(name: str, mode: str) -
 @pytest.mark.parametrize(("name", "paid"), [("spof_training", 1), ("output_sgd", 3)])
 def test_what_sources_claim_of_three_visits(name: str, paid: float) -> None:
     made = catalogue.make(name, mode="published", steps=3)
-    assert made.claimed == Pure(paid)
-    assert made.certified == Nothing()
+    assert made.claimed == PureDP(paid)
+    assert made.certified == NoClaim()
 
 
 # Audits at 1 - 1e-7: a sound subject fails less than once in 10^7 runs of a test.
 SURE: dict[str, Any] = {"confidence": 1 - 1e-7, "layers": ("covariance", "canary", "likelihood")}
 
 SOUND: dict[str, tuple[Subject, Claim]] = {
-    "kernel": (NoiseKernel(width=4), Gaussian(0.75)),
+    "kernel": (NoiseKernel(width=4), GaussianDP(0.75)),
     "laplace update": (
         NoiseKernel(op="update", distribution="laplace", dtype=torch.float32, width=4),
         Laplace(0.8),
     ),
-    "response": (catalogue.make("randomized_response"), Pure(0.8)),
-    "record": (Record(mechanism=mechanisms.SPOF(epsilon=1.0)), Laplace(0.8)),
+    "response": (catalogue.make("randomized_response"), PureDP(0.8)),
+    "record": (ReleasedRecordSubject(mechanism=mechanisms.SPOF(epsilon=1.0)), Laplace(0.8)),
 }
 
 
@@ -302,7 +302,7 @@ def test_a_step_passes_and_a_smaller_claim_fails() -> None:
     step = _OnePair(mechanism=DPSGD(noise_multiplier=0.25, max_grad_norm=1.0), shapes=((2,),))
     found = run(step, runs=300, **SURE)
     assert found.passed, found.sentence
-    assert found.against(Gaussian(1.5))
+    assert found.against(GaussianDP(1.5))
 
 
 def test_checks_of_a_step_see_a_clip_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_what_cannot_be_audited_is_refused(name: str, options: dict[str, Any]) -
 
 def test_relevances_are_released_with_the_record() -> None:
     layer = FirstLayer(features=2, maps=1)
-    small = Setting(name="small", layer=layer, records=4, batch=2, classes=2, hidden=1)
+    small = AdlmSetting(name="small", layer=layer, records=4, batch=2, classes=2, hidden=1)
     made = LabelledRecord(mechanism=AdLM(epsilon=3.0, setting=small))
     assert made.release(made.pairs(None)[0].without, 3, 0).shape == (3, 2 + 2 + 2)
     shared = AdLM(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpkern.audit import report as audit
 from dpkern.audit.bounds import epsilon_lower, mu_lower
-from dpkern.audit.claims import Approximate, Claim, Gaussian, Laplace, Nothing, Pure
+from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, Laplace, NoClaim, PureDP
 from dpkern.audit.findings import Findings
 from dpkern.base.report import Figure, Report, Series
 from dpkern.privacy.accounting import shown_lower_bound
@@ -38,8 +38,8 @@ def curves_of(given: Figure) -> dict[str, Series]:
 def test_a_promise_a_row_with_its_verdict_and_one_test() -> None:
     report = audit.report(SOUND)
     assert report.summary == SOUND.sentence
-    stated = Gaussian(1.0).epsilon(1e-5)
-    shown = Gaussian(SOUND.evidence[2].shows(Gaussian(1.0), 1e-5).number).epsilon(1e-5)
+    stated = GaussianDP(1.0).epsilon(1e-5)
+    shown = GaussianDP(SOUND.evidence[2].shows(GaussianDP(1.0), 1e-5).number).epsilon(1e-5)
     assert report.tables[0].rows == [
         ["consistent", name, "mu 1", stated, "mu 0.9367", pytest.approx(shown), "weakest"]
         for name in ("claimed", "certified")
@@ -49,7 +49,13 @@ def test_a_promise_a_row_with_its_verdict_and_one_test() -> None:
     assert report.facts["against_claimed"]["contradicts"] is False
 
 
-CLAIMS = [Gaussian(1.0), Laplace(1.5), Pure(1.0), Approximate(1.0, 1e-5), Approximate(1.0, 1e-3)]
+CLAIMS = [
+    GaussianDP(1.0),
+    Laplace(1.5),
+    PureDP(1.0),
+    ApproximateDP(1.0, 1e-5),
+    ApproximateDP(1.0, 1e-3),
+]
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.text)
@@ -66,7 +72,7 @@ def test_the_numbers_beside_each_other_agree_with_the_verdict(
     assert test.contradicts(claim) == more or claim.epsilon(1e-5) == shown.epsilon(1e-5)
     # Every smaller promise of the family is contradicted, no larger one is.
     if shown.number > 1e-3:
-        kind, rest = type(claim), (claim.delta,) if type(claim) is Approximate else ()
+        kind, rest = type(claim), (claim.delta,) if type(claim) is ApproximateDP else ()
         assert test.contradicts(kind(shown.number * (1 - 1e-6), *rest))
         assert not test.contradicts(kind(shown.number * (1 + 1e-6), *rest))
 
@@ -74,12 +80,12 @@ def test_the_numbers_beside_each_other_agree_with_the_verdict(
 def test_a_contradicted_claim_stands_beside_a_larger_number() -> None:
     """Counts alone show an epsilon of 1.855 where mu is 1.27, and mu 1 is epsilon 4.377."""
     strong = evidence("p", (1, 1), (0.2625, 0.2625), (1.27, 1.855))
-    found = replace(SOUND, certified=Gaussian(2.0), evidence=(strong,))
+    found = replace(SOUND, certified=GaussianDP(2.0), evidence=(strong,))
     assert found.contradicts_claim
     claimed, certified = audit.report(found).tables[0].rows
     assert claimed[0] == "CONTRADICTED"
     assert certified[0] == "consistent"
-    assert claimed[5] > claimed[3] == Gaussian(1.0).epsilon(1e-5)
+    assert claimed[5] > claimed[3] == GaussianDP(1.0).epsilon(1e-5)
     assert claimed[5] < certified[3]
     assert "at least mu 1.2713 (epsilon 5.7938 at delta 1e-05)" in found.sentence
     assert "1.855" not in found.sentence
@@ -90,7 +96,7 @@ def test_a_contradicted_claim_stands_beside_a_larger_number() -> None:
 
 def test_a_promise_of_another_kind_has_numbers_of_its_own() -> None:
     """A claim of (epsilon, delta) beside a Gaussian certificate: each against its own number."""
-    found = replace(SOUND, claimed=Approximate(2.0, 1e-5))
+    found = replace(SOUND, claimed=ApproximateDP(2.0, 1e-5))
     claimed, certified = audit.report(found).tables[0].rows
     assert claimed[4] == shown_lower_bound_text(found)
     assert certified[4] == "mu 0.9367"
@@ -102,14 +108,14 @@ def shown_lower_bound_text(found: Findings) -> str:
 
 
 def test_nothing_promised_is_no_verdict() -> None:
-    found = replace(SOUND, claimed=Nothing(), certified=Nothing())
+    found = replace(SOUND, claimed=NoClaim(), certified=NoClaim())
     rows = audit.report(found).tables[0].rows
     assert {row[0] for row in rows} == {"nothing promised"}
-    assert found.sentence.startswith("Nothing is promised of a release: at least (3.3, 1e-05)")
+    assert found.sentence.startswith("Nothing is claimed of a release: at least (3.3, 1e-05)")
 
 
 def test_without_tests_nothing_is_audited() -> None:
-    report = audit.report(findings(Gaussian(1.0), Gaussian(1.0), ()))
+    report = audit.report(findings(GaussianDP(1.0), GaussianDP(1.0), ()))
     assert [row[0] for row in report.tables[0].rows] == ["not tested", "not tested"]
     assert "tradeoff" not in {each.name for each in report.figures}
     assert not any(table.title.startswith("The strongest test") for table in report.tables)
@@ -118,11 +124,11 @@ def test_without_tests_nothing_is_audited() -> None:
 @pytest.mark.parametrize(
     ("claimed", "certified", "verdict"),
     [
-        (Gaussian(1.0), Gaussian(1.0), "consistent"),
-        (Gaussian(0.5), Gaussian(1.0), "above claim"),
-        (Gaussian(0.5), Gaussian(0.5), "above certificate"),
-        (Gaussian(1.0), Gaussian(0.5), "above certificate"),
-        (Nothing(), Nothing(), "consistent"),
+        (GaussianDP(1.0), GaussianDP(1.0), "consistent"),
+        (GaussianDP(0.5), GaussianDP(1.0), "above claim"),
+        (GaussianDP(0.5), GaussianDP(0.5), "above certificate"),
+        (GaussianDP(1.0), GaussianDP(0.5), "above certificate"),
+        (NoClaim(), NoClaim(), "consistent"),
     ],
 )
 def test_what_a_test_contradicts(claimed: Claim, certified: Claim, verdict: str) -> None:
@@ -131,7 +137,7 @@ def test_what_a_test_contradicts(claimed: Claim, certified: Claim, verdict: str)
     assert {row[0] for row in table.rows} == {verdict}
     # The strongest of each pair, not all of them.
     assert [row[1] for row in table.rows] == ["weakest", "uniform", "coordinate"]
-    if not isinstance(claimed, Nothing):
+    if not isinstance(claimed, NoClaim):
         assert table.rows[0][5] == pytest.approx(SOUND.mu_lower, abs=1e-3)
 
 
@@ -150,7 +156,7 @@ def test_failed_checks_come_first_and_unasked_layers_are_named() -> None:
 def test_promises_are_curves() -> None:
     tradeoff = figure(audit.report(SOUND), "tradeoff")
     assert list(curves_of(tradeoff)) == ["claimed and certified: mu 1"]
-    both = replace(SOUND, claimed=Gaussian(0.7))
+    both = replace(SOUND, claimed=GaussianDP(0.7))
     assert list(curves_of(figure(audit.report(both), "tradeoff"))) == [
         "claimed: mu 0.7",
         "certified: mu 1",
@@ -158,7 +164,7 @@ def test_promises_are_curves() -> None:
     assert list(curves_of(figure(audit.report(BROKEN), "tradeoff"))) == ["claimed: mu 0.9"]
 
 
-@pytest.mark.parametrize("claim", [Gaussian(1.0), Laplace(1.5), Pure(1.0)])
+@pytest.mark.parametrize("claim", [GaussianDP(1.0), Laplace(1.5), PureDP(1.0)])
 def test_a_curve_is_the_promise(claim: Claim) -> None:
     series = curves_of(figure(audit.report(replace(SOUND, claimed=claim)), "tradeoff"))
     (curve,) = (each for label, each in series.items() if label.startswith("claimed"))

@@ -47,12 +47,12 @@ class Machine:
 
     @property
     def calls(self) -> list[str]:
-        """What its Python was asked for."""
+        """The requests to its Python."""
         return (self.state / "calls").read_text().splitlines()
 
     @property
     def log(self) -> str:
-        """What the parts printed."""
+        """The output of the parts."""
         return (self.state / "out" / "log.txt").read_text()
 
     def run(self, *options: str, device: int = 0) -> int:

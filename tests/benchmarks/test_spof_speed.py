@@ -1,4 +1,4 @@
-"""What the benchmark of SPOF's training time compares, and its arithmetic."""
+"""The benchmark of SPOF's training time: what it compares, and its arithmetic."""
 
 from __future__ import annotations
 

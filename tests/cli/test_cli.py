@@ -217,7 +217,7 @@ BAD_CALLS: dict[str, tuple[tuple[str, ...], str, str]] = {
         "InvalidInput",
         "resume, overwrite",
     ),
-    "privacy: nothing given": (("privacy",), "InvalidInput", "sample_rate, steps"),
+    "privacy: nothing given": (("privacy",), "InvalidInput", "--sample-rate, --steps"),
     "privacy: no noise given": (
         ("privacy", "--sample-rate", "0.1", "--steps", "10"),
         "InvalidInput",

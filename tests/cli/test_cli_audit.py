@@ -19,7 +19,7 @@ import torch
 
 from dpkern import cli
 from dpkern.audit import running
-from dpkern.audit.claims import Approximate, Claim, Gaussian, Pure
+from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, PureDP
 from dpkern.audit.findings import Findings
 from dpkern.audit.subjects import catalogue, script
 from dpkern.commands import audit as cli_audit
@@ -206,7 +206,7 @@ def test_options_reach_the_audit(
         "delta": 1e-6,
         "workers": 2,
         "quick": True,
-        "claim": Approximate(2.0, 1e-6),
+        "claim": ApproximateDP(2.0, 1e-6),
     }
 
 
@@ -214,9 +214,9 @@ def test_options_reach_the_audit(
     ("options", "claim"),
     [
         ((), None),
-        (("--claim", "2"), Approximate(2.0, 1e-5)),
-        (("--claim", "2", "--delta", "0"), Pure(2.0)),
-        (("--claim-mu", "0.7", "--delta", "1e-3"), Gaussian(0.7)),
+        (("--claim", "2"), ApproximateDP(2.0, 1e-5)),
+        (("--claim", "2", "--delta", "0"), PureDP(2.0)),
+        (("--claim-mu", "0.7", "--delta", "1e-3"), GaussianDP(0.7)),
     ],
 )
 def test_claims(

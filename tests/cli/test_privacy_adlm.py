@@ -12,7 +12,7 @@ import pytest
 from dpkern import cli
 from dpkern.privacy.mechanisms import ILM
 from dpkern.privacy.theory.adlm import MNIST
-from dpkern.train.start import start
+from dpkern.train.session_factory import make_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,7 +34,7 @@ def test_a_plan_certifies_what_its_run_does(
     np.savez(tmp_path / "rows.npz", x=np.random.default_rng(0).random((60, 6)), y=y)
     run = {"mechanism": "ilm", "mode": mode, "epsilon": 3.0, "batch_size": 12, "epochs": 2}
     files = {"data": str(tmp_path / "rows.npz"), "figure": False, "out": tmp_path / "out"}
-    summary = start(run | files).run()
+    summary = make_session(run | files).run()
     arguments = f"--mechanism ilm --mode {mode} --epsilon 3 --steps 2 {DENSE}"
     plan = planned(capsys, arguments)
     for name in ("epsilon_claimed", "epsilon_certified", "epsilon_by_part", "relation", "visits"):

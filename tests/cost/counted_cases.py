@@ -206,6 +206,11 @@ def contract(rng: random.Random) -> Call:
     return Call(ghost.contract, (grads, factors, outs), {})
 
 
+def explicit_integer_sum(rng: random.Random) -> Call:
+    grads, factors, outs = contract(rng).args
+    return Call(ghost.explicit_integer_sum, (grads, factors, [out.int() for out in outs]), {})
+
+
 def clip_factors(rng: random.Random) -> Call:
     batch = rng.randrange(9)
     squares = [torch.rand(batch, dtype=torch.float64) for _ in range(rng.randrange(1, 4))]
@@ -291,7 +296,7 @@ COUNTED = {
 OTHERS = {
     make.__name__: make
     for make in (
-        *(sample_norm, clip_sum, explicit_norm, contract),
+        *(sample_norm, clip_sum, explicit_norm, contract, explicit_integer_sum),
         *(advance, project, expanded),
     )
 }

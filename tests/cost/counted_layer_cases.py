@@ -45,7 +45,7 @@ class Draw:
         return self.tensor(batch).abs() * kept
 
     def ids(self, batch: int, positions: int, rows: int) -> torch.Tensor:
-        """With repetitions."""
+        """Return ids with repetitions."""
         return torch.randint(rows, (batch, positions), generator=self.generator)
 
 
@@ -227,6 +227,92 @@ def circulant_sum(draw: Draw) -> Call:
     return (x, g, draw.factors(len(x)), out), arguments
 
 
+def _recurrent(draw: Draw, blocks: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Sizes ``[B, T, D, H]``, both weights, and both biases or none."""
+    sizes = [draw.size(0, 3), *draw.sizes(4, 6, 6)]
+    rows = blocks * sizes[3]
+    weights = [draw.tensor(rows, sizes[2]), draw.tensor(rows, sizes[3])]
+    biases = [draw.tensor(rows), draw.tensor(rows)] if draw.chance() else [None, None]
+    return sizes, weights, biases
+
+
+def _layer(draw: Draw, blocks: int, states: int) -> Call:
+    (b, t, d, h), weights, biases = _recurrent(draw, blocks)
+    start = [draw.tensor(b, h) for _ in range(states)]
+    return (draw.tensor(b, t, d), *start, *weights, *biases), {}
+
+
+def lstm(draw: Draw) -> Call:
+    return _layer(draw, 4, 2)
+
+
+def gru(draw: Draw) -> Call:
+    return _layer(draw, 3, 1)
+
+
+def rnn(draw: Draw) -> Call:
+    return _layer(draw, 1, 1)[0], {"nonlinearity": draw.numbers.choice(("tanh", "relu"))}
+
+
+def _gradients(draw: Draw, *shapes: tuple[int, ...]) -> list[Any]:
+    return [draw.tensor(*shape) if draw.chance() else None for shape in shapes]
+
+
+def lstm_backward(draw: Draw) -> Call:
+    (b, t, _, h), weights, _ = _recurrent(draw, 4)
+    kept = draw.tensor(b, t, 4 * h), draw.tensor(b, t, h), draw.tensor(b, h)
+    return (*kept, *weights, *_gradients(draw, (b, t, h), (b, h), (b, h))), {}
+
+
+def gru_backward(draw: Draw) -> Call:
+    (b, t, _, h), weights, _ = _recurrent(draw, 3)
+    kept = draw.tensor(b, t, 4 * h), draw.tensor(b, t, h)
+    return (*kept, *weights, *_gradients(draw, (b, t, h), (b, h))), {}
+
+
+def rnn_backward(draw: Draw) -> Call:
+    (b, t, _, h), weights, _ = _recurrent(draw, 1)
+    kept = draw.tensor(b, t, h), draw.tensor(b, h)
+    given = _gradients(draw, (b, t, h), (b, h))
+    return (*kept, *weights, *given), {"nonlinearity": draw.numbers.choice(("tanh", "relu"))}
+
+
+def _integers(call: Call) -> Call:
+    """The same call with an integer sum, its last operand."""
+    (*operands, out), arguments = call
+    return (*operands, out.int()), arguments
+
+
+def linear_integer_sum(draw: Draw) -> Call:
+    (a, g, factors, out), _ = linear_sum(draw)
+    if draw.chance():
+        a, g = a[:, :1].contiguous(), g[:, :1].contiguous()
+    whole = a.shape[1] == 1 and draw.chance()
+    return (a, g, factors, out.int()), {"rounding": "nearest" if whole else "truncate"}
+
+
+def linear_sum_error(draw: Draw) -> Call:
+    return linear_gradient(draw)
+
+
+def conv_integer_sum(draw: Draw) -> Call:
+    return _integers(conv_sum(draw))
+
+
+def conv_sum_error(draw: Draw) -> Call:
+    return conv_gradient(draw)
+
+
+def embedding_integer_sum(draw: Draw) -> Call:
+    return _integers(embedding_sum(draw))
+
+
+def tied_integer_sum(draw: Draw) -> Call:
+    (ids, e, a, g), arguments = tied_cross(draw)
+    out = draw.tensor(g.shape[2], a.shape[2]).int()
+    return (ids, e, a, g, draw.factors(len(ids)), out), arguments
+
+
 CASES: dict[str, Callable[[Draw], Call]] = {
     "ghost.linear_norm": linear_norm,
     "ghost.linear_gradient": linear_gradient,
@@ -249,4 +335,17 @@ CASES: dict[str, Callable[[Draw], Call]] = {
     "spectral.circulant_gradient": circulant,
     "spectral.circulant_sum": circulant_sum,
     "product.matmul": matmul,
+    "recurrent.gru": gru,
+    "recurrent.gru_backward": gru_backward,
+    "recurrent.lstm": lstm,
+    "recurrent.lstm_backward": lstm_backward,
+    "recurrent.rnn": rnn,
+    "recurrent.rnn_backward": rnn_backward,
+    "ghost.conv_integer_sum": conv_integer_sum,
+    "ghost.conv_sum_error": conv_sum_error,
+    "ghost.embedding_integer_sum": embedding_integer_sum,
+    "ghost.linear_integer_sum": linear_integer_sum,
+    "ghost.linear_sum_error": linear_sum_error,
+    "ghost.tied_integer_sum": tied_integer_sum,
+    "ghost.tied_sum_error": tied_cross,
 }

@@ -14,10 +14,14 @@ from dpkern import DPStep
 from dpkern.base.phase import CLIP, phase
 from dpkern.cost._step_operands import geometry
 from dpkern.cost._step_operands import operands as _operands
+from dpkern.engine.clip_norms import SpectrumNormed
 from dpkern.engine.clipping import GroupSums
-from dpkern.engine.records import Circulant, Convolution, Explicit
-from dpkern.engine.released import Spectrum
-from dpkern.engine.uses import Arrival
+from dpkern.engine.per_sample_gradients import (
+    CirculantGradients,
+    ConvolutionGradients,
+    ExplicitGradients,
+)
+from dpkern.engine.uses import CapturedGradients
 from dpkern.ops import clip, update
 from dpkern.privacy.mechanisms import (
     DPSGD,
@@ -103,14 +107,16 @@ class Case:
         records: list[Any] = []
         for site, block, grads in zip(self.mechanism.sites, step.plan.blocks, samples, strict=True):
             if block.release is None:
-                records.append(Explicit(grads))
+                records.append(ExplicitGradients(grads))
                 continue
             shapes = _operands(site, self.batch, self.dtype)
             x, g = (torch.randn(t.shape, dtype=self.dtype) for t in shapes)
             large = grads.flatten(1).norm(dim=1) > 1
             g *= torch.where(large, 1e4, 1e-5).view(-1, *(1,) * (g.dim() - 1))
-            record = Circulant(x, g) if site.kind == "circulant" else _convolution(site, x, g)
-            records.append(Spectrum(record, block.release))
+            record = (
+                CirculantGradients(x, g) if site.kind == "circulant" else _convolution(site, x, g)
+            )
+            records.append(SpectrumNormed(record, block.release))
         return records
 
     def summed(self, step: DPStep, records: list[Any]) -> clip.ClipResult:
@@ -124,7 +130,7 @@ class Case:
                 shape=block.shape,
                 parameter=parameter,
                 release=block.release,
-                arrivals=[Arrival(record)],
+                arrivals=[CapturedGradients(record)],
             )
             for block, parameter, record in zip(step.plan.blocks, step.params, records, strict=True)
         ]
@@ -169,9 +175,9 @@ class Case:
         self.mechanism.project(step.params)
 
 
-def _convolution(site: Site, x: torch.Tensor, g: torch.Tensor) -> Convolution:
+def _convolution(site: Site, x: torch.Tensor, g: torch.Tensor) -> ConvolutionGradients:
     given = geometry(site)
-    return Convolution(x, g, given.pop("kernel_size"), given)
+    return ConvolutionGradients(x, g, given.pop("kernel_size"), given)
 
 
 def shapes(draw: random.Random) -> list[Shape]:

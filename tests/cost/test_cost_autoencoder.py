@@ -16,12 +16,12 @@ from dpkern.cost.autoencoder import (
     FORMS,
     PRINTED,
     VARIANTS,
-    Options,
+    CountOptions,
     executed,
     noise_sample,
     op_count,
 )
-from dpkern.cost.scalar import Number, Tally, select
+from dpkern.cost.scalar import Number, OpCounter, select
 from dpkern.cost.sensitivity import reduction
 from dpkern.cost.table_read import TableReader
 from dpkern.cost.trace import Sample, op_trace
@@ -34,11 +34,11 @@ SHAPES = [
 ]
 
 
-def cost(system: str, n: int, code: int, options: Options = PRINTED) -> float:
+def cost(system: str, n: int, code: int, options: CountOptions = PRINTED) -> float:
     return K7.price(op_count(system, n, code, options).counts)
 
 
-def saved(n: int, code: int, options: Options = PRINTED) -> float:
+def saved(n: int, code: int, options: CountOptions = PRINTED) -> float:
     value = reduction(cost("spof", n, code, options), cost("dpsgd-da", n, code, options))
     assert value is not None
     return value
@@ -95,17 +95,17 @@ def test_printed_lines() -> None:
 @pytest.mark.parametrize(
     ("options", "spof", "dpsgd", "percent"),
     [
-        (Options(squarings=1), 364, 1361, 73.25),
-        (Options(squarings=1, a_zero_shortcut=True), 364, 899, 59.51),
-        (Options(shared_exp=True), 364, 1403 - 13 * 33, 62.63),
-        (Options(shared_exp=True, a_zero_shortcut=True), 364, 1403 - 14 * 33, 61.32),
+        (CountOptions(squarings=1), 364, 1361, 73.25),
+        (CountOptions(squarings=1, a_zero_shortcut=True), 364, 899, 59.51),
+        (CountOptions(shared_exp=True), 364, 1403 - 13 * 33, 62.63),
+        (CountOptions(shared_exp=True, a_zero_shortcut=True), 364, 1403 - 14 * 33, 61.32),
         # c_j: 6 ADD, 1 MUL; sensitivity: 3 MUL, 2 ADD; scaling: 28 MUL. Scaling: 14 MUL; branches.
-        (Options(omitted_terms=True), 364 + 9 + 11 + 84, 1403 + 42 + 9, 67.81),
-        (Options(alpha3_by_shift=True), 364 - 14 * 2, 1403, 76.05),
-        (Options(gate_weight=32), 364 + 28 * 4 * 31, 1403 + 14 * 4 * 31, -22.20),
+        (CountOptions(omitted_terms=True), 364 + 9 + 11 + 84, 1403 + 42 + 9, 67.81),
+        (CountOptions(alpha3_by_shift=True), 364 - 14 * 2, 1403, 76.05),
+        (CountOptions(gate_weight=32), 364 + 28 * 4 * 31, 1403 + 14 * 4 * 31, -22.20),
     ],
 )
-def test_corrected_counts(options: Options, spof: int, dpsgd: int, percent: float) -> None:
+def test_corrected_counts(options: CountOptions, spof: int, dpsgd: int, percent: float) -> None:
     assert cost("spof", 14, 7, options) == spof
     assert cost("dpsgd-da", 14, 7, options) == dpsgd
     assert saved(14, 7, options) == pytest.approx(percent, abs=0.005)
@@ -113,7 +113,7 @@ def test_corrected_counts(options: Options, spof: int, dpsgd: int, percent: floa
 
 @pytest.mark.parametrize("n", [1, 5, 14, 60])
 def test_corrected_counts_for_every_n(n: int) -> None:
-    once = Options(squarings=1)
+    once = CountOptions(squarings=1)
     assert cost("dpsgd-da", n, 1, once) == 77 * n + 283
     assert cost("dpsgd-da", n, 1, replace(once, a_zero_shortcut=True)) == 44 * n + 283
 
@@ -171,7 +171,7 @@ def draws(sample: Sample, number: int) -> list[float]:
 
 
 def test_the_pointer_stays_in_the_table() -> None:
-    sample, tally = sample_of(3, 2), Tally()
+    sample, tally = sample_of(3, 2), OpCounter()
     reader = TableReader(sample.table, tally, stride=5, base=3)
     for k, draw in enumerate(draws(sample, 100), start=1):
         assert reader.read().value == draw
@@ -183,7 +183,7 @@ def test_the_pointer_stays_in_the_table() -> None:
 @pytest.mark.parametrize("system", ["spof", "fm"])
 def test_the_execution_perturbs_the_coefficients(system: str, by_shift: bool) -> None:
     sample = sample_of(9, 4, epsilon=0.5)
-    traced = op_trace(system, sample, options=Options(alpha3_by_shift=by_shift))
+    traced = op_trace(system, sample, options=CountOptions(alpha3_by_shift=by_shift))
     constant = sample.c * sum(sample.hidden) if system == "spof" else 0.0
     sensitivity = 1.5 * 9 + 9 * constant * (constant / 2 + 2)
     scale = sensitivity / (math.sqrt(2) * 0.5)
@@ -208,7 +208,7 @@ def test_the_execution_clips_and_perturbs_the_gradient(a: float, clip: float) ->
     expected = [
         g / max(1.0, ratio) + scale * m for g, m in zip(gradient, draws(sample, 9), strict=True)
     ]
-    for options in (PRINTED, Options(shared_exp=True)):
+    for options in (PRINTED, CountOptions(shared_exp=True)):
         for steps in (None, 7):
             traced = op_trace("dpsgd-da", sample, options=options, newton_steps=steps)
             assert traced.outputs["gradient"] == pytest.approx(expected, rel=1e-9)
@@ -222,13 +222,13 @@ def test_seven_newton_steps_are_k7_s_square_root(steps: int | None) -> None:
 
 @pytest.mark.parametrize("value", [1e-6, 0.3, 1.0, 2.0, 14.0, 3e5])
 def test_seven_newton_steps_reach_the_root(value: float) -> None:
-    tally = Tally(newton_steps=7)
+    tally = OpCounter(newton_steps=7)
     assert tally.number(value).sqrt().value == pytest.approx(math.sqrt(value), rel=1e-12)
     assert tally.itemised.counts == Counts(ADD=7, MUL=7, DIV=7)
 
 
 def test_every_operator_counts_once_under_its_name() -> None:
-    tally = Tally(gate_weight=8)
+    tally = OpCounter(gate_weight=8)
     x, y = tally.number(3.0), tally.number(2.0)
     u, v = tally.word(12), tally.word(10)
     done: list[tuple[float, float]] = [
@@ -266,13 +266,13 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(InvalidInput, match="system: expected one of 'spof', 'dpsgd-da', 'fm'"):
         op_count("sgd", 14, 7)
     with pytest.raises(InvalidInput, match="squarings"):
-        Options(squarings=3)
+        CountOptions(squarings=3)
     with pytest.raises(InvalidInput, match="gate_weight"):
-        Options(gate_weight=0)
+        CountOptions(gate_weight=0)
     with pytest.raises(InvalidInput, match="shared_exp"):
-        Options(shared_exp=1)  # type: ignore[arg-type]
+        CountOptions(shared_exp=1)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="a_zero_shortcut: expected a = 0, got 1"):
-        op_trace("dpsgd-da", sample_of(3, 2, a=1.0), options=Options(a_zero_shortcut=True))
+        op_trace("dpsgd-da", sample_of(3, 2, a=1.0), options=CountOptions(a_zero_shortcut=True))
     with pytest.raises(InvalidInput, match="decoder: expected 6 weights"):
         replace(sample_of(3, 2), decoder=[0.0])
     with pytest.raises(InvalidInput, match="table: expected a power of two"):

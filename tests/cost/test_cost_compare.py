@@ -10,7 +10,7 @@ import pytest
 from dpkern.base.errors import InvalidInput
 from dpkern.base.report import Report
 from dpkern.cost import compare, count, processors
-from dpkern.cost.autoencoder import CORRECTED, Options, op_count
+from dpkern.cost.autoencoder import CORRECTED, CountOptions, op_count
 from dpkern.cost.sensitivity import crossovers, reduction, sensitivities
 from dpkern.cost.systems import SYSTEMS
 from dpkern.cost.table_read import TableReader
@@ -181,7 +181,7 @@ def test_an_execution_that_differs_is_said(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_reach_the_count() -> None:
-    report = count.report("dpsgd-da", options=Options(squarings=1, a_zero_shortcut=True))
+    report = count.report("dpsgd-da", options=CountOptions(squarings=1, a_zero_shortcut=True))
     assert report.facts["cost"] == 899
     assert report.facts["options"]["a_zero_shortcut"] is True
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         compare.report(processors=["k7", "zen4", "k7"])
     for question in (compare.report, lambda names, options: count.report("gredp", options=options)):
         with pytest.raises(InvalidInput, match="options: expected the printed ones"):
-            question(["gredp", "dpsgd"], options=Options(squarings=1))
+            question(["gredp", "dpsgd"], options=CountOptions(squarings=1))
     with pytest.raises(InvalidInput, match="mechanism: expected one of 'spof'"):
         count.report("sgd")
 

@@ -20,7 +20,7 @@ from dpkern.privacy.mechanisms import (
     Directional,
     LabelMechanism,
     Mechanism,
-    Memory,
+    MechanismState,
     RandomizedResponse,
     SpectralDP,
 )
@@ -30,7 +30,7 @@ DRAWS = 50
 
 
 def counted(case: Case) -> Itemised:
-    """What one run of the step takes."""
+    """Count one run of the step."""
     torch.manual_seed(case.draw.randrange(2**31))
     step = case.step()
     given = case.given(step)
@@ -63,7 +63,7 @@ def test_counted_is_the_closed_form(name: str) -> None:
 
 
 def exact(items: Itemised) -> dict[tuple[str, str], Counts]:
-    """By phase and kind, without what depends on the noise."""
+    """Return counts by phase and kind, without what depends on the noise."""
     return {(i.name, i.kind): i.counts for i in items.items if i.kind != "random"}
 
 
@@ -106,7 +106,7 @@ def test_an_operation_added_to_a_mechanism_is_seen(
     mechanism = type(case.mechanism)
     learn = mechanism.learn
 
-    def more(self: Mechanism, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def more(self: Mechanism, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         learn(self, memory, gradients)
         gradients[0].neg_()
 

@@ -14,7 +14,7 @@ from dpkern.base.errors import InvalidInput
 from dpkern.base.laws import ESCAPE, FINE_BITS
 from dpkern.base.rng import Key, Purpose
 from dpkern.cost import CIPHER, Counts
-from dpkern.cost.counted import KERNELS, Tally, open_cipher, tally_of
+from dpkern.cost.counted import KERNELS, CountedRun, open_cipher, tally_of
 from dpkern.cost.forms import FORMS
 from dpkern.ops import ghost, noise
 from tests.cost.counted_cases import COUNTED, WITH_NOISE, WITH_STREAM, Call, build
@@ -128,9 +128,9 @@ def test_one_more_operation_is_noticed(name: str, monkeypatch: pytest.MonkeyPatc
     call = build(name, 3)
     honest = KERNELS[call.op.name]
 
-    def busy(*args: Any, **kwargs: Any) -> tuple[Any, Tally]:
+    def busy(*args: Any, **kwargs: Any) -> tuple[Any, CountedRun]:
         result, tally = honest(*args, **kwargs)
-        return result, tally + Tally(counts=Counts(MUL=1), flops=1)
+        return result, tally + CountedRun(counts=Counts(MUL=1), flops=1)
 
     monkeypatch.setitem(KERNELS, call.op.name, busy)
     with pytest.raises(AssertionError):
@@ -171,7 +171,9 @@ def test_invalid_calls_and_ops_without_a_kernel_are_refused(
 
 
 def test_tallies_add() -> None:
-    one = Tally(counts=Counts(ADD=1), random=Counts(RNG=16), flops=2, bytes_read=3, bytes_written=4)
-    assert one + Tally() == one
+    one = CountedRun(
+        counts=Counts(ADD=1), random=Counts(RNG=16), flops=2, bytes_read=3, bytes_written=4
+    )
+    assert one + CountedRun() == one
     assert (one + one).counts == Counts(ADD=2)
     assert (one + one).bytes_written == 8

@@ -18,8 +18,8 @@ from tests.cost import counted_cases
 from tests.cost.counted_layer_cases import CASES, Draw
 
 SHAPES = 24
-PARTLY_READ = {"ghost.embedding_sum"}
-"""Of the table only the rows of the ids."""
+PARTLY_READ = {"ghost.embedding_sum", "ghost.embedding_integer_sum"}
+"""Ops that read only the ids' rows of the table."""
 RECORD = {
     "ghost.linear_norm": (27008, 392, 66547, 0),
     "ghost.linear_gradient": (8380, 6484, 8412, 0),
@@ -42,15 +42,29 @@ RECORD = {
     "spectral.circulant_gradient": (18020, 18456, 90505, 0),
     "spectral.circulant_sum": (34020, 15816, 83192, 0),
     "product.matmul": (6836, 2996, 6504, 0),
+    "recurrent.gru": (11540, 8208, 15465, 0),
+    "recurrent.gru_backward": (16796, 14252, 20875, 0),
+    "recurrent.lstm": (13636, 12348, 27780, 0),
+    "recurrent.lstm_backward": (16796, 8288, 16925, 0),
+    "recurrent.rnn": (7852, 5464, 7632, 0),
+    "recurrent.rnn_backward": (6464, 5528, 5648, 0),
     "clip.sample_norm": (77786, 1152, 31957, 0),
     "clip.clip_sum": (101970, 30500, 42753, 0),
     "coef.expanded": (98528, 24140, 1203445, 150016),
     "ghost.explicit_norm": (109880, 1336, 38835, 0),
     "ghost.contract": (134604, 27144, 39572, 0),
+    "ghost.conv_integer_sum": (9208, 1260, 6380, 0),
+    "ghost.conv_sum_error": (9568, 344, 6405, 0),
+    "ghost.embedding_integer_sum": (8736, 1424, 1211, 0),
+    "ghost.linear_integer_sum": (7252, 1356, 4365, 0),
+    "ghost.linear_sum_error": (8820, 376, 3474, 0),
+    "ghost.tied_integer_sum": (21532, 4704, 13606, 0),
+    "ghost.tied_sum_error": (25772, 496, 9012, 0),
+    "ghost.explicit_integer_sum": (89928, 12832, 12775, 0),
     "update.advance": (1152, 1152, 96, 0),
     "update.project": (53644, 53644, 21002, 0),
 }
-"""Of all calls of each op: bytes read and written, floating operations, random words."""
+"""Bytes read and written, floating operations and random words of all calls of each op."""
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 

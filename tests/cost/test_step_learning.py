@@ -13,7 +13,7 @@ from dpkern.base.rng import Purpose
 from dpkern.ops import clip, noise, testing, update
 from dpkern.privacy.mechanisms import (
     DPSGD,
-    Diagonal,
+    DiagonalMap,
 )
 from tests.engine.released_cases import SHAPES, Learner, gradients, make, weighing
 
@@ -30,7 +30,7 @@ def test_a_learner_plans_anew_from_what_was_released() -> None:
         released = [a - b for a, b in zip(before, step.params, strict=True)]
         scale = [0.5 * s + 0.5 * (1 + g.double().abs()) for s, g in zip(scale, released)]  # noqa: B905
         for block, wanted in zip(step.plan.blocks, scale, strict=True):
-            assert isinstance(block.release, Diagonal)
+            assert isinstance(block.release, DiagonalMap)
             assert block.release.scale is not None
             testing.assert_close("scale", block.release.scale, wanted, 1e-5)
     assert step.report(1e-5)["realised"]["largest"] > 1

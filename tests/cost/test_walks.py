@@ -42,6 +42,9 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "ghost.linear_norm": {"gradients": ("bmm",), "squares": ("pow 0", "sum 1:3")},
     "ghost.linear_gradient": {"gradients": ("bmm",), "squares": ("pow", "sum", "mul")},
     "ghost.linear_sum": {"scaling": ("mul",), "sums": ("mm", "add_")},
+    "ghost.explicit_integer_sum": {"scaling": ("mul",), "sums": ("sum", "add_")},
+    "ghost.linear_integer_sum": {"scaling, products": ("mul", "bmm"), "sums": ("sum", "add_")},
+    "ghost.conv_integer_sum": {"scaling": ("mul",), "products": ("bmm",), "sums": ("sum", "add_")},
     "ghost.conv_norm": {"gradients": ("bmm",), "squares": ("pow 2", "sum 2:4")},
     "ghost.conv_gradient": {"gradients": ("bmm",), "squares": ("pow", "sum", "mul")},
     "ghost.conv_sum": {"scaling": ("mul",), "sums": ("convolution_backward", "add_")},
@@ -76,6 +79,9 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "sums": ("add_",),
     },
     "product.matmul": {"products": ("mm",), "bias": ("add_",)},
+    "recurrent.gru_backward": {"products": ("mm",)},
+    "recurrent.lstm_backward": {"products": ("mm",)},
+    "recurrent.rnn_backward": {"products": ("mm",)},
     "update.advance": {"clock": ("add_", "mul_")},
     "update.project": {
         "norm": ("linalg_vector_norm :-1",),
@@ -88,6 +94,8 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
 all but the first; two lines with a comma between them are taken together."""
 
 FORMULAS = {"coef.expanded", "ghost.embedding_norm", "ghost.group_norm_backward"}
+FORMULAS |= {"ghost.linear_sum_error", "ghost.conv_sum_error", "ghost.tied_sum_error"}
+FORMULAS |= {"ghost.embedding_integer_sum", "ghost.tied_integer_sum"}
 """Ops of which no line is compared: their references do the work in another way."""
 
 

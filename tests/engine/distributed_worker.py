@@ -125,7 +125,7 @@ def train(module: nn.Module, parts: Sequence[Sequence[slice]], **given: Any) -> 
         mine = parts[step % len(parts)]
         for i, part in enumerate(mine):
             x = samples(step)[part]
-            engine.adapter.hand_out(len(x), first=i == 0, final=i == len(mine) - 1)
+            engine.adapter.begin_batch(len(x), first=i == 0, final=i == len(mine) - 1)
             module(x).square().sum(1).mean().backward()
             optimizer.step()
     return values(module)
@@ -300,7 +300,7 @@ def resume(rank: int) -> dict[str, Any]:
 def public(rank: int) -> dict[str, Any]:
     """A penalty that only rank 0 computes still moves every replica alike."""
     engine, module, optimizer, _ = private(model())
-    engine.adapter.hand_out(4)
+    engine.adapter.begin_batch(4)
     module(samples(0)[:4]).square().sum(1).mean().backward()
     if rank == 0:
         with engine.public():
@@ -317,7 +317,7 @@ def public(rank: int) -> dict[str, Any]:
 
 def train_once(module: nn.Module | None = None, *, penalty: bool = False) -> Tensor:
     engine, module, optimizer, _ = private(module or model())
-    engine.adapter.hand_out(4)
+    engine.adapter.begin_batch(4)
     module(samples(0)[:4]).square().sum(1).mean().backward()
     if penalty:
         with engine.public():
@@ -379,7 +379,7 @@ def refused(rank: int) -> dict[str, Any]:
     def other_noise() -> None:
         engine, module, optimizer, _ = private(model())
         optimizer.noise_multiplier = 1.0 + rank
-        engine.adapter.hand_out(4)
+        engine.adapter.begin_batch(4)
         module(samples(0)[:4]).sum(1).mean().backward()
         optimizer.step()
 
@@ -387,7 +387,7 @@ def refused(rank: int) -> dict[str, Any]:
         engine, module, optimizer, _ = private(model(), unsafe_seed=None)
         if rank:
             engine.step.key._process = -1  # as after a fork
-        engine.adapter.hand_out(4)
+        engine.adapter.begin_batch(4)
         module(samples(0)[:4]).sum(1).mean().backward()
         optimizer.step()
 

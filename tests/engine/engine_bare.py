@@ -11,7 +11,7 @@ from torch import nn
 
 from dpkern import DPStep
 from dpkern.engine.capture import Capture
-from dpkern.engine.optimizer import Adapter
+from dpkern.engine.optimizer import OptimizerAdapter
 from dpkern.privacy.mechanisms import DPSGD
 
 BATCH = 6
@@ -65,7 +65,7 @@ class Run:
             gradients="batched",
             **{"expected_batch_size": BATCH, "sample_rate": 0.1, "unsafe_seed": 3} | more,
         )
-        self.adapter = Adapter(self.optimizer, self.capture, self.step)
+        self.adapter = OptimizerAdapter(self.optimizer, self.capture, self.step)
         self.capture.attach()
         self.adapter.attach()
 

@@ -75,7 +75,7 @@ def total(output: Tensor) -> Tensor:
     return sample_losses(output).sum()
 
 
-def per_sample_gradients(
+def reference_gradients(
     module: nn.Module, inputs: Sequence[Tensor], loss: Loss = total
 ) -> list[Tensor]:
     """float64 ``[B, *shape]`` for every trainable parameter, one sample at a time."""
@@ -155,7 +155,7 @@ def run(
     capture.attach()
     try:
         if passes > 1:
-            capture.hand_out(len(inputs[0]))
+            capture.begin_batch(len(inputs[0]))
         for _ in range(passes):
             losses = sample_losses(module(*inputs))
             (losses.mean() if reduction == "mean" and len(losses) else losses.sum()).backward()
@@ -201,7 +201,7 @@ def check(
     privacy = {k: v for k, v in options.items() if k not in own}
     module, inputs = module.to(dtype), cast(inputs, dtype)
     # The same float32 numbers for both.
-    gradients = per_sample_gradients(plain or module, inputs)
+    gradients = reference_gradients(plain or module, inputs)
     gradients = [g * run_options.get("passes", 1) for g in gradients]
     norms = squares(gradients).sum(0).sqrt()
     if bound is None:

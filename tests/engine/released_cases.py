@@ -14,18 +14,18 @@ from dpkern.privacy.accounting import events
 from dpkern.privacy.accounting.events import EventSpec
 from dpkern.privacy.mechanisms import (
     Block,
-    Crop,
-    Diagonal,
+    DiagonalMap,
     Importance,
     Mechanism,
-    Memory,
+    MechanismState,
     Plan,
-    Release,
+    ReleaseMap,
     Site,
+    WhitenedCrop,
 )
 from dpkern.privacy.mechanisms.certify import gaussian_spec, laplace_spec
 from dpkern.privacy.mechanisms.notes import notes
-from dpkern.privacy.mechanisms.plan import laid_out
+from dpkern.privacy.mechanisms.plan import assign_positions
 
 CONV = Site(
     kind="conv",
@@ -48,7 +48,7 @@ class Made(Mechanism):
 
     noise_multiplier: float = 1.0
     max_grad_norm: float = 1.0
-    releases: tuple[Release | None, ...] = (None, None, None)
+    releases: tuple[ReleaseMap | None, ...] = (None, None, None)
     stretches: tuple[float, ...] = (1.0, 1.0, 1.0)
     clipping: str = "flat"
     arithmetic: str = "float"
@@ -75,9 +75,9 @@ class Made(Mechanism):
     def claim(self, **_: Any) -> float | None:
         return self.claims
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
         sigma = self.noise_multiplier * (self.batch_size or 1) ** 0.5
-        blocks = laid_out(
+        blocks = assign_positions(
             Block(
                 shape=tuple(shape),
                 clip_group=index if self.clipping == "per_layer" else 0,
@@ -111,10 +111,10 @@ class Made(Mechanism):
         )
 
 
-def crop(rank: int = 4, seed: int = 0, **more: Any) -> Crop:
+def crop(rank: int = 4, seed: int = 0, **more: Any) -> WhitenedCrop:
     """A release of the kernel's taps by a full-rank map and its inverse (or pseudo-inverse)."""
     signal = np.random.default_rng(seed).standard_normal((rank, 4))
-    return Crop(site=CONV, signal=signal, post=np.linalg.pinv(signal), **more)
+    return WhitenedCrop(site=CONV, signal=signal, post=np.linalg.pinv(signal), **more)
 
 
 def make(mechanism: Mechanism, *, seed: int | None = 7, **more: Any) -> DPStep:
@@ -142,18 +142,18 @@ class Learner(Made):
     doubled: bool = False
     drifting: bool = False
 
-    def memory(self, params: Sequence[torch.Tensor]) -> Memory:
+    def memory(self, params: Sequence[torch.Tensor]) -> MechanismState:
         ones = [torch.ones_like(p, dtype=torch.float64) for p in params]
         own = [torch.zeros_like(p, dtype=torch.float64) for p in params]
         seen = [torch.zeros_like(p, dtype=torch.float64) for p in params]
         kept = {"scale": ones, "secret": own, "seen": seen}
-        return Memory(kept, unsaved=frozenset({"secret"}))
+        return MechanismState(kept, unsaved=frozenset({"secret"}))
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
         if memory is None:
             return super().plan(shapes)
         norm = "release" if self.importance is None else "gradient"
-        scales = tuple(Diagonal(scale=scale.clone(), norm=norm) for scale in memory["scale"])
+        scales = tuple(DiagonalMap(scale=scale.clone(), norm=norm) for scale in memory["scale"])
         plan = replace(self, releases=scales)._made(shapes)
         if self.drifting and memory["seen"][0].any():
             plan = replace(plan, spec={**plan.spec, "noise_multiplier": 5.0})
@@ -162,12 +162,12 @@ class Learner(Made):
     def _made(self, shapes: Sequence[Sequence[int]]) -> Plan:
         return Made.plan(self, shapes)
 
-    def weigh(self, memory: Memory, importance: Sequence[torch.Tensor]) -> None:
+    def weigh(self, memory: MechanismState, importance: Sequence[torch.Tensor]) -> None:
         for seen, scale, w in zip(memory["seen"], memory["scale"], importance, strict=True):
             seen.copy_(w)
             scale.copy_(2.0 + w.abs())
 
-    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         for scale, secret, g in zip(memory["scale"], memory["secret"], gradients, strict=True):
             scale.mul_(0.5).add_(0.5 * (1 + g.abs()))
             secret.add_(1)
@@ -176,7 +176,7 @@ class Learner(Made):
         if self.drifting:
             memory["seen"][0].fill_(1)
 
-    def realised(self, memory: Memory | None) -> dict[str, float]:
+    def realised(self, memory: MechanismState | None) -> dict[str, float]:
         return {} if memory is None else {"largest": max(float(s.max()) for s in memory["scale"])}
 
 

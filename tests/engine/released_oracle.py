@@ -16,15 +16,15 @@ from dpkern.nn import BlockCirculantLinear, SpectralConv2d
 from dpkern.ops import clip
 from dpkern.ops.spectral import Band
 from dpkern.privacy.accounting import events
-from dpkern.privacy.mechanisms.plan import Block, Plan, laid_out
-from dpkern.privacy.mechanisms.release import Crop, Diagonal, Open, Release
+from dpkern.privacy.mechanisms.plan import Block, Plan, assign_positions
+from dpkern.privacy.mechanisms.release import DiagonalMap, PartialNoiseMap, ReleaseMap, WhitenedCrop
 from dpkern.privacy.mechanisms.site import Site
 from tests.engine.engine_oracle import (
     TOLERANCE,
     cast,
     draw,
     make,
-    per_sample_gradients,
+    reference_gradients,
     sample_losses,
 )
 
@@ -33,7 +33,7 @@ B = 5
 
 def plan_of(
     model: nn.Module,
-    releases: Sequence[Release | None],
+    releases: Sequence[ReleaseMap | None],
     *,
     bound: float = 1.0,
     per_layer: bool = False,
@@ -47,7 +47,7 @@ def plan_of(
     given: dict[str, Any] = {
         "mechanism": "test",
         "mode": "corrected",
-        "blocks": laid_out(blocks),
+        "blocks": assign_positions(blocks),
         "clipping": "per_layer" if per_layer else "flat",
         "arithmetic": "float",
         "distribution": "gaussian",
@@ -147,18 +147,18 @@ def taps(maps: Tensor, site: Site) -> Tensor:
 
 
 def expected(
-    release: Release | None, grads: Tensor, maps: Tensor, scale: float = 1.0
+    release: ReleaseMap | None, grads: Tensor, maps: Tensor, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Squared clip norms ``[B]`` and what is summed ``[B, *shape]``, of one parameter."""
     if release is None:
         return grads.flatten(1).square().sum(1), grads
-    if isinstance(release, Diagonal):
+    if isinstance(release, DiagonalMap):
         centre = 0 if release.centre is None else release.centre.double()
         moved = grads - centre
         bare = release.scale is None or release.norm == "gradient"
         shown = moved if bare else moved / release.scale.double()  # type: ignore[union-attr]
         return shown.flatten(1).square().sum(1), moved
-    assert isinstance(release, (Crop, Open))
+    assert isinstance(release, (WhitenedCrop, PartialNoiseMap))
     band = release.band
     assert band is None or isinstance(band, Band)
     summed = taps(filtered(maps, band), release.site) if band is not None else grads
@@ -175,7 +175,7 @@ def expected(
 def compare(
     model: nn.Module,
     inputs: Sequence[Tensor],
-    releases: Sequence[Release | None],
+    releases: Sequence[ReleaseMap | None],
     sites: Sequence[Site],
     *,
     dtype: torch.dtype = torch.float64,
@@ -184,7 +184,7 @@ def compare(
 ) -> None:
     """Norms and sums of the engine are those of the definitions."""
     model, inputs = model.to(dtype), cast(inputs, dtype)
-    grads = per_sample_gradients(model, inputs)
+    grads = reference_gradients(model, inputs)
     each = [
         expected(*three)
         for three in zip(releases, grads, maps_of(model, inputs, sites), strict=True)

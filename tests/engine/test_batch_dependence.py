@@ -1,4 +1,4 @@
-"""A record's gradient may round otherwise in other company: how much, and who says so."""
+"""Rounding can make a record's gradient depend on its batch: how much, and which reports say so."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from dpkern import DPStep, InvalidInput
 from dpkern.audit.subjects.model import sums_without_noise
 from dpkern.engine.capture import Capture
-from dpkern.engine.clipping import clipped_sums, close_into, prepare
+from dpkern.engine.clipping import close_into, prepare
 from dpkern.privacy.accounting import Ledger
 from dpkern.privacy.accounting.history import (
     BATCHED_BITS,
     NOTHING,
     REAL_SUMS,
     RELEASED_BITS,
-    of_batches,
+    scope_for_batched_gradients,
 )
 from dpkern.privacy.mechanisms import DPSGD, LaplaceSGD
 from tests.engine.engine_run import DELTA, Run
@@ -116,15 +116,14 @@ def rows(module: nn.Module, x: Tensor, *, auto: bool) -> list[Tensor]:
     step = DPStep(EXACT, params, expected_batch_size=1, sample_rate=1.0, gradients="batched")
     prepare(capture, lambda: step.plan)
     capture.attach()
-    capture.hand_out(len(x))
+    capture.begin_batch(len(x))
     with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16, auto):
         torch.manual_seed(3)
         outputs = module(x)
     nn.functional.cross_entropy(outputs.float(), torch.arange(len(x)) % 10).backward()
-    gradients = clipped_sums(capture, step.plan)
+    found = [arrival.record.per_sample() for slot in capture.slots for arrival in slot.arrivals]
     capture.detach()
-    assert isinstance(gradients, list)
-    return [gradient.flatten(1) for gradient in gradients]
+    return [gradient.flatten(1) for gradient in found]
 
 
 @pytest.mark.parametrize("auto", [False, True], ids=["single", "autocast"])
@@ -152,7 +151,7 @@ def test_an_engine_never_certifies_released_bits_as_such(mechanism: Any, length:
     assert (step.plan.arithmetic, step.plan.dimension) == ("exact", 44)
     report = run.engine.report(DELTA)
     assert report["certificate"]["certified_for"] == BATCHED_BITS
-    assert any("other company" in note for note in report["certificate"]["notes"])
+    assert any("depend on the other records" in note for note in report["certificate"]["notes"])
     assert {e["certified_for"] for e in step.ledger.state_dict()["entries"]} == {BATCHED_BITS}
     batch = math.ceil(step.expected_batch_size)
     assert report["worst_case_batch_sensitivity"] == 1 + 2 * batch
@@ -212,4 +211,7 @@ def test_the_weakest_statement_of_a_history_stands() -> None:
     float_sums = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
     ledger.record(float_sums, sample_rate=0.1)
     assert ledger.certify(DELTA).certified_for == REAL_SUMS
-    assert [of_batches(kind) for kind in (REAL_SUMS, NOTHING)] == [REAL_SUMS, NOTHING]
+    assert [scope_for_batched_gradients(kind) for kind in (REAL_SUMS, NOTHING)] == [
+        REAL_SUMS,
+        NOTHING,
+    ]

@@ -53,7 +53,7 @@ def arriving(**changes: Any) -> tuple[Capture, DPStep]:
     )
     prepare(capture, lambda: step.plan)
     capture.attach()
-    capture.hand_out(4)
+    capture.begin_batch(4)
     model(torch.randn(4, 3)).square().sum().backward()
     return capture, step
 
@@ -88,12 +88,13 @@ def test_a_second_backward_pass_after_a_group_is_finished_is_refused() -> None:
         capture.module(torch.randn(4, 3)).sum().backward()
 
 
-def test_norms_are_taken_on_arrival_only_for_floating_point_sums() -> None:
-    for arithmetic in ("float", "exact"):
-        capture, _ = arriving(arithmetic=arithmetic)
+def test_norms_are_taken_on_arrival_only_where_sums_need_them() -> None:
+    automatic = {"arithmetic": "exact", "clipping": "automatic"}  # looks at integers instead
+    for changes in ({"arithmetic": "float"}, {"arithmetic": "exact"}, automatic):
+        capture, _ = arriving(**changes)
         taken = [arrival.square is not None for slot in capture.slots for arrival in slot.arrivals]
         # Biases arrive as explicit gradients, whose norms are taken together at the end.
-        assert taken == [arithmetic == "float", False] * 2
+        assert taken == [changes is not automatic, False] * 2
 
 
 def test_nothing_that_arrived_adds_nothing() -> None:

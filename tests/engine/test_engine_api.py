@@ -17,7 +17,7 @@ import dpkern
 from dpkern import PrivacyEngine
 from dpkern.base.errors import InvalidInput, PrivacyError, UnsupportedModule
 from dpkern.engine import BatchMemoryManager, PrivateLoader
-from dpkern.engine.arguments import Options
+from dpkern.engine.arguments import MakePrivateOptions
 from dpkern.engine.provenance import YieldedBatch
 from dpkern.ops import testing
 from dpkern.privacy.mechanisms import DPSGD
@@ -78,7 +78,7 @@ def test_an_opacus_loop_runs_with_only_the_imports_changed() -> None:
 
 def test_every_argument_of_opacus_is_known() -> None:
     opacus = pytest.importorskip("opacus")
-    known = set(Options.__dataclass_fields__)
+    known = set(MakePrivateOptions.__dataclass_fields__)
     for name in ("make_private", "make_private_with_epsilon"):
         ours = inspect.signature(getattr(PrivacyEngine, name)).parameters
         theirs = inspect.signature(getattr(opacus.PrivacyEngine, name)).parameters
@@ -251,13 +251,13 @@ def test_without_a_loader_each_forward_pass_brings_new_samples() -> None:
 def test_empty_draws_are_steps() -> None:
     run = Run(data_loader=DataLoader(data(5), batch_size=1), noise_multiplier=0.5)
     sizes: list[int] = []
-    own = run.loader.on_hand_out
+    own = run.loader.on_batch
 
     def heard(batch: YieldedBatch) -> None:
         sizes.append(batch.size)
         own(batch)
 
-    run.loader.on_hand_out = heard
+    run.loader.on_batch = heard
     run.train(epochs=4)
     assert 0 in sizes
     assert run.engine.step.steps == len(sizes) == 20

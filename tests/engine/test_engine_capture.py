@@ -25,8 +25,8 @@ from tests.engine.engine_oracle import (
     draw,
     make,
     mlp,
-    per_sample_gradients,
     plan_for,
+    reference_gradients,
     run,
     sample_losses,
     squares,
@@ -132,7 +132,7 @@ def test_every_term_is_bounded(model: str, style: dict[str, Any], early: bool) -
         capture = Capture(module, loss_reduction="mean")
         capture.attach()
         if early:
-            capture.start_early = lambda c=capture: GroupSums(c, plan)
+            capture.make_backward_clipper = lambda c=capture: GroupSums(c, plan)
         sample_losses(module(x[b : b + 1])).mean().backward()
         result = clipped_sums(capture, plan)
         capture.detach()
@@ -150,18 +150,18 @@ def test_groups_finished_early_are_the_same() -> None:
     plan = plan_for(module, 0.3, clipping="per_layer")
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
-    capture.start_early = lambda: GroupSums(capture, plan)
+    capture.make_backward_clipper = lambda: GroupSums(capture, plan)
     total(module(x)).backward()
     assert not any(slot.arrivals for slot in capture.slots)  # finished inside backward
     result = clipped_sums(capture, plan)
     capture.detach()
     assert isinstance(result, clip.ClipResult)
-    agree(result, truth(per_sample_gradients(module, (x,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module, (x,)), plan), 1e-10)
 
 
 def test_exact_arithmetic_gets_every_gradient() -> None:
     module, x = make(Language).double(), tokens(B, 7)
-    expected = per_sample_gradients(module, (x,))
+    expected = reference_gradients(module, (x,))
     capture = Capture(module, loss_reduction="mean")
     capture.attach()
     sample_losses(module(x)).mean().backward()
@@ -182,7 +182,7 @@ def test_a_loss_scale_is_divided_out() -> None:
     result = clipped_sums(capture, plan)
     capture.detach()
     assert isinstance(result, clip.ClipResult)
-    agree(result, truth(per_sample_gradients(module, (x,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module, (x,)), plan), 1e-10)
 
 
 class Dropping(nn.Module):
@@ -228,7 +228,7 @@ def test_dropout_draws_what_it_would_have_drawn(verified: bool) -> None:
 
 
 def two_losses(module: nn.Module, x: Tensor, capture: Capture) -> None:
-    capture.hand_out(len(x))
+    capture.begin_batch(len(x))
     total(module(x)).backward()
     total(module(2 * x)).backward()
 
@@ -236,8 +236,8 @@ def two_losses(module: nn.Module, x: Tensor, capture: Capture) -> None:
 def test_losses_on_the_same_samples_are_one_gradient() -> None:
     module, x = make(mlp).double(), draw(B, 6, 5)
     plan = plan_for(module, 0.5)
-    once = per_sample_gradients(module, (x,))
-    twice = per_sample_gradients(Doubled(module), (x,))
+    once = reference_gradients(module, (x,))
+    twice = reference_gradients(Doubled(module), (x,))
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
     two_losses(module, x, capture)
@@ -268,7 +268,7 @@ def test_a_retained_graph_counts_twice() -> None:
     result = clipped_sums(capture, plan)
     capture.detach()
     assert isinstance(result, clip.ClipResult)
-    agree(result, truth([2 * g for g in per_sample_gradients(module, (x,))], plan), 1e-10)
+    agree(result, truth([2 * g for g in reference_gradients(module, (x,))], plan), 1e-10)
 
 
 def test_gradients_of_inputs_alone_leave_parameters_out() -> None:
@@ -276,7 +276,7 @@ def test_gradients_of_inputs_alone_leave_parameters_out() -> None:
     plan = plan_for(module, 0.5)
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
-    capture.hand_out(B)
+    capture.begin_batch(B)
     (mine,) = torch.autograd.grad(total(module(x)), x)
     assert not capture.captured
     moved = (x + 0.1 * mine.sign()).detach()
@@ -286,7 +286,7 @@ def test_gradients_of_inputs_alone_leave_parameters_out() -> None:
     (theirs,) = torch.autograd.grad(total(module(x)), x)
     torch.testing.assert_close(mine, theirs)
     assert isinstance(result, clip.ClipResult)
-    agree(result, truth(per_sample_gradients(module, (moved,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module, (moved,)), plan), 1e-10)
 
 
 def test_input_gradients_are_the_ordinary_ones() -> None:
@@ -306,7 +306,7 @@ def test_samples_that_are_not_finite_are_dropped(model: str, bad: float) -> None
     module, x = make(build).double(), inputs(B)
     x[1].view(-1)[3] = bad
     rest = x[torch.tensor([0, 2, 3])]
-    gradients = per_sample_gradients(module, (rest,))
+    gradients = reference_gradients(module, (rest,))
     plan = plan_for(module, float(squares(gradients).sum(0).sqrt().median()))
     result = run(module, (x,), plan)
     if bad == 1e200:  # squashed to something finite, perhaps
@@ -323,7 +323,7 @@ def test_samples_that_are_not_finite_are_dropped(model: str, bad: float) -> None
 def test_public_gradients_are_kept_apart() -> None:
     module, x, fake = make(mlp).double(), draw(B, 5), draw(7, 5, seed=4)
     plan = plan_for(module, 0.5)
-    expected = per_sample_gradients(module, (x,))
+    expected = reference_gradients(module, (x,))
     ordinary = torch.autograd.grad(total(module(fake)), [*module.parameters()])
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
@@ -353,7 +353,7 @@ def test_parameters_frozen_later_get_nothing() -> None:
     capture.detach()
     assert isinstance(result, clip.ClipResult)
     assert not result.sums[2].any()
-    expected = per_sample_gradients(module, (x,))
+    expected = reference_gradients(module, (x,))
     norms = squares(expected).sum(0).sqrt()
     torch.testing.assert_close(result.norms, norms)
 
@@ -373,7 +373,7 @@ def test_more_gradients_for_a_finished_group_are_refused() -> None:
     plan = plan_for(module, 0.3, clipping="per_layer")
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
-    capture.start_early = lambda: GroupSums(capture, plan)
+    capture.make_backward_clipper = lambda: GroupSums(capture, plan)
     with pytest.raises(PrivacyError, match="backward once"):
         two_losses(module, x, capture)
     capture.detach()
@@ -384,7 +384,7 @@ def test_a_loss_scale_that_comes_too_late() -> None:
     plan = plan_for(module, 0.3, clipping="per_layer")
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
-    capture.start_early = lambda: GroupSums(capture, plan)
+    capture.make_backward_clipper = lambda: GroupSums(capture, plan)
     (total(module(x)) * 1024).backward()
     capture.loss_scale = 1024.0  # as a GradScaler does in its step
     with pytest.raises(PrivacyError, match="flat clipping"):
@@ -423,7 +423,7 @@ def test_inputs_in_mappings() -> None:
     result = clipped_sums(capture, plan)
     capture.detach()
     assert isinstance(result, clip.ClipResult)
-    agree(result, truth(per_sample_gradients(module.layer, (x,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module.layer, (x,)), plan), 1e-10)
 
 
 def test_labels_that_look_like_positions() -> None:

@@ -32,7 +32,7 @@ def engine_run(construct: Construct, max_grad_norm: float) -> tuple[Capture, cli
     plan = mechanism.plan([tuple(p.shape) for p in capture.parameters])
     capture.attach()
     try:
-        capture.hand_out(len(construct.inputs[0]))
+        capture.begin_batch(len(construct.inputs[0]))
         output = model(*construct.inputs)
         construct.losses(output, construct.inputs).sum().backward()
         result = clipped_sums(capture, plan)

@@ -193,7 +193,7 @@ def test_a_module_that_returns_a_loss_alone(mixes: bool) -> None:
 def test_inputs_in_a_dataclass(mixes: bool) -> None:
     capture = Capture(FromBatch(mixes))
     capture.attach()
-    capture.hand_out(B)
+    capture.begin_batch(B)
     if mixes:
         with pytest.raises(UnsupportedModule):
             capture.module(Batch(rows(), ids()))
@@ -396,7 +396,7 @@ def test_equal_samples_tell_nothing_and_the_next_batch_is_probed() -> None:
     module = model(MIXING["rolled-ids"][0])
     capture = Capture(module)
     capture.attach()
-    capture.hand_out(B)
+    capture.begin_batch(B)
     module(torch.zeros(B, E), torch.full((B, 4), 3))
     with pytest.raises(UnsupportedModule):
         module(rows(), ids())

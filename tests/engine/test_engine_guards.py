@@ -23,8 +23,8 @@ from tests.engine.engine_oracle import (
     check,
     draw,
     make,
-    per_sample_gradients,
     plan_for,
+    reference_gradients,
     run,
     total,
     truth,
@@ -383,27 +383,27 @@ def test_stale_graphs() -> None:
     plan = plan_for(module, 0.5)
     capture = Capture(module, loss_reduction="sum")
     capture.attach()
-    capture.hand_out(B)
+    capture.begin_batch(B)
     old = total(module(x))
-    capture.hand_out(B)
+    capture.begin_batch(B)
     new = total(module(2 * x))
     with pytest.raises(PrivacyError, match="other samples"):
         old.backward()
     assert not capture.captured
     new.backward()
     with pytest.raises(PrivacyError, match="step"):
-        capture.hand_out(B)
+        capture.begin_batch(B)
     result = clipped_sums(capture, plan)
     assert isinstance(result, clip.ClipResult)
     capture.detach()
-    agree(result, truth(per_sample_gradients(module, (2 * x,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module, (2 * x,)), plan), 1e-10)
 
 
 def test_batches_of_another_size_than_handed_out() -> None:
     module = make(mlp).double()
     capture = Capture(module)
     capture.attach()
-    capture.hand_out(B)
+    capture.begin_batch(B)
     with pytest.raises(UnsupportedModule, match="batch of 4"):
         module(draw(B + 1, 5))
     module.eval()
@@ -420,7 +420,7 @@ def test_a_use_outside_the_forward_pass() -> None:
     capture.attach()
     with pytest.raises(PrivacyError, match="outside"):
         F.linear(draw(B, 5), module[0].weight)
-    capture.hand_out(B)
+    capture.begin_batch(B)
     total(F.linear(draw(B, 5), module[0].weight)).backward()
     with pytest.raises(PrivacyError, match="validate"):
         clipped_sums(capture, plan_for(module))
@@ -441,7 +441,7 @@ def test_monitoring_is_free() -> None:
     result = clipped_sums(capture, plan)
     assert isinstance(result, clip.ClipResult)
     capture.detach()
-    agree(result, truth(per_sample_gradients(module, (x,)), plan), 1e-10)
+    agree(result, truth(reference_gradients(module, (x,)), plan), 1e-10)
 
 
 def test_bad_arguments() -> None:

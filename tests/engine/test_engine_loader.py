@@ -51,7 +51,7 @@ class Heard:
 
     def __init__(self, loader: PrivateLoader) -> None:
         self.parts: list[tuple[int, bool, bool]] = []
-        loader.on_hand_out = self
+        loader.on_batch = self
 
     def __call__(self, batch: YieldedBatch) -> None:
         self.parts.append((batch.size, batch.first, batch.final))
@@ -270,10 +270,10 @@ def test_a_refused_hand_out_uses_no_mask() -> None:
     def refuse(size: int, **_: bool) -> None:
         raise PrivacyError("data_loader", expected="a step", got="none", remedy="Step.")
 
-    loader.on_hand_out = refuse
+    loader.on_batch = refuse
     with pytest.raises(PrivacyError):
         next(iter(loader))
-    loader.on_hand_out = None
+    loader.on_batch = None
     assert rows_of(loader) == rows_of(private())
 
 

@@ -14,7 +14,7 @@ from dpkern.nn import BlockCirculantLinear
 from dpkern.ops import update
 from dpkern.privacy.mechanisms import DPSGD, AdaClip, Directional, LaplaceSGD, Pruned
 from dpkern.privacy.mechanisms.base import Mechanism
-from tests.engine.engine_oracle import draw, make, per_sample_gradients, sample_losses
+from tests.engine.engine_oracle import draw, make, reference_gradients, sample_losses
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +60,7 @@ def by_hand(mechanism: Mechanism) -> Tensor:
     params = [p.detach() for p in model.parameters()]
     step = DPStep(mechanism, params, unsafe_seed=5, optimizer=update.SGD(lr=0.1), **SHARED)
     for _ in range(STEPS):
-        step.add(per_sample=[g.float() for g in per_sample_gradients(model, [X])])
+        step.add(per_sample=[g.float() for g in reference_gradients(model, [X])])
         step.finish()
     return values(model)
 

@@ -202,14 +202,14 @@ def test_hooks_see_the_noisy_gradient(kind: str) -> None:
 
 def test_physical_batches_add_up_and_only_the_last_one_updates() -> None:
     split, whole = Run("momentum", NOISY), Run("momentum", NOISY)
-    whole.adapter.hand_out(9)
+    whole.adapter.begin_batch(9)
     parts = [batch(1, 4), batch(2, 5)]
     x, y = (torch.cat(part) for part in zip(*parts, strict=True))
     nn.functional.cross_entropy(whole.model(x), y).backward()
     whole.optimizer.step()
     before = split.values()
     for k, (x, y) in enumerate(parts):
-        split.adapter.hand_out(len(x), first=k == 0, final=k == 1)
+        split.adapter.begin_batch(len(x), first=k == 0, final=k == 1)
         split.optimizer.zero_grad()
         nn.functional.cross_entropy(split.model(x), y).backward()
         if k == 0:
@@ -237,7 +237,7 @@ def test_zero_grad_forgets_the_current_samples_only() -> None:
 def test_an_empty_batch_releases_noise() -> None:
     run = Run(mechanism=NOISY)
     before = run.values()
-    run.adapter.hand_out(0)
+    run.adapter.begin_batch(0)
     run.optimizer.zero_grad()
     run.model(torch.empty(0, 4)).sum().backward()
     run.optimizer.step()
@@ -377,7 +377,7 @@ def test_refused_optimizers(made: Callable[..., Any], says: str) -> None:
 
 
 def stepped_twice(run: Run) -> None:
-    run.adapter.hand_out(BATCH)
+    run.adapter.begin_batch(BATCH)
     run.train(1)
     run.train(1)
 
@@ -388,15 +388,15 @@ def grown(run: Run) -> None:
 
 
 def accumulated(run: Run) -> None:
-    run.adapter.hand_out(BATCH)
+    run.adapter.begin_batch(BATCH)
     run.backward(1)
-    run.adapter.hand_out(BATCH)
+    run.adapter.begin_batch(BATCH)
 
 
 def half_a_batch(run: Run) -> None:
-    run.adapter.hand_out(BATCH, final=False)
+    run.adapter.begin_batch(BATCH, final=False)
     run.train(1)
-    run.adapter.hand_out(BATCH)
+    run.adapter.begin_batch(BATCH)
 
 
 def bad_rate(run: Run) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkern.engine import layers, merge, records  # noqa: F401  (layers registers the rules)
+from dpkern.engine import layers, merge, per_sample_gradients  # noqa: F401  (layers registers the rules)
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums
 from dpkern.ops import clip
@@ -22,8 +22,8 @@ from tests.engine.engine_oracle import (
     Op,
     draw,
     make,
-    per_sample_gradients,
     plan_for,
+    reference_gradients,
     squares,
     tokens,
 )
@@ -145,7 +145,7 @@ def test_half_precision(case: tuple[Callable[[], nn.Module], Tensor], mode: str)
     else:
         module = module.to(dtype)
         x = x.to(dtype) if x.is_floating_point() else x
-    gradients = per_sample_gradients(copy.deepcopy(module), (x,), loss_of)
+    gradients = reference_gradients(copy.deepcopy(module), (x,), loss_of)
     expected = squares(gradients).sum(0).sqrt()
     plan = plan_for(module, float(expected.median()) * 0.8)
     result = close(module, x, plan, context)
@@ -222,7 +222,7 @@ def test_gradients_far_from_one(size: float) -> None:
     result = clipped_sums(capture, plan)
     capture.detach()
     assert isinstance(result, clip.ClipResult)
-    gradients = per_sample_gradients(module, (x,), loss_of)
+    gradients = reference_gradients(module, (x,), loss_of)
     expected = squares(gradients).sum(0).sqrt() * size
     torch.testing.assert_close(result.norms, expected, rtol=1e-4, atol=0)
     assert 0 < norm_of(result) <= B * size * 1e-3 * (1 + 1e-6)
@@ -242,7 +242,7 @@ def test_autocast_keeps_what_the_product_read(layer: str) -> None:
     assert x.grad is not None
     assert x.grad.dtype is torch.float32
     record = capture.slots[0].arrivals[0].record
-    held = record.a if isinstance(record, records.Linear) else record.x  # type: ignore[attr-defined]
+    held = record.a if isinstance(record, per_sample_gradients.LinearGradients) else record.x  # type: ignore[attr-defined]
     assert held.dtype is record.g.dtype is torch.bfloat16  # type: ignore[attr-defined]
     plain = held.detach().flatten().sort().values
     assert torch.equal(plain, x.detach().bfloat16().flatten().sort().values)
@@ -252,13 +252,18 @@ def test_operands_stay_in_16_bits_where_products_take_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, g = draw(B, 6, 5).bfloat16(), draw(B, 6, 4).bfloat16()
-    assert [t.dtype for t in records.operands(a, g)] == [torch.float32] * 2
-    monkeypatch.setattr(records, "KEPT_IN_16_BITS", {"cpu"})
-    assert [t.dtype for t in records.operands(a, g)] == [torch.bfloat16] * 2
-    assert [t.dtype for t in records.operands(a, g.half())] == [torch.float32] * 2
-    assert records.operands(a.transpose(1, 2), g)[0].is_contiguous()
-    merged = merge.merge([records.Linear(a, g), records.Linear(a.float(), g.float())])
-    assert isinstance(merged, records.Linear)
+    assert [t.dtype for t in per_sample_gradients.operands(a, g)] == [torch.float32] * 2
+    monkeypatch.setattr(per_sample_gradients, "KEPT_IN_16_BITS", {"cpu"})
+    assert [t.dtype for t in per_sample_gradients.operands(a, g)] == [torch.bfloat16] * 2
+    assert [t.dtype for t in per_sample_gradients.operands(a, g.half())] == [torch.float32] * 2
+    assert per_sample_gradients.operands(a.transpose(1, 2), g)[0].is_contiguous()
+    merged = merge.merge(
+        [
+            per_sample_gradients.LinearGradients(a, g),
+            per_sample_gradients.LinearGradients(a.float(), g.float()),
+        ]
+    )
+    assert isinstance(merged, per_sample_gradients.LinearGradients)
     assert merged.a.dtype is merged.g.dtype is torch.float32
 
 
@@ -269,14 +274,14 @@ def test_the_bound_holds_with_16_bit_operands(
 ) -> None:
     """As on a device, where the operands stay as they are."""
     seen = []
-    original = records.operands
+    original = per_sample_gradients.operands
 
     def noted(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         pair = original(x, g)
         seen.append(pair[0].dtype)
         return pair
 
-    monkeypatch.setattr(records, "KEPT_IN_16_BITS", {"cpu"})
-    monkeypatch.setattr(records, "operands", noted)
+    monkeypatch.setattr(per_sample_gradients, "KEPT_IN_16_BITS", {"cpu"})
+    monkeypatch.setattr(per_sample_gradients, "operands", noted)
     test_half_precision(MODELS[name], mode)
     assert torch.bfloat16 in seen

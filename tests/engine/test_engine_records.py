@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkern.engine.records import Circulant, Convolution, Explicit, Linear, Record
-from dpkern.engine.tables import Embedding, Tied
+from dpkern.engine.per_sample_gradients import (
+    CirculantGradients,
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+)
+from dpkern.engine.tables import EmbeddingGradients, TiedGradients
 
 B = 3
 
@@ -19,7 +25,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def conv(x: Tensor, g: Tensor, *kernel: int, **given: Any) -> Convolution:
+def conv(x: Tensor, g: Tensor, *kernel: int, **given: Any) -> ConvolutionGradients:
     axes = len(kernel)
     geometry: dict[str, Any] = {
         "stride": (1,) * axes,
@@ -27,24 +33,24 @@ def conv(x: Tensor, g: Tensor, *kernel: int, **given: Any) -> Convolution:
         "dilation": (1,) * axes,
         "groups": 1,
     }
-    return Convolution(x, g, kernel, {**geometry, **given})
+    return ConvolutionGradients(x, g, kernel, {**geometry, **given})
 
 
 IDS = torch.tensor([[0, 1, 1, 4], [2, 2, 2, 2], [3, 0, 4, 0]])
-TABLE = Embedding(IDS, draw(B, 4, 6), rows=5, padding_idx=0)
-RECORDS: dict[str, Record] = {
-    "explicit": Explicit(draw(B, 4, 5)),
-    "linear": Linear(draw(B, 1, 5), draw(B, 1, 4, seed=1)),
-    "linear over positions": Linear(draw(B, 70, 5), draw(B, 70, 4, seed=1)),
+TABLE = EmbeddingGradients(IDS, draw(B, 4, 6), rows=5, padding_idx=0)
+RECORDS: dict[str, PerSampleGradients] = {
+    "explicit": ExplicitGradients(draw(B, 4, 5)),
+    "linear": LinearGradients(draw(B, 1, 5), draw(B, 1, 4, seed=1)),
+    "linear over positions": LinearGradients(draw(B, 70, 5), draw(B, 70, 4, seed=1)),
     "convolution": conv(
         draw(B, 4, 9, 8), draw(B, 6, 5, 4, seed=1), 3, 2,
         stride=(2, 2), padding=(2, 1), dilation=(2, 3), groups=2,
     ),
     "convolution of a signal": conv(draw(B, 2, 90), draw(B, 3, 88, seed=1), 3),
-    "circulant": Circulant(draw(B, 1, 3, 4), draw(B, 1, 2, 4, seed=1)),
-    "circulant over positions": Circulant(draw(B, 9, 3, 4), draw(B, 9, 2, 4, seed=1)),
+    "circulant": CirculantGradients(draw(B, 1, 3, 4), draw(B, 1, 2, 4, seed=1)),
+    "circulant over positions": CirculantGradients(draw(B, 9, 3, 4), draw(B, 9, 2, 4, seed=1)),
     "embedding": TABLE,
-    "tied": Tied(TABLE, Linear(draw(B, 4, 6, seed=2), draw(B, 4, 5, seed=3))),
+    "tied": TiedGradients(TABLE, LinearGradients(draw(B, 4, 6, seed=2), draw(B, 4, 5, seed=3))),
 }  # fmt: skip
 
 
@@ -61,17 +67,17 @@ def wider(record: Any) -> Any:
 def test_l1_norms_are_bounded_from_above(name: str) -> None:
     record = RECORDS[name]
     exact = wider(record).per_sample().flatten(1).abs().sum(1)
-    found = record.absolute()
+    found = record.l1_norms()
     assert found.dtype is torch.float64
     assert (found >= exact).all()
     assert (found <= exact * (1 + 1e-3)).all()
-    assert torch.allclose(wider(record).absolute(), exact, rtol=1e-10)
+    assert torch.allclose(wider(record).l1_norms(), exact, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_absolute_products_are_those_of_absolute_operands(name: str) -> None:
     record = RECORDS[name]
-    terms, found = record.products()
+    terms, found = record.rounding_terms()
     positive = wider(record)
     for part in (positive, *(getattr(positive, f.name) for f in fields(positive))):
         for field in ("a", "x", "g", "grads"):
@@ -88,7 +94,7 @@ def test_products_with_a_tensor(name: str) -> None:
     exact = (wider(record).per_sample().flatten(1) @ t.double().flatten()).flatten()
     # Gradients that are written out are rounded to their dtype.
     assert torch.allclose(
-        record.inner(t), exact, rtol=0, atol=1e-6 * float(record.products()[1].max())
+        record.inner(t), exact, rtol=0, atol=1e-6 * float(record.rounding_terms()[1].max())
     )
     assert torch.allclose(wider(record).inner(t), exact, rtol=1e-9)
 
@@ -102,12 +108,12 @@ def test_parts_are_samples(name: str) -> None:
     one_by_one = [piece for _, piece in record.pieces(1 << 30)]
     assert [piece.batch for piece in one_by_one] == [1] * B
     nothing = record.part(slice(0, 0))
-    assert nothing.absolute().shape == nothing.inner(torch.ones(record.shape)).shape == (0,)
+    assert nothing.l1_norms().shape == nothing.inner(torch.ones(record.shape)).shape == (0,)
 
 
 def test_a_sample_that_is_not_finite_has_no_finite_norm() -> None:
     for name in ("linear", "linear over positions", "convolution"):
         record = wider(RECORDS[name])
         record.g[1, 0, 0] = float("inf")
-        found = record.absolute()
+        found = record.l1_norms()
         assert torch.isfinite(found).tolist() == [True, False, True]

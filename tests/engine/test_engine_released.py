@@ -15,9 +15,9 @@ from dpkern.base.errors import PrivacyError, UnsupportedModule
 from dpkern.engine.capture import Capture
 from dpkern.engine.clipping import clipped_sums, prepare
 from dpkern.ops.spectral import Band, pencil
-from dpkern.privacy.mechanisms.release import Crop, Diagonal, Open, Release
+from dpkern.privacy.mechanisms.release import DiagonalMap, PartialNoiseMap, ReleaseMap, WhitenedCrop
 from dpkern.privacy.mechanisms.site import Site
-from tests.engine.engine_oracle import cast, draw, make, per_sample_gradients, sample_losses
+from tests.engine.engine_oracle import cast, draw, make, reference_gradients, sample_losses
 from tests.engine.released_oracle import (
     MODELS,
     B,
@@ -33,7 +33,7 @@ from tests.engine.released_oracle import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def of_site(kind: str, site: Site) -> Release | None:
+def of_site(kind: str, site: Site) -> ReleaseMap | None:
     """The release of a mechanism of this kind at a site."""
     if site.kind == "other":
         return None
@@ -42,20 +42,20 @@ def of_site(kind: str, site: Site) -> Release | None:
     some, every = Band(size, "shells", 0.4), Band(size, "all")
     given: dict[str, Any] = {"site": site, "size": size}
     if kind == "spectrum":
-        return Crop(**given, norm="spectrum")
+        return WhitenedCrop(**given, norm="spectrum")
     if kind == "spectrum, printed scaling":
-        return Crop(**given, norm="spectrum", gain=0.3)
+        return WhitenedCrop(**given, norm="spectrum", gain=0.3)
     if kind in ("spectrum, filtered", "kept", "gradient, filtered", "whitened"):
         # real noise: the coordinates are no plain rotation
         made = pencil(some, site.kernel, spread, 1.0, 0.5)
         norm = {"kept": "kept", "whitened": "release"}.get(kind, kind.partition(",")[0])
-        return Crop(site=site, band=some, norm=norm, signal=made.signal, post=made.post)
+        return WhitenedCrop(site=site, band=some, norm=norm, signal=made.signal, post=made.post)
     if kind == "coordinates":
         made = pencil(every, site.kernel, spread, 1.0, 0.0)
         keep = made.lam > 1e-3
-        return Crop(site=site, signal=made.signal[keep], post=made.post[:, keep], gain=0.5)
+        return WhitenedCrop(site=site, signal=made.signal[keep], post=made.post[:, keep], gain=0.5)
     assert kind == "open"
-    return Open(**given, norm="spectrum", noise=np.ones((site.taps, 2)))
+    return PartialNoiseMap(**given, norm="spectrum", noise=np.ones((site.taps, 2)))
 
 
 KINDS = (
@@ -102,7 +102,7 @@ def test_exact_arithmetic_gets_release_coordinates(name: str, kind: str, reducti
     releases = [of_site(kind, site) for site in sites]
     plan = plan_of(model, releases, arithmetic="exact")
     found = released(model, inputs, plan, reduction=reduction)
-    grads, maps = per_sample_gradients(model, inputs), maps_of(model, inputs, sites)
+    grads, maps = reference_gradients(model, inputs), maps_of(model, inputs, sites)
     for mine, release, g, m, block in zip(found, releases, grads, maps, plan.blocks, strict=True):
         _, summed = expected(release, g, m)
         wanted = summed if release is None else release.forward(summed)
@@ -170,14 +170,14 @@ def test_a_release_may_not_change_between_backward_and_step() -> None:
 def test_l1_bounds_speak_of_release_coordinates_or_are_refused() -> None:
     model, inputs, sites = surveyed("strided, grouped, dilated")
     model, inputs = model.double(), cast(inputs, torch.float64)
-    grads = per_sample_gradients(model, inputs)
+    grads = reference_gradients(model, inputs)
     scales = [0.5 + draw(*g.shape[1:]).double().abs() for g in grads]
-    found = released(model, inputs, plan_of(model, [Diagonal(scale=s) for s in scales], p=1))
+    found = released(model, inputs, plan_of(model, [DiagonalMap(scale=s) for s in scales], p=1))
     pairs = zip(grads, scales, strict=True)
     wanted = torch.stack([(g / s).abs().flatten(1).sum(1) for g, s in pairs]).sum(0)
     assert (found.norms - wanted).abs().max() <= 1e-10 * wanted.max()
 
-    centred = [Diagonal(centre=s) for s in scales]
+    centred = [DiagonalMap(centre=s) for s in scales]
     for releases in ([of_site("spectrum", site) for site in sites], centred):
         with pytest.raises(UnsupportedModule, match="L1"):
             released(model, inputs, plan_of(model, releases, p=1))

@@ -10,15 +10,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkern.engine.records import Convolution, Explicit, Linear, Record
-from dpkern.engine.released import Scaled
+from dpkern.engine.clip_norms import ScaledNormed
+from dpkern.engine.per_sample_gradients import (
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+)
 from dpkern.engine.scaled import scaled_square
 from dpkern.nn import BlockCirculantLinear
 from dpkern.ops import clip
 from dpkern.privacy.mechanisms.plan import Importance
-from dpkern.privacy.mechanisms.release import Diagonal
+from dpkern.privacy.mechanisms.release import DiagonalMap
 from dpkern.privacy.mechanisms.site import Site
-from tests.engine.engine_oracle import Op, cast, draw, make, per_sample_gradients
+from tests.engine.engine_oracle import Op, cast, draw, make, reference_gradients
 from tests.engine.released_oracle import B, compare, lenet, plan_of, released, strided
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,10 +49,10 @@ class Mixed(nn.Module):
 TOKENS = torch.tensor([[0, 1, 1, 2], [3, 3, 3, 3], [4, 5, 6, 0], [2, 2, 1, 0], [6, 1, 6, 1]])
 
 
-def diagonal(shape: Sequence[int], number: int, *parts: str, norm: str = "release") -> Diagonal:
+def diagonal(shape: Sequence[int], number: int, *parts: str, norm: str = "release") -> DiagonalMap:
     scale = draw(*shape, seed=number).abs() + 0.2 if "scale" in parts else None
     centre = 0.3 * draw(*shape, seed=number + 50) if "centre" in parts else None
-    return Diagonal(scale=scale, centre=centre, restore="scale" in parts, norm=norm)
+    return DiagonalMap(scale=scale, centre=centre, restore="scale" in parts, norm=norm)
 
 
 DIAGONALS = [
@@ -72,9 +77,7 @@ def test_scaled_and_centred_gradients(parts: tuple[str, ...], norm: str, reducti
             )  # fmt: skip
     model = model.double()
     found = released(model, [TOKENS], plan_of(model, releases, arithmetic="exact"))
-    for mine, release, g in zip(
-        found, releases, per_sample_gradients(model, [TOKENS]), strict=True
-    ):
+    for mine, release, g in zip(found, releases, reference_gradients(model, [TOKENS]), strict=True):
         wanted = release.forward(g if release.centre is None else g - release.centre)
         assert (mine - wanted).abs().max() <= 1e-10 * wanted.abs().max()
 
@@ -89,7 +92,7 @@ def test_clipping_by_the_l1_norm(per_layer: bool) -> None:
                          w=(5, 4))), [draw(B, 4)]),
     ):  # fmt: skip
         model = model.double()
-        grads = per_sample_gradients(model, inputs)
+        grads = reference_gradients(model, inputs)
         each = torch.stack([g.flatten(1).abs().sum(1) for g in grads])
         totals = each if per_layer else each.sum(0, keepdim=True)
         bound = float(totals.median())
@@ -112,7 +115,7 @@ def test_raw_sums_stand_beside_the_clipped_ones() -> None:
     importance = Importance(bound=1.0, sd=1.0)
     plan = plan_of(model, releases, bound=0.1, importance=importance)
     result = released(model, [TOKENS], plan, reduction="mean")
-    for raw, g in zip(result.raw, per_sample_gradients(model, [TOKENS]), strict=True):
+    for raw, g in zip(result.raw, reference_gradients(model, [TOKENS]), strict=True):
         assert torch.allclose(raw, g.sum(0), atol=1e-12)
     assert released(model, [TOKENS], plan_of(model, releases)).raw is None
 
@@ -120,12 +123,12 @@ def test_raw_sums_stand_beside_the_clipped_ones() -> None:
 # norms alone
 
 
-def convolution(positions: int, seed: int = 0) -> Convolution:
+def convolution(positions: int, seed: int = 0) -> ConvolutionGradients:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(3, 2, positions + 1, generator=generator)
     g = torch.randn(3, 4, positions, generator=generator)
     geometry = {"stride": (1,), "padding": (0,), "dilation": (1,), "groups": 1}
-    return Convolution(x, g, (2,), geometry)
+    return ConvolutionGradients(x, g, (2,), geometry)
 
 
 def exact_square(grads: Tensor, scale: Tensor, centre: Tensor | None) -> list[Fraction]:
@@ -143,7 +146,7 @@ def exact_square(grads: Tensor, scale: Tensor, centre: Tensor | None) -> list[Fr
     ]
 
 
-def exact_gradients(record: Convolution) -> list[list[Fraction]]:
+def exact_gradients(record: ConvolutionGradients) -> list[list[Fraction]]:
     """Entry by entry, samples outermost, in the order of the shape."""
     x, g = record.x.tolist(), record.g.tolist()
     outs, ins, width = record.shape
@@ -158,8 +161,8 @@ def exact_gradients(record: Convolution) -> list[list[Fraction]]:
     ]
 
 
-def scaled(record: Record, scale: Tensor, centre: Tensor | None = None) -> Tensor:
-    return Scaled(record, Diagonal(scale=scale, centre=centre)).square()
+def scaled(record: PerSampleGradients, scale: Tensor, centre: Tensor | None = None) -> Tensor:
+    return ScaledNormed(record, DiagonalMap(scale=scale, centre=centre)).squared_norms()
 
 
 @pytest.mark.parametrize("centred", [False, True])
@@ -173,7 +176,7 @@ def test_kept_gradients_are_normed_from_above_as_they_are(centred: bool) -> None
         near = grads[0].double() * (1 + 2.0**-23 * torch.randn(5, 4, generator=generator).double())
         centre = near if centred else None
         scale = torch.rand(5, 4, generator=generator).double() + 2.0 ** -(trial % 7)
-        got = scaled(Explicit(grads), scale, centre)
+        got = scaled(ExplicitGradients(grads), scale, centre)
         want = exact_square(grads, scale, centre)
         assert all(Fraction(a) >= b for a, b in zip(got.tolist(), want, strict=True))
         size = 1 if centre is None else float((centre / scale).norm())
@@ -207,24 +210,27 @@ def test_sums_that_cancel_are_not_under_reported(centred: bool) -> None:
 
 
 def test_kept_and_unkept_gradients_have_nearly_the_same_norm() -> None:
-    for record in (convolution(9), Linear(torch.randn(3, 6, 4), torch.randn(3, 6, 5))):
+    for record in (convolution(9), LinearGradients(torch.randn(3, 6, 4), torch.randn(3, 6, 5))):
         scale = 0.1 + torch.rand(record.shape, dtype=torch.float64)
         for centre in (None, torch.randn(record.shape, dtype=torch.float64)):
-            kept, written = scaled(record.kept(), scale, centre), scaled(record, scale, centre)
+            kept, written = (
+                scaled(record.materialize(), scale, centre),
+                scaled(record, scale, centre),
+            )
             assert ((kept / written - 1).abs() < 1e-5).all()
 
 
 def test_a_scale_beyond_the_gradients_range_hides_nothing() -> None:
     grads = torch.full((1, 2), 1e38)
     each = torch.tensor([1e-39, 1.0], dtype=torch.float64)
-    assert not scaled_square(Explicit(grads), each, None).isfinite().any()
-    assert scaled_square(Explicit(grads.double()), each, None).isfinite().all()
+    assert not scaled_square(ExplicitGradients(grads), each, None).isfinite().any()
+    assert scaled_square(ExplicitGradients(grads.double()), each, None).isfinite().all()
 
 
 def test_a_bad_sample_stays_alone() -> None:
     grads = torch.ones(3, 4)
     grads[1, 2] = math.nan
-    found = scaled(Explicit(grads), torch.ones(4, dtype=torch.float64))
+    found = scaled(ExplicitGradients(grads), torch.ones(4, dtype=torch.float64))
     assert found.isfinite().tolist() == [True, False, True]
-    empty = scaled(Explicit(grads[:0]), torch.ones(4, dtype=torch.float64))
+    empty = scaled(ExplicitGradients(grads[:0]), torch.ones(4, dtype=torch.float64))
     assert empty.shape == (0,)

@@ -58,7 +58,7 @@ def train(mechanism: Mechanism, *, parts: int = 1, steps: int = 2, **changes: An
             for name, value in changes.items():
                 setattr(optimizer, name, value)
         for i, x in enumerate(X.chunk(parts)):
-            engine.adapter.hand_out(len(x), first=i == 0, final=i == parts - 1)
+            engine.adapter.begin_batch(len(x), first=i == 0, final=i == parts - 1)
             sample_losses(model(x)).mean().backward()
             optimizer.step()
     return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -15,7 +15,11 @@ RIGHT = [loop for loop in LOOPS if loop.expected == "right"]
 REFUSED = [loop for loop in LOOPS if isinstance(loop.expected, Refused)]
 FAMILIES = [table.family for table in TABLES]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # Torch's word on models that branch on their activations.
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True"),
+]
 
 
 def name_of(loop: Loop) -> str:

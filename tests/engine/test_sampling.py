@@ -17,10 +17,10 @@ from dpkern.base.errors import DPKernError, InvalidInput
 from dpkern.base.rng import Key, Purpose
 from dpkern.engine import sampling
 from dpkern.engine.sampling import (
-    Batches,
-    FixedSizeBatches,
-    PoissonBatches,
-    ShuffledBatches,
+    FixedSizeSampler,
+    PoissonSampler,
+    PrivateBatchSampler,
+    ShuffledSampler,
     make_batches,
 )
 from dpkern.ops.noise import keystream
@@ -34,8 +34,8 @@ def seeded(seed: int = 1) -> Key:
     return Key.from_unsafe_seed(seed)
 
 
-def poisson(rate: float, *, n: int = 1000, steps: int = 10, seed: int = 1) -> PoissonBatches:
-    return PoissonBatches(dataset_size=n, sample_rate=rate, steps=steps, key=seeded(seed))
+def poisson(rate: float, *, n: int = 1000, steps: int = 10, seed: int = 1) -> PoissonSampler:
+    return PoissonSampler(dataset_size=n, sample_rate=rate, steps=steps, key=seeded(seed))
 
 
 def uniformity(observed: torch.Tensor, draws: int, rate: float, *, fixed: bool = False) -> float:
@@ -100,7 +100,7 @@ def test_full_batches_are_uniform(sampler: str) -> None:
 
 def test_fixed_subsets_are_equally_likely() -> None:
     n, size, steps = 5, 2, 5000
-    batches = FixedSizeBatches(dataset_size=n, batch_size=size, steps=steps, key=seeded())
+    batches = FixedSizeSampler(dataset_size=n, batch_size=size, steps=steps, key=seeded())
     subsets = [tuple(batch.tolist()) for batch in batches]
     assert all(first < second for first, second in subsets)
     tally = torch.tensor([float(subsets.count(subset)) for subset in sorted(set(subsets))])
@@ -110,7 +110,7 @@ def test_fixed_subsets_are_equally_likely() -> None:
 
 
 def test_permutations_are_equally_likely() -> None:
-    batches = ShuffledBatches(dataset_size=4, batch_size=2, steps=10_000, key=seeded())
+    batches = ShuffledSampler(dataset_size=4, batch_size=2, steps=10_000, key=seeded())
     halves = list(batches)
     orders = [
         (*first.tolist(), *second.tolist())
@@ -147,7 +147,7 @@ def test_words_are_compared_as_unsigned(
 
 def test_mask_comes_from_the_sampling_keystream() -> None:
     n, rate, key = 100, 0.25, seeded(9)
-    batches = PoissonBatches(dataset_size=n, sample_rate=rate, steps=3, key=key)
+    batches = PoissonSampler(dataset_size=n, sample_rate=rate, steps=3, key=key)
     for step, batch in enumerate(batches):
         stream = key.stream(Purpose.SAMPLING, step)
         words = [w & 0xFFFFFFFF for w in keystream(stream, first_block=0, blocks=13).tolist()]
@@ -198,7 +198,7 @@ def test_edges_of_poisson() -> None:
 
 
 def test_shuffled_epochs_drop_the_rest() -> None:
-    batches = ShuffledBatches(dataset_size=10, batch_size=3, steps=6, key=seeded())
+    batches = ShuffledSampler(dataset_size=10, batch_size=3, steps=6, key=seeded())
     assert batches.steps_per_epoch == 3
     drawn = list(batches)
     first, second = torch.cat(drawn[:3]), torch.cat(drawn[3:])
@@ -220,7 +220,7 @@ def test_what_accounting_reads(sampler: str, rate: float, expected: float) -> No
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_seeded_resume_is_identical(sampler: str) -> None:
-    def fresh() -> Batches:
+    def fresh() -> PrivateBatchSampler:
         return make_batches(sampler, dataset_size=50, batch_size=8, steps=20, key=seeded(4))
 
     whole = [batch.tolist() for batch in fresh()]
@@ -233,7 +233,7 @@ def test_seeded_resume_is_identical(sampler: str) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_unseeded_samplers_differ_and_resume_from_a_fresh_key(sampler: str) -> None:
-    def fresh() -> Batches:
+    def fresh() -> PrivateBatchSampler:
         return make_batches(sampler, dataset_size=200, batch_size=50, steps=4)
 
     one, other = fresh(), fresh()
@@ -253,15 +253,15 @@ BAD: list[tuple[str, Callable[[], Any], str]] = [
     ("steps beyond the nonce", lambda: poisson(0.1, steps=2**32 + 1), "steps"),
     (
         "no key",
-        lambda: PoissonBatches(dataset_size=3, sample_rate=0.1, steps=1, key=b"0" * 32),  # type: ignore[arg-type]
+        lambda: PoissonSampler(dataset_size=3, sample_rate=0.1, steps=1, key=b"0" * 32),  # type: ignore[arg-type]
         "key",
     ),
     (
         "batch above dataset",
-        lambda: FixedSizeBatches(dataset_size=3, batch_size=4, steps=1),
+        lambda: FixedSizeSampler(dataset_size=3, batch_size=4, steps=1),
         "batch_size",
     ),
-    ("batch 0", lambda: ShuffledBatches(dataset_size=3, batch_size=0, steps=1), "batch_size"),
+    ("batch 0", lambda: ShuffledSampler(dataset_size=3, batch_size=0, steps=1), "batch_size"),
     (
         "unknown sampling",
         lambda: make_batches("uniform", dataset_size=3, batch_size=1, steps=1),

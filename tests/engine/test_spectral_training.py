@@ -15,7 +15,7 @@ import dpkern
 from dpkern.base.errors import InvalidInput
 from dpkern.nn import BlockCirculantLinear
 from dpkern.ops.spectral import Band, literal
-from dpkern.privacy.mechanisms import DPSGD, Crop, GReDP, Open, Site, SpectralDP
+from dpkern.privacy.mechanisms import DPSGD, GReDP, PartialNoiseMap, Site, SpectralDP, WhitenedCrop
 from dpkern.privacy.mechanisms._spectral_plan import SpectralMechanism
 from tests.engine.engine_run import Run
 
@@ -78,7 +78,7 @@ class Layer:
                 # The clipped kernel on an empty grid, filtered and cropped.
                 low = self.release.back(self.release.forward(gradient))
         else:
-            assert isinstance(self.release, Crop)
+            assert isinstance(self.release, WhitenedCrop)
             # Norm of the released coordinates; ``low`` is what they are led back to.
             given = gradient if site.kind == "circulant" else low
             clipped = self.release.forward(given).square().sum()
@@ -264,7 +264,7 @@ def test_trains_with_noise_and_reports(mechanism: SpectralMechanism) -> None:
     assert bool(torch.isfinite(run.values()).all())
     assert not torch.equal(before, run.values())
     plan = mechanism.plan([site.shape for site in SITES])
-    opened = any(isinstance(block.release, Open) for block in plan.blocks)
+    opened = any(isinstance(block.release, PartialNoiseMap) for block in plan.blocks)
     assert run.engine.get_epsilon(1e-5) > 0
     assert (run.engine.get_epsilon(1e-5) == float("inf")) == (opened or not plan.private)
 
@@ -281,5 +281,5 @@ def test_survey_sees_what_is_filtered() -> None:
     kinds = ["conv", "other", "conv", "other", "circulant", "other", "other", "other"]
     assert [site.kind for site in SITES] == kinds
     plan = CASES["whitened"].plan([site.shape for site in SITES])
-    bands = [b.release.band for b in plan.blocks if isinstance(b.release, Crop)]
+    bands = [b.release.band for b in plan.blocks if isinstance(b.release, WhitenedCrop)]
     assert bands == [Band((10, 10), "shells", 0.5), Band((8, 8), "shells", 0.5), None]

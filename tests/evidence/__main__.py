@@ -51,7 +51,7 @@ def processor() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the results depend on."""
+    """Return what the results depend on."""
     return {
         "dpkern": dpkern.__version__,
         "python": platform.python_version(),

@@ -31,7 +31,7 @@ from tests.evidence.__main__ import machine, plain
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FIRST_SEED = 1000
 CONTROL_RUNS = 4_000
-"""Of each control audit at most: the chance of a false alarm is bounded for every number."""
+"""Maximum of runs of a control audit; the chance of a false alarm is bounded for every number."""
 SLOWEST = 5.0
 POWER_RUNS, POWER_AUDITS = (2_000, 5_000), 60
 TIGHT = {10**5: 0.95, 10**6: 0.98}

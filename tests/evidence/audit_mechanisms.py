@@ -20,7 +20,7 @@ from dpkern.audit.subject import Pair, Subject
 from dpkern.audit.subjects import catalogue
 from dpkern.audit.subjects.backend import here
 from dpkern.audit.subjects.kernel import OPS, NoiseKernel
-from dpkern.audit.subjects.local import Coefficients, Record, Response
+from dpkern.audit.subjects.local import CoefficientSubject, ReleasedRecordSubject, Response
 from dpkern.audit.subjects.peer import Peer
 from dpkern.audit.subjects.step import PrivateStep
 from dpkern.privacy.mechanisms import DPSGD, LaplaceSGD
@@ -49,13 +49,13 @@ CONTRADICTED = (
     "adlm",
     "ilm",
 )
-"""Whose printed claim is false and seen to be with so few runs."""
+"""Mechanisms with a printed claim that is false and seen to be so with so few runs."""
 
 STATISTICAL = ("covariance", "canary", "likelihood")
 
 
 def line(found: Findings, *, contradicted: bool = False) -> dict[str, Any]:
-    """What is kept of an audit."""
+    """Return the facts of an audit that are kept."""
     mu = found.certified.mu
     return {
         "claimed": found.claimed.text,
@@ -158,7 +158,7 @@ def _named(subject: Subject, more: str = "") -> tuple[str, dict[str, Any]]:
 
 
 def _of(subject: Subject, steps: int = STEPS) -> Findings:
-    quick = isinstance(subject, (Coefficients, Record, Response))
+    quick = isinstance(subject, (CoefficientSubject, ReleasedRecordSubject, Response))
     return run_audit(
         subject,
         runs=ROWS["cpu"] if quick else steps,
@@ -169,7 +169,7 @@ def _of(subject: Subject, steps: int = STEPS) -> Findings:
 
 
 def tightness(n: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """How much of the certified mu is shown, at a tenth of n and at n runs."""
+    """Return the share of the certified mu that is shown, at a tenth of n and at n runs."""
     for runs in (n // 10, n):
         for op in OPS:
             for dtype in (torch.int32, torch.float32):

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from dpkern.audit.auditing import run as audit
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.findings import Findings
 from dpkern.audit.subjects.model import ModelStep
 from dpkern.engine.demo import models
@@ -34,7 +34,7 @@ OUT = RESULTS.with_name("audit-models.json")
 RUNS = 10_000
 ROWS = {"lenet5": (28, 28), "transformer": (8, 8)}
 CLIPPINGS = ("flat", "per_layer")
-TOO_SMALL = Gaussian(0.8)
+TOO_SMALL = GaussianDP(0.8)
 CASES = [(name, clip) for name in ROWS for clip in CLIPPINGS]
 LAYERS = ("covariance", "canary", "sensitivity")
 
@@ -70,7 +70,7 @@ def one(name: str, clipping: str, arithmetic: str, runs: int, workers: int) -> d
     layers = len(made.mechanism.plan([p.shape for p in made.module.parameters()]).groups)
     caught = {"mu 0.8": bool(found.against(TOO_SMALL))}
     if layers > 1:
-        caught["one layer alone"] = bool(found.against(Gaussian(1 / math.sqrt(layers))))
+        caught["one layer alone"] = bool(found.against(GaussianDP(1 / math.sqrt(layers))))
     return {
         "parameters": sum(p.numel() for p in made.module.parameters()),
         "groups": layers,

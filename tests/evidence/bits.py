@@ -23,7 +23,7 @@ from dpkern.ops import noise, testing, update
 PIECE = 1 << 20
 PURPOSES = {"gaussian": Purpose.NOISE, "laplace": Purpose.LAPLACE}
 FAR = (2**32 // 48 * 512, 2**33 // 48 * 512, 2**62 - PIECE)
-"""Where the counter's low word overflows inside a tile, and the end of all positions."""
+"""The tile in which the counter's low word overflows, and the end of all positions."""
 SGD_RULES: tuple[update.Rule, ...] = (
     update.SGD(lr=0.1),
     update.SGD(lr=0.1, momentum=0.9, dampening=0.1, weight_decay=1e-3),

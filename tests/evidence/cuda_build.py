@@ -43,7 +43,7 @@ def compiled() -> dict[str, Any]:
 
 
 def compiled_at_run_time() -> list[str]:
-    """What the run-time compiler says against the sources."""
+    """Return what the run-time compiler says against the sources."""
     folder = _cupy_sources.sources()
     said = []
     for arch in gate.ARCHS:

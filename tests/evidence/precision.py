@@ -41,7 +41,7 @@ SCALES = (1.1, 1.0, 3e-9, 4.7e-30, 2.0**20, 7.3e12, 1e30)
 
 
 def off_lattice(released: Floats, scale: float) -> int:
-    """How many values are not ``fl(y g)`` for an integer y, with ``g = scale / 64``."""
+    """Count the values that are not ``fl(y g)`` for an integer y, with ``g = scale / 64``."""
     kind = released.dtype.type
     cell = kind(scale / SCALE_CELLS)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -94,7 +94,7 @@ def lattice_figures(n: int, seed: int, backend: str | None = None) -> dict[str, 
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each (window, lowest set bit) occurred."""
+    """Counts of each (window, lowest set bit)."""
 
     table: npt.NDArray[np.int64]
 

@@ -1,4 +1,4 @@
-"""What one record can do to a clipped sum, on records made to break it.
+"""One record's effect on a clipped sum, with records made to break it.
 
 *Exact tier*: the contribution of a record is what the sum is with it alone, in integers. Its norm,
 in exact arithmetic, is at most C, and the sum of a batch minus the sum without the record equals
@@ -217,7 +217,7 @@ def relative_norm(term: torch.Tensor, p: int, bound: float) -> float:
 
 @dataclass
 class Tally:
-    """What the checks saw."""
+    """The observations of the checks."""
 
     records: int = 0
     dropped: int = 0
@@ -368,7 +368,7 @@ def naive_clip(row: torch.Tensor, bound: float) -> torch.Tensor:
 
 
 def naive_over(n: int, seed: int = 0) -> dict[str, Any]:
-    """How often, and how far, naive terms exceed C by the float tier's own check."""
+    """Count how often, and how far, naive terms exceed C by the float tier's own check."""
     g = torch.Generator().manual_seed(seed)
     over, largest = 0, 0.0
     for _ in range(n):

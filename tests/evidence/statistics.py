@@ -285,7 +285,7 @@ def generator(name: str, seed: int = 0) -> Fill:
 
 
 def released_mismatches(name: str, count: int, seed: int = 0) -> int:
-    """How many of ``count`` sums ``add_noise`` releases as anything but floor((v + X) / 2^14)."""
+    """Count the sums that ``add_noise`` releases as anything but floor((v + X) / 2^14)."""
     import torch
 
     from dpkern.base.rng import Key, Purpose

@@ -24,6 +24,7 @@ std::int64_t test_symbols();
 std::int64_t test_counted();
 std::int64_t test_project();
 std::int64_t test_ghost_conv();
+std::int64_t test_recurrent();
 std::int64_t test_spectral();
 std::int64_t test_emulator();
 

@@ -215,6 +215,37 @@ void compare_sum(const Problem<T>& problem, int threads, const std::string& wher
     check(std::fabs(static_cast<double>(total.data()[i]) - want) <= unit * roundings * size,
           where + ": sum entry " + std::to_string(i));
   }
+  for (T& factor : factors) factor *= T{1 << 13};
+  Shifted<T> many(factors, 3);
+  Shifted<std::int32_t> whole(std::vector<std::int32_t>(entries, 7), 1);
+  cpu::ConvIntegerSum<T> integers{};
+  integers.x = from.data(), integers.g = g.data(), integers.factors = many.data();
+  integers.out = whole.data(), integers.plan = p;
+  cpu::conv_integer_sum(integers, threads);
+  for (std::size_t i = 0; i < entries; ++i) {
+    double want = 7, size = 1;
+    for (std::size_t b = 0; b < factors.size(); ++b) {
+      want += static_cast<double>(factors[b]) * problem.gradients[b * entries + i];
+      size += static_cast<double>(factors[b]) * problem.sizes[b * entries + i];
+    }
+    // One more or less of each sample, where a rounding crosses an integer.
+    const double off = std::fabs(static_cast<double>(whole.data()[i]) - want);
+    check(off <= static_cast<double>(p.batch) + unit * roundings * size,
+          where + ": integer " + std::to_string(i));
+  }
+  Shifted<T> clean(problem.x, 1);
+  Shifted<double> errors(std::vector<double>(static_cast<std::size_t>(p.batch)), 1);
+  cpu::ConvSumError<T> error{};
+  error.x = clean.data(), error.g = g.data(), error.plan = p, error.errors = errors.data();
+  cpu::conv_sum_error(error, threads);
+  for (std::size_t b = 0; b < factors.size(); ++b) {
+    double sizes = 0;  // of the sums of absolute products, which the bound is a multiple of
+    for (std::size_t i = 0; i < entries; ++i) {
+      sizes += problem.sizes[b * entries + i] * problem.sizes[b * entries + i];
+    }
+    const double least = static_cast<double>(p.output.height * p.output.width) * unit;
+    check(errors.data()[b] >= least * std::sqrt(sizes), where + ": error");
+  }
 }
 
 std::vector<Shape> shapes() {

@@ -20,6 +20,7 @@ using Size = std::int64_t;
 
 template <class F>
 constexpr double kRounding = std::is_same_v<F, float> ? 2e-5 : 1e-13;
+constexpr int kMany = 1 << 12;
 template <class F>
 constexpr double kExcess = std::is_same_v<F, float> ? 1e-4 : 1e-10;
 
@@ -42,6 +43,29 @@ void check_near(const std::vector<F>& got, const std::vector<double>& want,
     const double off = std::fabs(static_cast<double>(got[i]) - want[i]);
     check(off <= kRounding<F> * (1 + sizes[i]), what + ": element " + std::to_string(i));
   }
+}
+
+// Factors that lead to integers of some thousands.
+template <class F>
+std::vector<F> many(std::vector<F> factors) {
+  for (F& factor : factors) factor *= kMany;
+  return factors;
+}
+
+// Sums of integers: of each sample's term one more or less where a rounding crosses an integer.
+template <class F>
+void check_whole(const std::vector<std::int32_t>& got, const std::vector<double>& want,
+                 const std::vector<double>& sizes, Size batch, const std::string& what) {
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double off = std::fabs(static_cast<double>(got[i]) - 7 - kMany * want[i]);
+    const double rounding = kRounding<F> * kMany * sizes[i];
+    check(off <= static_cast<double>(batch) + rounding, what + ": element " + std::to_string(i));
+  }
+}
+
+template <class F>
+void append(const std::vector<std::int32_t>& integers, std::vector<F>& outputs) {
+  for (const std::int32_t x : integers) outputs.push_back(static_cast<F>(x));
 }
 
 // At least the true square, and hardly above it.
@@ -129,6 +153,36 @@ Size test_linear(const cpu::LinearShape& shape) {
     for (const auto& part : {total.values(), contracted.values()}) {
       outputs.insert(outputs.end(), part.begin(), part.end());
     }
+    Shifted<F> wide_weights(many(factors), 3);
+    std::vector<double> terms(sum);
+    for (double& term : terms) term -= 5;
+    for (const auto rounding : {cpu::LinearRounding::kTruncate, cpu::LinearRounding::kNearest}) {
+      if (rounding == cpu::LinearRounding::kNearest && shape.positions != 1) continue;
+      Shifted<std::int32_t> whole(std::vector<std::int32_t>(sum.size(), 7), 1);
+      cpu::linear_integer_sum<F>({x.data(), y.data(), wide_weights.data(), whole.data(), rounding,
+                                  shape.batch, shape.positions, shape.inputs, shape.outputs},
+                                 threads);
+      check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": integers");
+      append(whole.values(), outputs);
+    }
+    Shifted<std::int32_t> whole(std::vector<std::int32_t>(sum.size(), 7), 1);
+    cpu::explicit_integer_sum<F>(
+        {{kept.data()}, wide_weights.data(), {whole.data()}, shape.batch, {entries}}, threads);
+    check_whole<F>(whole.values(), terms, sum_sizes, shape.batch, where + ": explicit integers");
+    append(whole.values(), outputs);
+    Shifted<double> errors(std::vector<double>(index_of(shape.batch)), 1);
+    cpu::linear_sum_error<F>({x.data(), y.data(), errors.data(), shape.batch, shape.positions,
+                              shape.inputs, shape.outputs},
+                             threads);
+    for (Size b = 0; b < shape.batch; ++b) {
+      double off = 0;
+      for (Size i = 0; i < entries; ++i) {
+        const std::size_t at = index_of(b * entries + i);
+        const double one = static_cast<double>(kept.data()[at]) - grads[at];
+        off += one * one;
+      }
+      check(errors.data()[b] >= std::sqrt(off), where + ": error");
+    }
     return outputs;
   });
 }
@@ -190,7 +244,36 @@ Size test_embedding(const cpu::EmbeddingShape& shape) {
                            shape.batch, shape.positions, shape.columns, kRows},
                           threads);
     check_near(out.values(), sum, sizes, where + ": sum");
-    return out.values();
+    std::vector<F> everything = out.values();
+    Shifted<F> wide_weights(many(factors), 1);
+    Shifted<std::int32_t> whole(std::vector<std::int32_t>(sum.size(), 7), 1);
+    cpu::embedding_integer_sum<F>({places.data(), values.data(), wide_weights.data(), whole.data(),
+                                   padding, shape.batch, shape.positions, shape.columns, kRows},
+                                  threads);
+    check_whole<F>(whole.values(), sum, sizes, shape.batch, where + ": integers");
+    append(whole.values(), everything);
+    // The table's rows and an output layer on the same weight, truncated together.
+    std::vector<double> both = sum, both_sizes = sizes;
+    for (Size b = 0; b < shape.batch; ++b) {
+      for (Size t = b * kPlaces; t < (b + 1) * kPlaces; ++t) {
+        for (Size i = 0; i < kRows * shape.columns; ++i) {
+          const double term =
+              static_cast<double>(factors[index_of(b)]) *
+              static_cast<double>(y[index_of(t * kRows + i / shape.columns)]) *
+              static_cast<double>(a[index_of(t * shape.columns + i % shape.columns)]);
+          both[index_of(i)] += term;
+          both_sizes[index_of(i)] += std::fabs(term);
+        }
+      }
+    }
+    Shifted<std::int32_t> tied(std::vector<std::int32_t>(sum.size(), 7), 1);
+    cpu::tied_integer_sum<F>(
+        {places.data(), values.data(), inputs.data(), outputs.data(), wide_weights.data(),
+         tied.data(), padding, shape.batch, shape.positions, shape.columns, kPlaces, kRows},
+        threads);
+    check_whole<F>(tied.values(), both, both_sizes, shape.batch, where + ": tied integers");
+    append(tied.values(), everything);
+    return everything;
   });
 }
 

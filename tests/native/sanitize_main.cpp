@@ -18,6 +18,7 @@ int main() {
   std::printf("update %lld cases\n", static_cast<long long>(test::test_update()));
   std::printf("project %lld cases\n", static_cast<long long>(test::test_project()));
   std::printf("symbols %lld cases\n", static_cast<long long>(test::test_symbols()));
+  std::printf("recurrent %lld cases\n", static_cast<long long>(test::test_recurrent()));
   std::printf("counted %lld cases\n", static_cast<long long>(test::test_counted()));
   std::printf("ghost  %lld cases (dense)\n", static_cast<long long>(test::test_ghost_dense()));
   std::printf("ghost  %lld cases (convolutions)\n",

@@ -15,10 +15,10 @@ from dpkern.base.rng import Key, Purpose
 from dpkern.nn import polynomial
 from dpkern.nn.normalise import BoundedResponseNorm
 from dpkern.objective import adlm_loss
-from dpkern.objective.adlm import AdlmTraining, Schedule, monte_carlo
+from dpkern.objective.adlm import AdlmSchedule, AdlmTraining, monte_carlo
 from dpkern.objective.adlm_networks import ARCHITECTURES, build, first_layer, setting
 from dpkern.objective.adlm_norm import bounded_response_norm
-from dpkern.objective.adlm_release import Released, release
+from dpkern.objective.adlm_release import ReleasedDataset, release
 from dpkern.objective.adlm_stack import Stack
 from dpkern.privacy.mechanisms import ILM, AdLM
 from dpkern.privacy.theory.adlm import CIFAR10, MNIST
@@ -34,13 +34,13 @@ def networks(architecture: str, seeds: range) -> list[nn.Sequential]:
     return [build(architecture, DATA.row_shape, CLASSES, seed=seed) for seed in seeds]
 
 
-def clean(architecture: str) -> Released:
+def clean(architecture: str) -> ReleasedDataset:
     network = networks(architecture, range(1))[0]
     sizes = setting(network, DATA.row_shape, records=len(DATA.x), batch=BATCH)
     return release(ILM(epsilon=math.inf, setting=sizes), DATA, Key.from_unsafe_seed(0))
 
 
-def wide(released: Released) -> Released:
+def wide(released: ReleasedDataset) -> ReleasedDataset:
     """In float64, where rounding leaves no doubt."""
     assert released.targets is not None
     return replace(released, inputs=released.inputs.double(), targets=released.targets.double())
@@ -72,7 +72,7 @@ def one_by_one(
 def test_v40_without_noise_it_is_the_plain_trainer(architecture: str, loss: str) -> None:
     released = wide(clean(architecture))
     runs = range(3)
-    schedule = Schedule(lr=0.5, epochs=2, loss=loss)
+    schedule = AdlmSchedule(lr=0.5, epochs=2, loss=loss)
     training = AdlmTraining(
         DATA,
         [released] * 3,
@@ -106,7 +106,7 @@ def test_coefficients_without_noise_are_the_targets_loss() -> None:
             DATA,
             [each] * 2,
             networks("dense", range(2)),
-            Schedule(lr=0.5, epochs=1),
+            AdlmSchedule(lr=0.5, epochs=1),
             seeds=[0, 1],
             keys=[Key.from_unsafe_seed(0)] * 2,
         )
@@ -164,9 +164,9 @@ def test_a_diverged_run_stops_and_the_others_go_on() -> None:
     assert released.targets is not None
     good = polynomial.label_coefficients(released.targets)
     # Noise can turn the curvature around: then the loss has no lower bound.
-    bad = polynomial.Coefficients(good.constant, good.linear, -good.quadratic)
+    bad = polynomial.PowerCoefficients(good.constant, good.linear, -good.quadratic)
     both = [replace(released, targets=None, coefficients=made) for made in (good, bad)]
-    schedule = Schedule(lr=2.0, epochs=30, evaluate_every=30)
+    schedule = AdlmSchedule(lr=2.0, epochs=30, evaluate_every=30)
     pair = AdlmTraining(DATA, both, networks("dense", range(2)), schedule, seeds=[0, 1])
     alone = AdlmTraining(DATA, both[:1], networks("dense", range(1)), schedule, seeds=[0])
     outcome = pair.run()
@@ -187,7 +187,7 @@ def test_a_diverged_run_stops_and_the_others_go_on() -> None:
 def test_resumed_runs_are_the_same() -> None:
     sizes = clean("digits").mechanism.setting
     mechanism = ILM(epsilon=50.0, setting=sizes)
-    schedule = Schedule(lr=0.3, epochs=3)
+    schedule = AdlmSchedule(lr=0.3, epochs=3)
     whole = monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 1])
     expected = whole.run()
     first = monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 1])
@@ -220,13 +220,13 @@ def test_every_visit_has_streams_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     mechanism = ILM(
         epsilon=9.0, setting=sizes, mode="published", coefficient_form="feature_expanded"
     )
-    monte_carlo(mechanism, DATA, "dense", Schedule(epochs=2), seeds=[0, 1]).run()
+    monte_carlo(mechanism, DATA, "dense", AdlmSchedule(epochs=2), seeds=[0, 1]).run()
     assert len(seen) == len(set(seen)) == 2 * 2 * 6
 
 
 def test_batches_visit_every_record_once_an_epoch_and_runs_differ() -> None:
     training = AdlmTraining(
-        DATA, [clean("dense")] * 2, networks("dense", range(2)), Schedule(), seeds=[0, 1]
+        DATA, [clean("dense")] * 2, networks("dense", range(2)), AdlmSchedule(), seeds=[0, 1]
     )
     first, second = training._order(0, 0), training._order(0, 1)
     assert sorted(first.flatten().tolist()) == list(range(len(DATA.x)))
@@ -248,7 +248,7 @@ def test_every_form_trains(options: dict[str, str]) -> None:
     sizes = clean("digits").mechanism.setting
     mechanism = AdLM(epsilon=20.0, setting=sizes, **options)  # type: ignore[arg-type]
     relevance = torch.ones(64, dtype=torch.float64)
-    schedule = Schedule(lr=0.05, epochs=1, ranges="batch")
+    schedule = AdlmSchedule(lr=0.05, epochs=1, ranges="batch")
     training = monte_carlo(mechanism, DATA, "digits", schedule, seeds=[0, 1], relevance=relevance)
     before = training.stack.state_dict()
     outcome = training.run()
@@ -265,7 +265,7 @@ def test_a1_shared_noise_is_an_offset_that_a_network_learns_around() -> None:
     found = {}
     for sharing in ("shared_per_feature", "iid_per_example"):
         mechanism = ILM(epsilon=200.0, setting=sizes, mode="published", noise_sharing=sharing)
-        schedule = Schedule(lr=0.5, epochs=40, evaluate_every=40, ranges="batch")
+        schedule = AdlmSchedule(lr=0.5, epochs=40, evaluate_every=40, ranges="batch")
         found[sharing] = monte_carlo(mechanism, DATA, "dense", schedule, seeds=range(4)).run()
     means = {name: float(outcome.accuracy.mean()) for name, outcome in found.items()}
     assert means["shared_per_feature"] > means["iid_per_example"] + 10
@@ -282,7 +282,7 @@ def test_what_records_share_belongs_to_the_network(architecture: str) -> None:
         bias = torch.randn(len(first.weight), generator=generator)
         offset = 3 * torch.randn(64, generator=generator)
         released.append(replace(clean(architecture), bias_noise=bias, offset=offset))
-    training = AdlmTraining(DATA, released, made, Schedule(ranges="batch"), seeds=[0, 1])
+    training = AdlmTraining(DATA, released, made, AdlmSchedule(ranges="batch"), seeds=[0, 1])
     found = training.accuracy()
     for run, network in enumerate(made):
         layers = [layer for layer in network if isinstance(layer, (nn.Conv2d, nn.Linear))]
@@ -328,13 +328,13 @@ def test_refused() -> None:
     released = clean("dense")
     made = networks("dense", range(2))
     with pytest.raises(InvalidInput, match="released"):
-        AdlmTraining(DATA, [released], made, Schedule(), seeds=[0, 1])
+        AdlmTraining(DATA, [released], made, AdlmSchedule(), seeds=[0, 1])
     other = replace(released, mechanism=replace(released.mechanism, epsilon=1.0))
     with pytest.raises(InvalidInput, match="released"):
-        AdlmTraining(DATA, [released, other], made, Schedule(), seeds=[0, 1])
+        AdlmTraining(DATA, [released, other], made, AdlmSchedule(), seeds=[0, 1])
     expanded = replace(released, visit_scale=1.0)
     with pytest.raises(InvalidInput, match="keys"):
-        AdlmTraining(DATA, [expanded] * 2, made, Schedule(), seeds=[0, 1])
+        AdlmTraining(DATA, [expanded] * 2, made, AdlmSchedule(), seeds=[0, 1])
     with pytest.raises(InvalidInput, match="networks"):
         Stack([*made, *networks("digits", range(1))])
     with pytest.raises(UnsupportedModule):
@@ -344,4 +344,4 @@ def test_refused() -> None:
     with pytest.raises(InvalidInput, match="architecture"):
         build("lenet", (8, 8), 3, seed=0)
     with pytest.raises(InvalidInput, match="lr"):
-        Schedule(lr=0)
+        AdlmSchedule(lr=0)

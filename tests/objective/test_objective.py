@@ -131,7 +131,7 @@ def test_a_release_has_its_scale_and_no_bias() -> None:
 
 
 def loss_of(scale: float, form: str = "printed") -> float:
-    """How much likelier a corner of both coefficients is for x = 0 than for x = 1, in logs."""
+    """Return the log ratio of a corner of both coefficients for x = 0 over x = 1."""
     counts = []
     for run, x in enumerate((0.0, 1.0)):
         key = Key.from_unsafe_seed(run)

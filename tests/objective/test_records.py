@@ -68,7 +68,7 @@ def test_a_user_column_keeps_a_persons_rows_with_one_user(tmp_path):
     assert {int(row) % 3 for row in rows[0]} <= {0, 2}  # persons 0, 1, 2 to users 0, 1, 0
     assert {int(row) % 3 for row in rows[1]} == {1}
     assert found.train.shape[1] == 5  # of 6 rows of the user with the fewest
-    assert any("values of Id dealt to 2 users in turn: whose a row is" in n for n in found.notes)
+    assert any("values of Id dealt to 2 users in turn: the user of a row" in n for n in found.notes)
 
 
 def test_samples_are_drawn_with_replacement_from_training_rows_only(tmp_path):

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from dpkern import PrivacyEngine
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.rng import Key, Purpose
-from dpkern.objective import Method, NonPrivate, Schedule, pooled, release
+from dpkern.objective import Method, NonPrivate, VisitSchedule, pooled, release
 from dpkern.objective.autoencoder import Gradients
 from dpkern.objective.dpsgd import ParameterNoise
 from dpkern.objective.records import Records as UserTables
@@ -212,7 +212,7 @@ def test_noise_does_not_depend_on_how_much_is_made_at_once(monkeypatch: pytest.M
         method, sigma = METHODS[name]
         many = trained(method, sigma=sigma)
         monkeypatch.setattr(release, "_AT_ONCE", 500)
-        assert release.Ahead([Key.fresh()], width=28, parts=2)._steps == 8
+        assert release.PrefetchedDraws([Key.fresh()], width=28, parts=2)._steps == 8
         assert torch.equal(trained(method, sigma=sigma), many)
         monkeypatch.undo()
 
@@ -261,8 +261,12 @@ def test_s2_the_printed_loss_diverges_and_taylors_does_not() -> None:
     """Without noise: no lower bound where targets are below 1/2."""
     low = records()
     low = Records(low.train * 0.4, low.test * 0.4)
-    printed = training(NonPrivate(loss="printed"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
-    taylor = training(NonPrivate(loss="taylor"), low, schedule=Schedule(lr=0.5, epochs=20)).run()
+    printed = training(
+        NonPrivate(loss="printed"), low, schedule=VisitSchedule(lr=0.5, epochs=20)
+    ).run()
+    taylor = training(
+        NonPrivate(loss="taylor"), low, schedule=VisitSchedule(lr=0.5, epochs=20)
+    ).run()
     assert printed.diverged.all()
     assert not taylor.diverged.any()
 
@@ -285,7 +289,7 @@ def test_the_outcome_is_measured_on_held_out_records() -> None:
 
 
 def test_the_environment_is_at_the_encoders_input_in_training_and_in_tests() -> None:
-    run = training(sigma=5.0, seeds=(1,), schedule=Schedule(epochs=20))
+    run = training(sigma=5.0, seeds=(1,), schedule=VisitSchedule(epochs=20))
     seen = [run._nature.take(step) for step in range(200)]  # type: ignore[union-attr]
     assert torch.stack(seen).std().item() == pytest.approx(5.0, rel=0.05)
     assert not torch.equal(run.outcome().accuracy, training(seeds=(1,)).outcome().accuracy)

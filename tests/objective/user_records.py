@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkern.objective import Method, NonPrivate, Schedule, Training
+from dpkern.objective import Method, NonPrivate, SpofTraining, VisitSchedule
 from dpkern.objective.autoencoder import Gradients, Weights
 from dpkern.objective.rules import Visit
 
@@ -29,14 +29,16 @@ def records(users: int = 2, each: int = 12, features: int = N, seed: int = 0) ->
     return Records(made[:, :each].contiguous(), made[:, each:].contiguous())
 
 
-def training(method: Method | None = None, data: Records | None = None, **options: Any) -> Training:
-    schedule = options.pop("schedule", None) or Schedule(epochs=2)
+def training(
+    method: Method | None = None, data: Records | None = None, **options: Any
+) -> SpofTraining:
+    schedule = options.pop("schedule", None) or VisitSchedule(epochs=2)
     given = {"seeds": (3, 4, 5)} | options
-    return Training(data or records(), method or NonPrivate(), schedule, **given)
+    return SpofTraining(data or records(), method or NonPrivate(), schedule, **given)
 
 
-def direction(run: Training, visit: Visit | None = None) -> tuple[Tensor, Gradients | Tensor]:
-    """What the next step descends along, before it does."""
+def direction(run: SpofTraining, visit: Visit | None = None) -> tuple[Tensor, Gradients | Tensor]:
+    """Return the direction of the next step's descent, before the step."""
     return run._rule.direction(run.weights, visit or run._visit())
 
 

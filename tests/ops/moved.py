@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dpkern.base import dispatch
-from dpkern.base.schema import Bound
+from dpkern.base.schema import BoundCall
 from dpkern.ops.update import State
 
 
@@ -39,7 +39,7 @@ class Move:
             return state
         return _mapped(tree, self.there)
 
-    def call(self, bound: Bound) -> Bound:
+    def call(self, bound: BoundCall) -> BoundCall:
         """The checked call with its tensors on the device."""
         args, plan = self.there(bound.args), self.there(bound.plan)
         place = torch.device(self.device) if self.pairs else bound.device
@@ -87,13 +87,13 @@ def moved(backend: str, device: str = "cuda") -> Iterator[None]:
     """The backend's kernels for tensors on the CPU, which travel to the device and back."""
 
     def wrapped(kernel: dispatch.Kernel) -> dispatch.Kernel:
-        def run(bound: Bound) -> Any:
+        def run(bound: BoundCall) -> Any:
             move = Move(device)
             result = move.back(kernel.run(move.call(bound)))
             move.finish()
             return result
 
-        def refuse(bound: Bound) -> str | None:
+        def refuse(bound: BoundCall) -> str | None:
             return None if kernel.refuse is None else kernel.refuse(Move(device).call(bound))
 
         return dispatch.Kernel(run, refuse)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dpkern.ops.spectral import Band
-from dpkern.ops.spectral._sizes import Layer, fast
+from dpkern.ops.spectral._sizes import ConvolutionGrid, fast
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,13 @@ class Case:
         return x.to(dtype), g.to(dtype)
 
     @cached_property
-    def layer(self) -> Layer:
+    def layer(self) -> ConvolutionGrid:
         """Its sizes on the grid."""
         x, g = self.operands(1, torch.float64)
         padded = tuple(n + 2 * self.padding for n in self.input)
-        bare = Layer.of(x, g, self.kernel, self.stride, self.padding, self.dilation, 1, padded)
+        bare = ConvolutionGrid.of(
+            x, g, self.kernel, self.stride, self.padding, self.dilation, 1, padded
+        )
         axes = len(self.input)
         size = {
             "least": bare.least[-axes:],
@@ -68,7 +70,7 @@ class Case:
             "linear": bare.linear[-axes:],
             "large": tuple(n + 3 for n in bare.linear[-axes:]),
         }[self.grid]
-        return Layer.of(
+        return ConvolutionGrid.of(
             x, g, self.kernel, self.stride, self.padding, self.dilation, self.groups, size
         )
 

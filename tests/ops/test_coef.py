@@ -19,7 +19,7 @@ from tests.ops.backends.every_backend import INTERPRETED, every_backend
 KEY = Key.from_unsafe_seed(0, rounds=8)
 STREAM, ROUNDING = KEY.stream(Purpose.LAPLACE, 3), KEY.stream(Purpose.ROUNDING, 3)
 FLOATS = (torch.float32, torch.float64)
-MAKE_THEIR_OWN = ("triton",)  # and refuse draws made ahead
+MAKE_THEIR_OWN = ("triton",)  # and refuse prefetched draws
 TAKE_ALL_AHEAD = ("cuda", "cupy")  # take draws together with their rounding bits, or make both
 SHAPES = ((0, 4), (3, 0), (40, 14), (2, 700))
 
@@ -39,7 +39,7 @@ def often_enough(backend: str, *, once: bool) -> None:
 def may_refuse_draws(backend: str, bits: bool, error: BackendError) -> bool:
     """Whether the backend makes its own, or takes them with their rounding bits only."""
     may = backend in MAKE_THEIR_OWN or (backend in TAKE_ALL_AHEAD and not bits)
-    return may and "draws made ahead" in str(error.got)
+    return may and "prefetched draws" in str(error.got)
 
 
 # Coefficients, losses and slopes of both forms; the linear coefficients are the same.

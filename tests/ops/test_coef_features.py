@@ -41,7 +41,7 @@ def inputs(
 
 def coefficients(
     h: torch.Tensor, y: torch.Tensor, given: coef.Noise | None
-) -> polynomial.Coefficients:
+) -> polynomial.PowerCoefficients:
     """Those of the sources, each noised by the op for tensors."""
     made = polynomial.feature_coefficients(h, y)
     if given is None:
@@ -94,7 +94,7 @@ def test_it_is_the_loss_of_the_sources_with_add_noise_in_its_coefficients(
         loss, dweights, _ = wanted(shape, dtype, noisy)
         made = coefficients(h, y, noise_of(noisy, len(h)))
         wide = w.double().requires_grad_()
-        widened = polynomial.Coefficients(0.0, made.linear.double(), made.quadratic.double())
+        widened = polynomial.PowerCoefficients(0.0, made.linear.double(), made.quadratic.double())
         value = polynomial.feature_expanded(wide, widened)
         (by_weights,) = torch.autograd.grad(value.sum(), wide)
         loose = 1e-4 if dtype is torch.float32 else 1e-11

@@ -61,7 +61,9 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "expanded": lambda: _call(r(3, 4), r(3, 2), r(2, 4), noise=_release()),
     "expanded.out": lambda: _call(r(3, 4), r(3, 2), r(2, 4), out=(r(3).double(), r(2, 4), r(3, 4))),
     "perturb": lambda: _call(r(3, 4), form="taylor", noise=_release()),
-    "perturb.out": lambda: _call(r(3, 4), form="printed", out=coef.Coefficients(r(3, 4), r(3, 4))),
+    "perturb.out": lambda: _call(
+        r(3, 4), form="printed", out=coef.QuadraticCoefficients(r(3, 4), r(3, 4))
+    ),
     "quadratic": lambda: _call(r(3, 4), r(3, 4), form="taylor", shift=r(3), noise=_release()),
     "quadratic.out": lambda: _call(r(3, 4), r(3, 4), form="taylor", out=(r(3).double(), r(3, 4))),
     "clip_factors": lambda: _call([r(2).double()], 0.5, dtype=torch.float32, automatic=True),
@@ -83,6 +85,29 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "tied_cross": lambda: _call(
         torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5), padding_idx=None
     ),
+    "conv_integer_sum": lambda: _call(
+        r(2, 4, 5, 5), r(2, 6, 5, 5), r(2) * 1e4, torch.ones(6, 4, 3, 3).int(), **CONV
+    ),
+    "conv_sum_error": lambda: _call(r(2, 4, 5, 5), r(2, 6, 5, 5), groups=2, **CONV),
+    "embedding_integer_sum": lambda: _call(
+        *(torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2) * 1e4, torch.ones(5, 4).int()),
+        padding_idx=0,
+    ),
+    "explicit_integer_sum": lambda: _call(
+        [r(2, 3), r(2)], r(2) * 1e4, [torch.ones(3).int(), torch.ones(()).int()]
+    ),
+    "linear_integer_sum": lambda: _call(
+        r(2, 1, 4), r(2, 1, 5), r(2) * 1e4, torch.ones(5, 4).int(), rounding="nearest"
+    ),
+    "linear_sum_error": lambda: _call(r(2, 3, 4), r(2, 3, 5)),
+    "tied_integer_sum": lambda: _call(
+        *(torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5)),
+        *(r(2) * 1e4, torch.ones(5, 4).int()),
+        padding_idx=None,
+    ),
+    "tied_sum_error": lambda: _call(
+        torch.ones(2, 3, dtype=torch.int64), r(2, 3, 4), r(2, 2, 4), r(2, 2, 5), padding_idx=0
+    ),
     "add_noise": lambda: _call(
         r(3, 2), stream=STREAM, scale=r(3, 2) + 0.5, rounding=ROUNDING, draws=_draws()
     ),
@@ -92,6 +117,22 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "rounding_bits": lambda: _call(ROUNDING, position=3, count=5, device="cpu"),
     "rounding_bits.out": lambda: _call(ROUNDING, position=3, count=5, out=r(5).short()),
     "matmul": lambda: _call(r(2, 3), r(4, 3).t(), bias=r(4)),
+    "lstm": lambda: _call(
+        *(r(2, 3, 5), r(2, 4), r(2, 4), r(16, 5), r(16, 4), r(16), r(16)), reverse=True
+    ),
+    "lstm_backward": lambda: _call(
+        *(r(2, 3, 16), r(2, 3, 4), r(2, 4), r(16, 5), r(16, 4), r(2, 3, 4), r(2, 4), r(2, 4))
+    ),
+    "gru": lambda: _call(r(2, 3, 5), r(2, 4), r(12, 5), r(12, 4), b_ih=None, b_hh=None),
+    "gru_backward": lambda: _call(
+        *(r(2, 3, 16), r(2, 3, 4), r(12, 5), r(12, 4), r(2, 3, 4)), gh=None, reverse=True
+    ),
+    "rnn": lambda: _call(
+        r(2, 3, 5), r(2, 4), r(4, 5), r(4, 4), r(4), b_hh=None, nonlinearity="relu"
+    ),
+    "rnn_backward": lambda: _call(
+        *(r(2, 3, 4), r(2, 4), r(4, 5), r(4, 4)), gy=None, gh=r(2, 4), nonlinearity="relu"
+    ),
     "bins_sum": lambda: _call(
         *spectral.conv_bins(r(2, 4, 5, 5), r(2, 6, 5, 5), band=BAND, **CONV)[:2],
         *(r(2), r(6, 4, 3, 3)),

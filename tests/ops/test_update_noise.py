@@ -1,4 +1,4 @@
-"""Noise that a step count in memory selects, or that somebody made ahead: the same bits."""
+"""Noise that a step count in memory selects, or that was prefetched: the same bits."""
 
 from __future__ import annotations
 

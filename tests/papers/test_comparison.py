@@ -6,16 +6,16 @@ import pytest
 
 from dpkern.ops.update import SGD
 from dpkern.papers import comparison, runner
-from dpkern.papers.comparison import CORRECTED, PUBLISHED, Entry
-from dpkern.papers.runner import Request, Setting
+from dpkern.papers.comparison import CORRECTED, PUBLISHED, ComparedMechanism
+from dpkern.papers.runner import ItemRequest, RunSetting
 from dpkern.train import build, load
 
-QUICK = Request(quick=True)
+QUICK = ItemRequest(quick=True)
 WHERE = comparison.task(QUICK, 0.3)
 
 
 @pytest.mark.parametrize("entry", CORRECTED, ids=lambda entry: entry.label)
-def test_corrected_modes_certify_what_they_claim(entry: Entry) -> None:
+def test_corrected_modes_certify_what_they_claim(entry: ComparedMechanism) -> None:
     made = comparison.mechanism(entry, WHERE, "corrected", 4.0)
     shapes = [tuple(p.shape) for p in WHERE.model(0).parameters()]
     plan = made.plan(shapes)
@@ -33,7 +33,7 @@ def test_published_modes_run_at_the_same_multiplier() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     data = load("digits")
-    where = Setting(
+    where = RunSetting(
         data=data,
         model=lambda seed: build(
             "linear", row_shape=data.row_shape, classes=data.classes, init_seed=seed

@@ -14,8 +14,8 @@ import torch
 import dpkern
 from dpkern import DPStep
 from dpkern.base.errors import InvalidInput, PrivacyError
-from dpkern.papers import Request, claims_local, reproduce, runner
-from dpkern.papers.runner import Outcome
+from dpkern.papers import ItemRequest, claims_local, reproduce, runner
+from dpkern.papers.runner import RunOutcome
 from dpkern.papers.spof import training as spof_runs
 from dpkern.privacy.mechanisms import (
     DPSGD,
@@ -47,7 +47,7 @@ SPECTRAL = NOISE | {"sites": SITES}
 BUDGET: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-5, "steps": 100, "sample_rate": 0.01}
 
 LOSSES = {*(f"S{row}" for row in range(1, 16)), *(f"A{row}" for row in range(1, 7))}
-"""Of what perturbs a loss, and of what its source says beside that."""
+"""Defects of mechanisms that perturb a loss, and of what their papers say beside that."""
 REGISTER = {
     *LOSSES,
     *("N1", "N2", "G1", "G2", "G3", "G4", "G5", "G6", "G7", "G8"),
@@ -294,7 +294,7 @@ TRAINING = [("directional", "fig6", {"D4", "D7"}), ("gredp", "fig5", {"G8"})]
 
 
 def told(paper: str, item: str) -> str:
-    result = reproduce(paper, item, Request(quick=True))
+    result = reproduce(paper, item, ItemRequest(quick=True))
     return " ".join([*result.notes, *(row.note for row in result.rows)])
 
 
@@ -310,7 +310,7 @@ def test_reproduced_items_name_the_others(paper: str, item: str, ids: set[str]) 
 def test_items_that_train_name_what_their_papers_print_wrongly(
     paper: str, item: str, ids: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = Outcome(
+    nothing = RunOutcome(
         accuracy=0, best=0, spread=0, seeds=1, epsilon_claimed=1, epsilon_certified=1,
         relation="", ms_per_step=0, history=(),
     )  # fmt: skip

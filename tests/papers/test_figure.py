@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dpkern.papers import Result, Row, figure
-from dpkern.papers.figure import Box, Line, Panel
+from dpkern.papers import ComparisonRow, Result, figure
+from dpkern.papers.figure import DiagramBox, Line, Panel
 
 X = (0.1, 1.0, 10.0)
 CURVES = Panel(
@@ -23,7 +23,7 @@ CURVES = Panel(
     log_x=True,
     log_y=True,
 )
-CHAIN = [Box(text=str(i), x=3.0 * i, y=0) for i in range(5)]
+CHAIN = [DiagramBox(text=str(i), x=3.0 * i, y=0) for i in range(5)]
 
 
 @pytest.fixture
@@ -73,6 +73,6 @@ def test_boxes_of_a_long_chain_leave_room_for_their_arrows(drawn: Any) -> None:
     [(["formula"], ""), (["formula", "synthetic: b", "a"], "\ndata: a; synthetic: b")],
 )
 def test_the_headline_says_what_was_measured_on(data: list[str], line: str) -> None:
-    rows = [Row(item="y", setting="s", quantity="q", data=name) for name in data]
+    rows = [ComparisonRow(item="y", setting="s", quantity="q", data=name) for name in data]
     result = Result(paper="x", item="y", title="of z", rows=rows, settings={})
     assert result._headline() == "x y: of z" + line

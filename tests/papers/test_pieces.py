@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
-from dpkern.papers import PAPERS, Finished, Piece, Request, Result, Row, names
+from dpkern.papers import PAPERS, CachedRun, ComparisonRow, ItemRequest, Result, ResultCache, names
 from dpkern.papers import catalogue as catalogue_module
 from dpkern.papers import cli as cli_reproduce
 from dpkern.papers.pieces import FOLDER, OnStep
@@ -47,8 +47,10 @@ class Seen:
         self.shares.append(share)
 
 
-def piece(compute: Counting, **key: object) -> Piece:
-    return Piece(label="x", key={"epsilon": 1.0, "seeds": (0, 1), **key}, compute=compute, steps=2)
+def piece(compute: Counting, **key: object) -> CachedRun:
+    return CachedRun(
+        label="x", key={"epsilon": 1.0, "seeds": (0, 1), **key}, compute=compute, steps=2
+    )
 
 
 def same(found: object) -> bool:
@@ -57,8 +59,8 @@ def same(found: object) -> bool:
 
 def test_a_setting_is_computed_once(tmp_path: Path) -> None:
     compute, watch = Counting(), Seen()
-    finished = Finished(folder=tmp_path)
-    request = Request(finished=finished, watch=watch)
+    finished = ResultCache(folder=tmp_path)
+    request = ItemRequest(finished=finished, watch=watch)
     first = request.through([piece(compute), piece(compute, c=2.5)])
     assert compute.calls == 2
     assert all(same(found) for found in first)
@@ -71,13 +73,15 @@ def test_a_setting_is_computed_once(tmp_path: Path) -> None:
 
 def test_another_process_uses_it_only_if_asked(tmp_path: Path) -> None:
     compute = Counting()
-    Request(finished=Finished(folder=tmp_path)).through([piece(compute)])
-    Request(finished=Finished(folder=tmp_path)).through([piece(compute)])
+    ItemRequest(finished=ResultCache(folder=tmp_path)).through([piece(compute)])
+    ItemRequest(finished=ResultCache(folder=tmp_path)).through([piece(compute)])
     assert compute.calls == 2
-    found = Request(finished=Finished(folder=tmp_path, resume=True)).through([piece(compute)])
+    found = ItemRequest(finished=ResultCache(folder=tmp_path, resume=True)).through(
+        [piece(compute)]
+    )
     assert compute.calls == 2
     assert same(found[0])
-    Request(finished=Finished(folder=tmp_path, resume=True)).through([piece(compute, c=0.0)])
+    ItemRequest(finished=ResultCache(folder=tmp_path, resume=True)).through([piece(compute, c=0.0)])
     assert compute.calls == 3
 
 
@@ -87,19 +91,19 @@ def test_an_interrupted_item_keeps_what_came_before(tmp_path: Path) -> None:
     def interrupted(on_step: OnStep) -> dict[str, object]:
         raise KeyboardInterrupt
 
-    pieces = [piece(compute), Piece(label="y", key={"y": 1}, compute=interrupted)]
+    pieces = [piece(compute), CachedRun(label="y", key={"y": 1}, compute=interrupted)]
     with pytest.raises(KeyboardInterrupt):
-        Request(finished=Finished(folder=tmp_path)).through(pieces)
+        ItemRequest(finished=ResultCache(folder=tmp_path)).through(pieces)
     assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"dpkern": "0", "key": {}, "numbers": {}}'])
 def test_a_file_that_is_not_ours_is_refused(tmp_path: Path, damage: str) -> None:
     compute = Counting()
-    Request(finished=Finished(folder=tmp_path)).through([piece(compute)])
+    ItemRequest(finished=ResultCache(folder=tmp_path)).through([piece(compute)])
     next(tmp_path.iterdir()).write_text(damage)
     with pytest.raises(InvalidInput, match="Delete this file"):
-        Request(finished=Finished(folder=tmp_path, resume=True)).through([piece(compute)])
+        ItemRequest(finished=ResultCache(folder=tmp_path, resume=True)).through([piece(compute)])
     assert compute.calls == 1
 
 
@@ -110,7 +114,7 @@ def test_the_bar_shows_pieces_only() -> None:
         pass
     assert not shown.getvalue()
     with cli_reproduce._watching("p one", console) as bar:
-        Request(watch=bar).through([piece(Counting())])
+        ItemRequest(watch=bar).through([piece(Counting())])
     assert "p one, x (1 of 1)" in shown.getvalue()
 
 
@@ -130,11 +134,11 @@ def test_the_command_resumes_and_takes_all(
     compute = Counting()
 
     def item(name: str, fails: list[bool]) -> object:
-        def made(request: Request) -> Result:
+        def made(request: ItemRequest) -> Result:
             request.through([piece(compute, runs=request.seeds)])
             if fails and fails.pop():
                 raise KeyboardInterrupt
-            row = Row(item=name, setting="s", quantity="q", ours=1.0)
+            row = ComparisonRow(item=name, setting="s", quantity="q", ours=1.0)
             return Result(paper="p", item=name, title="t", rows=[row], settings={})
 
         return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkern.base.report import Figure, Mark, Report, Series, Table
+from dpkern.base.report import Figure, Mark, Report, ReportTable, Series
 
 SYSTEMS = ("SPOF", "DP-SGD", "DP-SGD, 44 n + 283")
 
@@ -97,13 +97,13 @@ REPORT = Report(
         "</script>": 1,
     },
     tables=[
-        Table(
+        ReportTable(
             title="Operations & costs",
             columns=["system", "operations", "ratio", "source"],
             rows=[["SPOF", 364, 0.2594, "G.1"], ["DP-SGD", 1403, 1.0, None]],
             note="Per record.",
         ),
-        Table(title="Words", columns=["op", "words"], rows=[["noise", 1234567]]),
+        ReportTable(title="Words", columns=["op", "words"], rows=[["noise", 1234567]]),
     ],
     figures=[STACKED, LINES, SENSITIVITY, ROOFLINE, PER_LAYER],
     notes=["Nothing about time.", "A gate counts like an addition."],

@@ -21,7 +21,7 @@ from dpkern.privacy.mechanisms import DPSGD
 from dpkern.reports import layers, model, roofline
 from dpkern.reports.measured import Measured, Side, fields_of, measure
 from dpkern.reports.model import report
-from dpkern.reports.subject import Subject, subject
+from dpkern.reports.subject import BenchmarkModel, subject
 from dpkern.reports.trace import PHASES, REST, ROOT, phase_of
 
 FLAT = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
@@ -93,13 +93,13 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[tuple[Subject, Measured]]:
+def cases() -> list[tuple[BenchmarkModel, Measured]]:
     made = [(SUBJECTS[name](), mechanism) for name, mechanism in CASES]
     return [(s, measure(s, mechanism, rounds=1)) for s, mechanism in made]
 
 
 @pytest.fixture(params=range(len(CASES)), ids=lambda i: f"{CASES[i][0]}-{i}")
-def case(request, cases) -> tuple[Subject, Measured]:
+def case(request, cases) -> tuple[BenchmarkModel, Measured]:
     return cases[request.param]
 
 
@@ -113,6 +113,12 @@ def test_every_op_belongs_to_a_phase_or_to_where_it_is_called():
         "ghost.rms_norm_backward",
         "ghost.group_norm_backward",
         "product.matmul",
+        "recurrent.gru",
+        "recurrent.gru_backward",
+        "recurrent.lstm",
+        "recurrent.lstm_backward",
+        "recurrent.rnn",
+        "recurrent.rnn_backward",
         "symbols.randomize",
     }
     assert {phase_of(name) for name in OPS} - {None} <= set(PHASES)

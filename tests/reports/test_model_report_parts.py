@@ -16,7 +16,7 @@ from dpkern.base.counts import CIPHER
 from dpkern.reports import machine, roofline
 from dpkern.reports.energy import energy
 from dpkern.reports.roofline import Limits, Point
-from dpkern.reports.trace import BACKWARD, FORWARD, REST, ROOT, Trace, divided, layer_of
+from dpkern.reports.trace import BACKWARD, FORWARD, REST, ROOT, StepTracer, divided, layer_of
 from dpkern.reports.traffic import Traffic
 
 
@@ -33,7 +33,7 @@ def test_parts_of_a_number_add_up():
 
 def test_every_moment_has_one_owner():
     times = iter([0.0, 1.0, 3.0, 7.0])
-    trace = Trace(nn.Linear(2, 2), clock=lambda: next(times))
+    trace = StepTracer(nn.Linear(2, 2), clock=lambda: next(times))
     with trace.running(FORWARD), trace.running(BACKWARD, shares=(("a", 1), ("b", 3))):
         pass
     assert trace.seconds == {
@@ -50,7 +50,7 @@ def test_layers_are_the_modules_that_own_parameters():
 
 def test_nodes_belong_to_the_innermost_module():
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    trace = Trace(model)
+    trace = StepTracer(model)
     with trace.watching(), trace.running(FORWARD):
         loss = model(torch.ones(2, 3)).sum()
         trace.watch_backward(loss)
@@ -90,14 +90,14 @@ def _nodes(loss: torch.Tensor) -> list[object]:
 )
 def test_bytes_of_torchs_operations(work, expected):
     x = torch.zeros(10, 10)
-    trace = Trace(nn.Linear(1, 1))
+    trace = StepTracer(nn.Linear(1, 1))
     with torch.no_grad(), Traffic(trace) as traffic, trace.running(FORWARD):
         work(x)
     assert sum(moved.bytes for moved in traffic.moved.values()) == expected
 
 
 def test_products_of_torch_have_flops():
-    trace = Trace(nn.Linear(1, 1))
+    trace = StepTracer(nn.Linear(1, 1))
     with torch.no_grad(), Traffic(trace) as traffic, trace.running(FORWARD):
         torch.ones(2, 3) @ torch.ones(3, 5)
     assert traffic.moved[FORWARD, REST].flops == 2 * 2 * 3 * 5

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from dpkern.base.errors import InvalidInput, MissingDependency
-from dpkern.base.report import Figure, Report, Series, Table
+from dpkern.base.report import Figure, Report, ReportTable, Series
 from dpkern.reports import bars, figures, files, ink, labels, text
 from dpkern.reports.page import tied
 from tests.reports.cost_samples import PER_LAYER, REPORT, ROOFLINE, STACKED
@@ -275,7 +275,7 @@ def test_text_has_title_summary_tables_and_notes() -> None:
 
 def test_columns_that_say_the_same_in_every_row_become_a_note() -> None:
     rows = [("K7", "ADD", 1), ("K7", "MUL", 3), ("K7", "DIV", 3)]
-    table = Table(title="t", columns=("on", "op", "price"), rows=rows, note="N.")
+    table = ReportTable(title="t", columns=("on", "op", "price"), rows=rows, note="N.")
     short = text.condensed(table)
     assert list(short.columns) == ["op", "price"]
     assert short.note == "Every row: on K7. N."

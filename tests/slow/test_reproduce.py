@@ -11,12 +11,12 @@ import pytest
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
-from dpkern.papers import PAPERS, Request, Result, Row, reproduce
+from dpkern.papers import PAPERS, ComparisonRow, ItemRequest, Result, reproduce
 from dpkern.papers.result import NONE_PUBLISHED
 
 pytestmark = pytest.mark.slow
 
-QUICK = Request(quick=True)
+QUICK = ItemRequest(quick=True)
 
 
 def certified(result: Result, text: str) -> float:
@@ -167,8 +167,10 @@ def test_gredp_without_training() -> None:
 
 def test_what_is_written(tmp_path: Path) -> None:
     rows = [
-        Row(item="i", setting="a", quantity="accuracy %", ours=1.5, seeds=2, spread=0.5),
-        Row(item="i", setting="b", quantity="epsilon", ours="x", epsilon_certified=math.inf),
+        ComparisonRow(item="i", setting="a", quantity="accuracy %", ours=1.5, seeds=2, spread=0.5),
+        ComparisonRow(
+            item="i", setting="b", quantity="epsilon", ours="x", epsilon_certified=math.inf
+        ),
     ]
     result = Result(paper="p", item="i", title="t", rows=rows, settings={"quick": True})
     paths = result.write(tmp_path)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from dpkern.papers import Request, Result, Row, reproduce
+from dpkern.papers import ComparisonRow, ItemRequest, Result, reproduce
 from dpkern.papers.adlm import loss as adlm_loss
 from dpkern.privacy.theory import adlm
 
-QUICK = Request(quick=True)
+QUICK = ItemRequest(quick=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-def row(result: Result, *texts: str) -> Row:
+def row(result: Result, *texts: str) -> ComparisonRow:
     """The one row whose setting and quantity hold all texts."""
     (found,) = (
         r for r in result.rows if all(text in f"{r.setting}; {r.quantity}" for text in texts)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from dpkern.ops import update
-from dpkern.papers import Request, reproduce, spectral
-from dpkern.papers.runner import Setting
+from dpkern.papers import ItemRequest, reproduce, spectral
+from dpkern.papers.runner import RunSetting
 from dpkern.train import data
 
 pytestmark = pytest.mark.slow
 
-QUICK = Request(quick=True)
+QUICK = ItemRequest(quick=True)
 
 
 def test_keep() -> None:
@@ -42,7 +42,7 @@ def test_quirks() -> None:
 def test_whitened_norms_are_near_the_gradient_and_spectra_are_not() -> None:
     digits = data.load("digits28")
     few = replace(digits, x_train=digits.x_train[:64], y_train=digits.y_train[:64])
-    where = Setting(
+    where = RunSetting(
         data=few,
         model=lambda seed: spectral.network(seed, few.row_shape, few.classes),
         epochs=1,

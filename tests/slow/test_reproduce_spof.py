@@ -12,7 +12,7 @@ import pytest
 
 from dpkern import cli
 from dpkern.base.errors import InvalidInput
-from dpkern.papers import PAPERS, Finished, Request, Result, reproduce
+from dpkern.papers import PAPERS, ItemRequest, Result, ResultCache, reproduce
 from dpkern.papers.intervals import interval
 from dpkern.papers.spof import environment as spof_environment
 from dpkern.papers.spof import setting as training
@@ -29,7 +29,7 @@ from dpkern.papers.spof.setting import (
 
 pytestmark = pytest.mark.slow
 
-QUICK = Request(quick=True)
+QUICK = ItemRequest(quick=True)
 FEW = (1.0, 10.0)
 
 
@@ -129,17 +129,17 @@ def test_audit_v5_s4_s6_s7() -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Request]:
+def small() -> Iterator[ItemRequest]:
     """Few settings, few records, two runs; the items share what they compute."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spof_runs, "EPSILONS", FEW)
         patch.setattr(spof_runs, "CONSTANTS", (0.0, 2.5))
         patch.setattr(spof_runs, "RATES", (0.01, 0.05))
-        yield Request(quick=True, rows=12, seeds=2, finished=Finished())
+        yield ItemRequest(quick=True, rows=12, seeds=2, finished=ResultCache())
 
 
 @pytest.fixture(scope="module")
-def compared(small: Request) -> Result:
+def compared(small: ItemRequest) -> Result:
     return reproduce("spof", "comparison", small)
 
 
@@ -159,7 +159,7 @@ def test_comparison(compared: Result) -> None:
 
 
 def test_accuracy_over_epsilon_shares_the_runs(
-    small: Request, compared: Result, monkeypatch: pytest.MonkeyPatch
+    small: ItemRequest, compared: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_compute", lambda *_: pytest.fail("computed again"))
     result = reproduce("spof", "fig3", small)
@@ -179,7 +179,7 @@ def test_accuracy_over_epsilon_shares_the_runs(
     assert compared.settings["runs"] == 2
 
 
-def test_sweeps_of_the_constant_and_the_rate(small: Request) -> None:
+def test_sweeps_of_the_constant_and_the_rate(small: ItemRequest) -> None:
     result = reproduce("spof", "fig2", small)
     plateaus = [row for row in result.rows if row.quantity == "plateau begins at c"]
     assert len(plateaus) == 4
@@ -233,15 +233,15 @@ def test_plateau(
     accuracy: tuple[float, ...], begins: float | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spof_runs, "CONSTANTS", (0.0, 0.25, 0.5, 0.75))
-    where = training.experiment(Request(quick=True, rows=5, seeds=2))
+    where = training.experiment(ItemRequest(quick=True, rows=5, seeds=2))
     row = spof_runs._plateau(where, found(OURS, (50.0, 50.0)), accuracy)
     assert row.ours == begins
 
 
 def test_a_setting_is_known_by_everything_it_depends_on() -> None:
-    where = training.experiment(Request(quick=True, rows=5, seeds=2))
+    where = training.experiment(ItemRequest(quick=True, rows=5, seeds=2))
     digest = training._digest(where.records)
-    other = training.experiment(Request(quick=True, rows=6, seeds=2))
+    other = training.experiment(ItemRequest(quick=True, rows=6, seeds=2))
     cell = Cell(name=OURS)
     cells = [
         cell,
@@ -269,34 +269,34 @@ def test_the_users_table_and_what_is_certified_of_it(tmp_path: Path) -> None:
     path = tmp_path / "days.csv"
     lines = [f"{i % 7},{i % 5},{i}" for i in range(40)]
     path.write_text("\n".join(["steps,hours,calories", *lines]) + "\n")
-    where = training.experiment(Request(quick=True, data=str(path), rows=30, seeds=2))
+    where = training.experiment(ItemRequest(quick=True, data=str(path), rows=30, seeds=2))
     assert where.rows == 30
     assert "maxima" in where.data
     cells = [Cell(name=OURS + CORRECTED)]
-    made = training.train(Request(), where, cells)[cells[0]]
+    made = training.train(ItemRequest(), where, cells)[cells[0]]
     assert made.certified == math.inf
     assert any("nothing is certified" in note for note in spof_runs.notes(where))
     public = replace(where, records=replace(where.records, bounds="public"))
-    assert training.train(Request(), public, cells)[cells[0]].certified == 1.0
+    assert training.train(ItemRequest(), public, cells)[cells[0]].certified == 1.0
     # Every visit of every copy of a row costs where noise is added to gradients.
     sgd = [Cell(name=BASELINE + CORRECTED)]
     copies = where.records.copies
     assert copies > 1
-    spent = training.train(Request(), public, sgd)[sgd[0]].certified
+    spent = training.train(ItemRequest(), public, sgd)[sgd[0]].certified
     assert spent == pytest.approx(copies, rel=1e-3)
 
 
 def test_corrected_epsilon_is_that_of_all_epochs() -> None:
-    where = training.experiment(Request(quick=True, rows=4, epochs=3, seeds=2))
+    where = training.experiment(ItemRequest(quick=True, rows=4, epochs=3, seeds=2))
     cells = [Cell(name=name + CORRECTED, epsilon=2.0) for name in (OURS, BASELINE, FUNCTIONAL)]
-    made = training.train(Request(), where, cells)
+    made = training.train(ItemRequest(), where, cells)
     assert [made[cell].certified for cell in cells] == pytest.approx([2.0] * 3, rel=1e-3)
     assert [made[cell].claimed for cell in cells] == [2.0] * 3
 
 
 def test_sizes_belong_to_spof_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidInput, match="rows"):
-        reproduce("pnsgd", "table", Request(rows=5))
+        reproduce("pnsgd", "table", ItemRequest(rows=5))
     monkeypatch.chdir(tmp_path)
     for option in (("--rows", "0"), ("--epochs", "0")):
         assert cli.main(["reproduce", "spof", "fig3", *option]) == cli.REFUSED

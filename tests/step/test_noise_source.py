@@ -21,8 +21,8 @@ from dpkern.privacy.mechanisms import (
     LaplaceSGD,
     Mechanism,
 )
+from dpkern.step import noise_binding as _step_source
 from dpkern.step import sums as _step_sums
-from dpkern.step import supply as _step_source
 from dpkern.step.noise_tables import Layout, RingPrefetch, _producers
 from dpkern.step.noise_tables import ring as ring_module
 from tests.engine.engine_run import Run
@@ -348,7 +348,7 @@ def test_layouts_know_their_words() -> None:
 def test_a_backend_that_cannot_take_draws_is_refused_before_anything_is_released(
     backend: str,
 ) -> None:
-    with pytest.raises(InvalidInput, match="takes draws made ahead"):
+    with pytest.raises(InvalidInput, match="takes prefetched draws"):
         DPStep(
             DPSGD(noise_multiplier=1.0, max_grad_norm=0.5),
             [torch.zeros(4)],

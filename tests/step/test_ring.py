@@ -1,4 +1,4 @@
-"""Draws made ahead by a ring: the bits of the streams, handed out once, and wiped."""
+"""Draws prefetched by a ring: the bits of the streams, handed out once, and wiped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.ops.backends.every_backend import every_backend
 from tests.ops.test_update_noise import POSITIONS, RULES, SIZES, noise_at, sums_of, trained
 
 TAKERS = ("cpu", "cuda", "cupy", "reference")
-"""Backends whose updates take draws made ahead."""
+"""Backends whose updates take prefetched draws."""
 TOTAL = POSITIONS[2] + SIZES[2]
 
 

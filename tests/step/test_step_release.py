@@ -18,11 +18,11 @@ from dpkern.base.rng import Key
 from dpkern.ops import clip, testing, update
 from dpkern.privacy.mechanisms import (
     DPSGD,
-    Crop,
-    Diagonal,
+    DiagonalMap,
     Mechanism,
-    Open,
-    Release,
+    PartialNoiseMap,
+    ReleaseMap,
+    WhitenedCrop,
 )
 from dpkern.step.graphs import UpdateGraph
 from tests.engine.released_cases import CONV, SHAPES, Learner, Made, crop, gradients, make, weighing
@@ -30,17 +30,17 @@ from tests.engine.released_cases import CONV, SHAPES, Learner, Made, crop, gradi
 SCALES = [torch.rand(s, generator=torch.Generator().manual_seed(9)).double() + 0.5 for s in SHAPES]
 CENTRES = [torch.randn(s, generator=torch.Generator().manual_seed(8)).double() for s in SHAPES]
 CROPPED = Made(releases=(crop(3), None, None))
-DIAGONAL = Made(releases=tuple(Diagonal(scale=s) for s in SCALES))
+DIAGONAL = Made(releases=tuple(DiagonalMap(scale=s) for s in SCALES))
 ADAPTED = Made(
     releases=tuple(
-        Diagonal(scale=s, centre=m, restore=True) for s, m in zip(SCALES, CENTRES, strict=True)
+        DiagonalMap(scale=s, centre=m, restore=True) for s, m in zip(SCALES, CENTRES, strict=True)
     )
 )
 
 
 def by_hand(mechanism: Made, grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Noise off: centre, map, clip together, sum, map back, restore; in float64."""
-    releases = [r or Diagonal() for r in mechanism.releases]
+    releases = [r or DiagonalMap() for r in mechanism.releases]
     centred = [
         g.double() - (0 if r.centre is None else r.centre)
         for g, r in zip(grads, releases, strict=True)
@@ -62,8 +62,8 @@ def by_hand(mechanism: Made, grads: Sequence[torch.Tensor]) -> list[torch.Tensor
         CROPPED,
         DIAGONAL,
         ADAPTED,
-        Made(releases=tuple(Diagonal(scale=s, norm="gradient") for s in SCALES)),
-        Made(releases=(Crop(site=CONV, gain=0.1), None, None)),
+        Made(releases=tuple(DiagonalMap(scale=s, norm="gradient") for s in SCALES)),
+        Made(releases=(WhitenedCrop(site=CONV, gain=0.1), None, None)),
     ],
     ids=["crop", "diagonal", "restored centre", "gradient norm", "gain"],
 )
@@ -102,7 +102,7 @@ def test_the_law_is_isotropic_noise_mapped_back(arithmetic: str) -> None:
 
 
 def test_open_noise_leaves_its_directions_free_and_certifies_nothing() -> None:
-    noisy = Open(site=CONV, noise=np.array([[1.0], [2.0], [0.0], [0.0]]))
+    noisy = PartialNoiseMap(site=CONV, noise=np.array([[1.0], [2.0], [0.0], [0.0]]))
     step = make(Made(releases=(noisy, None, None)), seed=None)
     grads = gradients(5)
     step.add(grads)
@@ -276,14 +276,18 @@ def test_plans_without_a_map_keep_their_bits(arithmetic: str, clipping: str) -> 
 @pytest.mark.parametrize(
     ("release", "released", "says"),
     [
-        (Crop(site=CONV, norm="spectrum"), False, "input and output gradient"),
+        (WhitenedCrop(site=CONV, norm="spectrum"), False, "input and output gradient"),
         (crop(band="half"), False, "conv_release"),
-        (Crop(site=CONV, norm="spectrum"), True, "clipped by the norm of its spectrum"),
-        (Diagonal(scale=SCALES[0], norm="gradient"), True, "clipped by the norm of its gradient"),
+        (WhitenedCrop(site=CONV, norm="spectrum"), True, "clipped by the norm of its spectrum"),
+        (
+            DiagonalMap(scale=SCALES[0], norm="gradient"),
+            True,
+            "clipped by the norm of its gradient",
+        ),
     ],
 )
 def test_norms_of_operands_come_from_the_engine(
-    release: Release, released: bool, says: str
+    release: ReleaseMap, released: bool, says: str
 ) -> None:
     step = make(Made(releases=(release, None, None)))
     with pytest.raises(dpkern.InvalidInput, match=says):
@@ -295,7 +299,7 @@ def test_norms_of_operands_come_from_the_engine(
 
 
 def test_norms_of_two_kinds_are_the_engines() -> None:
-    both = Diagonal(scale=SCALES[0], norm="gradient"), Diagonal(scale=SCALES[1])
+    both = DiagonalMap(scale=SCALES[0], norm="gradient"), DiagonalMap(scale=SCALES[1])
     with pytest.raises(dpkern.InvalidInput, match="one norm"):
         make(Made(releases=(*both, None))).add(gradients(2))
 

@@ -18,7 +18,7 @@ from torch import nn
 from dpkern.base import sealed
 from dpkern.base.errors import DPKernError, InvalidInput, PrivacyError
 from dpkern.ops import update
-from dpkern.privacy.mechanisms.memory import Memory
+from dpkern.privacy.mechanisms.memory import MechanismState
 from tests.engine.damage import Saved, cuts, flipped, flips
 from tests.engine.engine_run import Run
 
@@ -354,7 +354,7 @@ def test_each_state_checks_types_on_its_own(saved: Saved) -> None:
     for wrong in (Slow(1.0), 1.5, "1", [1], torch.ones(2)):
         with pytest.raises(InvalidInput, match=r"^state"):
             saved.run.loader.load_state_dict(state | {"ranks": wrong})
-    for held in (Memory({"m": [torch.ones(2)]}), update.State(0, {"m": [torch.ones(2)]})):
+    for held in (MechanismState({"m": [torch.ones(2)]}), update.State(0, {"m": [torch.ones(2)]})):
         state = held.state_dict()
         for wrong in (torch.ones(2).double(), torch.ones(2, device="meta"), torch.ones(1), 3):
             bad = {"m": [wrong]}

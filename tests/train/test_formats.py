@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dpkern.base.errors import InvalidInput
-from dpkern.train import formats, load, substitutes
-from dpkern.train.substitutes import SUBSTITUTES
+from dpkern.train import formats, load, synthetic_data
+from dpkern.train.synthetic_data import SYNTHETIC_DATASETS
 
 DRAW = np.random.default_rng(0)
 PIXELS = DRAW.integers(0, 256, (7, 28, 28), dtype=np.uint8)
@@ -173,7 +173,7 @@ def test_damaged_svhn_is_refused(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", SUBSTITUTES)
+@pytest.mark.parametrize("name", SYNTHETIC_DATASETS)
 def test_substitutes_are_labelled_and_complete(name: str) -> None:
     found = load(name)
     assert found.source == name
@@ -184,7 +184,9 @@ def test_substitutes_are_labelled_and_complete(name: str) -> None:
     assert 0.9 < found.x_train.max() <= 1
 
 
-@pytest.mark.parametrize("make", [substitutes._mnist, substitutes._cifar, substitutes._svhn])
+@pytest.mark.parametrize(
+    "make", [synthetic_data._mnist, synthetic_data._cifar, synthetic_data._svhn]
+)
 def test_generated_images_follow_from_their_seed_and_show_their_label(
     make: Callable[[int, torch.Generator], tuple[torch.Tensor, torch.Tensor]],
 ) -> None:

@@ -271,7 +271,7 @@ def test_a_backend_that_takes_no_draws_is_refused_before_training(
     pytest.importorskip("numba")
     if named == "environment":
         monkeypatch.setattr(dispatch, "environment_choice", lambda: "numba")
-    with pytest.raises(InvalidInput, match="draws made ahead"):
+    with pytest.raises(InvalidInput, match="prefetched draws"):
         Session(options | RING | ({"backend": "numba"} if named == "option" else {}))
     assert not options["out"].exists()
 

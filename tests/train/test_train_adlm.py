@@ -17,7 +17,7 @@ from dpkern.base import dispatch
 from dpkern.base.errors import BackendError, InvalidInput, PrivacyError
 from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
 from dpkern.train.adlm import AdlmSession
-from dpkern.train.start import start
+from dpkern.train.session_factory import make_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +48,7 @@ def options(tmp_path: Path) -> dict[str, Any]:
 
 
 def started(options: dict[str, Any]) -> AdlmSession:
-    session = start(options)
+    session = make_session(options)
     assert isinstance(session, AdlmSession)
     return session
 
@@ -70,24 +70,24 @@ def test_an_environment_without_kernels_for_losses_is_refused_before_the_release
     pytest.importorskip("numba")
     monkeypatch.setattr(dispatch, "environment_choice", lambda: "numba")
     with pytest.raises(BackendError, match=r"no kernel for this op.*unset DPKERN_BACKEND"):
-        start(options)
+        make_session(options)
     assert not options["out"].exists()
 
 
 def test_adlm_takes_relevances_from_public_records(options: dict[str, Any], tmp_path: Path) -> None:
     adaptive = {**options, "mechanism": "adlm"}
     with pytest.raises(InvalidInput, match="public_data"):
-        start(adaptive)
+        make_session(adaptive)
     with pytest.raises(InvalidInput, match="other records"):
-        start({**adaptive, "public_data": options["data"]})
+        make_session({**adaptive, "public_data": options["data"]})
     where = Path(options["data"])
     with pytest.raises(InvalidInput, match="other records"):
-        start({**adaptive, "public_data": f"{where.parent}/./{where.name}"})
+        make_session({**adaptive, "public_data": f"{where.parent}/./{where.name}"})
     copied = str(shutil.copy(where, tmp_path / "copied.npz"))
     with pytest.raises(InvalidInput, match="the same rows"):
-        start({**adaptive, "public_data": copied})
+        make_session({**adaptive, "public_data": copied})
     with pytest.raises(InvalidInput, match="none: nothing here"):
-        start({**options, "public_data": options["data"]})
+        make_session({**options, "public_data": options["data"]})
     public = table(tmp_path / "public.npz", seed=1)
     session = started({**adaptive, "public_data": public})
     assert session.mechanism.costs()["relevances"] == pytest.approx(1)
@@ -107,7 +107,7 @@ def test_a_run_that_diverges_stops_and_says_so(options: dict[str, Any]) -> None:
     assert session.history[-1].diverged
     assert session.history[-1].step == summary["steps"]
     with pytest.raises(InvalidInput, match=r"^resume: .*complete"):
-        start({"out": options["out"], "resume": True, "figure": False})
+        make_session({"out": options["out"], "resume": True, "figure": False})
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_resumed_run_goes_on_with_what_was_released(
         assert torch.equal(mine, other)
     assert summary["steps"] == 16
     with pytest.raises(InvalidInput, match="a run with steps left"):
-        start({"out": options["out"], "resume": True, "figure": False})
+        make_session({"out": options["out"], "resume": True, "figure": False})
 
 
 def test_resuming_refuses_other_options_and_data(options: dict[str, Any], tmp_path: Path) -> None:
@@ -182,12 +182,12 @@ def test_resuming_refuses_other_options_and_data(options: dict[str, Any], tmp_pa
     session.save()
     resumed = {"out": options["out"], "resume": True}
     with pytest.raises(PrivacyError, match="epsilon"):
-        start({**resumed, "epsilon": 4.0})
+        make_session({**resumed, "epsilon": 4.0})
     with pytest.raises(InvalidInput, match="lr"):
-        start({**resumed, "lr": 0.3})
+        make_session({**resumed, "lr": 0.3})
     table(tmp_path / "rows.npz", x=np.zeros((30, FEATURES)), y=np.arange(30) % 3)
     with pytest.raises(PrivacyError, match="training_rows"):
-        start(resumed)
+        make_session(resumed)
 
 
 def test_true_labels_never_reach_a_checkpoint(options: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def test_bad_rows_are_refused_before_anything_is_written(
 ) -> None:
     table(tmp_path / "rows.npz", **changes)
     with pytest.raises(InvalidInput, match=message):
-        start(options)
+        make_session(options)
     assert not options["out"].exists()
 
 
@@ -238,7 +238,7 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     given = {name: value for name, value in {**options, **changes}.items() if value is not None}
     with pytest.raises(InvalidInput, match=message):
-        start(given)
+        make_session(given)
 
 
 def test_the_command_line(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from dpkern.audit.bounds import NORMAL
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.findings import Check, Evidence, Findings
 from dpkern.audit.subjects.model import ModelStep
 from dpkern.audit.subjects.step import PrivateStep
@@ -30,7 +30,7 @@ from dpkern.privacy.accounting import shown_lower_bound
 from dpkern.privacy.mechanisms import DPSGD
 from dpkern.step.step import DPStep
 from dpkern.train import Session
-from dpkern.train.start import start
+from dpkern.train.session_factory import make_session
 
 DELTA = 1e-5
 
@@ -52,12 +52,12 @@ def evidence(a: float, b: float) -> Evidence:
 
 
 def findings(mu: float = 1.0, **changed: Any) -> Findings:
-    """As if a Gaussian step of this mu had been measured without error."""
+    """Return findings as if a Gaussian step of this mu had been measured without error."""
     rate = NORMAL.cdf(-mu / 2)
     given: dict[str, Any] = {
         "subject": "step",
-        "claimed": Gaussian(mu),
-        "certified": Gaussian(mu),
+        "claimed": GaussianDP(mu),
+        "certified": GaussianDP(mu),
         "delta": DELTA,
         "confidence": 0.999,
         "runs": 1000,
@@ -172,7 +172,7 @@ def test_table_and_figure(
     from rich.console import Console
 
     monkeypatch.setattr(audited, "run", lambda *_, **__: findings(4.0))
-    session = start(options | {"audit": 100, "figure": True}, audited)
+    session = make_session(options | {"audit": 100, "figure": True}, audited)
     summary = session.run()
     session.show(Console(width=200), summary)
     shown = capsys.readouterr().out
@@ -189,7 +189,7 @@ def test_table_and_figure(
 @pytest.mark.parametrize(
     "found",
     [
-        findings(1.0, certified=Gaussian(0.5)),
+        findings(1.0, certified=GaussianDP(0.5)),
         findings(1.0, checks=(Check(layer="covariance", name="c", passed=False, text="less"),)),
     ],
     ids=["certificate", "check"],
@@ -225,7 +225,7 @@ def test_refused(options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput, match="audit"):
             Session(chosen, audited)
     with pytest.raises(InvalidInput, match="audit"):
-        start({"mechanism": "spof", "epsilon": 1.0, "audit": 100}, audited)
+        make_session({"mechanism": "spof", "epsilon": 1.0, "audit": 100}, audited)
 
 
 def test_an_audit_without_an_auditor_is_refused(options: dict[str, Any]) -> None:

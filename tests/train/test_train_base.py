@@ -1,4 +1,4 @@
-"""What all kinds of training sessions have in common: interrupts, resuming, files, the report."""
+"""The common parts of all kinds of training sessions: interrupts, resuming, files, the report."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
 from dpkern.train import checkpoint
 from dpkern.train.objective_report import Reconstruction
-from dpkern.train.report import Drawn, statement, write_figure
-from dpkern.train.start import NAMES, SESSIONS, AnySession, start
+from dpkern.train.report import FigureSpec, statement, write_figure
+from dpkern.train.session_factory import NAMES, SESSIONS, AnySession, make_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,8 +76,8 @@ def interrupt() -> None:
 def test_a_signal_lets_the_step_finish_and_the_run_resumes(
     options: dict[str, Any], number: signal.Signals, tmp_path: Path
 ) -> None:
-    whole = start(options | {"out": tmp_path / "whole"}).run()
-    session = start(options)
+    whole = make_session(options | {"out": tmp_path / "whole"}).run()
+    session = make_session(options)
     before_step(session, 4, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
@@ -86,7 +86,7 @@ def test_a_signal_lets_the_step_finish_and_the_run_resumes(
     assert signal.getsignal(number) is before
     assert not options["out"].exists()
     session.save()
-    again = start({"out": options["out"], "resume": True, "figure": False})
+    again = make_session({"out": options["out"], "resume": True, "figure": False})
     assert again.steps_done == 5
     assert again.history == session.history
     assert again.steps.seconds == pytest.approx(session.steps.seconds)
@@ -98,7 +98,7 @@ def test_a_signal_lets_the_step_finish_and_the_run_resumes(
 
 
 def test_a_signal_within_the_last_step_ends_nothing(options: dict[str, Any]) -> None:
-    session = start(options)
+    session = make_session(options)
     before_step(session, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert session.run()["steps"] == 8
 
@@ -106,9 +106,9 @@ def test_a_signal_within_the_last_step_ends_nothing(options: dict[str, Any]) -> 
 def test_within_a_step_there_is_no_state_to_save(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = start(options)
+    session = make_session(options)
     before_step(session, 2, interrupt)
-    monkeypatch.setattr("dpkern.commands.train.start", lambda *given: session)
+    monkeypatch.setattr("dpkern.commands.train.make_session", lambda *given: session)
     assert cli.main(["train", "--json"]) == 130
     assert json.loads(capsys.readouterr().out) == {"interrupted": True, "checkpoint": None}
     assert not session.between_steps
@@ -116,7 +116,7 @@ def test_within_a_step_there_is_no_state_to_save(
 
 
 def test_what_every_report_says(options: dict[str, Any]) -> None:
-    session = start(options | {"figure": True})
+    session = make_session(options | {"figure": True})
     summary = session.run()
     assert summary.keys() >= COMMON
     assert next(iter(summary)) == "statement"
@@ -127,29 +127,29 @@ def test_what_every_report_says(options: dict[str, Any]) -> None:
     assert summary["statement"] == "not private against anyone who knows the seed of the noise"
     assert checkpoint.read(options["out"] / CHECKPOINT, kind=session.FORMAT)["seconds"] > 0
     with pytest.raises(InvalidInput, match="complete after 8 steps"):
-        start({"out": options["out"], "resume": True, "figure": False})
+        make_session({"out": options["out"], "resume": True, "figure": False})
 
 
 def test_other_data_and_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    session = start(options)
+    session = make_session(options)
     session.save()
     resumed = {"out": options["out"], "resume": True, "figure": False}
     with pytest.raises(PrivacyError, match=r"^unsafe_seed: "):
-        start({**resumed, "unsafe_seed": 8})
+        make_session({**resumed, "unsafe_seed": 8})
     with pytest.raises(InvalidInput, match=r"^lr: "):
-        start({**resumed, "lr": 0.7})
+        make_session({**resumed, "lr": 0.7})
     with pytest.raises(InvalidInput, match=r"^colour: .*no such option"):
-        start({**options, "colour": "red"})
+        make_session({**options, "colour": "red"})
     if "data" in options:
         rows(tmp_path, count=90)
         with pytest.raises(PrivacyError, match=r"^data: .*training_rows"):
-            start(resumed)
+            make_session(resumed)
 
 
 def test_the_table_shows_statement_warnings_and_divergence(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    session = start(options)
+    session = make_session(options)
     summary = session.run()
     name = "data_notes" if "data_notes" in summary else "data_warnings"
     session.show(Console(width=400), summary | {name: ["beware"], "diverged": True})
@@ -203,10 +203,10 @@ def test_a_figure_says_in_words_what_it_cannot_draw(
     )
     past = [Reconstruction(**RECONSTRUCTION, epoch=n, diverged=False) for n in (1, 2)]
     panels = {"drawn": [1.0, 2.0], "at once": [None, None], "none": [None, math.inf]}
-    write_figure(tmp_path / "a.png", past, Drawn(title="a", panels=panels))
+    write_figure(tmp_path / "a.png", past, FigureSpec(title="a", panels=panels))
     assert words == ["spent at once", "infinite"]
     words.clear()
     ended = [*past[:1], Reconstruction(**RECONSTRUCTION, epoch=2, diverged=True)]
-    broken = Drawn(title="b", panels={"drawn": [1.0, math.nan]})
+    broken = FigureSpec(title="b", panels={"drawn": [1.0, math.nan]})
     write_figure(tmp_path / "b.png", ended, broken)
     assert words == ["diverged"]

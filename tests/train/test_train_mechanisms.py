@@ -20,7 +20,7 @@ from dpkern.ops.update import Ball
 from dpkern.privacy.mechanisms import DPSGD, AdaClip, Directional, ProjectedSGD, SpectralDP
 from dpkern.train import Session
 from dpkern.train.data import load
-from dpkern.train.responses import released, unbiased_loss
+from dpkern.train.label_privacy import released, unbiased_loss
 
 ROWS, CLASSES = 48, 3
 

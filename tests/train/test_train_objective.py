@@ -13,12 +13,12 @@ from dpkern.base import dispatch
 from dpkern.base.errors import BackendError, InvalidInput, PrivacyError
 from dpkern.base.outputs import CHECKPOINT, FIGURE, REPORT
 from dpkern.base.rng import Key, Purpose
-from dpkern.objective import Schedule, Training
+from dpkern.objective import SpofTraining, VisitSchedule
 from dpkern.objective.records import load
 from dpkern.privacy.mechanisms import SPOF
 from dpkern.train import checkpoint, objective_mechanism
 from dpkern.train.objective import ObjectiveSession
-from dpkern.train.start import start
+from dpkern.train.session_factory import make_session
 
 STEPS = 24
 """Two epochs of 12 records."""
@@ -58,7 +58,7 @@ def interrupted(options: dict[str, Any], step: int) -> ObjectiveSession:
 
 
 def started(options: dict[str, Any]) -> ObjectiveSession:
-    session = start(options)
+    session = make_session(options)
     assert isinstance(session, ObjectiveSession)
     return session
 
@@ -150,10 +150,10 @@ def test_samples_of_one_record_share_its_one_release(tmp_path: Path) -> None:
     path = table(tmp_path / "days.csv")
     records = load(path, features=4, bounds=60, samples=40)
     assert records.copies > 1
-    training = Training(
+    training = SpofTraining(
         records,
         SPOF(epsilon=1.0),
-        Schedule(epochs=1),
+        VisitSchedule(epochs=1),
         seeds=[0, 1],
         code=2,
         keys=[Key.fresh(), Key.fresh()],
@@ -226,7 +226,7 @@ def test_resuming_with_other_options_is_refused(
 ) -> None:
     interrupted(options, 3)
     with pytest.raises(error, match=f"^{name}: "):
-        start({"out": options["out"], "resume": True, "figure": False} | change)
+        make_session({"out": options["out"], "resume": True, "figure": False} | change)
 
 
 def test_a_complete_run_and_other_records_are_refused(
@@ -239,11 +239,11 @@ def test_a_complete_run_and_other_records_are_refused(
     with path.open("a") as file:
         file.write("1,2,3,4,5\n" * 20)
     with pytest.raises(PrivacyError, match=r"^data: "):
-        start(again)
+        make_session(again)
     table(path)
     started(again).run()
     with pytest.raises(InvalidInput, match=r"^resume: .*complete"):
-        start(again)
+        make_session(again)
 
 
 def test_a_run_that_diverges_stops_and_says_so(options: dict[str, Any]) -> None:
@@ -283,7 +283,7 @@ def test_what_does_not_apply_is_refused_before_anything_is_written(
     options: dict[str, Any], change: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(InvalidInput, match=f"^{name}: "):
-        start(options | change)
+        make_session(options | change)
     assert not options["out"].exists()
 
 
@@ -293,16 +293,16 @@ def test_a_backend_without_kernels_for_losses_is_refused_and_never_chosen(
     pytest.importorskip("numba")
     refused = "numba: has no kernel for this op"
     with pytest.raises(BackendError, match=refused):
-        start(options | {"backend": "numba"})
+        make_session(options | {"backend": "numba"})
     assert not options["out"].exists()
     monkeypatch.setattr(dispatch, "PREFERENCE", {"cpu": ("numba", "reference")})
-    assert start(options).backend == "reference"
+    assert make_session(options).backend == "reference"
 
 
 def test_no_epsilon_is_refused(options: dict[str, Any]) -> None:
     del options["epsilon"]
     with pytest.raises(InvalidInput, match=r"^epsilon: "):
-        start(options)
+        make_session(options)
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

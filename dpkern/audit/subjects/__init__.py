@@ -1,1 +1,1 @@
-"""What can be audited: noise kernels, private steps, releases of records, models, scripts."""
+"""Subjects of audits: noise kernels, private steps, releases of records, models, scripts."""

@@ -1,4 +1,4 @@
-"""Which backend runs an audited release: here, or emulated on the CPU."""
+"""Select the backend that runs an audited release: on its device here, or emulated on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...ops import testing
 
 
 def check_backend(backend: str | None) -> None:
-    """A backend's name, or None.
+    """Check that ``backend`` is a backend's name, or None.
 
     Raises:
         InvalidInput: no such backend.
@@ -19,7 +19,7 @@ def check_backend(backend: str | None) -> None:
 
 
 def running(backend: str | None) -> AbstractContextManager[None]:
-    """Backends of devices that are not here run emulated inside the block, others as they are.
+    """Run backends of absent devices emulated inside the block, others as they are.
 
     Args:
         backend: a name of ``dpkern info``; None leaves the choice to dpkern.
@@ -33,17 +33,17 @@ def running(backend: str | None) -> AbstractContextManager[None]:
 
 
 def named(backend: str | None) -> str:
-    """For reports: which backend runs, and whether only its emulation does."""
+    """Return the backend's name for reports, and whether it is emulated."""
     if backend is None:
         return "default backend"
     return backend if dispatch.availability(backend)[0] else f"{backend} emulated"
 
 
 def here(*, emulated: bool = True) -> list[str]:
-    """The backends that an audit can run on this machine.
+    """Return the backends that an audit can run on this machine.
 
     Args:
-        emulated: with those that only an emulation can run.
+        emulated: whether to include backends that only an emulation can run.
     """
     found = []
     for name in dispatch.BACKENDS:

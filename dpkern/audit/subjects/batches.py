@@ -1,24 +1,24 @@
-"""Batches of dpkern's own samplers against the law that a mechanism is accounted with."""
+"""Compare batches of dpkern's own samplers with the law that a mechanism is accounted with."""
 
 from __future__ import annotations
 
-from ...engine.sampling import FixedSizeBatches, PoissonBatches
+from ...engine.sampling import FixedSizeSampler, PoissonSampler
 from .. import sampler
 from ..findings import Check
 
 RECORDS, BATCH, STEPS = 512, 64, 400
-"""Small, and enough draws for a shuffled or a fixed sampler to show."""
+"""Small sizes, with enough draws to expose a shuffled or a fixed sampler."""
 CONFIDENCE = 1 - 1e-9
-"""These checks are asked beside the audit's statements and take nothing from their confidence."""
+"""Confidence of these checks, which take nothing from that of the audit's statements."""
 
 
 def checks(*, fixed: bool) -> tuple[Check, ...]:
-    """Fresh draws of the sampler that ``fixed`` sizes, or else Poisson sampling, calls for."""
+    """Check fresh draws of the fixed-size sampler if ``fixed``, else of Poisson sampling."""
     rate = BATCH / RECORDS
     drawn = (
-        FixedSizeBatches(dataset_size=RECORDS, batch_size=BATCH, steps=STEPS)
+        FixedSizeSampler(dataset_size=RECORDS, batch_size=BATCH, steps=STEPS)
         if fixed
-        else PoissonBatches(dataset_size=RECORDS, sample_rate=rate, steps=STEPS)
+        else PoissonSampler(dataset_size=RECORDS, sample_rate=rate, steps=STEPS)
     )
     return sampler.checks(
         (batch.tolist() for batch in drawn),

@@ -1,4 +1,4 @@
-"""Subjects by name: noise kernels, every mechanism, the noise of other libraries."""
+"""Make subjects by name: noise kernels, every mechanism, the noise of other libraries."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ..subject import Subject
 from .generator import Generator
 from .kernel import NoiseKernel
 from .labelled import LabelledRecord
-from .local import Coefficients, Record, Response
+from .local import CoefficientSubject, ReleasedRecordSubject, Response
 from .peer import LIBRARIES, Peer
 from .step import BATCH, PrivateStep
-from .visits import Visits
+from .visits import VisitsSubject
 
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What an audit chooses besides the mechanism."""
+class SubjectOptions:
+    """The choices of an audit besides the mechanism."""
 
     mode: str
     shapes: Shapes
@@ -36,21 +36,21 @@ class Options:
 
     @property
     def features(self) -> int:
-        """Of a record."""
+        """The number of features of a record."""
         return math.prod(self.shapes[0])
 
 
-Build = Callable[[Any, Options], Subject]
-"""From a configuration and the audit's options to the subject."""
+Build = Callable[[Any, SubjectOptions], Subject]
+"""A function from a configuration and the audit's options to the subject."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """How the subject of one name is made.
+class SubjectEntry:
+    """The recipe for the subject of one name.
 
     Attributes:
         kind: the class whose fields settings name.
-        build: from those fields and the audit's options to the subject.
+        build: function from those fields and the audit's options to the subject.
         audit: fields, shapes and options.
     """
 
@@ -60,12 +60,12 @@ class Entry:
 
 
 def names() -> tuple[str, ...]:
-    """What ``make`` knows."""
+    """Return the names that ``make`` knows."""
     return tuple(_ENTRIES)
 
 
 def kind(name: str) -> type[Any]:
-    """The class whose fields are the settings of a name.
+    """Return the class whose fields are the settings of a name.
 
     Raises:
         InvalidInput: an unknown name.
@@ -82,15 +82,16 @@ def make(
     steps: int = 1,
     shapes: Sequence[Sequence[int]] | None = None,
 ) -> Subject:
-    """A subject.
+    """Make the subject of a name.
 
     Args:
         name: one of ``names()``.
         mode: ``corrected`` or ``published``; kernels have one mode.
         settings: fields of ``kind(name)``, typed.
-        backend: who runs the ops, emulated where it has no device here; None: dpkern's choice.
+        backend: name of the backend, emulated where its device is missing. None selects the first
+            one that supports the call; see ``dpkern info``.
         steps: released together; visits, where a record is visited.
-        shapes: of the parameters; ``((n,),)`` for a record of n features.
+        shapes: shapes of the parameters; ``((n,),)`` for a record of n features.
 
     Raises:
         InvalidInput: an unknown name, setting or shape, or an option that this subject has not.
@@ -110,7 +111,7 @@ def make(
                 remedy=f"Leave {option} out.",
             )
     chosen = audit.shapes if shapes is None else checked_shapes(shapes)
-    options = Options(mode=mode, shapes=chosen, steps=steps, backend=backend)
+    options = SubjectOptions(mode=mode, shapes=chosen, steps=steps, backend=backend)
     given: Fields = {**audit.fields, **(audit.published if mode == "published" else {})}
     known = {field.name for field in fields(entry.kind) if field.init}
     if "mode" in known:
@@ -124,13 +125,16 @@ def make(
     return entry.build(entry.kind(**{**given, **(settings or {})}), options)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> SubjectEntry:
     choice(names(), name=name)
     return _ENTRIES[name]
 
 
 def _site(shape: tuple[int, ...]) -> Site:
-    """Three dimensions are a circulant layer's, four those of a convolution of an 8 x 8 image."""
+    """Return the site of a shape.
+
+    Three dimensions are a circulant layer's, four those of a convolution of an 8 x 8 image.
+    """
     if len(shape) == 3:
         return Site(kind="circulant", shape=shape, input=(1,), output=(1,))
     if len(shape) == 4:
@@ -140,13 +144,13 @@ def _site(shape: tuple[int, ...]) -> Site:
     return Site(kind="other", shape=shape)
 
 
-def _step(mechanism: Mechanism, options: Options) -> Subject:
+def _step(mechanism: Mechanism, options: SubjectOptions) -> Subject:
     return PrivateStep(
         mechanism=mechanism, shapes=options.shapes, steps=options.steps, backend=options.backend
     )
 
 
-def _kernel(kernel: NoiseKernel, options: Options) -> Subject:
+def _kernel(kernel: NoiseKernel, options: SubjectOptions) -> Subject:
     return NoiseKernel(
         **{
             **{field.name: getattr(kernel, field.name) for field in fields(kernel) if field.init},
@@ -156,34 +160,34 @@ def _kernel(kernel: NoiseKernel, options: Options) -> Subject:
     )
 
 
-def _generator(generator: Generator, options: Options) -> Subject:
+def _generator(generator: Generator, options: SubjectOptions) -> Subject:
     return replace(generator, backend=options.backend)
 
 
-def _functional(mechanism: Any, options: Options) -> Subject:
-    """Published: noisy coefficients; corrected: the record."""
+def _functional(mechanism: Any, options: SubjectOptions) -> Subject:
+    """Make a functional mechanism's subject: noisy coefficients if published, else the record."""
     if options.mode == "published":
         features, visits = options.features, options.steps
-        return Coefficients(
+        return CoefficientSubject(
             mechanism=mechanism, features=features, visits=visits, backend=options.backend
         )
-    return Record(mechanism=mechanism, features=options.features)
+    return ReleasedRecordSubject(mechanism=mechanism, features=options.features)
 
 
-def _visits(mechanism: Any, options: Options) -> Subject:
-    return Visits(mechanism=mechanism, features=options.features, visits=options.steps)
+def _visits(mechanism: Any, options: SubjectOptions) -> Subject:
+    return VisitsSubject(mechanism=mechanism, features=options.features, visits=options.steps)
 
 
-def _peer(peer: Peer, options: Options) -> Subject:
+def _peer(peer: Peer, options: SubjectOptions) -> Subject:
     return replace(peer, dimension=options.features)
 
 
-def _labelled(mechanism: AdLM, options: Options) -> Subject:
+def _labelled(mechanism: AdLM, options: SubjectOptions) -> Subject:
     del options
     return LabelledRecord(mechanism=mechanism)
 
 
-def _response(mechanism: LabelMechanism, options: Options) -> Subject:
+def _response(mechanism: LabelMechanism, options: SubjectOptions) -> Subject:
     return Response(mechanism=mechanism, backend=options.backend)
 
 
@@ -194,33 +198,33 @@ _RELEASED: Mapping[str, Build] = {
     "visits": _visits,
     "labelled record": _labelled,
 }
-"""What is looked at of a mechanism; see ``Audit.releases``."""
+"""The audited part of each kind of mechanism; see ``Audit.releases``."""
 
 _KERNEL = ("backend", "shapes")
 
 
-def _entries() -> dict[str, Entry]:
+def _entries() -> dict[str, SubjectEntry]:
     found = {
-        "add_noise": Entry(
+        "add_noise": SubjectEntry(
             NoiseKernel, _kernel, Audit(fields={"op": "add_noise"}, shapes=((16,),), takes=_KERNEL)
         ),
-        "update": Entry(
+        "update": SubjectEntry(
             NoiseKernel, _kernel, Audit(fields={"op": "update"}, shapes=((16,),), takes=_KERNEL)
         ),
-        "generator": Entry(
+        "generator": SubjectEntry(
             Generator, _generator, Audit(fields={}, shapes=FEATURE, takes=("backend",))
         ),
     }
     for mechanism in (*Mechanism.all(), *ObjectivePerturbation.all()):
         for each in mechanism.audits:
-            entry = Entry(mechanism, _RELEASED[each.releases], each)
+            entry = SubjectEntry(mechanism, _RELEASED[each.releases], each)
             found[f"{mechanism.name}{each.suffix}"] = entry
     for library in LIBRARIES:
         looked = Audit(fields={"library": library}, shapes=FEATURE, takes=("shapes",))
-        found[f"peer:{library.replace(' ', '_')}"] = Entry(Peer, _peer, looked)
+        found[f"peer:{library.replace(' ', '_')}"] = SubjectEntry(Peer, _peer, looked)
     return found
 
 
 _ENTRIES = _entries()
 
-__all__ = ["Options", "kind", "make", "names"]
+__all__ = ["SubjectOptions", "kind", "make", "names"]

@@ -1,4 +1,4 @@
-"""The noise generator of this machine: its kernels' releases, and every check of its words."""
+"""Audit this machine's noise generator: its kernels' releases, and every check of its words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS: tuple[Mechanism, ...] = (
     DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float"),
     LaplaceSGD(noise_multiplier=1.0, max_grad_norm=1.0),
 )
-"""Both laws, and sums that are rounded."""
+"""Mechanisms of both laws, and one with sums that are rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,8 @@ class Generator(NoiseKernel):
 
     Attributes:
         width: wide enough for every question about repeated noise.
-        backends: whose vectors and bits are compared; None: all names that dpkern knows.
+        backends: backends that are compared by vectors and bits. None selects all names that dpkern
+            knows.
     """
 
     width: int = 32
@@ -39,7 +40,7 @@ class Generator(NoiseKernel):
         return f"generator: {super()._name()}"
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """The kernel's own, the generator's, a step's, and unless ``quick`` two processes'."""
+        """Check the kernel, the generator, a step, and unless ``quick`` two processes."""
         found = [*super().checks(quick=quick)]
         found += generator.checks(backends=self.backends, quick=quick)
         for mechanism in _STEPS:

@@ -1,4 +1,4 @@
-"""The noise kernels by themselves: many runs are the rows of one call.
+"""Audit the noise kernels by themselves: many runs are the rows of one call.
 
 ``add_noise`` noises a tensor ``[runs, d]`` in place; ``update`` makes the same noise in registers,
 inside SGD with learning rate 1 on parameters that are zero. Row r has the coordinates r d to
@@ -22,7 +22,7 @@ from ...privacy.mechanisms.base import checked_noise_multiplier
 from ...privacy.mechanisms.certify import gaussian_spec, laplace_spec, lattice_bound
 from ...privacy.mechanisms.plan import Block
 from ...step.noise import purpose_of
-from .. import bits, canaries, claims, likelihood, repeats
+from .. import bits, canaries, claims, likelihood, noise_reuse
 from ..claims import Claim
 from ..findings import Check
 from ..subject import Pair, Subject
@@ -31,7 +31,7 @@ from .backend import check_backend, named, running
 OPS = ("add_noise", "update")
 
 LOOKED_AT = 10_000
-"""Runs whose bits are looked at."""
+"""Runs whose bits are examined."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,8 @@ class NoiseKernel(Subject):
         noise_multiplier: noise scale / bound of one record.
         width: d.
         dtype: integers: an exact sum; floats: one that is rounded stochastically.
-        backend: who runs it, emulated where it has no device here; None: dpkern's choice.
+        backend: name of the backend, emulated where its device is missing. None selects the first
+            one that supports the call; see ``dpkern info``.
 
     Raises:
         InvalidInput: a field out of its range.
@@ -92,7 +93,7 @@ class NoiseKernel(Subject):
         return claims.of_event(spec([self._block], "exact" if self.exact else "float"))
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
-        """``[runs, d]``: counts of cells where sums are integers, else floats."""
+        """Return ``[runs, d]``: counts of cells where sums are integers, else floats."""
         del seed  # the key is the operating system's
         key = Key.fresh()
         stream = key.stream(purpose_of(self.distribution), 1)
@@ -111,7 +112,7 @@ class NoiseKernel(Subject):
             return self._updated(rows, stream, rounding)
 
     def _updated(self, rows: Tensor, stream: Stream, rounding: Stream | None) -> Tensor:
-        """``0 - 1 noisy sum``, in units of the bound."""
+        """Return ``0 - 1 noisy sum``, in units of the bound."""
         rule = update.SGD(lr=1.0)
         params = [torch.zeros(rows.shape, dtype=self._float)]
         drawn = update.Noise(
@@ -136,22 +137,22 @@ class NoiseKernel(Subject):
         return torch.float32 if self.exact else self.dtype
 
     def noise_sd(self) -> float | None:
-        """Of Gaussian noise, in the units of ``release``."""
+        """Return the noise scale of Gaussian noise, in the units of ``release``."""
         return self._scale if self.distribution == "gaussian" else None
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """Bits of what is released, and noise that is used twice."""
+        """Check the bits of released numbers, and noise that is used twice."""
         del quick
         # The same sum everywhere: equal numbers are then equal noise.
         released = self.release(torch.zeros(self.width, dtype=self.dtype), LOOKED_AT, 0)
         cell = self._scale / SCALE_CELLS
-        found = [bits.lattice(released, cell), *repeats.repeats(released)]
+        found = [bits.lattice(released, cell), *noise_reuse.repeats(released)]
         counts = (released.double() / torch.tensor(cell).to(self._float).double()).round().long()
         uniform = 4 if self.distribution == "gaussian" else 2
         return [*found, bits.uniform_low_bits(counts, bits=uniform)]
 
     def null(self) -> Tensor:
-        """The sum of the other records."""
+        """Return the sum of the other records."""
         others = canaries.directions(self.width, seed=1)[
             "random" if self.width > 1 else "coordinate"
         ]
@@ -163,7 +164,7 @@ class NoiseKernel(Subject):
         return lattice_bound(1.0, self.noise_multiplier) if self.exact else 1.0
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """One record more, at the bound."""
+        """Return pairs with one more record, at the bound."""
         found = canaries.directions(self.width, weakest=weakest)
         return [self._pair(name, direction) for name, direction in found.items()]
 
@@ -182,11 +183,11 @@ class NoiseKernel(Subject):
 
     @property
     def _scale(self) -> float:
-        """Of the noise, in the units of ``release``."""
+        """The noise scale, in the units of ``release``."""
         counts = self.exact and self.op == "add_noise"
         return float(SCALE_CELLS) if counts else self.noise_multiplier
 
     def _shown(self, sums: Tensor) -> Tensor:
-        """Sums without noise in the units of ``release``."""
+        """Return sums without noise in the units of ``release``."""
         units = SCALE_UNITS / self._scale if self.exact else 1.0
         return sums.double() / units

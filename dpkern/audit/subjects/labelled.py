@@ -1,6 +1,6 @@
-"""What AdLM and ILM release of one labelled record: relevances, inputs, and label.
+"""Audit what AdLM and ILM release of one labelled record: relevances, inputs, and label.
 
-Where no noise is shared, every record of a data set is a run of its own; otherwise a run is a whole
+If no noise is shared, every record of a data set is a run of its own. Otherwise a run is a whole
 release, of as many records as the setting has.
 """
 
@@ -26,8 +26,8 @@ from ..subject import Pair, Subject
 from .local import REPLACED, _settle
 
 
-class Example(NamedTuple):
-    """One record, and what the others' relevances add up to.
+class RelevanceRecord(NamedTuple):
+    """One record, and the mean relevance of all records.
 
     Attributes:
         x: features in [0, 1], ``[d]``.
@@ -45,7 +45,7 @@ class ReleaseRatio:
     """The log-likelihood ratio of independent parts: Laplace noise, and answers to one label.
 
     Args:
-        laplace: of the first columns.
+        laplace: ratio of the first columns.
         answers: factor of each of the other columns.
     """
 
@@ -65,8 +65,8 @@ class LabelledRecord(Subject):
 
     Args:
         mechanism: its configuration.
-        relevance: AdLM: mean relevance of each feature, public or the records'; None: one feature
-            has all of it, where the inputs' budget is spent on one coordinate.
+        relevance: AdLM: mean relevance of each feature, public or the records'. None gives all of
+            it to one feature, where the inputs' budget is spent on one coordinate.
 
     Raises:
         InvalidInput: coefficients that contain the hidden layer: nothing is released at once.
@@ -86,21 +86,22 @@ class LabelledRecord(Subject):
                 "mechanism",
                 expected="coefficient_form='label_scalar', with noise",
                 got=self.mechanism.fingerprint,
-                remedy="Coefficients with the hidden layer are released in training only.",
+                remedy="Set coefficient_form='label_scalar' and a finite epsilon: coefficients of "
+                "the hidden layer are released in training only.",
             )
         proved = claims.of_event(self.mechanism.event_spec(), neighbouring=REPLACED)
         printed = self.mechanism.mode == "published"
-        claimed = claims.Pure(self.mechanism.epsilon_claimed()) if printed else proved
+        claimed = claims.PureDP(self.mechanism.epsilon_claimed()) if printed else proved
         _settle(self, claimed, proved, f"{self.mechanism.name}, {self.mechanism.mode}")
 
     @property
     def _apart(self) -> bool:
-        """Whether the records of one release are as many runs."""
+        """Whether each record of one release is a run of its own."""
         alone = self.mechanism.noise_sharing == "iid_per_example"
         return alone and not self.mechanism.releases_relevance
 
-    def release(self, data: Example, runs: int, seed: int) -> Tensor:
-        """``[runs, ...]``: relevances if they are released, inputs, label.
+    def release(self, data: RelevanceRecord, runs: int, seed: int) -> Tensor:
+        """Return ``[runs, ...]``: relevances if they are released, inputs, label.
 
         With a draw that all records share, the inputs of a bystander as well.
         """
@@ -110,7 +111,7 @@ class LabelledRecord(Subject):
             return torch.cat([found.inputs[:runs], *_labels(found, slice(runs))], dim=1)
         return torch.stack([self._whole(data) for _ in range(runs)])
 
-    def _whole(self, data: Example) -> Tensor:
+    def _whole(self, data: RelevanceRecord) -> Tensor:
         found = self._released(data, self.mechanism.setting.records - 1)
         seen = [found.inputs[:1], *_labels(found, slice(1))]
         if self.mechanism.releases_relevance and found.relevance is not None:
@@ -119,8 +120,8 @@ class LabelledRecord(Subject):
             seen.append(found.inputs[-1:])
         return torch.cat(seen, dim=1)[0]
 
-    def _released(self, data: Example, copies: int) -> adlm_release.Released:
-        """The record so many times, and a bystander of another class."""
+    def _released(self, data: RelevanceRecord, copies: int) -> adlm_release.ReleasedDataset:
+        """Release the record so many times, beside a bystander of another class."""
         setting = self.mechanism.setting
         sized = replace(self.mechanism, setting=replace(setting, records=copies + 1))
         x = torch.cat([data.x.expand(copies, -1), torch.zeros(1, len(data.x))])
@@ -131,7 +132,7 @@ class LabelledRecord(Subject):
         return adlm_release.release(sized, labelled, Key.fresh(), relevance=relevance)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """Everything changed, the inputs only, the most relevant input only, the label only."""
+        """Return pairs that change everything, the inputs, the most relevant input, the label."""
         del weakest
         d = self.mechanism.setting.layer.features
         relevance = self._relevance()
@@ -149,9 +150,9 @@ class LabelledRecord(Subject):
             moved = relevance - 1 / self.mechanism.setting.records
         found = []
         for name, (x, label) in others.items():
-            without = Example(zeros, 0, relevance)
+            without = RelevanceRecord(zeros, 0, relevance)
             mean = moved if name == "everything" else relevance
-            present = Example(x, label, mean)
+            present = RelevanceRecord(x, label, mean)
             score = self._ratio(without, present) if self._apart else None
             layer = "canary" if score is None else "likelihood"
             found.append(
@@ -166,7 +167,7 @@ class LabelledRecord(Subject):
         one[0] = 1
         return one
 
-    def _ratio(self, without: Example, present: Example) -> ReleaseRatio:
+    def _ratio(self, without: RelevanceRecord, present: RelevanceRecord) -> ReleaseRatio:
         mechanism, classes = self.mechanism, self.mechanism.setting.classes
         betas = mechanism.betas(without.relevance)
         scales = [mechanism.input_scales(betas)]
@@ -195,8 +196,8 @@ class LabelledRecord(Subject):
         )
 
 
-def _labels(found: adlm_release.Released, rows: slice) -> list[Tensor]:
-    """What is released of the labels, ``[n, ...]`` each."""
+def _labels(found: adlm_release.ReleasedDataset, rows: slice) -> list[Tensor]:
+    """Return what is released of the labels, ``[n, ...]`` each."""
     if found.coefficients is not None:
         return [found.coefficients.linear[rows], found.coefficients.quadratic[rows]]
     assert found.targets is not None

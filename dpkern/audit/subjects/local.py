@@ -1,4 +1,4 @@
-"""What leaves one record, once: its released form, noisy coefficients, or a randomized response.
+"""Audit one release of one record: its noisy form, noisy coefficients, or a randomized response.
 
 Neighbours are two values of the record: all features 0 against all 1, and one feature alone. Rows
 of a call are runs: every record of a data set has noise of its own.
@@ -30,11 +30,12 @@ REPLACED = "replace_one"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Record(Subject):
+class ReleasedRecordSubject(Subject):
     """The released record of SPOF or FM in corrected mode, on which everything is trained.
 
     Args:
-        mechanism: with ``release="record"``, or ``coefficients``, where it is released as a target.
+        mechanism: configuration with ``release="record"``, or ``coefficients``, where the record is
+            released as a target.
         features: n.
 
     Raises:
@@ -64,14 +65,14 @@ class Record(Subject):
         _settle(self, promise, promise, text)
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
-        """``[runs, n]``."""
+        """Return releases ``[runs, n]``."""
         del seed  # the key is the operating system's
         rows = data.expand(runs, self.features).contiguous()
         alone = self.mechanism.release == "coefficients"
         return release.record(self.mechanism, rows, Key.fresh(), clip=not alone)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """All features at once, and one."""
+        """Return pairs that differ in all features at once, and in one."""
         del weakest
         # 1 is ``reach`` units of scale / 2^20, never more than 1.
         reach = self.mechanism.record_reach(self.features) / SCALE_UNITS
@@ -89,15 +90,16 @@ class Record(Subject):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coefficients(Subject):
+class CoefficientSubject(Subject):
     """The printed release of SPOF and FM: noisy coefficients of a record, fresh at every visit.
 
     Args:
-        mechanism: in published mode.
+        mechanism: configuration in published mode.
         features: n.
-        visits: of the record; the source claims the same epsilon for any number.
+        visits: visits of the record; the paper claims the same epsilon for any number.
         shift: c_j as a public number, which the printed scale grows with.
-        backend: who runs the op, emulated where it has no device here; None: dpkern's choice.
+        backend: name of the backend, emulated where its device is missing. None selects the first
+            one that supports the call; see ``dpkern info``.
 
     Raises:
         InvalidInput: another mode.
@@ -127,16 +129,16 @@ class Coefficients(Subject):
             )
         # The scale is a public number here, so what the coefficients alone cost can be proved.
         paid = self.mechanism.epsilon_audited(visits=self.visits, shift=self.shift)
-        proved = claims.Laplace(paid) if self.visits == 1 else claims.Pure(paid)
+        proved = claims.Laplace(paid) if self.visits == 1 else claims.PureDP(paid)
         text = f"{self.mechanism.name}, published, coefficients, {named(self.backend)}"
-        _settle(self, claims.Pure(self.mechanism.epsilon), proved, text)
+        _settle(self, claims.PureDP(self.mechanism.epsilon), proved, text)
 
     @property
     def _scale(self) -> float:
         return float(self.mechanism.scale(self.features, self.shift))
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
-        """``[runs, visits 2 n]``: linear, then quadratic coefficients."""
+        """Return ``[runs, visits 2 n]``: linear, then quadratic coefficients."""
         del seed  # the key is the operating system's
         key, scale = Key.fresh(), self._scale
         rows = data.expand(runs, self.features).contiguous()
@@ -153,7 +155,7 @@ class Coefficients(Subject):
         return torch.cat(found, dim=1)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """All features at once, and one."""
+        """Return pairs that differ in all features at once, and in one."""
         del weakest
         form = coef.form_of(str(self.mechanism.form))
         found = []
@@ -175,7 +177,8 @@ class Response(Subject):
 
     Args:
         mechanism: its configuration.
-        backend: who runs the op, emulated where it has no device here; None: dpkern's choice.
+        backend: name of the backend, emulated where its device is missing. None selects the first
+            one that supports the call; see ``dpkern info``.
     """
 
     usual_runs: ClassVar[int] = 100_000
@@ -191,11 +194,11 @@ class Response(Subject):
         proved = claims.of_event(self.mechanism.event_spec(), neighbouring=REPLACED)
         k = self.mechanism.categories
         text = f"{self.mechanism.name}, {k} categories, {named(self.backend)}"
-        claimed = claims.Pure(self.mechanism.epsilon)
+        claimed = claims.PureDP(self.mechanism.epsilon)
         _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, text)
 
     def release(self, data: int, runs: int, seed: int) -> Tensor:
-        """``[runs, 1]``: the answers to one symbol."""
+        """Return ``[runs, 1]``: the answers to one symbol."""
         del seed  # the key is the operating system's
         symbols = torch.full((runs,), data, dtype=torch.int64)
         stream = Key.fresh().stream(Purpose.SYMBOLS, 1)
@@ -204,7 +207,7 @@ class Response(Subject):
         return told[:, None]
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """The first category against the last, whose lie is widest, and the other way round."""
+        """Return the first category against the last, which is furthest away, both ways round."""
         del weakest
         last = self.mechanism.categories - 1
         return [
@@ -222,7 +225,7 @@ class Response(Subject):
 
 
 def _extremes(features: int) -> list[tuple[str, Tensor, Tensor]]:
-    """Records that differ as much as two can, and in one feature."""
+    """Return records that differ as much as two can, and records that differ in one feature."""
     zeros, one = torch.zeros(features), torch.zeros(features)
     one[0] = 1
     found = [("all features", zeros, torch.ones(features))]
@@ -230,6 +233,6 @@ def _extremes(features: int) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def _settle(subject: Subject, claimed: Claim, certified: Claim, name: str) -> None:
-    """The fields that follow from the others."""
+    """Set the fields that follow from the others."""
     for each, value in {"claimed": claimed, "certified": certified, "name": name}.items():
         object.__setattr__(subject, each, value)

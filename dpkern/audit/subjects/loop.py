@@ -1,9 +1,9 @@
-"""A user's whole training loop, with and without one record: ``path.py:main``.
+"""Audit a user's whole training loop, with and without one record: ``path.py:main``.
 
 ``main`` takes no arguments, makes its data, model and engine, and trains. It is run unchanged: once
-to see which records matter, then with all records, then without one of them or with a hostile one.
-All runs have the same random numbers and the same batches up to the record, and release the same
-(``loop_run``), so that two of them differ by what one record does.
+to see which records matter, then with all records, then without one of them or with an adversarial
+one. All runs have the same random numbers and the same batches up to the record, and release the
+same (``loop_run``), so that two of them differ by what one record does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .loop_compare import (
     state_check,
 )
 from .loop_records import OUTLIER, Content
-from .loop_run import CannotAudit, LoopError, Setting, Trace, run
+from .loop_run import CannotAudit, LoopError, LoopSetting, LoopTrace, run
 from .loop_state import VARIABLE
 
 STEPS = 10
@@ -89,7 +89,7 @@ def audit_loop(
         reference: a function without arguments that calls ``make_private`` and trains.
         steps: releases of each run, at most.
         seconds: no attack begins later than this; the first one is always tried.
-        delta: of the epsilons.
+        delta: delta of the epsilons.
         progress: called with a stage and the share of the work that is done.
 
     Raises:
@@ -100,7 +100,7 @@ def audit_loop(
     check.positive(seconds=seconds)
     check.open_unit(delta=delta)
     path, _, symbol = reference.rpartition(":")
-    first = Setting(
+    first = LoopSetting(
         path=Path(path).resolve(), symbol=symbol, steps=steps, seconds=max(seconds / 16, 1.0)
     )
     try:
@@ -111,7 +111,7 @@ def audit_loop(
 
 
 class _LoopAudit:
-    def __init__(self, setting: Setting, seconds: float, delta: float, tell: Tell) -> None:
+    def __init__(self, setting: LoopSetting, seconds: float, delta: float, tell: Tell) -> None:
         self.setting, self.seconds, self.delta, self.tell = setting, seconds, delta, tell
         self.began = time.monotonic()
         self.runs = 0
@@ -122,9 +122,9 @@ class _LoopAudit:
         self.unstable = 0.0
         self.changing: set[str] = set()
         self.refusal = ""
-        """What the engine said when it refused the first run."""
+        """The engine's error when it refused the first run."""
         self.refused = False
-        """Whether it refused a later one."""
+        """Whether the engine refused a later run."""
 
     def findings(self) -> LoopFindings:
         """Run everything."""
@@ -142,7 +142,11 @@ class _LoopAudit:
             )
         assert scout.plan is not None
         if not all(math.isfinite(bound) and bound > 0 for bound in scout.plan.group_bounds):
-            raise self._cannot("a finite max_grad_norm", "none: nothing bounds a record", "Clip.")
+            raise self._cannot(
+                "a finite max_grad_norm",
+                "none: nothing bounds a record",
+                "Pass a finite max_grad_norm to make_private.",
+            )
         self.refusal = "" if scout.refusal is None else _named(scout)
         if not any(scout.fresh):
             taken = hand_out_check(scout)
@@ -170,10 +174,10 @@ class _LoopAudit:
             )
         return found
 
-    def _attack_all(self, scout: Trace) -> Trace:
-        """Try attack after attack while there is time; returns the first run with all records."""
-        base: Trace | None = None
-        shared: tuple[Any, Trace] | None = None
+    def _attack_all(self, scout: LoopTrace) -> LoopTrace:
+        """Try attack after attack while there is time; return the first run with all records."""
+        base: LoopTrace | None = None
+        shared: tuple[Any, LoopTrace] | None = None
         plans = self._plans(scout)
         for number, plan in enumerate(plans):
             late = time.monotonic() - self.began + 2 * scout.seconds > self.seconds
@@ -200,7 +204,7 @@ class _LoopAudit:
         assert base is not None
         return base
 
-    def _plans(self, scout: Trace) -> list[_Plan]:
+    def _plans(self, scout: LoopTrace) -> list[_Plan]:
         largest = max(scout.norms, key=lambda i: scout.norms[i], default=0)
         others = [i for i in range(scout.records) if i != largest]
         if not others:
@@ -221,8 +225,8 @@ class _LoopAudit:
             plans.append(_Plan("duplicate of a record", other, scout.quiet, pair, double))
         return plans
 
-    def _control(self, setting: Setting, whole: Trace) -> None:
-        """Run once more on the same records: what differs then is nobody's.
+    def _control(self, setting: LoopSetting, whole: LoopTrace) -> None:
+        """Run once more on the same records: no record causes what differs then.
 
         Raises:
             CannotAudit: a script that is not reproducible.
@@ -246,10 +250,10 @@ class _LoopAudit:
                 "changes from run to run. Bounds are widened by twice that."
             )
 
-    def _attack(self, plan: _Plan, setting: Setting, whole: Trace) -> None:
+    def _attack(self, plan: _Plan, setting: LoopSetting, whole: LoopTrace) -> None:
         name, bound = plan.name, 1.0
         try:
-            other: Trace | None = self._run(replace(setting, removed=plan.record), whole)
+            other: LoopTrace | None = self._run(replace(setting, removed=plan.record), whole)
         except LoopError as error:
             other = None
             self.notes.append(
@@ -285,13 +289,13 @@ class _LoopAudit:
         if not whole.quiet and bound == 1.0 and self.likelihood is None:
             self.likelihood = likelihood_ratio(whole, other, self.delta)
 
-    def _note_refusal(self, plan: _Plan, trace: Trace) -> None:
+    def _note_refusal(self, plan: _Plan, trace: LoopTrace) -> None:
         self.refused = True
         self.notes.append(
             f"{_title(plan)}: the engine refused a run after {trace.steps} steps: {_named(trace)}"
         )
 
-    def _checks(self, base: Trace) -> tuple[Check, ...]:
+    def _checks(self, base: LoopTrace) -> tuple[Check, ...]:
         return (
             movement_check(self.attacks, held=True),
             movement_check(self.attacks, held=False),
@@ -302,7 +306,7 @@ class _LoopAudit:
     def _reached(self) -> bool:
         return any(step.held and step.moved > 0 for a in self.attacks for step in a.steps)
 
-    def _found(self, base: Trace, checks: tuple[Check, ...]) -> LoopFindings:
+    def _found(self, base: LoopTrace, checks: tuple[Check, ...]) -> LoopFindings:
         variables = sorted(
             {
                 name
@@ -334,7 +338,7 @@ class _LoopAudit:
             seconds=time.monotonic() - self.began,
         )
 
-    def _run(self, setting: Setting, base: Trace | None, **options: Any) -> Trace:
+    def _run(self, setting: LoopSetting, base: LoopTrace | None, **options: Any) -> LoopTrace:
         self.runs += 1
         return run(setting, base, **options)
 
@@ -342,8 +346,8 @@ class _LoopAudit:
         return CannotAudit(self.setting.label, expected=expected, got=got, remedy=remedy)
 
 
-def _named(trace: Trace) -> str:
-    """The engine's error with its type."""
+def _named(trace: LoopTrace) -> str:
+    """Return the engine's error with its type."""
     return f"{type(trace.refusal).__name__}: {trace.refusal}"
 
 

@@ -1,4 +1,4 @@
-"""Two runs of a loop side by side: how far sums moved, what is remembered, what the noise shows."""
+"""Compare two runs of a loop: how far sums moved, what is remembered, what the noise shows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from ...base.errors import PrivacyError
 from ...privacy.accounting.shown import shown_lower_bound
 from ...privacy.mechanisms.plan import Plan
-from ..claims import Gaussian, of_event
+from ..claims import GaussianDP, of_event
 from ..findings import Check
 from ..loop import Attack, LikelihoodRatio, StepMovement
-from .loop_run import Trace
+from .loop_run import LoopTrace
 from .loop_state import VARIABLE, differences
 
 ROUNDING = 2.0**-12
@@ -21,7 +21,7 @@ ROUNDING = 2.0**-12
 UNMOVED = 2.0**-20
 """Part of C that counts as no movement between batches of the same records."""
 SHOWN = 8
-"""Names of what is remembered, in a sentence."""
+"""Maximum of remembered names in a sentence."""
 
 
 def listed(names: list[str]) -> str:
@@ -29,16 +29,16 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def aligned(whole: Trace, other: Trace) -> bool:
+def aligned(whole: LoopTrace, other: LoopTrace) -> bool:
     """Whether the generators of two runs stood alike at every release."""
     shared = min(whole.steps, other.steps)
     return whole.generators[:shared] == other.generators[:shared]
 
 
 def compare(
-    whole: Trace, other: Trace, *, bound: float, unstable: float
+    whole: LoopTrace, other: LoopTrace, *, bound: float, unstable: float
 ) -> tuple[StepMovement, ...]:
-    """How far the sums of each step are apart."""
+    """Return how far apart the sums of each step are."""
     assert whole.plan is not None
     found = []
     for step in range(min(whole.steps, other.steps)):
@@ -59,7 +59,7 @@ def compare(
 
 
 def _distance(plan: Plan, one: list[Tensor], other: list[Tensor]) -> tuple[float, int]:
-    """The largest distance of all clip groups in units of C, and the parameter that moved most.
+    """Return the largest distance of all clip groups in units of C, and the most moved parameter.
 
     Release coordinates are up to ``stretch`` times as long as what is clipped.
     """
@@ -77,8 +77,8 @@ def _distance(plan: Plan, one: list[Tensor], other: list[Tensor]) -> tuple[float
     return max(groups), max(range(len(shares)), key=shares.__getitem__)
 
 
-def remembered_apart(whole: Trace, other: Trace) -> dict[str, str] | None:
-    """What two runs hold that differs; None where there was nothing to look at."""
+def remembered_apart(whole: LoopTrace, other: LoopTrace) -> dict[str, str] | None:
+    """Return what two runs hold that differs; None where there was nothing to compare."""
     found: dict[str, str] | None = None
     for one, two in ((whole.remembered, other.remembered), (whole.final, other.final)):
         if one is not None and two is not None:
@@ -86,8 +86,8 @@ def remembered_apart(whole: Trace, other: Trace) -> dict[str, str] | None:
     return found
 
 
-def likelihood_ratio(whole: Trace, other: Trace, delta: float) -> LikelihoodRatio | None:
-    """Of two runs with noise; None where the noise is not Gaussian on every coordinate."""
+def likelihood_ratio(whole: LoopTrace, other: LoopTrace, delta: float) -> LikelihoodRatio | None:
+    """Compute the likelihood ratio of two runs with noise; None unless Gaussian everywhere."""
     plan = whole.plan
     assert plan is not None
     if plan.distribution != "gaussian" or not all(sd > 0 for sd in plan.scales):
@@ -97,7 +97,7 @@ def likelihood_ratio(whole: Trace, other: Trace, delta: float) -> LikelihoodRati
         promised = of_event(plan.spec, neighbouring=plan.neighbouring, steps=held or 1)
     except PrivacyError:
         return None
-    if not isinstance(promised, Gaussian) or not held:
+    if not isinstance(promised, GaussianDP) or not held:
         return None
     square = math.fsum(
         float((a - b).double().square().sum()) / sd**2
@@ -153,7 +153,7 @@ def state_check(attacks: list[Attack]) -> Check:
     )
 
 
-def hand_out_check(base: Trace) -> Check:
+def hand_out_check(base: LoopTrace) -> Check:
     """Whether every step was one of a batch that the private loader had yielded."""
     missing = sum(
         not fresh and not elsewhere

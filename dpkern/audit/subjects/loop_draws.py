@@ -1,4 +1,4 @@
-"""Random draws of a run without one record, as they were drawn for the others with it.
+"""Align the random draws of a run without one record with those of the run that has it.
 
 Dropout on ``[B, ...]`` and on ``[B - 1, ...]`` draws other masks for the same records, which no
 record has caused. So a run with all records notes the size of every draw of torch's generators, and
@@ -16,17 +16,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Sizes = dict[int, list[tuple[int, ...]]]
-"""The sizes of the draws since each hand-out, by its number."""
+"""The sizes of the draws since each yielded batch, by its number."""
 
 
 class AlignedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the size of every random draw, or repeats draws of the noted sizes.
+    """A dispatch mode that notes the size of every random draw, or repeats draws of noted sizes.
 
     Args:
-        batch: returns the number of the current hand-out.
-        noted: of the run that is repeated; None notes only.
-        place: returns the position of the missing record in the current batch; None: none is
-            missing.
+        batch: function that returns the number of the current batch.
+        noted: sizes of the run that is repeated. None notes sizes only.
+        place: function that returns the position of the missing record in the current batch. None
+            means that no record is missing.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AlignedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for whole in (*own, *noted):  # an engine may run a model once more, to look at it
             rows = _missing(size, whole, place)
             if rows is not None:
-                with torch._C.DisableTorchFunctionSubclass():  # whoever follows rows elsewhere
+                with torch._C.DisableTorchFunctionSubclass():  # other code that follows rows
                     return _drawn(func, args, kwargs, whole, rows)
         return func(*args, **kwargs)
 
@@ -70,7 +70,7 @@ class _Rows:
         self.dim, self.start, self.count, self.size = dim, start, count, size
 
     def insert(self, value: Any) -> Any:
-        """A tensor of the smaller size with copies of its first row in the missing places."""
+        """Return a tensor of the smaller size with copies of its first row as missing places."""
         if not isinstance(value, Tensor) or not self._is(value, self.size - self.count):
             return value
         first = value.narrow(self.dim, 0, 1).expand(
@@ -81,7 +81,7 @@ class _Rows:
         return torch.cat([before, first, after], self.dim)
 
     def drop(self, value: Any) -> Any:
-        """A tensor of the larger size without the rows."""
+        """Return a tensor of the larger size without the rows."""
         if not isinstance(value, Tensor) or not self._is(value, self.size):
             return value
         after = self.start + self.count
@@ -147,7 +147,7 @@ def _resized(value: Any, size: tuple[int, ...], rows: _Rows) -> Any:
 
 
 def _others(order: Tensor, rows: _Rows) -> Tensor:
-    """A permutation of all rows as one of those that are left."""
+    """Return a permutation of all rows as one of the rows that are left."""
     end = rows.start + rows.count
     left = order[(order < rows.start) | (order >= end)]
     return torch.where(left >= end, left - rows.count, left)

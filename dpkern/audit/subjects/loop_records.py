@@ -1,4 +1,4 @@
-"""The records of an audited loop: which ones each batch holds, and what is in them.
+"""Control the records of an audited loop: which ones each batch holds, and their contents.
 
 Batches with even numbers hold every target, those with odd numbers none; all other records come as
 the engine's sampler drew them. A run without a target leaves it out of the batches that hold it,
@@ -21,16 +21,16 @@ from torch.utils.data import Dataset
 
 SEED = 0x10F5
 OUTLIER = 1000.0
-"""An outlier's floating-point numbers are those of a record, times this."""
+"""Factor of an outlier's floating-point numbers over those of a record."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """What stands in a record's place.
+    """The content that stands in a record's place.
 
     Attributes:
         source: the record that is read instead.
-        factor: of its floating-point numbers.
+        factor: factor of the record's floating-point numbers.
     """
 
     source: int
@@ -38,7 +38,7 @@ class Content:
 
 
 def seed_everything(seed: int, *, devices: bool = True) -> None:
-    """Seed the generators of torch, NumPy and Python; of torch's maybe the CPU's alone."""
+    """Seed the generators of torch, NumPy and Python; without ``devices`` torch's CPU one alone."""
     if devices:
         torch.manual_seed(seed)
     else:
@@ -126,8 +126,8 @@ class ForcedMasks:
 
     Args:
         targets: the records in question.
-        removed: the one that is left out; None: none is.
-        records: of the data set.
+        removed: target that is left out. None leaves out none.
+        records: size of the data set.
         poisson: batches may have any size; others keep theirs.
     """
 
@@ -139,7 +139,7 @@ class ForcedMasks:
         self.poisson = poisson
         self.rest = [i for i in range(records) if i not in targets]
         self.places: dict[int, int] = {}
-        """Where the missing record would stand in its physical batch, by the batch's number."""
+        """The place of the missing record in its physical batch, by the batch's number."""
         self.parts: dict[int, list[list[int]]] = {}
         """The records of every physical batch, by the number of its logical batch."""
 

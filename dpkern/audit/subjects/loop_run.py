@@ -1,4 +1,4 @@
-"""One run of a user's training loop under an audit's observer.
+"""Run a user's training loop once under an audit's observer.
 
 The first run, with all records, keeps the clipped sum of every step. Later runs compute sums of
 their own and release the first run's in their place. So both have the same weights at every step,
@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from ...base.errors import DPKernError, InvalidInput
-from ...engine.arguments import Options
+from ...engine.arguments import MakePrivateOptions
 from ...engine.capture import Capture
 from ...engine.hooks import Hook
 from ...engine.loader import PrivateLoader
 from ...engine.observing import observed_by
-from ...engine.optimizer import Adapter
+from ...engine.optimizer import OptimizerAdapter
 from ...ops import clip
 from ...privacy.mechanisms.base import Mechanism
 from ...privacy.mechanisms.plan import Plan
@@ -47,7 +47,7 @@ from .loop_script import as_script, printed, read
 from .loop_state import Snapshot, frames_of, snapshot
 
 LIMIT, RETURNED, REFUSED = "limit", "returned", "refused"
-"""How a run ended: it was stopped, ``main`` returned, or the engine refused to go on."""
+"""The ends of a run: it was stopped, ``main`` returned, or the engine refused to go on."""
 
 
 LEAST = 2
@@ -55,8 +55,8 @@ LEAST = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What a run is.
+class LoopSetting:
+    """The setting of one run.
 
     Attributes:
         path, symbol: the script and its function.
@@ -64,7 +64,7 @@ class Setting:
         quiet: without noise.
         targets: records that every even batch holds.
         removed: the target that is left out.
-        contents: what stands in the place of records.
+        contents: content of replaced records.
         seconds: it is stopped at a release so long after ``make_private``, but not at the first.
     """
 
@@ -84,19 +84,19 @@ class Setting:
 
 
 @dataclass
-class Trace:
-    """What was seen of a run.
+class LoopTrace:
+    """The observations of a run.
 
     Attributes:
-        sums: of every step, by parameter, in the units of gradients.
+        sums: clipped sums of every step, by parameter, in the units of gradients.
         released: the sums that were released instead, as the step holds them.
         held: whether each step's batch was to hold the targets.
         sizes: samples of each step.
-        fresh: whether each step had a hand-out of its own.
+        fresh: whether each step had a batch of its own.
         elsewhere: whether each step was accounted by another sampling than the loader's.
-        strays: forward passes in training for which nothing was handed out.
+        strays: forward passes in training without a yielded batch.
         generators: digests of the generators' states at each step.
-        remembered: at the last step whose batch held no target.
+        remembered: state after the last step whose batch held no target.
         final: model and optimizer, after ``main`` returned.
         norms: the largest norm of each record's gradient, as far as it was seen.
         ended: one of the three words above.
@@ -128,37 +128,38 @@ class Trace:
 
     @property
     def steps(self) -> int:
-        """Releases."""
+        """The number of releases."""
         return len(self.sums)
 
 
 class CannotAudit(InvalidInput):
-    """A loop that this audit cannot speak of."""
+    """An error for a loop that this audit cannot judge."""
 
 
 class LoopError(InvalidInput):
-    """A script that raises an error of its own."""
+    """An error for a script that raises one of its own."""
 
 
 class _Enough(BaseException):
-    """Ends ``main`` after the last step; no ``except Exception`` of a loop holds it back."""
+    """An exception that ends ``main`` after the last step, past any ``except Exception``."""
 
 
 class LoopObserver:
     """The observer of one run, and the watcher of its step.
 
     Args:
-        setting: what the run is.
-        base: the run with all records, whose sums are released; None: this is the one.
+        setting: setting of the run.
+        base: run with all records, which gives the sums to release. None means that this is that
+            run.
     """
 
-    def __init__(self, setting: Setting, base: Trace | None) -> None:
+    def __init__(self, setting: LoopSetting, base: LoopTrace | None) -> None:
         self.setting, self.base = setting, base
         self.until = math.inf
-        self.trace = Trace()
+        self.trace = LoopTrace()
         self.problem: CannotAudit | None = None
         self.script: types.ModuleType | None = None
-        self._parts: tuple[Capture, DPStep, Adapter, PrivateLoader] | None = None
+        self._parts: tuple[Capture, DPStep, OptimizerAdapter, PrivateLoader] | None = None
         self._masks: ForcedMasks | None = None
         self._position = 0
         self._size = 0
@@ -166,7 +167,7 @@ class LoopObserver:
 
     # What make_private asks.
 
-    def options(self, options: Options) -> Options:
+    def options(self, options: MakePrivateOptions) -> MakePrivateOptions:
         """Return the options with a known seed."""
         if self._parts is not None:
             raise self._cannot(
@@ -192,7 +193,11 @@ class LoopObserver:
         return silent
 
     def made(
-        self, capture: Capture, step: DPStep, adapter: Adapter, loader: PrivateLoader | None
+        self,
+        capture: Capture,
+        step: DPStep,
+        adapter: OptimizerAdapter,
+        loader: PrivateLoader | None,
     ) -> None:
         """Take the parts of the engine, and put the audit's records into its loader."""
         if loader is None:
@@ -208,7 +213,7 @@ class LoopObserver:
                 "several processes"
                 if adapter.processes is not None
                 else f"{plan.mechanism}, {plan.mode}",
-                "Run main() in one process with DPSGD: how a loop treats records is the same.",
+                "Run main() in one process with DPSGD: a loop treats records the same way there.",
             )
         self._parts = capture, step, adapter, loader
         self.until = time.monotonic() + self.setting.seconds
@@ -263,7 +268,7 @@ class LoopObserver:
             raise _Enough
 
     def finish(self) -> None:
-        """Look at what is left when ``main`` has returned."""
+        """Record the state that is left when ``main`` has returned."""
         if self._parts is None:
             return
         capture, _, adapter, _ = self._parts
@@ -277,7 +282,7 @@ class LoopObserver:
         return self._parts[1].epsilon_if_seed_secret(delta)
 
     def batch(self) -> int:
-        """Return the number of the current hand-out."""
+        """Return the number of the current batch."""
         return -1 if self._parts is None else self._parts[3].position - 1
 
     def place(self) -> int | None:
@@ -285,7 +290,7 @@ class LoopObserver:
         return None if self._masks is None else self._masks.places.get(self.batch())
 
     @property
-    def _made(self) -> tuple[Capture, DPStep, Adapter, PrivateLoader]:
+    def _made(self) -> tuple[Capture, DPStep, OptimizerAdapter, PrivateLoader]:
         assert self._parts is not None
         return self._parts
 
@@ -300,14 +305,14 @@ class LoopObserver:
 
 
 def run(
-    setting: Setting, base: Trace | None, *, delta: float | None = None, silent: bool = True
-) -> Trace:
+    setting: LoopSetting, base: LoopTrace | None, *, delta: float | None = None, silent: bool = True
+) -> LoopTrace:
     """Run the loop once, from the reading of its file.
 
     Args:
-        setting: what to run.
+        setting: setting of the run.
         base: the run whose sums are released instead of this one's.
-        delta: of the epsilon that the steps would certify; None asks for none.
+        delta: delta of the epsilon that the steps would certify. None asks for no epsilon.
         silent: forget what the script prints.
 
     Raises:
@@ -349,7 +354,7 @@ def run(
 
 
 def _judge(error: BaseException, observer: LoopObserver) -> LoopError | None:
-    """Decide what ended ``main``: itself, the engine, or a fault, which comes back."""
+    """Decide what ended ``main``: itself, the engine, or a fault, which is returned."""
     if observer.problem is not None:
         return None
     if isinstance(error, SystemExit) and error.code in (None, 0) and observer.trace.steps:
@@ -366,12 +371,12 @@ def _judge(error: BaseException, observer: LoopObserver) -> LoopError | None:
         observer.setting.label,
         expected="a loop that runs to its end, or to the last step that is audited",
         got=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})",
-        remedy="Mend the script: run it by itself first.",
+        remedy="Run the script by itself first, and repair it.",
     )
 
 
 def _in_gradients(sums: list[Tensor], plan: Plan) -> list[Tensor]:
-    """Copies of sums in the units of gradients."""
+    """Copy sums in the units of gradients."""
     if plan.arithmetic != "exact":
         return [total.detach().clone() for total in sums]
     return [total.double() * (unit or 1.0) for total, unit in zip(sums, plan.units, strict=True)]

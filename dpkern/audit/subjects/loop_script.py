@@ -1,4 +1,4 @@
-"""What a script finds around itself, made anew for each of its runs."""
+"""Set up a script's surroundings anew for each of its runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .loop_state import is_own
 
 @contextmanager
 def printed(silent: bool) -> Iterator[None]:
-    """Let what a script prints pass, or forget it."""
+    """Pass on what a script prints, or discard it."""
     if not silent:
         yield
         return
@@ -28,7 +28,7 @@ def printed(silent: bool) -> Iterator[None]:
 
 @contextmanager
 def as_script(path: Path) -> Iterator[None]:
-    """Arguments, module path, generators and settings as a script finds them, for one run."""
+    """Set arguments, module path, generators and settings as a script finds them, for one run."""
     before = sys.argv, list(sys.path), set(sys.modules), Path.cwd()
     dtype, threads, grads = (
         torch.get_default_dtype(),

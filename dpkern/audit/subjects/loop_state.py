@@ -1,4 +1,4 @@
-"""What a training loop remembers: fingerprints of everything that outlives a step.
+"""Fingerprint everything that a training loop remembers beyond a step.
 
 A loop keeps state in its model (parameters, buffers, tensors held as attributes), in optimizers, in
 other modules, and in its own variables: those of the functions that are running and of the script.
@@ -25,7 +25,7 @@ MODULE = "another module"
 VARIABLE = "a variable of the loop"
 
 _OWN = frozenset(nn.Module().__dict__)
-"""Attributes that every module has: its tables of parameters, buffers, modules and hooks."""
+"""Attributes of every module: its tables of parameters, buffers, modules and hooks."""
 _PACKAGE = Path(__file__).resolve().parents[2]
 _DEPTH = 6
 _ITEMS = 10_000
@@ -37,7 +37,7 @@ class Held:
 
     Attributes:
         where: ``MODEL``, ``OPTIMIZER``, ``MODULE`` or ``VARIABLE``.
-        digest: of its content.
+        digest: digest of its content.
     """
 
     where: str
@@ -57,7 +57,7 @@ def snapshot(
     """Return fingerprints of a model, its optimizer, and of what a script's functions hold.
 
     Args:
-        module, optimizer: those that the engine has made private.
+        module, optimizer: model and optimizer that the engine has made private.
         frames: running functions, the innermost first.
         script: the script's module.
     """
@@ -103,7 +103,7 @@ def differences(one: Snapshot, other: Snapshot) -> dict[str, str]:
 
 
 def _variable(name: str) -> str:
-    """The variable itself, whatever part of it differs."""
+    """Return the variable's name, whatever part of it differs."""
     return name.split("[")[0].rstrip("'")
 
 
@@ -169,7 +169,7 @@ class _Walk:
 
 
 def _content(tensor: Tensor) -> Any:
-    """A tensor's bytes, with shape and type where they differ from plain ones."""
+    """Return a tensor's bytes, with shape and type."""
     plain = tensor.detach()
     if plain.layout is not torch.strided:
         plain = plain.to_dense()

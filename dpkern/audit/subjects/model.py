@@ -1,9 +1,9 @@
-"""A whole step of ``PrivacyEngine`` on a user's model, with and without one record in the batch.
+"""Audit a whole step of ``PrivacyEngine`` on a user's model, with and without one record.
 
 Every run is a step as a training loop takes it: forward pass, backward pass, clipping, noise and
-the fused update of SGD with learning rate 1. What is released is what the step did to the
-parameters; they are then put back. Of a release only these numbers are kept, each with noise of
-certified standard deviation 1 (Laplace noise: sqrt(2)):
+the fused update of SGD with learning rate 1. The release is the step's change of the parameters,
+which are then restored. Only these numbers of a release are kept, each with noise of certified
+standard deviation 1 (Laplace noise: sqrt(2)):
 
     z_j = <v_j / s_j, y_j / s_j> / ||v_j / s_j||     for parts j that the canary reaches
     z_i = y_i / s_i                                  for some single coordinates i, left out of v
@@ -38,17 +38,17 @@ from ...privacy.mechanisms.plan import Plan
 from ...step.step import DPStep
 from ..claims import Claim, of_event
 from ..findings import Check
-from ..scores import Linear
+from ..scores import LinearScore
 from ..subject import Pair, Subject
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, the samples along the first dimension."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of the model's outputs and the targets, over all samples of the batch."""
+"""A function from the model's outputs and the targets to the loss over all samples of the batch."""
 
 PARTS = 64
-"""Parts of the canary's direction that are read apart, at most."""
+"""Maximum of the parts of the canary's direction that are read apart."""
 
 NEIGHBOURS = 4
 """Single coordinates are read in runs of so many, where a repeated lane would show."""
@@ -61,15 +61,16 @@ class ModelStep(Subject):
     Attributes:
         module: the model, as ``make_private`` takes it; it is copied. With layers that draw random
             numbers the releases vary more, which no certificate counts on.
-        loss: of outputs and targets; picklable, such as ``torch.nn.CrossEntropyLoss()``.
+        loss: picklable function of outputs and targets, such as ``torch.nn.CrossEntropyLoss()``.
         loss_reduction: ``mean`` or ``sum``, as the loss treats the samples.
         batch: the records of D.
         canary: one more record, that D does not hold.
-        mechanism: with a plan that noises gradients as they are and does not adapt.
+        mechanism: mechanism with a plan that noises gradients as they are and does not adapt.
         magnified: the loss is multiplied by this, so that gradients reach their bounds.
         coordinates: single coordinates that are read besides.
-        backend: who runs the kernels.
-        claim: what is said of one step; None: what the mechanism's source says.
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
+        claim: claim about one step. None selects the claim of the mechanism's paper.
         label: a name for reports.
 
     Raises:
@@ -110,7 +111,7 @@ class ModelStep(Subject):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: engines and keys stay in their process."""
+        """Return the fields alone: engines and keys stay in their process."""
         return {name: self.__dict__[name] for name in self.__dataclass_fields__}
 
     @property
@@ -121,25 +122,25 @@ class ModelStep(Subject):
 
     @property
     def claimed(self) -> Claim:  # type: ignore[override]
-        """What is said of one step."""
+        """The claim about one step."""
         if self.claim is not None:
             return self.claim
         return self._of(self.mechanism.claimed_event_spec(self._rig.plan.dimension))
 
     @property
     def certified(self) -> Claim:  # type: ignore[override]
-        """What the plan's event proves of one step."""
+        """The claim that the plan's event proves for one step."""
         return self._of(self._rig.plan.spec)
 
     def _of(self, spec: dict[str, Any]) -> Claim:
         return of_event(spec, neighbouring=self.mechanism.neighbouring)
 
     @cached_property
-    def _rig(self) -> _Rig:
-        return _Rig(self)
+    def _rig(self) -> _EngineHarness:
+        return _EngineHarness(self)
 
     def release(self, data: bool, runs: int, seed: int) -> Tensor:
-        """``[runs, d]`` float64 readings of as many steps; ``data``: whether the canary takes part.
+        """Return ``[runs, d]`` float64 readings of as many steps; ``data`` adds the canary.
 
         The noise's key is the operating system's, whatever ``seed`` is. One thread works: more
         cores are for more processes.
@@ -149,26 +150,26 @@ class ModelStep(Subject):
             return torch.stack([self._rig.step(data) for _ in range(runs)])
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """The batch, and the batch with the canary."""
+        """Return the pair of the batch, and the batch with the canary."""
         del weakest
-        score = Linear(self._rig.shift, name="along the canary")
+        score = LinearScore(self._rig.shift, name="along the canary")
         return (Pair(name="canary", without=False, present=True, score=score),)
 
     def noise_sd(self) -> float | None:
-        """1 for Gaussian noise on every coordinate."""
+        """Return 1 for Gaussian noise on every coordinate, else None."""
         plan = self._rig.plan
         everywhere = plan.distribution == "gaussian" and all(s > 0 for s in plan.scales)
         return 1.0 if everywhere else None
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """The canary's contribution against its bound: alone, as a difference of sums, twice."""
+        """Check the canary's contribution against its bound: alone, as a difference, twice."""
         del quick
         rig = self._rig
         return (within_bound(rig.plan, rig.alone), rig.remove_one(), rig.given_twice())
 
 
-class _Rig:
-    """One engine in one process, and how its releases are read."""
+class _EngineHarness:
+    """One engine in one process, and the readings of its releases."""
 
     def __init__(self, subject: ModelStep) -> None:
         x, y = subject.batch
@@ -212,7 +213,7 @@ class _Rig:
         self._backward(batch)
 
     def _aim(self, coordinates: int) -> None:
-        """Where releases are read: ``self.index`` of single coordinates, ``self.directions``."""
+        """Choose the readings: ``self.index`` of single coordinates, ``self.directions``."""
         sizes = [math.prod(block.shape) for block in self.plan.blocks]
         scales = torch.repeat_interleave(
             torch.tensor([sd or 1.0 for sd in self.plan.scales], dtype=torch.float64),
@@ -245,10 +246,10 @@ class _Rig:
                 remedy="Pass another record, or another target for it.",
             )
         self.shift = torch.cat([torch.stack(lengths), signal[self.index]]).numpy()
-        """By how much the canary moves a reading."""
+        """The shift of a reading by the canary."""
 
     def step(self, present: bool) -> Tensor:
-        """One step and its reading; the parameters are then what they were."""
+        """Take one step and read it; the parameters are put back."""
         self.engine.new_samples()
         self._backward(self.batches[present])
         self.optimizer.step()
@@ -288,7 +289,7 @@ class _Rig:
 
 
 def _or_refusal(sums: Callable[[], list[Tensor]]) -> list[Tensor] | DPKernError:
-    """What a loop gets that goes on as it should not."""
+    """Return the sums, or the error that refuses a loop which goes on as it should not."""
     try:
         return sums()
     except DPKernError as error:
@@ -296,7 +297,7 @@ def _or_refusal(sums: Callable[[], list[Tensor]]) -> list[Tensor] | DPKernError:
 
 
 def _parts(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Consecutive parameters of these sizes as at most ``PARTS`` ranges of coordinates."""
+    """Return consecutive parameters of these sizes as at most ``PARTS`` ranges of coordinates."""
     each = -(-len(sizes) // PARTS)
     ends = [0, *itertools.accumulate(sizes)]
     places = [*range(0, len(sizes), each), len(sizes)]
@@ -311,9 +312,9 @@ def sums_without_noise(
     backward: Callable[[Batch], None],
     batch: Batch,
 ) -> list[Tensor]:
-    """The clipped sums that one step would noise, float64, parameter by parameter.
+    """Return the clipped sums that one step would noise, float64, parameter by parameter.
 
-    They are taken where several processes would add theirs up, in front of the noise.
+    They are taken in front of the noise, where several processes would add theirs up.
     """
     found: list[Tensor] = []
 
@@ -328,7 +329,7 @@ def sums_without_noise(
     prepare(capture, lambda: step.plan)
     capture.attach()
     try:
-        capture.hand_out(len(batch[0]))
+        capture.begin_batch(len(batch[0]))
         backward(batch)
         close_into(step, capture)
     finally:
@@ -372,7 +373,7 @@ def within_bound(plan: Plan, alone: Sequence[Tensor]) -> Check:
 
 
 def _square(part: Tensor, unit: float | None, p: int) -> Fraction:
-    """The p-th power of a part's p-norm."""
+    """Return the p-th power of a part's p-norm."""
     if unit is None:
         return Fraction(float(part.abs().pow(p).sum()))
     counts = (part / unit).round().to(torch.int64).abs()

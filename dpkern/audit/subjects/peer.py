@@ -1,9 +1,9 @@
-"""Noise of other libraries, as they add it: clipped sum plus floating point noise.
+"""Audit the noise of other libraries as they add it: clipped sum plus floating-point noise.
 
-What is audited is their arithmetic, called as their own code calls it; no key or seed is attacked.
-Two facts decide what the precision of a float gives away: the grid of its noise and the grid of the
-sum of data and noise. Opacus' remedy, four normal draws divided by 2, makes it harder to undo the
-noise's computation; the sum it is added to is a float as before.
+The audit calls their arithmetic as their own code does; it attacks no key or seed. Two facts decide
+what the precision of a float reveals: the grid of its noise and the grid of the sum of data and
+noise. Opacus' remedy, four normal draws divided by 2, makes it harder to undo the noise's
+computation; the sum that it is added to is a float as before.
 
 Source: Opacus 1.6, ``optimizers/optimizer.py``, ``_generate_noise`` and ``add_noise``.
 """
@@ -20,12 +20,12 @@ import torch
 from ...base import validate as check
 from ...base.errors import MissingDependency
 from ..bits import precision_pairs
-from ..claims import Claim, Gaussian, Nothing
+from ..claims import Claim, GaussianDP, NoClaim
 from ..subject import Pair, Subject
 
 DTYPES = (torch.float32, torch.float64)
 Draw = Callable[[float, torch.Tensor, int], torch.Tensor]
-"""``(sd, like, seed)`` to noise of the shape and dtype of ``like``."""
+"""A function from ``(sd, like, seed)`` to noise of the shape and dtype of ``like``."""
 
 
 def _torch(sd: float, like: torch.Tensor, seed: int) -> torch.Tensor:
@@ -50,7 +50,7 @@ def _opacus(sd: float, like: torch.Tensor, seed: int, secure: bool = False) -> t
             "opacus",
             expected="Opacus, whose noise is to be audited",
             got=str(error),
-            remedy="pip install opacus",
+            remedy="Install it: pip install opacus",
         ) from error
     generator = torch.Generator().manual_seed(seed)
     drawn: torch.Tensor = _generate_noise(sd, like, generator, secure)
@@ -67,8 +67,11 @@ LIBRARIES: dict[str, Draw] = {
     "torch": _torch,
     "numpy": _numpy,
 }
-"""Secure mode takes its generator from torchcsprng, which needs torch 1.8.1: an ordinary generator
-runs the same arithmetic. Its noise is drawn in torch's default dtype, float32, for float64 too."""
+"""Libraries by name.
+
+Secure mode takes its generator from torchcsprng, which needs torch 1.8.1: an ordinary generator
+runs the same arithmetic. Its noise is drawn in torch's default dtype, float32, for float64 too.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +110,17 @@ class Peer(Subject):
         check.choice(DTYPES, dtype=self.dtype)
         kind = str(self.dtype).removeprefix("torch.")
         object.__setattr__(self, "name", f"{self.library} noise in {kind}")
-        object.__setattr__(self, "claimed", Gaussian(1 / self.noise_multiplier))
-        object.__setattr__(self, "certified", Nothing())
+        object.__setattr__(self, "claimed", GaussianDP(1 / self.noise_multiplier))
+        object.__setattr__(self, "certified", NoClaim())
 
     def release(self, data: torch.Tensor, runs: int, seed: int) -> torch.Tensor:
-        """``[runs, dimension]``: the sum ``data`` plus noise, in the subject's dtype."""
+        """Return ``[runs, dimension]``: the sum ``data`` plus noise, in the subject's dtype."""
         sums = data.to(self.dtype).expand(runs, self.dimension).contiguous()
         draw = LIBRARIES[self.library]
         return sums + draw(self.noise_multiplier * self.bound, sums, seed)
 
     def pairs(self, weakest: torch.Tensor | None) -> Sequence[Pair]:
-        """A record in one coordinate of a sum of zeros: at the bound, and a bit below it.
+        """Return a record in one coordinate of a sum of zeros: at the bound, and a bit below it.
 
         Independent noise of equal sd has no weakest direction. An audit compares the bits of the
         first pair; the canary a bit below the bound has the finest bits that its dtype allows,
@@ -134,7 +137,7 @@ class Peer(Subject):
         )
 
     def noise_sd(self) -> float:
-        """Of every coordinate."""
+        """Return the noise scale of every coordinate."""
         return self.noise_multiplier * self.bound
 
 

@@ -1,4 +1,4 @@
-"""Processes that train together: equal noise on all of them, a batch mask of its own on each."""
+"""Audit processes that train together: equal noise on all, a batch mask of its own on each."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import torch.distributed as dist
 
 from ...base.rng import Purpose
 from ...engine.distributed import Processes
-from ...engine.sampling import PoissonBatches
+from ...engine.sampling import PoissonSampler
 from ...ops import noise
 from ..bits import LAYER
 from ..findings import Check
 
 RECORDS = 256
-"""Masks of q = 1/2 are equal by chance with probability 2^-256."""
+"""Number of records: masks of q = 1/2 are equal by chance with probability 2^-256."""
 
 _TIMEOUT = timedelta(seconds=120)
 
 
 @dataclass(frozen=True)
 class Rank:
-    """What one process draws, as digests.
+    """The draws of one process, as digests.
 
     Attributes:
-        noise: of the step's draws.
-        mask: of its batch.
+        noise: digest of the step's draws.
+        mask: digest of its batch.
     """
 
     noise: str
@@ -40,11 +40,11 @@ class Rank:
 
 
 def drawn(processes: Processes) -> Rank:
-    """What this process draws with the keys that its group gives it; all of them must call."""
+    """Return this process's draws with the keys that its group gives it; all ranks must call."""
     key = processes.noise_key(None, 20)
     draws = noise.lattice_draws(key.stream(Purpose.NOISE, 0), position=0, count=512)
     sampling = processes.sampling_key(None, 20)
-    batches = PoissonBatches(dataset_size=RECORDS, sample_rate=0.5, steps=1, key=sampling)
+    batches = PoissonSampler(dataset_size=RECORDS, sample_rate=0.5, steps=1, key=sampling)
     return Rank(_digest(draws), _digest(next(iter(batches))))
 
 
@@ -70,7 +70,7 @@ def ranks(world: int = 2) -> Check:
     Takes seconds: every process imports torch.
 
     Args:
-        world: how many, at least 2.
+        world: number of processes, at least 2.
     """
     if not dist.is_available() or not dist.is_gloo_available():
         return Check(layer=LAYER, name="ranks", passed=None, text="torch has no gloo backend here")

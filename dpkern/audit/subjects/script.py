@@ -1,4 +1,4 @@
-"""A release of somebody else: ``path.py:name``, a function or a ``Subject``.
+"""Audit a user's release: ``path.py:name``, a function or a ``Subject``.
 
 A function is called with records ``[B, d]``, float32, and answers
 
@@ -9,7 +9,7 @@ with fresh noise each. Its script may say with constants beside it
 
     DIMENSION = 16      d, the numbers of a record
     BATCH = 4           records of D; the canary is one more
-    BOUND = 1.0         a promise that no record has a larger L2 norm
+    BOUND = 1.0         a statement that no record has a larger L2 norm
     CLAIM = Gaussian(1.0), Approximate(2.0, 1e-5), ...     of dpkern.audit.claims
     STATEMENT = Statement(...)     of dpkern.audit.plan: what is said of a whole run
     LOADER = DataLoader(...)       its batches, compared with the statement's sampling
@@ -42,10 +42,10 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.errors import DPKernError, InvalidInput
 from .. import plan
-from ..claims import Claim, Nothing
+from ..claims import Claim, NoClaim
 from ..findings import Check
 from ..subject import Pair, Subject
-from .stated import Stated
+from .stated import StatementSubject
 
 UNBOUNDED = 2.0**14
 """Norm of a canary that is to be clipped."""
@@ -55,17 +55,17 @@ ORDINARY = 2.0**-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release(Subject):
-    """A function of records.
+class ScriptSubject(Subject):
+    """A release that is a function of records.
 
     Attributes:
-        function: see above.
-        name: for reports.
+        function: release function, called as described above.
+        name: name in reports.
         dimension: numbers of a record.
         batch: records of D.
-        bound: largest norm of a record; None: the function bounds them.
-        claimed: what is said of one release.
-        stated: what is said of a run of them; None: nothing.
+        bound: largest norm of a record. None means that the function bounds records.
+        claimed: claim about one release.
+        stated: statement about a run of releases. None means that nothing is stated.
 
     Raises:
         InvalidInput: no function of one or two arguments, or numbers out of range.
@@ -76,9 +76,9 @@ class Release(Subject):
     dimension: int = 16
     batch: int = 4
     bound: float | None = None
-    claimed: Claim = field(default_factory=Nothing)
-    certified: Claim = field(default_factory=Nothing)
-    stated: Stated | None = None
+    claimed: Claim = field(default_factory=NoClaim)
+    certified: Claim = field(default_factory=NoClaim)
+    stated: StatementSubject | None = None
 
     def __post_init__(self) -> None:
         check.integer(1, dimension=self.dimension)
@@ -90,7 +90,7 @@ class Release(Subject):
                 "claim",
                 expected="Gaussian, Laplace, Pure or Approximate of dpkern.audit.claims",
                 got=type(self.claimed).__name__,
-                remedy="Say for example CLAIM = Gaussian(1.0).",
+                remedy="Write, for example, CLAIM = Gaussian(1.0).",
             )
         _ = self._at_once
 
@@ -109,7 +109,7 @@ class Release(Subject):
         return len(needed) == 2
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
-        """``[runs, n]``; torch's global generator is seeded, for noise that comes from there."""
+        """Return ``[runs, n]``; torch's global generator is seeded, for noise that uses it."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             if self._at_once:
@@ -129,7 +129,7 @@ class Release(Subject):
         return tensor.detach()
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """The canary as one coordinate, as all of them alike, as a random direction, as weakest."""
+        """Return pairs: canary in one coordinate, uniform, in a random direction, as weakest."""
         d = self.dimension
         chosen = torch.Generator().manual_seed(d)
         directions = {
@@ -148,7 +148,7 @@ class Release(Subject):
         )
 
     def _canary(self, direction: Tensor) -> Tensor:
-        """A record of the largest norm, in float32 and not above a promised bound."""
+        """Return a record of the largest norm, in float32 and not above a stated bound."""
         norm = UNBOUNDED if self.bound is None else self.bound
         record = (direction * (norm / float(direction.norm()))).float()
         while self.bound is not None and float(record.double().norm()) > self.bound:
@@ -156,7 +156,7 @@ class Release(Subject):
         return record
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """What is stated, and whether hostile records leave releases finite where they may come."""
+        """Check what is stated, and that adversarial records leave allowed releases finite."""
         found = () if self.stated is None else self.stated.checks(quick=quick)
         return found if self.bound is not None else (*found, self._hostile())
 
@@ -189,7 +189,7 @@ def _no_function(name: str, got: str) -> InvalidInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Script(Subject):
-    """What a script calls ``symbol``; every process reads the file itself.
+    """The release or subject that a script calls ``symbol``; every process reads the file itself.
 
     Attributes:
         path: the file.
@@ -200,7 +200,7 @@ class Script(Subject):
     symbol: str
 
     def __getstate__(self) -> dict[str, Any]:
-        """Path and name: what was loaded may not be picklable."""
+        """Return path and name: what was loaded may not be picklable."""
         return {"path": self.path, "symbol": self.symbol}
 
     @cached_property
@@ -219,7 +219,7 @@ class Script(Subject):
                 "script",
                 expected=f"a name in {self.path}",
                 got=self.symbol,
-                remedy="Names there: "
+                remedy="Name one of: "
                 + ", ".join(n for n, v in vars(module).items() if inspect.isfunction(v)),
             )
         if not callable(found):
@@ -229,57 +229,57 @@ class Script(Subject):
             for field, constant in _CONSTANTS.items()
             if hasattr(module, constant)
         }
-        return Release(function=found, name=label, stated=stated, **given)
+        return ScriptSubject(function=found, name=label, stated=stated, **given)
 
     @property
     def usual_runs(self) -> int:  # type: ignore[override]
-        """Of what was found."""
+        """The usual runs of the loaded subject."""
         return self._found.usual_runs
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Of what was found."""
+        """The name of the loaded subject."""
         return self._found.name
 
     @property
     def claimed(self) -> Claim:  # type: ignore[override]
-        """Of what was found."""
+        """The claim of the loaded subject."""
         return self._found.claimed
 
     @property
     def certified(self) -> Claim:  # type: ignore[override]
-        """Of what was found."""
+        """The certified claim of the loaded subject."""
         return self._found.certified
 
     def release(self, data: Any, runs: int, seed: int) -> Tensor:
-        """Of what was found."""
+        """Call ``release`` of the loaded subject."""
         with _theirs(self.name):
             return self._found.release(data, runs, seed)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """Of what was found."""
+        """Call ``pairs`` of the loaded subject."""
         with _theirs(self.name):
             return self._found.pairs(weakest)
 
     def null(self) -> Any:
-        """Of what was found."""
+        """Call ``null`` of the loaded subject."""
         with _theirs(self.name):
             return self._found.null()
 
     def noise_sd(self) -> Tensor | float | None:
-        """Of what was found."""
+        """Call ``noise_sd`` of the loaded subject."""
         with _theirs(self.name):
             return self._found.noise_sd()
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """Of what was found."""
+        """Call ``checks`` of the loaded subject."""
         with _theirs(self.name):
             return self._found.checks(quick=quick)
 
 
 @contextmanager
 def _theirs(name: str) -> Iterator[None]:
-    """Runs code of a script: whatever ends it is a refusal, and never a verdict.
+    """Run code of a script: whatever ends it is a refusal, and never a verdict.
 
     An exit with code 0 would otherwise look like a passed audit, an exception like a contradiction.
     """
@@ -293,12 +293,12 @@ def _theirs(name: str) -> Iterator[None]:
             name,
             expected="code that runs to its end",
             got=f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})",
-            remedy="Mend the script; its imports, functions and sizes are run as they are.",
+            remedy="Repair the script; its imports, functions and sizes are run as they are.",
         ) from error
 
 
-def _stated(module: ModuleType, label: str) -> Stated | None:
-    """What the file says of a run.
+def _stated(module: ModuleType, label: str) -> StatementSubject | None:
+    """Return what the file states about a run; None if it states nothing.
 
     Raises:
         InvalidInput: no ``Statement``, or a loader without one.
@@ -314,7 +314,7 @@ def _stated(module: ModuleType, label: str) -> Stated | None:
             got=type(statement).__name__,
             remedy="Write STATEMENT = Statement(event=..., steps=..., epsilon=..., delta=...).",
         )
-    return Stated(statement=statement, loader=loader, name=label)
+    return StatementSubject(statement=statement, loader=loader, name=label)
 
 
 _CONSTANTS = {"dimension": "DIMENSION", "batch": "BATCH", "bound": "BOUND", "claimed": "CLAIM"}
@@ -326,7 +326,7 @@ def is_script(reference: str) -> bool:
 
 
 def load(reference: str) -> Script:
-    """The subject ``path.py:name``; without a name: ``release``.
+    """Load the subject ``path.py:name``; the name defaults to ``release``.
 
     Raises:
         InvalidInput: no such file, a file that raises or exits, no such name there, or nothing that
@@ -339,7 +339,7 @@ def load(reference: str) -> Script:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module of its own, once in a process while its content stays."""
+    """Load the file as a module of its own, once per process while its content stays the same."""
     if not path.is_file():
         raise InvalidInput(
             "script",

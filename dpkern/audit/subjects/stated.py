@@ -1,4 +1,4 @@
-"""What is said of a run, without anything that is run: a statement, and the batches of a loader."""
+"""Check what is stated about a run, without running it: a statement, and a loader's batches."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 
 from ...base.errors import InvalidInput
 from .. import plan, sampler
-from ..claims import Approximate, Claim, Nothing
+from ..claims import ApproximateDP, Claim, NoClaim
 from ..findings import Check
 from ..subject import Pair, Subject
 
 BATCHES = 400
-"""Drawn from a loader at least, and four epochs."""
+"""Minimum of batches drawn from a loader, and at least four epochs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stated(Subject):
-    """A statement as something to audit: its plan checks, and those of a loader's batches.
+class StatementSubject(Subject):
+    """A statement as a subject: its plan checks, and those of a loader's batches.
 
     Args:
-        statement: of a whole run.
-        loader: a torch ``DataLoader`` whose batches it speaks of; None: they are not looked at.
-        name: for reports.
+        statement: statement about a whole run.
+        loader: torch ``DataLoader`` of the stated batches. None leaves batches unchecked.
+        name: name in reports.
 
     Raises:
         InvalidInput: a loader without a length, or of a sampling that no check knows.
@@ -46,25 +46,27 @@ class Stated(Subject):
                 "LOADER",
                 expected=f"batches that are {', '.join(sampler.LAWS)}",
                 got=self.statement.sampling,
-                remedy="Leave LOADER out: no check knows this law.",
+                remedy="Leave LOADER out; no check knows this sampling.",
             )
         numbers = (self.statement.epsilon, self.statement.certificate().epsilon)
         for name, epsilon in zip(("claimed", "certified"), numbers, strict=True):
-            claim = Approximate(epsilon, self.statement.delta) if epsilon < math.inf else Nothing()
+            claim = (
+                ApproximateDP(epsilon, self.statement.delta) if epsilon < math.inf else NoClaim()
+            )
             object.__setattr__(self, name, claim)
 
     def release(self, data: Any, runs: int, seed: int) -> Tensor:
-        """``[runs, 0]``: nothing is released."""
+        """Return ``[runs, 0]``: nothing is released."""
         del data, seed
         return torch.empty(runs, 0)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """None: no output shows what is asked here."""
+        """Return no pairs: no output shows what is asked here."""
         del weakest
         return ()
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """The statement against its event, the loader's batches against the statement."""
+        """Check the statement against its event, and the loader's batches against the statement."""
         del quick
         found = plan.checks(self.statement)
         return found if self.loader is None else (*found, *self._drawn())
@@ -80,4 +82,4 @@ class Stated(Subject):
         )
 
 
-__all__ = ["Stated"]
+__all__ = ["StatementSubject"]

@@ -1,4 +1,4 @@
-"""A private step: ``DPStep`` with a mechanism, one run after another, steps concatenated.
+"""Audit a private step: ``DPStep`` with a mechanism, run after run, steps concatenated.
 
 The canary is a record that is far above every bound, so that clipping puts it exactly where a
 record does most; clip groups are at their bounds together. A mechanism that remembers nothing goes
@@ -33,7 +33,7 @@ from . import batches
 from .backend import check_backend, named, running
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
-"""One record more; one whose gradient is zero instead; one whose gradient is opposite instead."""
+"""Neighbours differ by one more record, by one of zero gradient, or by one of opposite gradient."""
 
 FAR = 2.0**10
 """Norm of a canary's gradient over its bound, before clipping."""
@@ -42,10 +42,10 @@ BATCH = 4.0
 """Public expected batch size, a power of two."""
 
 LOOKED_AT = 200
-"""Runs whose bits are looked at."""
+"""Runs whose bits are examined."""
 
 Batch = tuple[Tensor, ...]
-"""Per-sample gradients ``[B, *shape]`` of every parameter; B = 0: nobody came."""
+"""Per-sample gradients ``[B, *shape]`` of every parameter; B = 0 is an empty batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,14 @@ class PrivateStep(Subject):
 
     Args:
         mechanism: its configuration.
-        shapes: of the parameters.
+        shapes: shapes of the parameters.
         steps: released together, noise fresh in each.
-        backend: who runs the ops, emulated where it has no device here; None: dpkern's choice.
+        backend: name of the backend, emulated where its device is missing. None selects the first
+            one that supports the call; see ``dpkern info``.
         fused: read the gradient off an SGD update, which makes the noise in registers.
-        dtype: of the parameters.
-        relation: None: as the mechanism's event speaks, where the number of samples is fixed by
-            taking a gradient of zero for the missing record.
+        dtype: dtype of the parameters.
+        relation: neighbouring relation. None selects that of the mechanism's event; a fixed number
+            of samples is kept by a gradient of zero for the missing record.
 
     Raises:
         InvalidInput: a field out of its range, or samples that only the engine can clip.
@@ -106,7 +107,7 @@ class PrivateStep(Subject):
         return ", ".join([*parts, named(self.backend)])
 
     def _claim(self, proved: Claim) -> Claim:
-        """The source's, of so many releases with the record in each; corrected: our own."""
+        """Return the paper's claim for so many releases of the record; corrected: our own."""
         if self.mechanism.mode == "corrected":
             return proved
         one = self.mechanism.claimed_event_spec(self.plan.dimension)
@@ -115,7 +116,7 @@ class PrivateStep(Subject):
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the first step."""
+        """The plan of the first step."""
         return self.mechanism.plan(self.shapes)
 
     @property
@@ -128,7 +129,7 @@ class PrivateStep(Subject):
 
     @property
     def _operands(self) -> bool:
-        """Whether norm or signal need more than a gradient, or than what is released of it."""
+        """Whether norm or release coordinates need more than a gradient or its released part."""
         releases = [block.release for block in self.plan.blocks if block.release is not None]
         return any(each.operands and each.norm != "release" for each in releases)
 
@@ -140,11 +141,11 @@ class PrivateStep(Subject):
 
     @property
     def _sample_shapes(self) -> list[tuple[int, ...]]:
-        """Of one sample, by parameter."""
+        """The shapes of one sample, by parameter."""
         return [b.release_shape if self._released else b.shape for b in self.plan.blocks]
 
     def release(self, data: Sequence[Batch], runs: int, seed: int) -> Tensor:
-        """``[runs, steps d]``: the noisy mean gradients, flat, one step after another."""
+        """Return ``[runs, steps d]``: the noisy mean gradients, flat, one step after another."""
         del seed  # keys are the operating system's
         size = sum(_sizes(self.shapes))
         out = torch.empty(runs, self.steps, size, dtype=self.dtype)
@@ -177,7 +178,7 @@ class PrivateStep(Subject):
         )
 
     def _one(self, step: DPStep, batch: Batch, out: Tensor) -> None:
-        """One release, written to ``out [d]``."""
+        """Write one release to ``out [d]``."""
         if self.plan.importance is not None and self.plan.importance.source == "full":
             step.set_importance([each.double().sum(0) / BATCH for each in batch])
         if len(batch[0]):
@@ -194,7 +195,7 @@ class PrivateStep(Subject):
         out.neg_()
 
     def noise_sd(self) -> Tensor | None:
-        """Where certified noise is Gaussian and stands on every gradient entry by itself."""
+        """Return the certified noise scales if Gaussian noise is on every gradient entry."""
         plan = self.plan
         once = self.steps == 1 or self.mechanism.memory([]) is None
         if not (plan.private and plan.distribution == "gaussian" and once):
@@ -202,7 +203,7 @@ class PrivateStep(Subject):
         return None if plan.importance is not None else self._scales()
 
     def _scales(self) -> Tensor | None:
-        """Noise scale of every gradient entry; None: noise does not stand on each by itself."""
+        """Return the noise scale of every gradient entry; None if entries mix."""
         found = []
         for block in self.plan.blocks:
             ones = torch.ones(block.shape, dtype=torch.float64)
@@ -213,7 +214,7 @@ class PrivateStep(Subject):
         return torch.cat(found).repeat(self.steps) / BATCH
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
-        """The plan's numbers, bits of what is released, batches, hostile records."""
+        """Check the plan's numbers, bits of released numbers, batches, adversarial records."""
         found = [*certified.of_plan(self.plan)]
         if not quick:
             found += batches.checks(fixed=self._fixed)
@@ -233,7 +234,7 @@ class PrivateStep(Subject):
         return self.plan.private and not self.plan.mapped
 
     def _summation(self) -> sensitivity.Summation:
-        """Clipping of records ``[B, d]`` of a single parameter, by the functions of the step."""
+        """Return the clipping of records ``[B, d]`` of one parameter, by the step's functions."""
         block = self.plan.blocks[0]
         return sensitivity.Summation(
             summed=self._summed,
@@ -249,11 +250,11 @@ class PrivateStep(Subject):
             return clipped([records], plan, None, self.backend).sums[0]
 
     def null(self) -> tuple[Batch, ...]:
-        """Bystanders alone."""
+        """Return the batches of bystanders alone."""
         return self._data(self._bystanders())
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """A record at the bounds of all groups: in every step the same, or as ``weakest`` says."""
+        """Return pairs with a record at all groups' bounds, the same in every step or weakest."""
         size = sum(_sizes(self._sample_shapes))
         # A record that comes alone shows noise that depends on how many there are.
         alone = {"coordinate"} if self._relation == "add_remove" else set()
@@ -275,7 +276,7 @@ class PrivateStep(Subject):
         return found
 
     def _pair(self, name: str, directions: Tensor, others: list[Tensor] | None) -> Pair:
-        """Neighbours by the canary whose gradient points along ``directions [steps, d]``."""
+        """Build the pair of a canary whose gradient points along ``directions [steps, d]``."""
         steps = [self._at_bounds(direction) for direction in directions]
         canary = [[FAR * part for part in parts] for parts in steps]
         zero = [[torch.zeros_like(part) for part in parts] for parts in steps]
@@ -294,7 +295,7 @@ class PrivateStep(Subject):
         return Pair(name=name, without=without, present=present, score=score, layer="likelihood")
 
     def _shaped(self) -> Pair:
-        """Bystanders that make one coordinate important, and a canary that moves another."""
+        """Build a pair: bystanders make one coordinate important, and a canary moves another."""
         size = sum(_sizes(self._sample_shapes))
         important = [FAR * part for part in self._split(torch.eye(1, size)[0].double())]
         canary = [self._at_bounds(torch.eye(1, size)[0].roll(-1))] * self.steps
@@ -307,7 +308,7 @@ class PrivateStep(Subject):
     def _data(
         self, others: list[Tensor] | None, record: Sequence[Sequence[Tensor]] | None = None
     ) -> tuple[Batch, ...]:
-        """The batch of every step: bystanders, then the record's gradient in that step."""
+        """Return the batch of every step: bystanders, then the record's gradient in that step."""
         count = self._samples_beside if others is not None else 0
         drawn = []
         for number in range(self.steps):
@@ -325,19 +326,19 @@ class PrivateStep(Subject):
 
     @property
     def _samples_beside(self) -> int:
-        """Bystanders in every batch."""
+        """The number of bystanders in every batch."""
         if self.plan.samples is not None:
             return self.plan.samples - 1
         return 0 if self.plan.neighbouring == "replace_one" else 1
 
     def _bystanders(self) -> list[Tensor]:
-        """A gradient below all bounds."""
+        """Return a gradient below all bounds."""
         size = sum(_sizes(self._sample_shapes))
         drawn = canaries.directions(size, seed=1)["random" if size > 1 else "coordinate"]
         return [part / 4 for part in self._at_bounds(drawn)]
 
     def _at_bounds(self, direction: Tensor) -> list[Tensor]:
-        """Every clip group at its bound, in the norm of the bounds; without bound: at 1."""
+        """Scale every clip group to its bound, in the norm of the bounds; without bound to 1."""
         parts = self._split(direction.double())
         for group, bound in zip(self.plan.groups, self.plan.group_bounds, strict=True):
             flat = torch.cat([parts[i].flatten() for i in group])
@@ -355,7 +356,7 @@ class PrivateStep(Subject):
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _strongest(self) -> Tensor:
-        """The gradient of norm 1 that is longest in each block's release coordinates."""
+        """Return the gradient of norm 1 that is longest in each block's release coordinates."""
         parts = []
         for block, shape in zip(self.plan.blocks, self._sample_shapes, strict=True):
             size = torch.Size(shape).numel()
@@ -366,14 +367,14 @@ class PrivateStep(Subject):
         return torch.cat(parts).expand(self.steps, -1)
 
     def _led_back(self, weakest: Tensor) -> Tensor:
-        """A direction of gradients ``[steps d]`` in the samples' coordinates, ``[steps, d']``."""
+        """Map gradients ``[steps d]`` to directions of the samples, ``[steps, d']``."""
         steps = weakest.double().view(self.steps, -1)
         if not self._released:
             return steps
         return torch.stack([self._adjoint(direction) for direction in steps])
 
     def _adjoint(self, direction: Tensor) -> Tensor:
-        """``back^T`` of every block."""
+        """Apply ``back^T`` of every block."""
         found = []
         parts = torch.split(direction, _sizes(self.shapes))
         for block, part in zip(self.plan.blocks, parts, strict=True):
@@ -392,5 +393,5 @@ def _sizes(shapes: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _each(block: Block, value: float) -> Tensor:
-    """One number for every entry."""
+    """Return one number for every entry."""
     return torch.full((block.size,), value, dtype=torch.float64)

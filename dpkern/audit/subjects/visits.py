@@ -1,4 +1,4 @@
-"""What is trained on one record by a perturbed loss: weights after each of its visits.
+"""Audit training on one record by a perturbed loss: the weights after each of its visits.
 
 It runs the trainers of ``dpkern.objective`` with one record for each user. All runs begin with the
 same weights, which are public. Users of a run have noise of their own and are the runs of an audit;
@@ -17,8 +17,8 @@ from torch import Tensor
 from ...base.rng import Key
 from ...base.validate import integer
 from ...objective.autoencoder import xavier
-from ...objective.methods import Schedule
-from ...objective.spof import Training
+from ...objective.methods import VisitSchedule
+from ...objective.spof import SpofTraining
 from ...privacy.mechanisms import OutputSGD
 from ...privacy.mechanisms.functional import Functional
 from .. import claims
@@ -38,16 +38,16 @@ class _OneRecord(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Visits(Subject):
+class VisitsSubject(Subject):
     """Weights of encoder and decoder after each visit of one record.
 
     Args:
         mechanism: ``SPOF``, ``FM`` or ``OutputSGD``, in either mode.
         features: n.
         code: l.
-        visits: of the record.
+        visits: visits of the record.
         lr: learning rate.
-        sigma: of the environmental noise.
+        sigma: standard deviation of the environmental noise.
     """
 
     mechanism: Functional | OutputSGD
@@ -66,22 +66,22 @@ class Visits(Subject):
             self.mechanism.event_spec(visits=self.visits), neighbouring=REPLACED
         )
         paid = self.visits if self.mechanism.claims_visits else 1
-        claimed = claims.Pure(paid * self.mechanism.epsilon_claimed())
+        claimed = claims.PureDP(paid * self.mechanism.epsilon_claimed())
         name = f"{self.mechanism.name}, {self.mechanism.mode}, weights after {self.visits} visits"
         _settle(self, claimed if self.mechanism.mode == "published" else proved, proved, name)
 
     def release(self, data: Tensor, runs: int, seed: int) -> Tensor:
-        """``[runs, visits 2 n l]``."""
+        """Return weights ``[runs, visits 2 n l]``."""
         del seed  # keys are the operating system's
         users, seeds = (1, runs) if self.mechanism.single_user else (runs, 1)
         records = _OneRecord(
             data.expand(users, 1, self.features).contiguous(),
             torch.zeros(users, 1, self.features),
         )
-        training = Training(
+        training = SpofTraining(
             records,
             self.mechanism,
-            Schedule(lr=self.lr, epochs=self.visits),
+            VisitSchedule(lr=self.lr, epochs=self.visits),
             seeds=range(seeds),
             sigma=self.sigma,
             code=self.code,
@@ -98,7 +98,7 @@ class Visits(Subject):
         return torch.cat(found, dim=1)
 
     def pairs(self, weakest: Tensor | None) -> Sequence[Pair]:
-        """All features at once, and one."""
+        """Return pairs that differ in all features at once, and in one."""
         del weakest
         return [
             Pair(name=name, without=without, present=present)

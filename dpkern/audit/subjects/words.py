@@ -1,4 +1,4 @@
-"""Which keystream words a private step really uses, seen at the ops that make them."""
+"""Watch which keystream words a private step really uses, at the ops that make them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ..bits import LAYER
 from ..findings import Check
 
 Released = Callable[[DPStep], object]
-"""Adds the samples of one step, if any, and calls ``finish``."""
+"""A function that adds the samples of one step, if any, and calls ``finish``."""
 
 
 def _empty(step: DPStep) -> None:
-    """A step of an empty batch: its noise is drawn all the same."""
+    """Take a step of an empty batch: its noise is drawn all the same."""
     step.finish()
 
 
 @dataclass(frozen=True)
-class Use:
+class KeystreamRange:
     """Coordinates of one stream that a call made words for.
 
     Attributes:
@@ -44,22 +44,22 @@ class Use:
     words: int
 
 
-class Watch:
-    """Every use of a keystream in a block: ``with watch.on(): step.finish()``.
+class KeystreamMonitor:
+    """A record of every use of a keystream in a block: ``with watch.on(): step.finish()``.
 
     Attributes:
-        uses: by the ops that draw noise, in order.
+        uses: uses by the ops that draw noise, in order.
         produced: words that these ops made, in whole tiles.
         others: ops that made words for something else, each with the digest of the key.
     """
 
     def __init__(self) -> None:
-        self.uses: list[Use] = []
+        self.uses: list[KeystreamRange] = []
         self.produced = 0
         self.others: list[tuple[str, bytes | None]] = []
 
     def on(self) -> Any:
-        """The block."""
+        """Return the context manager of the watched block."""
         return dispatch.intercepted(self._seen)
 
     def _seen(self, op: dispatch.Op[..., Any], args: tuple[Any, ...], given: dict[str, Any]) -> Any:
@@ -77,11 +77,11 @@ class Watch:
 
     @property
     def consumed(self) -> int:
-        """Words of the coordinates that were used."""
+        """The number of words of the coordinates that were used."""
         return sum(use.words for use in self.uses)
 
-    def overlaps(self) -> list[tuple[Use, Use]]:
-        """Uses of the same coordinates of the same stream."""
+    def overlaps(self) -> list[tuple[KeystreamRange, KeystreamRange]]:
+        """Return uses of the same coordinates of the same stream."""
         ordered = sorted(
             (use for use in self.uses if use.end > use.first), key=lambda u: (u.stream, u.first)
         )
@@ -89,7 +89,7 @@ class Watch:
         return [(a, b) for a, b in pairwise(ordered) if a.stream == b.stream and b.first < a.end]
 
 
-def _uses(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[Use]:
+def _uses(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[KeystreamRange]:
     if name == "update.step":
         drawn: update.Noise | None = given.get("noise")
         if drawn is None or drawn.draws is not None:
@@ -111,16 +111,16 @@ def _of_sum(
     first: int,
     count: int,
     clock: torch.Tensor | None = None,
-) -> Iterator[Use]:
+) -> Iterator[KeystreamRange]:
     steps = 0 if clock is None else int(clock[0])
     yield _use(stream, first, count, noise_words(count), steps)
     if rounding is not None:
         yield _use(rounding, first, count, rounding_words(count), steps)
 
 
-def _use(stream: Stream, first: int, count: int, words: int, steps: int = 0) -> Use:
+def _use(stream: Stream, first: int, count: int, words: int, steps: int = 0) -> KeystreamRange:
     _, n0, n1, rounds = stream.packed()
-    return Use((_digest(stream), n0, n1 + steps, rounds), first, first + count, words)
+    return KeystreamRange((_digest(stream), n0, n1 + steps, rounds), first, first + count, words)
 
 
 def _digest(stream: Stream) -> bytes:
@@ -128,18 +128,18 @@ def _digest(stream: Stream) -> bytes:
 
 
 def words(step: DPStep, *, steps: int = 3, release: Released = _empty) -> tuple[Check, ...]:
-    """Words produced and consumed against the plan and the report, and no word used twice.
+    """Check words produced and consumed against plan and report, and that no word is used twice.
 
     Args:
-        step: with noise that it draws itself; it makes so many steps.
-        steps: how many.
+        step: step with noise that it draws itself; it is run ``steps`` times.
+        steps: number of steps.
         release: makes one step; by default one without samples.
 
     Returns:
-        Two checks. The first is not asked for draws made ahead, which the source counts, nor where
-        the step's key made words for something else; words of a public key are nobody's noise.
+        Two checks. The first is skipped for prefetched draws, which the noise source counts, and
+        where the step's key made words for something else; words of a public key are no noise.
     """
-    watch, before, expected = Watch(), dict(step.words), {"produced": 0, "consumed": 0}
+    watch, before, expected = KeystreamMonitor(), dict(step.words), {"produced": 0, "consumed": 0}
     for _ in range(steps):
         plan = step.plan
         with watch.on():
@@ -173,7 +173,7 @@ def _balance(
     return Check(layer=LAYER, name=name, passed=equal, text=f"words {text}", numbers=numbers)
 
 
-def _single_use(watch: Watch, steps: int) -> Check:
+def _single_use(watch: KeystreamMonitor, steps: int) -> Check:
     twice, streams = watch.overlaps(), len({use.stream for use in watch.uses})
     text = f"{len(watch.uses)} ranges of {streams} streams in {steps} steps do not overlap"
     if twice:
@@ -192,7 +192,7 @@ def _single_use(watch: Watch, steps: int) -> Check:
 
 
 def resume(make: Callable[[], DPStep], *, release: Released = _empty) -> Check:
-    """A run that is resumed without a seed goes on with a key of its own.
+    """Check that a run that is resumed without a seed goes on with a key of its own.
 
     Args:
         make: a new step, always the same but for its key.
@@ -206,7 +206,7 @@ def resume(make: Callable[[], DPStep], *, release: Released = _empty) -> Check:
     # Protocol 4 writes bytes as they are.
     shown = secret in pickle.dumps(state, protocol=4) or secret.hex() in repr(state)
     other = secret != second.key.stream(Purpose.NOISE, 0).key
-    watches = Watch(), Watch()
+    watches = KeystreamMonitor(), KeystreamMonitor()
     for step, watch in zip((first, second), watches, strict=True):
         with watch.on():
             release(step)
@@ -231,4 +231,4 @@ def resume(make: Callable[[], DPStep], *, release: Released = _empty) -> Check:
     )
 
 
-__all__ = ["Use", "Watch", "resume", "words"]
+__all__ = ["KeystreamMonitor", "KeystreamRange", "resume", "words"]

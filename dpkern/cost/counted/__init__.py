@@ -1,10 +1,10 @@
-"""Ops executed and counted: the kernels' own templates with scalars that tally what they do.
+"""Execute ops and count them: the kernels' own templates, on scalars that tally operations.
 
-Only ops whose arithmetic stands in the templates of ``csrc/core`` are here: what is counted is then
-what ships. Kernels that are vectorised by hand have closed forms alone.
+Only ops with their arithmetic in the templates of ``csrc/core`` are here, so that the counted code
+is the code that ships. Kernels that are vectorised by hand have closed forms alone.
 
-One file per stem; each has its ``KERNELS``, from the name of an op to its counted kernel, which
-takes the op's arguments, does what the op does (in place too) and says what that took.
+Each stem has a file with its ``KERNELS``: from the name of an op to its counted kernel, which takes
+the op's arguments, does what the op does (in place too) and returns what that took.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...base.dispatch import Op
 from ...base.errors import InvalidInput
 from . import coef, factors, noise, symbols, update
 from ._native import open_cipher
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 KERNELS: dict[str, Kernel] = {
     **noise.KERNELS,
@@ -27,7 +27,9 @@ KERNELS: dict[str, Kernel] = {
 """Counted kernels by the name of their op."""
 
 
-def tally_of(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Tally]:
+def tally_of(
+    op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, CountedRun]:
     """Run a call of an op in its counted kernel: its result, and what it took.
 
     Raises:
@@ -39,11 +41,11 @@ def tally_of(op: Op[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             "op",
             expected=f"one that can be counted: {', '.join(sorted(KERNELS))}",
             got=op.name,
-            remedy="Its arithmetic is no template: take its closed form in dpkern.cost.forms.",
+            remedy="Use its closed form in dpkern.cost.forms; its kernel is no template.",
         )
     given = {name: value for name, value in kwargs.items() if name != "backend"}
     op.validate(*args, **given)
     return kernel(*args, **given)
 
 
-__all__ = ["KERNELS", "Kernel", "Tally", "open_cipher", "tally_of"]
+__all__ = ["KERNELS", "CountedRun", "Kernel", "open_cipher", "tally_of"]

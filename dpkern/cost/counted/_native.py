@@ -1,4 +1,4 @@
-"""The compiled counted kernels, and what they bring back."""
+"""Load the compiled counted kernels and unpack what they return."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from ...base.counts import PRIMITIVES, Counts
 from ...base.errors import BackendError
-from ._tally import Tally
+from ._tally import CountedRun
 
 
 @cache
 def kernels() -> Any:
-    """``dpkern._C.counted``.
+    """Return the module ``dpkern._C.counted``.
 
     Raises:
         BackendError: the kernels are not compiled.
@@ -33,10 +33,10 @@ def kernels() -> Any:
     return _C.counted
 
 
-def tallied(packed: tuple[Any, ...]) -> tuple[Any, Tally]:
-    """A counted kernel's own result and the tally."""
+def tallied(packed: tuple[Any, ...]) -> tuple[Any, CountedRun]:
+    """Split a counted kernel's return value into its result and the tally."""
     result, exact, chance, flops, read, written = packed
-    tally = Tally(
+    tally = CountedRun(
         counts=_counts(exact),
         random=_counts(chance),
         flops=flops,
@@ -61,10 +61,10 @@ def open_cipher() -> Iterator[None]:
 
 
 def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Where these begin."""
+    """Return the data pointers of these tensors."""
     return [tensor.data_ptr() for tensor in tensors]
 
 
 def sizes(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How many elements each has."""
+    """Return the number of elements of each tensor."""
     return [tensor.numel() for tensor in tensors]

@@ -1,4 +1,4 @@
-"""What a counted execution of an op reports."""
+"""The tally that a counted execution of an op returns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...base.counts import Counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tally:
-    """What one execution took; adds.
+class CountedRun:
+    """The operations and bytes that one execution took; tallies add.
 
     Attributes:
         counts: primitives, without those that depend on the noise that was drawn.
@@ -29,11 +29,11 @@ class Tally:
 
     @property
     def random_words(self) -> int:
-        """32-bit words that the generator gave."""
+        """The number of 32-bit words that the generator gave."""
         return self.counts["RNG"] + self.random["RNG"]
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(
+    def __add__(self, other: CountedRun) -> CountedRun:
+        return CountedRun(
             counts=self.counts + other.counts,
             random=self.random + other.random,
             flops=self.flops + other.flops,
@@ -42,7 +42,7 @@ class Tally:
         )
 
 
-Kernel = Callable[..., tuple[Any, Tally]]
-"""A counted kernel: an op's arguments to its result and what that took."""
+Kernel = Callable[..., tuple[Any, CountedRun]]
+"""A counted kernel: a function from an op's arguments to its result and what that took."""
 
-__all__ = ["Kernel", "Tally"]
+__all__ = ["CountedRun", "Kernel"]

@@ -1,4 +1,4 @@
-"""Coefficients of polynomial losses, counted."""
+"""Count coefficients of polynomial losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...base.codes import COEF_FORMS
 from ...ops import coef
 from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 
 def _bytes(noise: coef.Noise | None) -> bytes:
@@ -21,10 +21,10 @@ def _perturb(
     *,
     form: str,
     noise: coef.Noise | None = None,
-    out: coef.Coefficients | None = None,
-) -> tuple[coef.Coefficients, Tally]:
+    out: coef.QuadraticCoefficients | None = None,
+) -> tuple[coef.QuadraticCoefficients, CountedRun]:
     coef.check_release(targets, noise)
-    made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+    made = out or coef.QuadraticCoefficients(torch.empty_like(targets), torch.empty_like(targets))
     places = (tensor.data_ptr() for tensor in made)
     wide = targets.dtype is torch.float64
     how = COEF_FORMS.code(form), _bytes(noise)
@@ -41,7 +41,7 @@ def _quadratic(
     noise: coef.Noise | None = None,
     shift: torch.Tensor | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
+) -> tuple[tuple[torch.Tensor, torch.Tensor], CountedRun]:
     coef.check_release(targets, noise)
     made = out or (torch.empty(len(z), dtype=torch.float64), torch.empty_like(z))
     packed = kernels().quadratic(

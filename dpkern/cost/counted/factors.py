@@ -1,4 +1,4 @@
-"""Clip factors, counted."""
+"""Count clip factors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ._native import addresses, kernels, tallied
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 Tensors = Sequence[torch.Tensor]
 
@@ -19,7 +19,7 @@ def _clip_factors(
     dtype: torch.dtype,
     scale: float = 1.0,
     automatic: bool = False,
-) -> tuple[tuple[torch.Tensor, torch.Tensor], Tally]:
+) -> tuple[tuple[torch.Tensor, torch.Tensor], CountedRun]:
     batch = len(squares[0])
     norms = torch.empty(batch, dtype=torch.float64)
     factors = torch.empty(batch, dtype=dtype)

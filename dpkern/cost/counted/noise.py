@@ -1,4 +1,4 @@
-"""Noise, counted."""
+"""Count noise."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...base.rng import Stream
 from ...ops import noise, update
 from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 _bytes = BYTES["Stream"]
 
 
 def _keystream(
     stream: Stream, *, first_block: int, blocks: int, **_: Any
-) -> tuple[torch.Tensor, Tally]:
+) -> tuple[torch.Tensor, CountedRun]:
     out = torch.empty(16 * blocks, dtype=torch.int32)
     packed = kernels().keystream(out.data_ptr(), _bytes(stream), first_block, blocks)
     return out, tallied(packed)[1]
@@ -34,7 +34,7 @@ def _lattice_draws(
     distribution: str = "gaussian",
     out: torch.Tensor | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, Tally]:
+) -> tuple[torch.Tensor, CountedRun]:
     out = torch.empty(count, dtype=torch.int32) if out is None else out
     law = DISTRIBUTIONS.code(distribution)
     packed = kernels().lattice_draws(out.data_ptr(), _bytes(stream), law, position, count)
@@ -43,7 +43,7 @@ def _lattice_draws(
 
 def _rounding_bits(
     stream: Stream, *, position: int, count: int, out: torch.Tensor | None = None, **_: Any
-) -> tuple[torch.Tensor, Tally]:
+) -> tuple[torch.Tensor, CountedRun]:
     out = torch.empty(count, dtype=torch.int16) if out is None else out
     packed = kernels().rounding_bits(out.data_ptr(), _bytes(stream), position, count)
     return out, tallied(packed)[1]
@@ -58,7 +58,7 @@ def _add_noise(
     scale: float | torch.Tensor | None = None,
     rounding: Stream | None = None,
     draws: update.Draws | None = None,
-) -> tuple[torch.Tensor, Tally]:
+) -> tuple[torch.Tensor, CountedRun]:
     if draws is not None:
         raise InvalidInput(
             "draws",

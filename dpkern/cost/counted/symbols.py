@@ -1,4 +1,4 @@
-"""Randomized response, counted."""
+"""Count randomized response."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ...base.rng import Stream
 from ...ops import symbols as op
 from ...ops.backends._structs import BYTES
 from ._native import kernels, tallied
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 
 def _randomize(
     symbols: torch.Tensor, *, stream: Stream, keep: int, categories: int = 2, position: int = 0
-) -> tuple[torch.Tensor, Tally]:
+) -> tuple[torch.Tensor, CountedRun]:
     out = torch.empty_like(symbols)
     packed = kernels().randomize_symbols(
         op.DTYPES.index(symbols.dtype),

@@ -1,4 +1,4 @@
-"""The update, counted."""
+"""Count the update."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...ops import update
 from ...ops.backends._structs import BYTES
 from ...ops.backends._update import arguments
 from ._native import addresses, kernels, sizes, tallied
-from ._tally import Kernel, Tally
+from ._tally import CountedRun, Kernel
 
 Tensors = Sequence[torch.Tensor]
-CLOCK = Tally(counts=Counts(LOAD=3), bytes_read=24)
-"""Reading a clock."""
+CLOCK = CountedRun(counts=Counts(LOAD=3), bytes_read=24)
+"""The cost of reading a device step counter."""
 
 
 def _step(
@@ -28,10 +28,10 @@ def _step(
     state: update.State,
     gradient_scale: float = 1.0,
     noise: update.Noise | None = None,
-) -> tuple[int, Tally]:
+) -> tuple[int, CountedRun]:
     if not params:
-        return 0, Tally()
-    clocked = CLOCK if noise is not None and noise.clock is not None else Tally()
+        return 0, CountedRun()
+    clocked = CLOCK if noise is not None and noise.clock is not None else CountedRun()
     given = arguments(params, sums, rule, state, gradient_scale, noise)
     params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
     bad, tally = tallied(

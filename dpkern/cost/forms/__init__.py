@@ -1,10 +1,10 @@
-"""Closed forms: what each op takes, from its arguments alone.
+"""Closed forms: what each op takes, computed from its arguments alone.
 
-They are the one statement of an op's cost: ``Op.cost`` is the projection of its form to bytes,
-floating operations and random words.
+A form is the one statement of an op's cost: ``Op.cost`` is its projection to bytes, floating
+operations and random words.
 
-Each line says how it is known (``primitives.EVIDENCE``): of ops with a counted kernel every line is
-``executed``; of the others some are compared with a walk of the reference, the rest are formulas.
+Each line carries its evidence (``primitives.EVIDENCE``). With a counted kernel every line of an op
+is ``executed``; otherwise some lines are compared with a reference walk, the rest are formulas.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from . import (
     ghost_conv,
     ghost_embedding,
     ghost_explicit,
+    ghost_integers,
     ghost_linear,
     noise,
+    recurrent,
     spectral,
     symbols,
     update,
@@ -35,13 +37,15 @@ _ALL: dict[str, Form] = {
     **ghost_conv.FORMS,
     **ghost_embedding.FORMS,
     **ghost_affine.FORMS,
+    **recurrent.FORMS,
+    **ghost_integers.FORMS,
     **spectral.FORMS,
     **coef.FORMS,
     **symbols.FORMS,
 }
 
 FORMS = {name: executed(form) if name in KERNELS else form for name, form in _ALL.items()}
-"""By the name of the op; they take the op's arguments, and what its data decides by keyword."""
+"""Forms by op name; they take the op's arguments, and by keyword what its data decides."""
 
 register_costs({name: cost_of(form) for name, form in _ALL.items()})
 

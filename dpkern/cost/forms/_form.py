@@ -1,4 +1,4 @@
-"""What a closed form is."""
+"""The type of closed forms, and their projection to an op's declared cost."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...base.counts import EXECUTED, Itemised
 from ...base.dispatch import Cost
 
 Form = Callable[..., Itemised]
-"""An op's arguments, and by keyword what its data decides, to what it takes."""
+"""A function from an op's arguments, and by keyword what its data decides, to what it takes."""
 
 
 def executed(form: Form) -> Form:
-    """The form of an op that a counted kernel executes: all its lines are known from there."""
+    """Mark the form of an op that a counted kernel executes: all its lines are ``executed``."""
 
     def proved(*args: Any, **kwargs: Any) -> Itemised:
         items = form(*args, **kwargs).items
@@ -24,7 +24,7 @@ def executed(form: Form) -> Form:
 
 
 def cost_of(form: Form) -> Callable[..., Cost]:
-    """The declared cost of an op: the projection of its form to bytes, flops and words."""
+    """Project a form to the declared cost of its op: bytes, flops and words."""
 
     def cost(*args: Any, **kwargs: Any) -> Cost:
         items = form(*args, **kwargs).items

@@ -1,4 +1,4 @@
-"""What the forms of layers are made of."""
+"""Building blocks of the forms of layers."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ WIDE = torch.float64
 
 
 def widened(dtype: torch.dtype, entries: int) -> Counts:
-    """Operands brought to float64, once each."""
+    """Count the conversion of operands to float64, once each."""
     return Counts() if dtype is torch.float64 else Counts(CVT=entries)
 
 
 def summed(dtype: torch.dtype, entries: int) -> Counts:
-    """Operands brought to the dtype of the sums: those of 16 bits, once each."""
+    """Count the conversion of 16-bit operands to the dtype of the sums, once each."""
     return Counts(CVT=entries) if dtype.itemsize == 2 else Counts()
 
 
 def dots(products: int) -> Counts:
-    """Sums of so many products together; they start at 0 and fuse."""
+    """Count sums of so many products together; they start at 0 and fuse."""
     return Counts(MUL=products, ADD=products)
 
 
 Numbers = tuple[int, torch.dtype]
-"""So many of a dtype."""
+"""A number of entries, and their dtype."""
 
 
 def moved(read: Sequence[Numbers], written: Sequence[Numbers], note: str = "") -> Item:
-    """What crosses the edge of a call, each number once."""
+    """Return the line of operands and results, each number counted once."""
     return Item(
         name="read and written",
         counts=Counts(LOAD=sum(n for n, _ in read), STORE=sum(n for n, _ in written)),
@@ -48,7 +48,7 @@ def itemised(
     walked: Sequence[str] = (),
     **parts: Counts,
 ) -> Itemised:
-    """What is read and written, and the parts by name (underscores stand for spaces).
+    """Return the line of operands and results, and the parts by name (underscores become spaces).
 
     ``walked``: the parts that a walk of the op's reference finds too
     (``tests/cost/test_walks.py``).

@@ -1,4 +1,4 @@
-"""Clipping: closed forms of norms, factors, and sums in both arithmetics."""
+"""Closed forms of clipping: norms, factors, and sums in both arithmetics."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from ._form import Form
 from ._layers import WIDE, moved
 
 WIDENED = {torch.float32: 1, torch.float64: 0, torch.bfloat16: 2}
-"""Changes of format from a gradient's entry to float64, by way of float32 for bfloat16."""
+"""Conversions of a gradient's entry to float64, through float32 for bfloat16."""
 
 
 def sum_of(terms: int) -> int:
-    """Additions of a sum."""
+    """Return the additions of a sum."""
     return max(terms - 1, 0)
 
 
 def power_sum(entries: int, p: int) -> Counts:
-    """``sum |x|^p`` of float64 numbers."""
+    """Count ``sum |x|^p`` of float64 numbers."""
     power = Counts(MUL=entries) if p == 2 else Counts(AND=entries)
     return power + Counts(ADD=sum_of(entries))
 
 
 def round_down(dtype: torch.dtype) -> Counts:
-    """A float64 factor in another dtype, never larger."""
+    """Count the conversion of a float64 factor to another dtype, rounded so that it never grows."""
     return Counts() if dtype is torch.float64 else Counts(CVT=2, CMP=1, SUB=1, MUX=1)
 
 
 def rounded(name: str, counts: Counts, factors: int, dtype: torch.dtype) -> Item:
-    """A line of floating operations, and so many factors rounded down, which is done to bits."""
+    """Return a line of floating operations, and so many factors that are rounded down by bits."""
     line = Item(name=name, counts=counts)
     return replace(line, counts=counts + factors * round_down(dtype), flops=line.floating)
 
 
 def factor(automatic: bool) -> Counts:
-    """A factor but for the division of a sample that is clipped."""
+    """Count a clip factor, except for the division of a clipped sample."""
     return Counts(MUL=1, ADD=1, DIV=1) if automatic else Counts(MUL=1, CMP=1)
 
 
 def combined(tensors: int, p: int) -> Counts:
-    """The norm of a sample from the powers of its tensors."""
+    """Count the norm of a sample from the powers of its tensors."""
     if p == 1:
         return Counts(ADD=sum_of(tensors))
     return Counts(SQRT=tensors + 1, MUL=tensors, ADD=sum_of(tensors))
@@ -59,7 +59,7 @@ def sample_norm(
     center: clip.Gradients | None = None,
     **_: Any,
 ) -> Itemised:
-    """``clip.sample_norm``."""
+    """Count ``clip.sample_norm``."""
     tensors = clip.tensors_of(grads)
     batch, columns = len(tensors[0]), _columns(tensors)
     entries = batch * sum(columns)
@@ -98,12 +98,12 @@ def clip_sum(
     nonfinite: int = 0,
     **_: Any,
 ) -> Itemised:
-    """``clip.clip_sum``.
+    """Count ``clip.clip_sum``.
 
     Args:
-        grads, max_grad_norm, p, style, arithmetic, unit, out: as the op's.
-        clipped: samples beyond the bound (per layer: samples and tensors); None: all. Automatic
-            clipping divides for every one.
+        grads, max_grad_norm, p, style, arithmetic, unit, out: the op's arguments.
+        clipped: samples beyond the bound (per layer: samples and tensors). None means all.
+            Automatic clipping divides for every one.
         nonfinite: samples with NaN or inf, which are not summed.
     """
     tensors = clip.tensors_of(grads)
@@ -124,7 +124,7 @@ def clip_sum(
     if out is not None:
         kind = out[0].dtype
     elif exact:
-        kind = clip.Request.of(grads, max_grad_norm, p, style, arithmetic, unit).exact_dtype
+        kind = clip.ClipRequest.of(grads, max_grad_norm, p, style, arithmetic, unit).exact_dtype
     else:
         kind = sum_dtype
     read = [(batch * entries, tensors[0].dtype), (touched if out is not None else 0, kind)]
@@ -157,7 +157,7 @@ def clip_sum(
 def _exact(
     dtype: torch.dtype, columns: Sequence[int], p: int, style: str, batch: int, finite: int
 ) -> Counts:
-    """Integers, their sum, and the proof; a sample shrunk again counts as chance."""
+    """Count the integers, their sum and the proof; a sample scaled down again counts as chance."""
     entries, tensors = sum(columns), len(columns)
     integer = Counts(MUL=1, CVT=1, ADD=1) + _narrowed(dtype)
     power = Counts(MUL=1) if p == 2 else Counts(AND=1)

@@ -1,4 +1,4 @@
-"""Coefficients of polynomial losses: closed forms of making, noising and evaluating them."""
+"""Closed forms of making, noising and evaluating coefficients of polynomial losses."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ._form import Form
 from ._layers import WIDE, moved
 
 _COEFFICIENTS = {"printed": Counts(SUB=2, MUL=1), "taylor": Counts(SUB=1)}
-"""1/2 - x; x/2 - 1/4, or a constant."""
+"""The coefficients 1/2 - x and x/2 - 1/4, or a constant."""
 _SLOPE = Counts(ADD=2, MUL=1)
 _TERM = Counts(ADD=2, MUL=2)
-"""w (a1 + a2 w) in float64, and its sum."""
+"""The term w (a1 + a2 w) in float64, and its sum."""
 _WIDE = Counts(CVT=3)
-"""a1, a2 and w in float64."""
+"""The conversions of a1, a2 and w to float64."""
 
 
 def perturb(
     targets: torch.Tensor, *, form: str, noise: coef.Noise | None = None, **_: Any
 ) -> Itemised:
-    """``coef.perturb``."""
+    """Count ``coef.perturb``."""
     n = targets.numel()
     written = replace(moved([], [(2 * n, targets.dtype)]), name="written")
     return _made(targets, form, noise) + Itemised((written,))
 
 
 def _made(targets: torch.Tensor, form: str, noise: coef.Noise | None) -> Itemised:
-    """Both coefficients of every target, which is read."""
+    """Count both coefficients of every target, which is read."""
     n = targets.numel()
     read = replace(moved([(n, targets.dtype)], []), name="targets")
     items = Itemised((read, Item(name="coefficients", counts=n * _COEFFICIENTS[form])))
@@ -43,7 +43,7 @@ def _made(targets: torch.Tensor, form: str, noise: coef.Noise | None) -> Itemise
 def _noised(
     noise: coef.Noise | None, records: int, linear: int, quadratic: int, dtype: torch.dtype
 ) -> Itemised:
-    """The noise of so many coefficients of so many records."""
+    """Count the noise of so many coefficients of so many records."""
     if noise is None or not linear:
         return Itemised()
     behind = coef.quadratic_position(noise.position, linear)
@@ -73,7 +73,7 @@ def quadratic(
     shift: torch.Tensor | None = None,
     **_: Any,
 ) -> Itemised:
-    """``coef.quadratic``."""
+    """Count ``coef.quadratic``."""
     n, records = z.numel(), len(z)
     each = _SLOPE + _TERM + (_WIDE if z.dtype is torch.float32 else Counts())
     shifts = [] if shift is None else [(records, shift.dtype)]
@@ -101,7 +101,7 @@ def expanded(
     noise: coef.Noise | None = None,
     **_: Any,
 ) -> Itemised:
-    """``coef.expanded``."""
+    """Count ``coef.expanded``."""
     (records, width), classes = hidden.shape, len(weights)
     pairs, dtype = records * classes, hidden.dtype
     linear, quadratic = pairs * width, pairs * width**2

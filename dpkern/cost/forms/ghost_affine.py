@@ -1,4 +1,4 @@
-"""Normalisation layers: closed forms of their backward.
+"""Closed forms of the backward of normalisation layers.
 
 Per entry ``xhat = (x - mean) rstd`` and ``h = g weight`` are made twice, for the two means and for
 ``dx = rstd (h - mean(h) - xhat mean(h xhat))``; without a weight ``h`` is ``g``.
@@ -42,14 +42,14 @@ def layer_norm_backward(
     weight: torch.Tensor | None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.layer_norm_backward``."""
+    """Count ``ghost.layer_norm_backward``."""
     return _row_norm(g, weight, centred=True)
 
 
 def rms_norm_backward(
     g: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, weight: torch.Tensor | None, **_: Any
 ) -> Itemised:
-    """``ghost.rms_norm_backward``."""
+    """Count ``ghost.rms_norm_backward``."""
     return _row_norm(g, weight, centred=False)
 
 
@@ -61,7 +61,7 @@ def group_norm_backward(
     weight: torch.Tensor | None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.group_norm_backward``: a channel's sums are scaled, not its entries."""
+    """Count ``ghost.group_norm_backward``: a channel's sums are scaled, not its entries."""
     batch, channels = g.shape[:2]
     maps, scaled = batch * channels, Counts(MUL=0 if weight is None else 1)
     weights = channels if weight is not None and batch else 0

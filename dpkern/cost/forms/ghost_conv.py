@@ -1,4 +1,4 @@
-"""Convolutions: closed forms by the route that the CPU's kernels take.
+"""Closed forms of convolutions, by the route that the CPU's kernels take.
 
 O output positions, K taps, E = co ci K / groups entries of a gradient. The direct norm takes
 2 E (O + 1) floating operations per sample and the norms of the operands for its rounding bound.
@@ -24,7 +24,8 @@ from ._form import Form
 from ._layers import WIDE, Numbers, dots, itemised, summed, widened
 
 
-def _geometry(x: torch.Tensor, g: torch.Tensor, arguments: dict[str, Any]) -> Geometry:
+def geometry_of(x: torch.Tensor, g: torch.Tensor, arguments: dict[str, Any]) -> Geometry:
+    """Return the sizes of a call."""
     given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
     names = "kernel_size", "stride", "padding", "dilation", "groups"
     return Geometry.of(x, g, *(given[name] for name in names))
@@ -33,8 +34,8 @@ def _geometry(x: torch.Tensor, g: torch.Tensor, arguments: dict[str, Any]) -> Ge
 def conv_norm(
     x: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **arguments: Any
 ) -> Itemised:
-    """``ghost.conv_norm``; without what a loose Gram bound makes the kernels do again."""
-    geometry = _geometry(x, g, arguments)
+    """Count ``ghost.conv_norm``, without what kernels repeat where a Gram bound is too loose."""
+    geometry = geometry_of(x, g, arguments)
     batch, positions = geometry.batch, geometry.positions
     operands = geometry.reached + geometry.out_channels * positions
     wide = widened(x.dtype, batch * operands)
@@ -73,8 +74,8 @@ def _gram(geometry: Geometry, read: Sequence[Numbers], wide: Counts) -> Itemised
 
 
 def conv_gradient(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> Itemised:
-    """``ghost.conv_gradient``."""
-    geometry = _geometry(x, g, arguments)
+    """Count ``ghost.conv_gradient``."""
+    geometry = geometry_of(x, g, arguments)
     batch, positions = geometry.batch, geometry.positions
     operands = batch * (geometry.reached + geometry.out_channels * positions)
     entries = batch * math.prod(geometry.weight_shape)
@@ -97,9 +98,9 @@ def conv_sum(
     used: int | None = None,
     **arguments: Any,
 ) -> Itemised:
-    """``ghost.conv_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
-    geometry = _geometry(x, g, arguments)
-    used = _values.used(factors) if used is None else used
+    """Count ``ghost.conv_sum``; ``used`` counts nonzero factors; None reads the factors."""
+    geometry = geometry_of(x, g, arguments)
+    used = _values.count_used_samples(factors) if used is None else used
     gradient = geometry.out_channels * geometry.positions
     operands, entries = used * (geometry.reached + gradient), out.numel() if used else 0
     return itemised(

@@ -1,4 +1,4 @@
-"""Embedding tables: closed forms. What the ids decide is read from them, or given as ``found``.
+"""Closed forms of embedding tables; facts of the ids are read from them or given as ``found``.
 
 Bringing equal ids together is a matter of addresses and free; a test for the padding is a CMP.
 """
@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from ...base.counts import Counts, Itemised
-from ...ops._values import Repeats
-from ...ops._values import used as used_by
+from ...ops._values import IdStatistics
+from ...ops._values import count_used_samples as used_by
 from ._form import Form
 from ._layers import WIDE, dots, itemised, widened
 
 
-def _tests(ids: int, padding_idx: int | None) -> Counts:
+def tests_of(ids: int, padding_idx: int | None) -> Counts:
+    """Return the tests for the padding."""
     return Counts(CMP=0 if padding_idx is None else ids)
 
 
@@ -25,12 +26,14 @@ def embedding_norm(
     g: torch.Tensor,
     *,
     padding_idx: int | None = None,
-    found: Repeats | None = None,
+    found: IdStatistics | None = None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.embedding_norm``: a row whose id stands alone is squared, rows of one id are summed
-    first, with a rounding bound."""
-    found = Repeats.of(ids, padding_idx) if found is None else found
+    """Count ``ghost.embedding_norm``.
+
+    A row whose id stands alone is squared; rows of one id are summed first, with a rounding bound.
+    """
+    found = IdStatistics.of(ids, padding_idx) if found is None else found
     batch, columns = len(ids), g.shape[2]
     alone = found.rows - found.repeated
     together = found.shared * (Counts(ADD=columns + 1, SQRT=1) + dots(columns))
@@ -38,7 +41,7 @@ def embedding_norm(
     return itemised(
         [(ids.numel(), ids.dtype), (found.kept * columns, g.dtype)],
         [(batch, WIDE)],
-        tests=_tests(ids.numel(), padding_idx),
+        tests=tests_of(ids.numel(), padding_idx),
         widened=widened(g.dtype, found.kept * columns),
         single_rows=alone * (dots(columns) + Counts(MUL=1)),
         rows_of_one_id=together + totals,
@@ -54,20 +57,20 @@ def embedding_sum(
     *,
     padding_idx: int | None = None,
     used: int | None = None,
-    found: Repeats | None = None,
+    found: IdStatistics | None = None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.embedding_sum``; ``used``: samples whose factor is not 0, ``found``: their ids."""
+    """Count ``ghost.embedding_sum``; ``used`` counts nonzero factors, ``found`` has their ids."""
     batch, columns = len(ids), g.shape[2]
     if found is None:
-        found = Repeats.of(ids if ids.is_meta else ids[factors != 0], padding_idx)
+        found = IdStatistics.of(ids if ids.is_meta else ids[factors != 0], padding_idx)
     used = used_by(factors) if used is None else used
     read, table = used * ids.shape[1], min(found.table, len(out)) * columns
     return itemised(
         [(read, ids.dtype), (batch + found.kept * columns + table, g.dtype)],
         [(table, g.dtype)],
         walked=("sums",),
-        tests=Counts(CMP=batch) + _tests(read, padding_idx),
+        tests=Counts(CMP=batch) + tests_of(read, padding_idx),
         sums=dots(found.kept * columns),
     )
 
@@ -79,11 +82,11 @@ def tied_cross(
     g: torch.Tensor,
     *,
     padding_idx: int | None = None,
-    found: Repeats | None = None,
+    found: IdStatistics | None = None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.tied_cross``."""
-    found = Repeats.of(ids, padding_idx) if found is None else found
+    """Count ``ghost.tied_cross``."""
+    found = IdStatistics.of(ids, padding_idx) if found is None else found
     batch, rows, columns = a.shape
     lines, pairs = found.kept + batch * rows, found.kept * rows
     return itemised(
@@ -93,7 +96,7 @@ def tied_cross(
         ],
         [(batch, WIDE)],
         walked=("inner_products", "norms") if padding_idx is None else (),
-        tests=_tests(ids.numel(), padding_idx),
+        tests=tests_of(ids.numel(), padding_idx),
         widened=widened(e.dtype, lines * columns + pairs),
         inner_products=dots(pairs * columns) + dots(pairs),
         norms=dots(lines * columns) + Counts(SQRT=lines),

@@ -1,4 +1,4 @@
-"""Per-sample gradients that exist anyway: closed forms of norms, factors and weighted sums."""
+"""Closed forms of norms, factors and weighted sums of materialized per-sample gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _columns(grads: Tensors) -> list[int]:
 
 
 def explicit_norm(grads: Tensors, **_: Any) -> Itemised:
-    """``ghost.explicit_norm``."""
+    """Count ``ghost.explicit_norm``."""
     batch, columns = len(grads[0]), _columns(grads)
     entries = sum(columns)
     powers = sum((clip.power_sum(n, 2) for n in columns), Counts(ADD=clip.sum_of(len(grads))))
@@ -43,11 +43,11 @@ def clip_factors(
     nonfinite: int = 0,
     **_: Any,
 ) -> Itemised:
-    """``ghost.clip_factors``.
+    """Count ``ghost.clip_factors``.
 
     Args:
-        squares, max_grad_norm, dtype, automatic: as the op's.
-        clipped: samples beyond the bound; None: all that are finite.
+        squares, max_grad_norm, dtype, automatic: the op's arguments.
+        clipped: samples beyond the bound. None means all that are finite.
         nonfinite: samples whose norm is not finite.
     """
     batch, parts = len(squares[0]), len(squares)
@@ -68,7 +68,7 @@ def clip_factors(
 def contract(
     grads: Tensors, factors: torch.Tensor, outs: Tensors, *, dropped: int = 0, **_: Any
 ) -> Itemised:
-    """``ghost.contract``; ``dropped``: samples of factor 0, whose gradients are not read."""
+    """Count ``ghost.contract``; gradients of the ``dropped`` samples of factor 0 are not read."""
     batch, entries = len(factors), sum(_columns(grads))
     used = batch - dropped
     parts = sum(1 for n in _columns(grads) if n)

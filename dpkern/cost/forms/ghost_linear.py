@@ -1,4 +1,4 @@
-"""Linear layers and the matrix product: closed forms by the route that the CPU's kernels take.
+"""Closed forms of linear layers and the matrix product, by the CPU kernels' routes.
 
 B samples, T positions, d inputs, p outputs. A norm with its rounding bound takes, per sample,
 
@@ -25,7 +25,7 @@ from ._layers import WIDE, dots, itemised, summed, widened
 
 
 def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: Any) -> Itemised:
-    """``ghost.linear_norm``; without what a loose Gram bound makes the kernels do again."""
+    """Count ``ghost.linear_norm``, without what kernels repeat where a Gram bound is loose."""
     (batch, positions, d), p = a.shape, g.shape[2]
     entries, pairs = a.numel() + g.numel(), positions * (positions + 1) // 2
     wide = widened(a.dtype, entries)
@@ -55,7 +55,7 @@ def linear_norm(a: torch.Tensor, g: torch.Tensor, *, route: str = "auto", **_: A
 
 
 def linear_gradient(a: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
-    """``ghost.linear_gradient``."""
+    """Count ``ghost.linear_gradient``."""
     (batch, positions, d), p = a.shape, g.shape[2]
     entries = batch * d * p
     return itemised(
@@ -77,9 +77,9 @@ def linear_sum(
     used: int | None = None,
     **_: Any,
 ) -> Itemised:
-    """``ghost.linear_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
+    """Count ``ghost.linear_sum``; ``used`` counts nonzero factors; None reads the factors."""
     (batch, positions, d), p = a.shape, g.shape[2]
-    used = _values.used(factors) if used is None else used
+    used = _values.count_used_samples(factors) if used is None else used
     rows, entries = used * positions, out.numel() if used else 0
     return itemised(
         [(rows * (d + p), a.dtype), (batch + entries, out.dtype)],
@@ -95,7 +95,7 @@ def linear_sum(
 def matmul(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None, **_: Any
 ) -> Itemised:
-    """``product.matmul``."""
+    """Count ``product.matmul``."""
     made = x.shape[0] * w.shape[1]
     # A matrix of no rows needs neither weight nor bias.
     weights = w.numel() if x.shape[0] else 0

@@ -1,4 +1,4 @@
-"""Noise: closed forms of drawing whole tiles, rounding stochastically and releasing."""
+"""Closed forms of noise: drawing whole tiles, rounding stochastically and releasing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ from ._form import Form
 from ._layers import moved
 
 NOISE_WORDS, ROUNDING_WORDS = 768, 256
-"""Words of a tile: 48 and 16 cipher blocks."""
+"""Keystream words of a tile: 48 and 16 cipher blocks."""
 
 _DRAW = Counts(ADD=2, AND=4, XOR=1, OR=1, SHIFT=4, MUX=1, CMP=2)
-"""Threshold, column and entry of the alias table (whose reads are free), the choice, the mask of
-escapes, sign, 14 uniform bits, sum."""
+"""The operations of one draw.
+
+Threshold, column and entry of the alias table (whose reads are free), the choice, the mask of
+escapes, sign, 14 uniform bits, sum.
+"""
 _FOUR_DRAWS = 4 * _DRAW + Counts(SHIFT=5)
-"""Their thresholds and columns lie at 0, 16, 0, 16 and 0, 8, 16, 24 bits; none is shifted by 0."""
+"""Four draws: shifts by 0, 16, 0, 16 and 0, 8, 16, 24 bits, of which those by 0 cost nothing."""
 _SECOND_UNIFORM = Counts(ADD=1, AND=1, SHIFT=1)
 _RELEASE_INTEGER = Counts(ADD=2, AND=1, SHIFT=2)
 _RELEASE_FLOAT = Counts(ADD=4, SUB=2, MUL=3, CVT=5, CMP=1, SHIFT=1)
-"""Floor, fraction of 16 bits, carry, whole cells, the rest below them, and their sum with X."""
+"""The release of a float: floor, 16-bit fraction, carry, whole cells, the rest, the sum with X."""
 _FINITE = Counts(CMP=1, MUX=1)
 
 
 def streamed(position: int, count: int, distribution: str) -> Itemised:
-    """``count`` draws from ``position`` on: every tile that they touch, as a whole."""
+    """Count ``count`` draws from ``position`` on: every tile that they touch, as a whole."""
     tile = (TILE // 4) * _FOUR_DRAWS + Counts(CMP=1)
     if distribution == "gaussian":
         tile += TILE * _SECOND_UNIFORM
@@ -44,7 +47,7 @@ def streamed(position: int, count: int, distribution: str) -> Itemised:
 
 
 def roundings(position: int, count: int) -> Itemised:
-    """16 bits of each coordinate, tile by tile."""
+    """Count 16 rounding bits of each coordinate, tile by tile."""
     n = tiles(position, count)
     return Itemised(
         (
@@ -57,7 +60,7 @@ def roundings(position: int, count: int) -> Itemised:
 def drawn(
     ahead: Draws | None, position: int, count: int, distribution: str, *, rounded: bool
 ) -> Itemised:
-    """Draws, and rounding bits of floats, from the streams or made ahead."""
+    """Count draws, and rounding bits of floats, from the streams or prefetched."""
     made = (
         streamed(position, count, distribution)
         if ahead is None
@@ -75,24 +78,24 @@ def _made_ahead(count: int, dtype: torch.dtype) -> Itemised:
 
 
 def released(count: int, dtype: torch.dtype) -> Counts:
-    """``floor((v + X) / 2^14)`` of integers, or of floats that are multiples of 1 / u first."""
+    """Count ``floor((v + X) / 2^14)`` of integers, or of floats scaled to multiples of 1 / u."""
     if dtype in noise.INTEGERS:
         return count * _RELEASE_INTEGER
     return released_finite(count) + count * _FINITE
 
 
 def release_flops(count: int, dtype: torch.dtype) -> int:
-    """Of a float: to multiples of u, fraction, whole cells, the rest, and their sum."""
+    """Return the flops of releasing floats: to multiples of u, fraction, whole cells, rest, sum."""
     return 0 if dtype in noise.INTEGERS else 7 * count
 
 
 def released_finite(count: int) -> Counts:
-    """The same of floats that are finite whatever the data is."""
+    """Count the release of floats that are finite whatever the data is."""
     return count * (Counts(MUL=1) + _RELEASE_FLOAT)
 
 
 def keystream(*args: Any, blocks: int, **_: Any) -> Itemised:
-    """``noise.keystream``."""
+    """Count ``noise.keystream``."""
     words = 16 * blocks
     made = moved([], [(words, torch.int32)])
     return Itemised((replace(made, name="keystream", counts=made.counts + Counts(RNG=words)),))
@@ -101,13 +104,13 @@ def keystream(*args: Any, blocks: int, **_: Any) -> Itemised:
 def lattice_draws(
     *args: Any, position: int, count: int, distribution: str = "gaussian", **_: Any
 ) -> Itemised:
-    """``noise.lattice_draws``."""
+    """Count ``noise.lattice_draws``."""
     written = replace(moved([], [(count, torch.int32)]), name="written")
     return streamed(position, count, distribution) + Itemised((written,))
 
 
 def rounding_bits(*args: Any, position: int, count: int, **_: Any) -> Itemised:
-    """``noise.rounding_bits``."""
+    """Count ``noise.rounding_bits``."""
     return roundings(position, count) + Itemised(
         (replace(moved([], [(count, torch.int16)]), name="written"),)
     )
@@ -122,7 +125,7 @@ def add_noise(
     draws: Draws | None = None,
     **_: Any,
 ) -> Itemised:
-    """``noise.add_noise``."""
+    """Count ``noise.add_noise``."""
     n, floats = x.numel(), x.dtype not in noise.INTEGERS
     items = [
         moved([(n, x.dtype)], [(n, x.dtype)]),
@@ -137,7 +140,7 @@ def add_noise(
 
 
 def scaled(name: str, count: int, dtype: torch.dtype, scale: torch.Tensor) -> Item:
-    """1 / u, rounded down by its bits, and the cell: of ``count`` scales, for this dtype."""
+    """Count 1 / u, rounded down by its bits, and the cell, for ``count`` scales in this dtype."""
     each = Counts(DIV=2, LOAD=1, CVT=int(scale.dtype is torch.float32))
     if dtype is torch.float32:
         each += Counts(CVT=3, CMP=1, SUB=1, MUX=1)

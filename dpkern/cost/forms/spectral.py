@@ -1,4 +1,6 @@
-"""Spectral ops: closed forms. Transforms are a library's and ``modelled``, by the textbook forms of
+"""Closed forms of spectral ops.
+
+Transforms are a library's and ``modelled``, by the textbook forms of
 ``ops.spectral._transform_flops``; what is done with spectra is ``exact``. A complex product that is
 added to a sum takes four products and four additions or subtractions.
 """
@@ -16,7 +18,7 @@ from ...ops import _values
 from ...ops.ghost._bounds import of_sums
 from ...ops.spectral import bins, circulant, filter
 from ...ops.spectral._band import Band
-from ...ops.spectral._sizes import Layer
+from ...ops.spectral._sizes import ConvolutionGrid
 from ...ops.spectral._spectra import Grid, half_gains
 from ...ops.spectral._transform_flops import Flops, of_plane
 from ...ops.spectral.conv_norm import read_entries, transforms
@@ -35,15 +37,17 @@ def _half(size: tuple[int, int]) -> int:
     return size[0] * (size[1] // 2 + 1)
 
 
-def _layer(x: torch.Tensor, g: torch.Tensor, size: Sequence[int], arguments: Any) -> Layer:
+def _layer(
+    x: torch.Tensor, g: torch.Tensor, size: Sequence[int], arguments: Any
+) -> ConvolutionGrid:
     given = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, **arguments}
     names = "kernel_size", "stride", "padding", "dilation", "groups"
     kernel, stride, padding, dilation, groups = (given[name] for name in names)
-    return Layer.of(x, g, kernel, stride, padding, dilation, groups, size)
+    return ConvolutionGrid.of(x, g, kernel, stride, padding, dilation, groups, size)
 
 
-def _norm_parts(layer: Layer, grid: Grid, dtype: torch.dtype) -> dict[str, Counts]:
-    """From spectra to squared norms."""
+def _norm_parts(layer: ConvolutionGrid, grid: Grid, dtype: torch.dtype) -> dict[str, Counts]:
+    """Count the way from spectra to squared norms."""
     geometry = layer.geometry
     batch, ins, outs = geometry.batch, _half(grid.size), _half(grid.folded)
     x_bins, g_bins = ins * geometry.in_channels, outs * geometry.out_channels
@@ -71,7 +75,7 @@ def conv_norm(
     band: Band | None = None,
     **arguments: Any,
 ) -> Itemised:
-    """``spectral.conv_norm``."""
+    """Count ``spectral.conv_norm``."""
     layer = _layer(x, g, size, arguments)
     grid = Grid.of(layer, band)
     parts = _norm_parts(layer, grid, x.dtype)
@@ -81,7 +85,7 @@ def conv_norm(
 
 
 def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any) -> Itemised:
-    """``spectral.conv_bins``."""
+    """Count ``spectral.conv_bins``."""
     layer = _layer(x, g, band.size, arguments)
     grid = Grid(layer, layer.size, None)
     kept = 2 * len(bins.kept_bins(band)) * len(x) * (x.shape[1] + g.shape[1])
@@ -93,8 +97,8 @@ def conv_bins(x: torch.Tensor, g: torch.Tensor, *, band: Band, **arguments: Any)
     return made + _modelled(transforms(layer, grid))
 
 
-def _walked(layer: Layer) -> tuple[str, ...]:
-    """The reference transforms an output gradient at a single place like any other."""
+def _walked(layer: ConvolutionGrid) -> tuple[str, ...]:
+    """Return the parts that a walk confirms; the reference also transforms single places."""
     return () if layer.extent == (1, 1) else ("powers",)
 
 
@@ -107,8 +111,8 @@ def bins_sum(
     used: int | None = None,
     **_: Any,
 ) -> Itemised:
-    """``spectral.bins_sum``; ``used``: samples whose factor is not 0 (None: as the factors say)."""
-    used = _values.used(factors) if used is None else used
+    """Count ``spectral.bins_sum``; ``used`` counts nonzero factors; None reads the factors."""
+    used = _values.count_used_samples(factors) if used is None else used
     kept, channels = len(x_bins), x_bins.shape[3] + g_bins.shape[3]
     pairs, taps = kept * len(out) * out.shape[1], math.prod(out.shape[2:])
     entries, any_used = (out.numel(), 1) if used else (0, 0)
@@ -126,7 +130,7 @@ def bins_sum(
 def filtered(
     x: torch.Tensor, *, padding: Sequence[int], rows: Sequence[int], band: Band, **_: Any
 ) -> Itemised:
-    """``spectral.filtered``: two small products per map for a rectangle, else there and back."""
+    """Count ``spectral.filtered``: two small products per map for a rectangle, else transforms."""
     maps = x.shape[0] * x.shape[1]
     (top, left), (height, width) = filter.read_places(x, padding, rows), (1, *rows)[-2:]
     read = [(maps * top * left, x.dtype)]
@@ -142,7 +146,7 @@ def filtered(
 
 
 def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemised:
-    """``spectral.whitened_norm``."""
+    """Count ``spectral.whitened_norm``."""
     batch, (rank, taps) = len(grads), matrix.shape
     pairs = batch * grads.shape[1] * grads.shape[2]
     matrix_norm = dots(matrix.numel()) + Counts(SQRT=1, MUL=1)
@@ -157,7 +161,7 @@ def whitened_norm(grads: torch.Tensor, matrix: torch.Tensor, **_: Any) -> Itemis
 
 
 def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
-    """``spectral.circulant_norm``: one position, Gram matrices over positions, or the spectrum."""
+    """Count ``spectral.circulant_norm``: one position, Gram matrices, or the spectrum."""
     batch, positions, ins, block = x.shape
     outs, operands = g.shape[2], x.numel() + g.numel()
     route = circulant.norm_route(x, g)
@@ -182,7 +186,7 @@ def circulant_norm(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
 
 
 def circulant_gradient(x: torch.Tensor, g: torch.Tensor, **_: Any) -> Itemised:
-    """``spectral.circulant_gradient``."""
+    """Count ``spectral.circulant_gradient``."""
     batch, positions, ins, block = x.shape
     pairs = batch * ins * g.shape[2]
     entries, products = pairs * block, pairs * (block // 2 + 1) * positions
@@ -205,9 +209,8 @@ def circulant_sum(
     used: int | None = None,
     **_: Any,
 ) -> Itemised:
-    """``spectral.circulant_sum``; ``used``: samples whose factor is not 0 (None: as the factors
-    say)."""
-    used = _values.used(factors) if used is None else used
+    """Count ``spectral.circulant_sum``; ``used`` counts nonzero factors; None reads the factors."""
+    used = _values.count_used_samples(factors) if used is None else used
     tests = Counts(CMP=len(factors))
     if not used:
         return itemised([(len(factors), factors.dtype)], [], tests=tests)

@@ -1,4 +1,4 @@
-"""Randomized response: its closed form."""
+"""Closed form of randomized response."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ._form import Form
 from ._layers import moved
 
 _WORD = Counts(SHIFT=1, OR=1, CMP=1)
-"""Two words to one, which is compared with the words that tell the truth."""
+"""Two words are joined to one, which is compared with the number of words that keep the symbol."""
 _WRAP = Counts(ADD=1, CMP=1, SUB=1, MUX=1)
 _LIE = Counts(SUB=2, MUL=2, CMP=2, ADD=2, MUX=2)
-"""Quotient by a rounded reciprocal, put right; at most the last lie; 1 + lie, or the truth."""
+"""Quotient by a rounded reciprocal, corrected; the last response at most; 1 + j, or the symbol."""
 
 
 def randomize(
     symbols: torch.Tensor, *, categories: int = 2, position: int = 0, **_: Any
 ) -> Itemised:
-    """``symbols.randomize``."""
+    """Count ``symbols.randomize``."""
     n = symbols.numel()
     each = _WORD + _WRAP + (_LIE if categories > 2 else Counts())
     return Itemised(

@@ -1,4 +1,4 @@
-"""The update: closed forms of noise, scaling and rule, of the clock, and of projections."""
+"""Closed forms of the update: noise, scaling, rule, device step counter and projections."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _NESTEROV = Counts(ADD=3, SUB=1, MUL=5)
 _ADAM = Counts(ADD=4, SUB=2, MUL=7, DIV=2, SQRT=1)
 _CELL = Counts(CVT=1, MUL=1)
 _CHECKED = Counts(CMP=1, MUX=1, ADD=1)
-"""A number that is not finite counts as zero, and is counted."""
+"""A number that is not finite is replaced by zero, and counted."""
 
 
 def rule_counts(rule: update.Rule) -> Counts:
-    """One entry of an optimizer rule; decay and momentum are applied whatever their value."""
+    """Count one entry of an optimizer rule; decay and momentum are applied whatever their value."""
     if isinstance(rule, update.Adam):
         return _ADAM
     if not rule.momentum:
@@ -43,7 +43,7 @@ def step(
     noise: update.Noise | None = None,
     **_: Any,
 ) -> Itemised:
-    """``update.step``."""
+    """Count ``update.step``."""
     if not params:
         return Itemised()
     n = sum(p.numel() for p in params)
@@ -79,14 +79,14 @@ def step(
 
 
 def advance(*args: Any, **_: Any) -> Itemised:
-    """``update.advance``."""
+    """Count ``update.advance``."""
     edge = moved([(3, torch.int64)], [(3, torch.int64)])
     line = replace(edge, name="clock", counts=edge.counts + Counts(ADD=1, MUL=2))
     return Itemised((replace(line, evidence=WALK, flops=2),))
 
 
 def project(params: Tensors, onto: update.Projection, *, moved: bool = True, **_: Any) -> Itemised:
-    """``update.project``; ``moved``: the point lay outside the ball."""
+    """Count ``update.project``; ``moved`` says that the point lay outside the ball."""
     n = sum(p.numel() for p in params)
     size = sum(p.nbytes for p in params)
     narrow = sum(p.numel() for p in params if p.dtype is torch.float32)

@@ -106,7 +106,7 @@ def stacked(
     return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """``relu(norm(conv(relu(norm(conv x)))) + shortcut(x))`` with 3 x 3 convolutions.
 
     Args:
@@ -153,8 +153,8 @@ def resnet20(rows: tuple[int, ...], classes: int, style: Style) -> nn.Module:
     ]
     before = widths[0]
     for number, after in enumerate(widths):
-        layers += [Block(before, after, style, projection=False)]
-        layers += [Block(after, after, style, projection=False) for _ in range(2)]
+        layers += [BasicBlock(before, after, style, projection=False)]
+        layers += [BasicBlock(after, after, style, projection=False) for _ in range(2)]
         layers.append(nn.AvgPool2d(2) if number < 2 else nn.AdaptiveAvgPool2d(1))
         before = after
     return nn.Sequential(*layers, nn.Flatten(), style.dense(before, classes))
@@ -179,8 +179,8 @@ def resnet18(rows: tuple[int, ...], classes: int, style: Style, *, stem: int) ->
     before = widths[0]
     for number, after in enumerate(widths):
         layers += [
-            Block(before, after, style, stride=1 if number == 0 else 2, projection=True),
-            Block(after, after, style, projection=True),
+            BasicBlock(before, after, style, stride=1 if number == 0 else 2, projection=True),
+            BasicBlock(after, after, style, projection=True),
         ]
         before = after
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), style.dense(before, classes)]

@@ -2,7 +2,7 @@
 
 GReDP prints tables of layers (II to VI) without channel counts; the paper on directional noise
 names LeNet, "AlexNet, all conv kernels 3" and ResNet-18 without any table. What is filled in here
-stands in ``Source.readings``, which reports and ``docs/mechanisms.md`` print.
+stands in ``PaperModel.readings``, which reports and ``docs/mechanisms.md`` print.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MNIST_ROWS, CIFAR_ROWS = (1, 28, 28), (3, 32, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class PaperModel:
     """A model of a paper.
 
     Attributes:
@@ -48,18 +48,18 @@ _ALEXNET = partial(
 )
 _CHANNELS = "64, 192, 384, 256, 256 maps; five maxima over 2 x 2 take 32 x 32 to a point"
 
-SOURCES: dict[str, Source] = {
-    "gredp-lenet5": Source(
+SOURCES: dict[str, PaperModel] = {
+    "gredp-lenet5": PaperModel(
         make=partial(networks.lenet, second=6),
         rows=MNIST_ROWS,
         readings=("6 and 6 maps as printed (the classic network has 16)", "padding 2", *_UNSTATED),
     ),
-    "gredp-lenet5-16": Source(
+    "gredp-lenet5-16": PaperModel(
         make=partial(networks.lenet, second=16),
         rows=MNIST_ROWS,
         readings=("6 and 16 maps as in the classic network", "padding 2", *_UNSTATED),
     ),
-    "gredp-resnet20": Source(
+    "gredp-resnet20": PaperModel(
         make=networks.resnet20,
         rows=CIFAR_ROWS,
         readings=(
@@ -69,13 +69,13 @@ SOURCES: dict[str, Source] = {
             *_UNSTATED,
         ),
     ),
-    "gredp-model3": Source(
+    "gredp-model3": PaperModel(
         make=partial(networks.stacked, stages=((32, 32), (64, 64), (128, 128)), hidden=(120,)),
         rows=CIFAR_ROWS,
         readings=("2 convolutions per stage of 32, 64, 128 maps", *_UNSTATED),
     ),
-    "gredp-alexnet": Source(make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)),
-    "gredp-resnet18": Source(
+    "gredp-alexnet": PaperModel(make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)),
+    "gredp-resnet18": PaperModel(
         make=partial(networks.resnet18, stem=7),
         rows=CIFAR_ROWS,
         readings=(
@@ -83,13 +83,15 @@ SOURCES: dict[str, Source] = {
             *_UNSTATED,
         ),
     ),
-    "directional-lenet": Source(
+    "directional-lenet": PaperModel(
         make=partial(networks.lenet, second=16),
         rows=MNIST_ROWS,
         readings=("6 and 16 maps, padding 2: 61706 parameters", *_UNSTATED),
     ),
-    "directional-alexnet": Source(make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)),
-    "directional-resnet18": Source(
+    "directional-alexnet": PaperModel(
+        make=_ALEXNET, rows=CIFAR_ROWS, readings=(_CHANNELS, *_UNSTATED)
+    ),
+    "directional-resnet18": PaperModel(
         make=partial(networks.resnet18, stem=3),
         rows=CIFAR_ROWS,
         readings=("the variant for CIFAR-10: 3 x 3 stem without a maximum", *_UNSTATED),

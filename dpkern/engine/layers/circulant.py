@@ -17,12 +17,12 @@ from ..parameter import (
     is_constant,
     is_private,
     plain,
-    plainly,
     rule,
     source_of,
+    without_torch_function,
 )
-from ..records import Circulant
-from ..uses import Use
+from ..per_sample_gradients import CirculantGradients
+from ..uses import CapturedOp
 from .expression import whole_target_of
 from .other import other
 
@@ -35,7 +35,7 @@ class _Circulant(torch.autograd.Function):
     """``x [k B, ..., q, d] -> [k B, ..., p, d]``; ``use.saved`` holds the convention."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight)
@@ -45,7 +45,7 @@ class _Circulant(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         convention = use.saved["convention"]
         if use.wants(g):
             assert g is not None
@@ -58,13 +58,13 @@ class _Circulant(torch.autograd.Function):
         return None, None, gx, None
 
 
-def _arrive(use: Use, x: Tensor, g: Tensor, convention: str) -> None:
-    with plainly():
+def _arrive(use: CapturedOp, x: Tensor, g: Tensor, convention: str) -> None:
+    with without_torch_function():
         pair = (use.per_batch(t).flatten(1, -3) for t in (x, g))
         if convention == "column":
             # Read backwards, a convolution is a correlation: same gradient, row convention.
             pair = (t.flip(-1).roll(1, -1) for t in pair)
-        use.arrive(0, Circulant(*pair))
+        use.arrive(0, CirculantGradients(*pair))
 
 
 @rule(circulant_product, leaf=True)

@@ -19,12 +19,12 @@ from ..parameter import (
     is_constant,
     is_private,
     plain,
-    plainly,
     rule,
     source_of,
+    without_torch_function,
 )
-from ..records import Convolution, Explicit
-from ..uses import Target, Use
+from ..per_sample_gradients import ConvolutionGradients, ExplicitGradients
+from ..uses import CapturedOp, GradientTarget
 from .expression import whole_target_of
 from .other import other
 
@@ -41,7 +41,7 @@ class Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
@@ -60,7 +60,7 @@ class Convolve(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         gx = None
         if g is not None and ctx.needs_input_grad[2] and use.passes_on:
             few = _probed if use.capture.probe is not None else _input_gradient
@@ -96,10 +96,10 @@ def _probed(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any]) -> Te
     return gx
 
 
-def _arrive(use: Use, x: Tensor, weight: Tensor, g: Tensor) -> None:
+def _arrive(use: CapturedOp, x: Tensor, weight: Tensor, g: Tensor) -> None:
     kernel_size = tuple(weight.shape[2:])
     geometry = {name: use.saved[name] for name in ("stride", "padding", "dilation", "groups")}
-    with plainly():
+    with without_torch_function():
         if use.targets[0] is not None:
             pair = x, g
             if use.saved["transposed"]:
@@ -108,17 +108,20 @@ def _arrive(use: Use, x: Tensor, weight: Tensor, g: Tensor) -> None:
             use.arrive(0, _record(use, *pair, kernel_size, geometry))
         if use.targets[1] is not None:
             positions = use.per_batch(g.flatten(2).sum(2, dtype=sum_dtype(g.dtype)))
-            use.arrive(1, Explicit(positions.sum(1) if positions.shape[1] > 1 else positions[:, 0]))
+            use.arrive(
+                1,
+                ExplicitGradients(positions.sum(1) if positions.shape[1] > 1 else positions[:, 0]),
+            )
 
 
 def _record(
-    use: Use, x: Tensor, g: Tensor, kernel_size: Ints, geometry: dict[str, Any]
-) -> Convolution | Explicit:
+    use: CapturedOp, x: Tensor, g: Tensor, kernel_size: Ints, geometry: dict[str, Any]
+) -> ConvolutionGradients | ExplicitGradients:
     if x.shape[0] == use.batch:
-        return Convolution(x, g, kernel_size, geometry)
+        return ConvolutionGradients(x, g, kernel_size, geometry)
     # Several images of one sample: their gradients add up.
-    each = Convolution(x, g, kernel_size, geometry).per_sample()
-    return Explicit(use.per_batch(each).sum(1))
+    each = ConvolutionGradients(x, g, kernel_size, geometry).per_sample()
+    return ExplicitGradients(use.per_batch(each).sum(1))
 
 
 def _reached(x: Tensor, out: Sequence[int], kernel_size: Ints, geometry: dict[str, Any]) -> Tensor:
@@ -141,7 +144,7 @@ def convolve(
     function: type[Convolve] = Convolve,
 ) -> Tensor:
     """Register a convolution with private weight or bias (or both), and run it."""
-    targets: list[Target | None] = [None, None]
+    targets: list[GradientTarget | None] = [None, None]
     capture = None
     for i, tensor in enumerate((weight, bias)):
         if is_private(tensor):
@@ -218,7 +221,7 @@ def _named_padding(
     """``same`` as numbers; what is left over goes to the right, as in torch."""
     if padding == "valid":
         return x, 0
-    with plainly():
+    with without_torch_function():
         totals = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     if any(total % 2 for total in totals):
         extra = [pad for total in reversed(totals) for pad in (0, total % 2)]

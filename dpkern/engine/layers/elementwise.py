@@ -13,10 +13,10 @@ from ..parameter import (
     arguments,
     is_private,
     plain,
-    plainly,
     refuse,
     rule,
     source_of,
+    without_torch_function,
 )
 from .expression import is_buffer, looks_like_samples, slots_in
 from .generic import expand
@@ -46,7 +46,7 @@ def _binary(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     capture = source_of(w).capture
     if not _is_data(x, w, capture.batch):
         return other(func, args, kwargs)
-    with plainly():
+    with without_torch_function():
         shape, dims = tuple(w.shape), w.dim()
     rows = int(x.shape[0]) if x.dim() else 0
     batch = capture.require_batch("elementwise", ())
@@ -72,7 +72,7 @@ def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
     if looks_like_samples(x, (w,), batch):
         return True
     # Inputs that need no gradient, several rows per sample.
-    with plainly():
+    with without_torch_function():
         dims = w.dim()
     rows = bool(x.dim() > dims and batch and x.shape[0] % batch == 0)
     return rows and not is_buffer(x, w)
@@ -84,7 +84,7 @@ def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     w = args[0]
     if not is_private(w):
         return func(*plain(tuple(args)), **plain(kwargs))  # only the shape of the other is used
-    with plainly():
+    with without_torch_function():
         result = func(*plain(tuple(args)), **plain(kwargs))
         shape = tuple(w.shape)
     added = result.dim() > len(shape)
@@ -109,7 +109,7 @@ def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     w, *sizes = args
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)):
         sizes = list(sizes[0])
-    with plainly():
+    with without_torch_function():
         shape = tuple(w.shape)
     front = len(sizes) - len(shape)
     if kwargs or front < 0 or (front == 0 and (not shape or shape[0] != 1)):
@@ -127,7 +127,7 @@ def _tile(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         sizes = list(sizes[0])
     if kwargs:
         return other(func, args, kwargs)
-    with plainly():
+    with without_torch_function():
         missing = w.dim() - len(sizes)
     return w.repeat(*(1,) * missing, *sizes)
 
@@ -137,7 +137,7 @@ def _prelu(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, weight = arguments(("input", "weight"), args, kwargs)
     if is_private(x):
         return other(func, args, kwargs)
-    with plainly():
+    with without_torch_function():
         single = weight.numel() == 1
     shape = (1,) * x.dim() if single else (1, -1, *(1,) * (x.dim() - 2))
     return torch.where(x > 0, x, weight.reshape(shape) * x)

@@ -18,12 +18,12 @@ from ..parameter import (
     differentiable_once,
     fresh,
     plain,
-    plainly,
     rule,
     source_of,
+    without_torch_function,
 )
-from ..tables import Embedding
-from ..uses import Use
+from ..tables import EmbeddingGradients
+from ..uses import CapturedOp
 from . import expression
 
 Function = Callable[..., Any]
@@ -33,7 +33,7 @@ class _Embedding(torch.autograd.Function):
     """``ids [B, ...] -> [B, ..., D]``."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use, ids: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: CapturedOp, ids: Tensor, weight: Tensor) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(ids)
@@ -43,14 +43,18 @@ class _Embedding(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
         (ids,) = ctx.saved_tensors
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if use.wants(g):
             assert g is not None
-            each = g.reshape(use.batch, ids.numel() // max(1, use.batch), g.shape[-1])
-            flat = ids.reshape(use.batch, each.shape[1]).to(torch.int64).contiguous()
-            record = Embedding(flat, each, use.saved["rows"], use.saved["padding_idx"])
-            use.arrive(0, record)
+            deliver(use, ids, g)
         return None, None, None, None
+
+
+def deliver(use: CapturedOp, ids: Tensor, g: Tensor) -> None:
+    """Hand over the record of a look-up."""
+    each = g.reshape(use.batch, ids.numel() // max(1, use.batch), g.shape[-1])
+    flat = ids.reshape(use.batch, each.shape[1]).to(torch.int64).contiguous()
+    use.arrive(0, EmbeddingGradients(flat, each, use.saved["rows"], use.saved["padding_idx"]))
 
 
 @rule(F.embedding, torch.embedding, leaf=True)
@@ -73,7 +77,7 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     if padding_idx is not None and padding_idx < 0:
         padding_idx += rows
     if expression.is_buffer(ids, weight) or _is_shared(capture, ids):
-        with plainly():
+        with without_torch_function():
             result = F.embedding(ids, weight, padding_idx=padding_idx)
         shared = expression.of(func, (weight,), {}, result)
         source = source_of(shared)

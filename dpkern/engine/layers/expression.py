@@ -20,28 +20,28 @@ from ..parameter import (
     PrivateExpression,
     is_private,
     plain,
-    plainly,
     refuse,
     rule,
     source_of,
     tensors_in,
+    without_torch_function,
 )
-from ..records import Explicit, Record
-from ..tables import Embedding
-from ..uses import Arrival, Slot, Source, Target
+from ..per_sample_gradients import ExplicitGradients, PerSampleGradients
+from ..tables import EmbeddingGradients
+from ..uses import CapturedGradients, GradientSource, GradientTarget, ParameterSource
 
 LARGEST = 1 << 28
 """Bytes that per-sample copies of one tensor may take where no rule has a cheaper route."""
 
 
-class Expression(Source):
+class Expression(GradientSource):
     """A source that is led back to the slots it was made of."""
 
-    def __init__(self, tensor: Tensor, name: str, slots: Sequence[Slot]) -> None:
+    def __init__(self, tensor: Tensor, name: str, slots: Sequence[ParameterSource]) -> None:
         super().__init__(slots[0].capture, name, tensor.shape)
         self.tensor = tensor
         self.slots = list(slots)
-        self.view: Target | None = None
+        self.view: GradientTarget | None = None
         """Set if this is a part of one parameter, or its transpose."""
         self.looked_up: tuple[Tensor, int, int | None] | None = None
         """ids, rows and padding index, if this is an embedding of ids that all samples share."""
@@ -61,17 +61,19 @@ class Expression(Source):
             ids, rows, padding_idx = self.looked_up
             g = record.per_sample().reshape(record.batch, ids.numel(), self.shape[-1])
             each = ids.reshape(1, -1).expand(record.batch, -1).long().contiguous()
-            self.slots[0].arrivals.append(Arrival(Embedding(each, g, rows, padding_idx)))
+            self.slots[0].arrivals.append(
+                CapturedGradients(EmbeddingGradients(each, g, rows, padding_idx))
+            )
             return
         for slot, gradients in zip(self.slots, self._pull_back(record), strict=True):
             if gradients is not None:
-                slot.arrivals.append(Arrival(Explicit(gradients)))
+                slot.arrivals.append(CapturedGradients(ExplicitGradients(gradients)))
 
-    def _pull_back(self, record: Record) -> Sequence[Tensor | None]:
+    def _pull_back(self, record: PerSampleGradients) -> Sequence[Tensor | None]:
         each = max(slot.used.numel() for slot in self.slots)
         check_size(self, record.batch * max(each, self.tensor.numel()))
         gradients = record.per_sample().to(self.tensor.dtype)
-        with plainly():
+        with without_torch_function():
             if record.batch == 0:
                 return [slot.used.detach().new_zeros((0, *slot.shape)) for slot in self.slots]
             return torch.autograd.grad(
@@ -84,7 +86,7 @@ class Expression(Source):
             )
 
 
-def check_size(source: Source, numbers: int) -> None:
+def check_size(source: GradientSource, numbers: int) -> None:
     """Refuse copies per sample that would not fit.
 
     Raises:
@@ -100,14 +102,14 @@ def check_size(source: Source, numbers: int) -> None:
         )
 
 
-def slots_in(tree: Any) -> list[Slot]:
+def slots_in(tree: Any) -> list[ParameterSource]:
     """The parameters that private tensors in nested arguments are made of, each once."""
-    found: dict[int, Slot] = {}
+    found: dict[int, ParameterSource] = {}
     for tensor in tensors_in(tree):
         if is_private(tensor):
             source = source_of(tensor)
             for slot in source.slots if isinstance(source, Expression) else [source]:
-                assert isinstance(slot, Slot)
+                assert isinstance(slot, ParameterSource)
                 if slot.parameter.requires_grad:
                     found.setdefault(slot.index, slot)
     return list(found.values())
@@ -132,7 +134,7 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
         return False
     if batch == 1:  # everything is the one sample's; constants do no harm as data
         return True
-    with plainly():
+    with without_torch_function():
         return all(tensor.shape != p.shape for p in private)
 
 
@@ -157,7 +159,7 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
         if expression.view is None:
             for slot in slots:
                 slot.indirect = True
-        with plainly():
+        with without_torch_function():
             wrapped = result.as_subclass(PrivateExpression)
         wrapped._private = expression
         return wrapped
@@ -177,24 +179,24 @@ def _like(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
     first, *rest = args
     if not is_private(first):
         return func(first, *plain(tuple(rest)), **plain(kwargs))
-    with plainly():
+    with without_torch_function():
         result = func(*args, **kwargs)
     return of(func, (first,), {}, result)
 
 
-def target_of(tensor: Tensor) -> Target:
+def target_of(tensor: Tensor) -> GradientTarget:
     """Where the gradient of a private tensor goes."""
     source = source_of(tensor)
     if isinstance(source, Expression):
-        return source.view or Target(source)
-    assert isinstance(source, Slot)
+        return source.view or GradientTarget(source)
+    assert isinstance(source, ParameterSource)
     return source.target
 
 
-def whole_target_of(tensor: Tensor) -> Target:
+def whole_target_of(tensor: Tensor) -> GradientTarget:
     """As ``target_of``, for rules that know no transposes."""
     target = target_of(tensor)
-    return Target(source_of(tensor)) if target.transposed else target
+    return GradientTarget(source_of(tensor)) if target.transposed else target
 
 
 def values(tensor: Tensor) -> Tensor:
@@ -203,7 +205,7 @@ def values(tensor: Tensor) -> Tensor:
     return result
 
 
-def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
+def _view_of(result: Tensor, slots: Sequence[ParameterSource]) -> GradientTarget | None:
     """The part of a parameter that a view shows, or its transpose, if this is one.
 
     A view's gradient is the same numbers as the parameter's there.
@@ -211,7 +213,7 @@ def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
     if len(slots) != 1 or result.numel() == 0:
         return None
     (slot,) = slots
-    with plainly():
+    with without_torch_function():
         base: Tensor = slot.used.detach()
         same = result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
         if not same or result.dtype is not base.dtype or not base.is_contiguous():
@@ -220,12 +222,12 @@ def _view_of(result: Tensor, slots: Sequence[Slot]) -> Target | None:
         if not result.is_contiguous():
             turned = result.dim() == 2 and whole and result.t().is_contiguous()
             if turned and result.t().shape == base.shape:
-                return Target(slot, transposed=True)
+                return GradientTarget(slot, transposed=True)
             return None
         row = math.prod(base.shape[1:])
         first = result.storage_offset() - base.storage_offset()
         if whole:
-            return Target(slot)
+            return GradientTarget(slot)
         if row == 0 or first % row or result.numel() % row:
             return None
-        return Target(slot, (first // row, (first + result.numel()) // row))
+        return GradientTarget(slot, (first // row, (first + result.numel()) // row))

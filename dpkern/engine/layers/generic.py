@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...ops.clip import sum_dtype
 from ..parameter import applied, differentiable_once, is_private, refuse, source_of, tensors_in
-from ..records import Explicit
-from ..uses import Use
+from ..per_sample_gradients import ExplicitGradients
+from ..uses import CapturedOp
 from .expression import check_size, looks_like_samples, slots_in, values, whole_target_of
 
 
@@ -24,7 +24,7 @@ class _Expand(torch.autograd.Function):
     """``w [*shape] -> [rows, *shape]``; the gradient's rows are summed per sample and captured."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use, w: Tensor, rows: int) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: CapturedOp, w: Tensor, rows: int) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
         return w.expand(rows, *w.shape)
@@ -32,12 +32,12 @@ class _Expand(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if use.wants(g):
             assert g is not None
             each = use.per_batch(g)
             grads = each[:, 0] if each.shape[1] == 1 else each.sum(1, dtype=sum_dtype(g.dtype))
-            use.arrive(0, Explicit(grads))
+            use.arrive(0, ExplicitGradients(grads))
         return None, None, None, None
 
 

@@ -20,12 +20,12 @@ from ..parameter import (
     is_constant,
     is_private,
     plain,
-    plainly,
     rule,
     source_of,
+    without_torch_function,
 )
-from ..records import Explicit, Linear
-from ..uses import Target, Use
+from ..per_sample_gradients import ExplicitGradients, LinearGradients
+from ..uses import CapturedOp, GradientTarget
 from .expression import is_buffer, target_of, whole_target_of
 from .other import other
 
@@ -37,7 +37,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
@@ -49,7 +49,7 @@ class _Linear(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if use.wants(g):
             assert g is not None
             _arrive(use, x, g)
@@ -66,16 +66,16 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return product.matmul(x.view(-1, x.shape[-1]), w, bias).view(*x.shape[:-1], w.shape[1])
 
 
-def _arrive(use: Use, x: Tensor, g: Tensor) -> None:
+def _arrive(use: CapturedOp, x: Tensor, g: Tensor) -> None:
     weight, bias = use.targets
-    with plainly():
+    with without_torch_function():
         a = use.per_batch(x).flatten(1, -2) if x.dim() > 1 else x
         out = use.per_batch(g).flatten(1, -2)
         if weight is not None:
             pair = (out, a) if weight.transposed else (a, out)
-            use.arrive(0, Linear(*pair))
+            use.arrive(0, LinearGradients(*pair))
         if bias is not None:
-            use.arrive(1, Explicit(_sum_positions(out)))
+            use.arrive(1, ExplicitGradients(_sum_positions(out)))
 
 
 def _sum_positions(g: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _sum_positions(g: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: str) -> Tensor:
     """``F.linear`` with private weight or bias (or both)."""
-    targets: list[Target | None] = [None, None]
+    targets: list[GradientTarget | None] = [None, None]
     capture = None
     if is_private(weight):
         targets[0], capture = target_of(weight), source_of(weight).capture

@@ -23,20 +23,20 @@ from ..parameter import (
     rule,
     source_of,
 )
-from ..records import Explicit, wide
-from ..uses import Target, Use
+from ..per_sample_gradients import ExplicitGradients, to_sum_dtype
+from ..uses import CapturedOp, GradientTarget
 from .expression import slots_in, whole_target_of
 from .other import other
 
 Function = Callable[..., Any]
 
 
-def _deliver(use: Use, shape: Sequence[int], *gradients: Tensor) -> None:
+def _deliver(use: CapturedOp, shape: Sequence[int], *gradients: Tensor) -> None:
     """Per-sample gradients ``[k B, D]`` of scale and shift, in the parameters' shape."""
     for which, gradient in enumerate(gradients):
         each = use.per_batch(gradient)
         total = each[:, 0] if each.shape[1] == 1 else each.sum(1)
-        use.arrive(which, Explicit(total.reshape(total.shape[0], *shape)))
+        use.arrive(which, ExplicitGradients(total.reshape(total.shape[0], *shape)))
 
 
 def _positions(x: Tensor, shape: Sequence[int]) -> tuple[int, int, int]:
@@ -50,7 +50,12 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor | None, bias: Tensor | None
+        ctx: Any,
+        anchor: Tensor,
+        use: CapturedOp,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
@@ -62,32 +67,40 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if g is None:
             return (None,) * 5
-        x, mean, rstd, weight = ctx.saved_tensors
         shape = use.saved["shape"]
-        rows, positions, size = _positions(x, shape)
-        flat = wide(g).view(rows, positions, size), wide(x).view(rows, positions, size)
-        scale = None if weight is None else wide(weight).view(size)
-        statistics = wide(mean).view(rows, positions), wide(rstd).view(rows, positions)
-        dx, dweight, dbias = ghost.layer_norm_backward(*flat, *statistics, scale)
+        saved: tuple[Any, Any, Any, Any] = ctx.saved_tensors
+        dx, dweight, dbias = layer_norm_gradients(*saved, g, shape)
         if use.wants(g):
             _deliver(use, shape, dweight, dbias)
-        return None, None, dx.view(x.shape).to(x.dtype), None, None
+        return None, None, dx, None, None
+
+
+def layer_norm_gradients(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, g: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's gradient, and those of scale and shift by row ``[k B, D]``."""
+    rows, positions, size = _positions(x, shape)
+    flat = to_sum_dtype(g).view(rows, positions, size), to_sum_dtype(x).view(rows, positions, size)
+    scale = None if weight is None else to_sum_dtype(weight).view(size)
+    statistics = to_sum_dtype(mean).view(rows, positions), to_sum_dtype(rstd).view(rows, positions)
+    dx, dweight, dbias = ghost.layer_norm_backward(*flat, *statistics, scale)
+    return dx.view(x.shape).to(x.dtype), dweight, dbias
 
 
 class _RmsNorm(torch.autograd.Function):
     """Root mean square over the last dimensions."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
         shape, eps = use.saved["shape"], use.saved["eps"]
         out = fresh(F.rms_norm(x, shape, weight, eps))
         with torch.autocast(x.device.type, enabled=False):
-            square = wide(x).square().flatten(x.dim() - len(shape)).mean(-1)
+            square = to_sum_dtype(x).square().flatten(x.dim() - len(shape)).mean(-1)
         smallest = torch.finfo(x.dtype).eps if eps is None else eps
         ctx.save_for_backward(x, (square + smallest).rsqrt(), weight)
         return out
@@ -95,15 +108,18 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if g is None:
             return (None,) * 4
         x, rstd, weight = ctx.saved_tensors
         shape = use.saved["shape"]
         rows, positions, size = _positions(x, shape)
-        flat = wide(g).view(rows, positions, size), wide(x).view(rows, positions, size)
+        flat = (
+            to_sum_dtype(g).view(rows, positions, size),
+            to_sum_dtype(x).view(rows, positions, size),
+        )
         statistics = rstd.view(rows, positions)
-        dx, dweight = ghost.rms_norm_backward(*flat, statistics, wide(weight).view(size))
+        dx, dweight = ghost.rms_norm_backward(*flat, statistics, to_sum_dtype(weight).view(size))
         if use.wants(g):
             _deliver(use, shape, dweight)
         return None, None, dx.view(x.shape).to(x.dtype), None
@@ -114,7 +130,12 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor | None, bias: Tensor | None
+        ctx: Any,
+        anchor: Tensor,
+        use: CapturedOp,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)
@@ -130,23 +151,34 @@ class _GroupNorm(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        use: Use = ctx.use
+        use: CapturedOp = ctx.use
         if g is None:
             return (None,) * 5
-        x, mean, rstd, weight = ctx.saved_tensors
-        sizes = (*x.shape[:2], math.prod(x.shape[2:]))
-        flat = wide(g).view(sizes), wide(x).view(sizes)
-        scale = None if weight is None else wide(weight)
-        dx, dweight, dbias = ghost.group_norm_backward(*flat, wide(mean), wide(rstd), scale)
+        saved: tuple[Any, Any, Any, Any] = ctx.saved_tensors
+        x = saved[0]
+        dx, dweight, dbias = group_norm_gradients(*saved, g)
         if use.wants(g):
             _deliver(use, x.shape[1:2], dweight, dbias)
-        return None, None, dx.view(x.shape).to(x.dtype), None, None
+        return None, None, dx, None, None
+
+
+def group_norm_gradients(
+    x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, g: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The input's gradient, and those of scale and shift by row ``[k B, C]``."""
+    sizes = (*x.shape[:2], math.prod(x.shape[2:]))
+    flat = to_sum_dtype(g).view(sizes), to_sum_dtype(x).view(sizes)
+    scale = None if weight is None else to_sum_dtype(weight)
+    dx, dweight, dbias = ghost.group_norm_backward(
+        *flat, to_sum_dtype(mean), to_sum_dtype(rstd), scale
+    )
+    return dx.view(x.shape).to(x.dtype), dweight, dbias
 
 
 def _use(
     operation: str, x: Tensor, parameters: Sequence[Tensor | None], **saved: Any
-) -> tuple[Tensor, Use, list[Any]]:
-    targets: list[Target | None] = []
+) -> tuple[Tensor, CapturedOp, list[Any]]:
+    targets: list[GradientTarget | None] = []
     capture = None
     for tensor in parameters:
         targets.append(whole_target_of(tensor) if is_private(tensor) else None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..parameter import ANY, PRIVATE, Function, plainly, refuse, rule, tensors_in
+from ..parameter import ANY, PRIVATE, Function, refuse, rule, tensors_in, without_torch_function
 from . import expression, generic
 
 
@@ -21,7 +21,7 @@ def other(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             got="data that the parameter is written into",
             remedy="Make a new tensor instead, for example with torch.where(mask, parameter, x).",
         )
-    with plainly():
+    with without_torch_function():
         result = func(*args, **kwargs)
     if not any(t.requires_grad for t in tensors_in(result)):
         return result

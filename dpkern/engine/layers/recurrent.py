@@ -1,9 +1,11 @@
-"""Recurrent networks as ordinary torch code on batch-first tensors.
+"""Recurrent networks on batch-first tensors, layer by layer and direction by direction.
 
-torch computes a whole network in one call that takes all its parameters. Here the same recurrences
-are a loop over time of ``F.linear`` and elementwise functions on ``[B, ...]``, so that every weight
-meets the rule of ``F.linear``. The inputs of all time steps go through one product; the states
-cannot. A network of T steps therefore costs T small products per layer and direction.
+torch computes a whole network in one call that takes all its parameters. Here each layer and
+direction goes through one call of its own (``fused_recurrent``). What that does not take (packed
+sequences, projections, 16 bits, devices) is ordinary torch code: a loop over time of ``F.linear``
+and elementwise functions on ``[B, ...]``, in which every weight meets the rule of ``F.linear``. The
+inputs of all time steps go through one product; the states cannot, so that T steps cost T small
+products.
 """
 
 from __future__ import annotations
@@ -17,10 +19,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...base.errors import InvalidInput, UnsupportedModule
+from . import fused_recurrent as fused
 from .packed import Packing
 
 State = tuple[Tensor, ...]
-Cell = Callable[[Tensor, State, "_Weights"], State]
+Step = Callable[[Tensor, State, "_Weights"], State]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of network: one time step, tensors in its state, and all time steps in one call."""
+
+    step: Step
+    states: int
+    cell: fused.FusedCell
+    operation: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,12 @@ def _relu_step(from_input: Tensor, state: State, weights: _Weights) -> State:
     return (torch.relu(from_input + weights.of_state(state[0])),)
 
 
+_LSTM = _Kind(_lstm_step, 2, fused.Lstm(), "lstm")
+_GRU = _Kind(_gru_step, 1, fused.Gru(), "gru")
+_RNN_TANH = _Kind(_tanh_step, 1, fused.Rnn("tanh"), "rnn_tanh")
+_RNN_RELU = _Kind(_relu_step, 1, fused.Rnn("relu"), "rnn_relu")
+
+
 def lstm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """``torch._VF.lstm``, both overloads: same arguments, same results.
 
@@ -86,7 +105,7 @@ def lstm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
         UnsupportedModule: an unbatched input, or packed data of unknown order.
         InvalidInput: states for another number of samples.
     """
-    output, (h, c) = _run(_lstm_step, 2, arguments)
+    output, (h, c) = _run(_LSTM, arguments)
     return output, h, c
 
 
@@ -96,19 +115,19 @@ def gru(*arguments: Any) -> tuple[Tensor, Tensor]:
     ``h' = (1 - z) n + z h`` with ``r, z = sigmoid(W_ih x + b_ih + W_hh h + b_hh)`` and
     ``n = tanh(W_in x + b_in + r (W_hn h + b_hn))`` (Cho et al. 2014, in the form of torch).
     """
-    output, (h,) = _run(_gru_step, 1, arguments)
+    output, (h,) = _run(_GRU, arguments)
     return output, h
 
 
 def rnn_tanh(*arguments: Any) -> tuple[Tensor, Tensor]:
     """``torch._VF.rnn_tanh``, both overloads: ``h' = tanh(W_ih x + b_ih + W_hh h + b_hh)``."""
-    output, (h,) = _run(_tanh_step, 1, arguments)
+    output, (h,) = _run(_RNN_TANH, arguments)
     return output, h
 
 
 def rnn_relu(*arguments: Any) -> tuple[Tensor, Tensor]:
     """``torch._VF.rnn_relu``, both overloads: ``h' = relu(W_ih x + b_ih + W_hh h + b_hh)``."""
-    output, (h,) = _run(_relu_step, 1, arguments)
+    output, (h,) = _run(_RNN_RELU, arguments)
     return output, h
 
 
@@ -161,15 +180,15 @@ def rnn_relu_cell(
     return _step(_relu_step, input, (hx,), _Weights(w_ih, w_hh, b_ih, b_hh))[0]
 
 
-def _step(cell: Cell, x: Tensor, state: State, weights: _Weights) -> State:
+def _step(cell: Step, x: Tensor, state: State, weights: _Weights) -> State:
     _batched(x, 2)
     for h in state:
         _same_samples(h.shape[0], x.shape[0])
     return cell(weights.of_input(x), state, weights)
 
 
-def _run(cell: Cell, states: int, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
-    """A whole network; ``states`` is the number of tensors in the state of a cell."""
+def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
+    """A whole network."""
     packing: Packing | None = None
     if isinstance(arguments[3], bool):
         x, hx, *rest, batch_first = arguments
@@ -206,11 +225,11 @@ def _run(cell: Cell, states: int, arguments: tuple[Any, ...]) -> tuple[Tensor, S
         for direction in range(directions):
             index = layer * directions + direction
             start = tuple(h[index] for h in hx)
-            y, end = _direction(cell, x, start, weights[index], valid, backwards=direction == 1)
+            y, end = _direction(kind, x, start, weights[index], valid, backwards=direction == 1)
             outputs.append(y)
             last.append(end)
         x = outputs[0] if directions == 1 else torch.cat(outputs, dim=2)
-    ends = tuple(torch.stack([state[index] for state in last]) for index in range(states))
+    ends = tuple(torch.stack([state[index] for state in last]) for index in range(kind.states))
     if packing is not None:
         return packing.gather(x), tuple(packing.sort(h) for h in ends)
     # Callers with time first may rely on view().
@@ -218,7 +237,7 @@ def _run(cell: Cell, states: int, arguments: tuple[Any, ...]) -> tuple[Tensor, S
 
 
 def _direction(
-    cell: Cell,
+    kind: _Kind,
     x: Tensor,
     state: State,
     weights: _Weights,
@@ -228,13 +247,17 @@ def _direction(
 ) -> tuple[Tensor, State]:
     """One layer in one direction, ``[B, T, F]`` to ``[B, T, H]``; behind its end a sample's state
     stands still, so a backward pass begins at its last entry."""
+    flat = weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh
+    if valid is None and weights.w_hr is None and fused.fits(x, state, flat):
+        operation = f"{kind.operation} backwards" if backwards else kind.operation
+        return fused.run(kind.cell, x, state, flat, reverse=backwards, operation=operation)
     # unbind and not x[:, t]: its gradient is one stack and not T full-sized sums.
     steps = weights.of_input(x).unbind(1)
     alive = None if valid is None else valid.unsqueeze(2).unbind(1)
     outputs: list[Tensor] = []
     order = range(len(steps))
     for t in reversed(order) if backwards else order:
-        moved = cell(steps[t], state, weights)
+        moved = kind.step(steps[t], state, weights)
         if alive is not None:
             moved = tuple(
                 torch.where(alive[t], new, old) for new, old in zip(moved, state, strict=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...nn.functional import spectral_conv2d
 from ..parameter import arguments, fresh, is_constant, is_private, rule
-from ..uses import Use
+from ..uses import CapturedOp
 from .conv import Convolve, convolve, geometry_of
 from .other import other
 
@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 class _SpectralConvolve(Convolve):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, use: Use, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         ctx.use = use
         ctx.set_materialize_grads(False)

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, count_write, untracked
 
-_WRITTEN: dict[int, tuple[Any, int]] = {}
+WRITTEN: dict[int, tuple[Any, int]] = {}
 """Storages, by address, with the number of the last write that changed their records."""
 
 
@@ -25,10 +25,10 @@ def note_write(target: Tensor, before: State | None, after: State) -> None:
     """Remember the target's storage, unless its entries stay those of the same records."""
     if before is after or keeps_records(before, after) or target.layout is not torch.strided:
         return
-    for key in [k for k, (storage, _) in _WRITTEN.items() if _expired(storage)]:
-        del _WRITTEN[key]
+    for key in [k for k, (storage, _) in WRITTEN.items() if _expired(storage)]:
+        del WRITTEN[key]
     storage = untracked(target).untyped_storage()
-    _WRITTEN[storage._cdata] = (_weak(storage), count_write())
+    WRITTEN[storage._cdata] = (_weak(storage), count_write())
 
 
 def keeps_records(before: State | None, after: State) -> bool:
@@ -40,7 +40,7 @@ def keeps_records(before: State | None, after: State) -> bool:
 
 def is_stale(tensors: Iterable[Tensor]) -> bool:
     """Whether a tensor shares storage with a target of a later write."""
-    return bool(_WRITTEN) and any(_is_stale(tensor) for tensor in tensors)
+    return bool(WRITTEN) and any(_is_stale(tensor) for tensor in tensors)
 
 
 def written_elsewhere(state: State | None) -> Mixed:
@@ -61,7 +61,7 @@ def _is_stale(tensor: Tensor) -> bool:
     plain = untracked(tensor)
     if plain.layout is not torch.strided or plain.device.type == "meta":
         return False
-    found = _WRITTEN.get(plain.untyped_storage()._cdata)
+    found = WRITTEN.get(plain.untyped_storage()._cdata)
     if found is None or _expired(found[0]):
         return False
     since = tensor._since if type(tensor) is TrackedTensor else -1

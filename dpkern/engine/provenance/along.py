@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from .meeting import combined
-from .rules import Call, action, finish_as, rule
+from .rules import TrackedCall, action, finish_as, rule
 from .states import PerRecord, State
 from .tensor import state_of, untracked
 
@@ -43,7 +43,7 @@ _ALONG = {
 
 
 @rule(*_ALONG)
-def along(call: Call, out: Tensor) -> State | None:
+def along(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows unless the operation works along them."""
     place, default = _ALONG[call.name]
     x = call.argument(0, "input", "self")
@@ -62,7 +62,7 @@ def along(call: Call, out: Tensor) -> State | None:
 
 
 @rule("index_add", "index_fill", "index_copy")
-def indexed(call: Call, out: Tensor) -> State | None:
+def indexed(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of writes at constant positions of another dimension."""
     x, index = call.args[0], call.argument(2, "index")
     dims = dims_of(call.argument(1, "dim"), x.dim())
@@ -73,7 +73,7 @@ def indexed(call: Call, out: Tensor) -> State | None:
 
 
 @action("sort")
-def sort(call: Call) -> Any:
+def sort(call: TrackedCall) -> Any:
     """Sort within samples, or sort one number for each sample and move the rows with it."""
     x, state = call.args[0], state_of(call.args[0])
     dim = call.argument(1, "dim", default=-1)
@@ -91,7 +91,7 @@ def sort(call: Call) -> Any:
 
 
 @rule("cosine_similarity", "pairwise_distance")
-def pairwise(call: Call, out: Tensor) -> State | None:
+def pairwise(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of pairs of vectors that belong to the same samples."""
     first, second = call.argument(0, "x1"), call.argument(1, "x2")
     ndim = max(first.dim(), second.dim())

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ...base.errors import DPKernError, InvalidInput, PrivacyError
-from ..parameter import PRIVATE, plainly
+from ..parameter import PRIVATE, without_torch_function
 from . import refusals
 from .entrance import (
     Input,
-    Rows,
     has_no_records,
     inputs_of,
     picked,
@@ -30,8 +29,8 @@ from .entrance import (
 from .handing import tracked_batch
 from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
-from .rules import RULES, Call, finish
-from .states import Ids, Mixed, PerRecord, RecordSum, State, YieldedBatch
+from .rules import RULES, TrackedCall, finish
+from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
 from .tensor import TrackedTensor, state_of, track, untracked
 from .trees import mapped, tensors_of
 
@@ -106,14 +105,14 @@ class ModuleBoundary:
         self._rows = None
         capture = self.capture
         if self.has_loader and torch.is_grad_enabled() and capture.watching:
-            rows = rows_in_order((*args, *kwargs.values()))
+            rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
             if rows is not None:  # the plain loop, at the price of a few comparisons
                 self._begin(rows)
                 self._rows = rows
-                return (
-                    tuple([untracked(t) for t in args]),
-                    {name: untracked(t) for name, t in kwargs.items()} if kwargs else kwargs,
-                )
+                if len(args) == 1 and not kwargs:
+                    return (untracked(args[0]),), kwargs
+                named = {name: untracked(t) for name, t in kwargs.items()}
+                return tuple([untracked(t) for t in args]), named
         if self.views > 1 and not self.has_loader:
             args, kwargs = self._with_views(args, kwargs)
         inputs = list(inputs_of(args, kwargs))
@@ -192,7 +191,7 @@ class ModuleBoundary:
         if self._records is None or not self.has_loader:
             if len(rows.records) != batch.size:
                 capture.begin_piece(len(rows.records))
-        elif not np.array_equal(self._records, rows.records):
+        elif self._records is not rows.records and not np.array_equal(self._records, rows.records):
             earlier = self._closed | set(self._records.tolist())
             if not earlier.isdisjoint(rows.records.tolist()):
                 raise refusals.overlapping_pieces()
@@ -250,7 +249,7 @@ class ModuleBoundary:
 
         return mapped(tree, change)
 
-    def enter_operation(self, call: Call) -> Any:
+    def enter_operation(self, call: TrackedCall) -> Any:
         """A parameter that is used on tracked rows outside the module's own forward pass."""
         name = getattr(call.func, "__name__", "")
         if name in ("__setitem__", "__set__") or (name[-1:] == "_" and name[-2:] != "__"):
@@ -282,13 +281,14 @@ class ModuleBoundary:
             if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
                 return output
             # Without a loader each pass brings new samples, row by row.
-            rows = Rows.of_batch(YieldedBatch(self.capture.batch, boundary=self))
+            rows = YieldedBatch(self.capture.batch, boundary=self).rows
             self.current = rows.batch
+        batch = rows.batch
+        usual = type(output) is Tensor and rows is batch.rows and output.dim()
+        if usual and output.shape[0] == len(rows.ids):
+            self.losses.outputs = {output.grad_fn}
+            return track(output, batch.each)
         self.losses.outputs = set()
-        plain = type(output) is Tensor and rows.order is None and rows.ids is rows.batch.all
-        if plain and output.dim() and output.shape[0] == len(rows.ids):
-            self.losses.outputs.add(output.grad_fn)
-            return track(output, rows.batch.each)
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 
     def _tracked(self, tensor: Tensor, rows: Rows) -> Tensor:
@@ -314,7 +314,7 @@ class ModuleBoundary:
         """Refuse an operation that writes records into a tensor of the module."""
         module = self.capture.module
         place = target.untyped_storage().data_ptr()
-        with plainly():
+        with without_torch_function():
             own = (*module.named_buffers(), *module.named_parameters())
             names = [n for n, t in own if t.untyped_storage().data_ptr() == place != 0]
         if names or isinstance(target, nn.Parameter):
@@ -327,12 +327,22 @@ class ModuleBoundary:
             )
 
     def backward(
-        self, losses: Sequence[Tensor], states: Sequence[State], run: Callable[[], Any]
+        self,
+        losses: Sequence[Tensor],
+        states: Sequence[State],
+        run: Callable[[], Any],
+        *,
+        frees: bool = False,
     ) -> Any:
-        """Check losses (``LossCheck.check``) and run their backward pass."""
-        if self.capture.in_public and states:
-            raise refusals.private_in_public()
-        if self.capture.in_public or not self.capture.attached:
+        """Check losses (``LossCheck.check``) and run their backward pass.
+
+        ``frees`` says that it frees the graph behind the outputs that it comes to.
+        """
+        if self.capture.in_public:
+            if states:
+                raise refusals.private_in_public()
+            return run()
+        if not self.capture.attached:
             return run()
         for state in states:
             if state.batch is not None and state.batch.placeholder:
@@ -343,6 +353,8 @@ class ModuleBoundary:
             return run()
         finally:
             self.losses.running = False
+            if frees and len(self.losses.outputs) == 1:
+                self.losses.forget()  # no other loss can go through it
 
 
 _NO_ROWS = "returns it without a row for each sample"

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from .meeting import combined
-from .rules import Call, action, rule
+from .rules import TrackedCall, action, rule
 from .states import OneRecord, PerRecord, RecordSum, Reduction, State
 from .tensor import retrack, state_of
 
@@ -35,7 +35,7 @@ ELEMENTWISE = """
 
 
 @rule(*ELEMENTWISE)
-def elementwise(call: Call, out: Tensor) -> State | None:
+def elementwise(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows entry by entry, with broadcasting."""
     if call.name == "where" and len(call.args) + len(call.kwargs) == 1:
         return call.mixed("lists positions in all samples")
@@ -74,7 +74,7 @@ def rescaled(state: RecordSum, factor: float | None = None) -> RecordSum:
 
 
 @rule("add", "sub", "subtract")
-def add(call: Call, out: Tensor) -> State | None:
+def add(call: TrackedCall, out: Tensor) -> State | None:
     """Keep sums sums of single records' terms; rows need the same records."""
     states = call.states
     records = {s.record for s in states if isinstance(s, OneRecord)}
@@ -87,7 +87,7 @@ def add(call: Call, out: Tensor) -> State | None:
     return added(call, terms + alone)
 
 
-def added(call: Call, terms: Sequence[RecordSum]) -> State:
+def added(call: TrackedCall, terms: Sequence[RecordSum]) -> State:
     """Return the state of the sum of sums over records."""
     fixed = {term.reduction for term in terms if not term.rescaled}
     if len(fixed) > 1:
@@ -99,7 +99,7 @@ def added(call: Call, terms: Sequence[RecordSum]) -> State:
 
 
 @rule("bucketize", "searchsorted")
-def bucketize(call: Call, out: Tensor) -> State | None:
+def bucketize(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of values that are compared with constant boundaries."""
     values = call.argument(0 if call.name == "bucketize" else 1, "input", "self")
     one_row = call.name == "bucketize" or call.argument(0, "sorted_sequence").dim() == 1
@@ -117,7 +117,7 @@ _SAME = """
 
 
 @rule(*_SAME)
-def same(call: Call, out: Tensor) -> State | None:
+def same(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows that are moved, cast or copied, and give constants made like them the same."""
     state = state_of(call.args[0])
     if state is None:
@@ -128,7 +128,7 @@ def same(call: Call, out: Tensor) -> State | None:
 
 
 @rule("copy")
-def copied(call: Call, out: Tensor) -> State | None:
+def copied(call: TrackedCall, out: Tensor) -> State | None:
     """Give the target of ``copy_`` the records of what is written into it."""
     written = call.argument(1, "src", "other")
     new = state_of(written)
@@ -144,7 +144,7 @@ def copied(call: Call, out: Tensor) -> State | None:
 
 
 @action("data.set")
-def assigned(call: Call) -> None:
+def assigned(call: TrackedCall) -> None:
     """Give a tensor whose ``data`` is assigned the records of the new values."""
     target, value = call.args
     call.plain()

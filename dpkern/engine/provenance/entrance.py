@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .aliases import is_stale, written_elsewhere
+from .aliases import WRITTEN, is_stale, written_elsewhere
 from .refusals import mixed_input, two_batches, unequal_rows, wrong_rows
-from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, YieldedBatch
+from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, Rows, YieldedBatch
 from .tensor import TrackedTensor, state_of, untracked
 from .trees import mapped, tensors_of
 
@@ -29,29 +29,6 @@ class Input(NamedTuple):
     packed: bool
 
 
-class Rows(NamedTuple):
-    """The rows of one forward pass.
-
-    Args:
-        batch: where they come from.
-        ids: the record of each row, as the caller ordered them.
-        records: the records, ascending.
-        order: how rows are sorted; None if they came sorted.
-        counts: numbers of rows of the inputs.
-    """
-
-    batch: YieldedBatch
-    ids: Ids
-    records: Ids
-    order: Ids | None
-    counts: frozenset[int]
-
-    @classmethod
-    def of_batch(cls, batch: YieldedBatch) -> Rows:
-        """One row for each record, in order."""
-        return cls(batch, batch.all, batch.all, None, frozenset({len(batch.all)}))
-
-
 def inputs_of(args: Any, kwargs: Any) -> Iterator[Input]:
     """The tensors among a module's arguments, with names for errors."""
     for place, value in [*enumerate(args), *kwargs.items()]:
@@ -61,17 +38,14 @@ def inputs_of(args: Any, kwargs: Any) -> Iterator[Input]:
 
 def rows_in_order(values: Sequence[Any]) -> Rows | None:
     """The rows, if every argument is a tensor with one row of each record in order; else None."""
-    batch: YieldedBatch | None = None
+    state: Any = None
     for value in values:
-        if type(value) is not TrackedTensor:
+        if type(value) is not TrackedTensor or (state is not None and value._state is not state):
             return None
         state = value._state
-        if type(state) is not PerRecord or state is not state.batch.each:
-            return None
-        if batch is not None and state.batch is not batch:
-            return None
-        batch = state.batch
-    return None if batch is None or is_stale(values) else Rows.of_batch(batch)
+    if type(state) is not PerRecord or state is not state.batch.each:
+        return None
+    return None if WRITTEN and is_stale(values) else state.batch.rows
 
 
 def rows_of(inputs: Sequence[Input]) -> Rows | None:
@@ -104,7 +78,7 @@ def rows_of(inputs: Sequence[Input]) -> Rows | None:
     if batch is None:
         return None
     if all(ids is batch.all for ids, _ in found):
-        return Rows.of_batch(batch)
+        return batch.rows
     return _sorted(batch, found)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...base.errors import UnsupportedModule
-from .rules import Call, action
+from .rules import TrackedCall, action
 from .states import Mixed, PerRecord, State
 from .tensor import TrackedTensor, state_of
 
@@ -26,14 +26,14 @@ DECIDED = (
 
 
 @action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
-def copied(call: Call) -> Any:
+def copied(call: TrackedCall) -> Any:
     """Give the values away in memory of their own."""
     args = [a.clone() if type(a) is TrackedTensor else a for a in call.args]
     return call.func(*args, **call.kwargs)
 
 
 @action("__bool__", "is_nonzero")
-def decided(call: Call) -> Any:
+def decided(call: TrackedCall) -> Any:
     """Answer, and state that the certificate depends on what the loop does with it."""
     state = state_of(call.args[0])
     boundary = None if state is None or state.batch is None else state.batch.boundary
@@ -43,7 +43,7 @@ def decided(call: Call) -> Any:
 
 
 @action("register_hook")
-def hooked(call: Call) -> Any:
+def hooked(call: TrackedCall) -> Any:
     """Register the hook, whose results must depend on each row's own gradient."""
     x, hook = call.args
     return call.func(x, RowwiseHook(hook, state_of(x)))

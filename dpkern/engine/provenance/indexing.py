@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rules import Call, action, with_state
+from .rules import TrackedCall, action, with_state
 from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of, track, untracked
 
@@ -21,7 +21,7 @@ _Rows = tuple[Ids, int | None]
 
 
 @action("__getitem__")
-def read(call: Call) -> Any:
+def read(call: TrackedCall) -> Any:
     """Pick rows, and records by the same index."""
     x, index = call.args
     result = call.plain()
@@ -31,7 +31,7 @@ def read(call: Call) -> Any:
     return track(result, state) if result is x else with_state(call, result, state)
 
 
-def _picked(call: Call, x: Tensor, index: Any, out: Tensor) -> State | None:
+def _picked(call: TrackedCall, x: Tensor, index: Any, out: Tensor) -> State | None:
     state = state_of(x)
     if isinstance(state, RecordSum):
         return state if call.tracks_only(x) else call.mixed("picks by the values of samples")
@@ -75,7 +75,7 @@ def _is_new_row(index: Any) -> bool:
 
 
 def _picked_by_own(
-    call: Call, x: Tensor, state: PerRecord, parts: list[Any], ids: Ids, place: int | None
+    call: TrackedCall, x: Tensor, state: PerRecord, parts: list[Any], ids: Ids, place: int | None
 ) -> bool:
     """Whether every entry was picked by a number or a mask of its own record."""
     source = 0
@@ -101,7 +101,7 @@ def _picked_by_own(
     return True
 
 
-def _looked_up(call: Call, parts: list[Any], out: Tensor) -> State | None:
+def _looked_up(call: TrackedCall, parts: list[Any], out: Tensor) -> State | None:
     """Return the state of constants indexed by samples' values: rows are the index's."""
     found: PerRecord | None = None
     advanced = [p for p in parts if _is_advanced(p)]
@@ -265,7 +265,7 @@ def _constant_rows(numbers: Ids, place: int | None) -> _Rows | None:
 
 
 @action("__setitem__")
-def write(call: Call) -> None:
+def write(call: TrackedCall) -> None:
     """Give whole rows the value's records; parts of rows must have the same."""
     x, index, value = call.args
     state = _written(call, x, index, value)
@@ -273,7 +273,7 @@ def write(call: Call) -> None:
     with_state(call, x, state)
 
 
-def _written(call: Call, x: Tensor, index: Any, value: Any) -> State:
+def _written(call: TrackedCall, x: Tensor, index: Any, value: Any) -> State:
     target, new = state_of(x), state_of(value)
     if not call.tracks_only(x, value):
         return _written_by_mask(call, target, new)
@@ -337,7 +337,7 @@ def _target_dim(parts: list[Any], value: Any, new: Any, region: int) -> int | No
     return 0
 
 
-def _written_by_mask(call: Call, target: State | None, new: State | None) -> State:
+def _written_by_mask(call: TrackedCall, target: State | None, new: State | None) -> State:
     """Return the state after writing constants where each sample's own mask says."""
     x, mask = call.args[:2]
     own = state_of(mask)

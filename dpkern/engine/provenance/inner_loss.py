@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .elementwise import added, rescaled
-from .rules import Call
+from .rules import TrackedCall
 from .states import Ids, Mixed, RecordSum, State, YieldedBatch
 
 _PASS = (
@@ -49,7 +49,7 @@ def _state(node: Any, batch: YieldedBatch, records: Ids) -> State:
             mixed = next((p for p in parts if isinstance(p, Mixed)), None)
             if mixed is not None or not parts:
                 return mixed or _unknown(name, batch)
-            call = Call("add", torch.add, (), {})
+            call = TrackedCall("add", torch.add, (), {})
             total = added(call, [p for p in parts if isinstance(p, RecordSum)])
             return rescaled(total) if scaled and isinstance(total, RecordSum) else total
         else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...base.errors import PrivacyError
 from .meeting import combined
-from .rules import Call, rule
+from .rules import TrackedCall, rule
 from .states import Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
 
@@ -37,7 +37,7 @@ _MIN_NDIM = {
 
 
 @rule(*_MIN_NDIM)
-def within_rows(call: Call, out: Tensor) -> State | None:
+def within_rows(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of layers whose first dimension is the batch and whose weights are constants."""
     operands = [call.argument(0, "input", "theta")]
     if call.name == "grid_sample":
@@ -58,7 +58,7 @@ def within_rows(call: Call, out: Tensor) -> State | None:
 
 
 @rule("batch_norm", "native_batch_norm")
-def batch_norm(call: Call, out: Tensor) -> State | None:
+def batch_norm(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows with running statistics, where it is a constant map of each sample."""
     training = call.argument(5, "training", default=False)
     if training and call.argument(1, "running_mean") is not None:
@@ -76,7 +76,7 @@ def batch_norm(call: Call, out: Tensor) -> State | None:
 
 
 @rule("layer_norm", "rms_norm")
-def layer_norm(call: Call, out: Tensor) -> State | None:
+def layer_norm(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows unless they are among the last dimensions, which are normalised."""
     normalized = len(tuple(call.argument(1, "normalized_shape")))
     x = call.args[0]
@@ -89,7 +89,7 @@ def layer_norm(call: Call, out: Tensor) -> State | None:
 
 
 @rule("scaled_dot_product_attention", "cdist")
-def attention(call: Call, out: Tensor) -> State | None:
+def attention(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows in the batch dimensions, which are all but the last two."""
     for tensor, state in zip(call.tracked, call.states, strict=True):
         if isinstance(state, PerRecord) and state.dim >= tensor.dim() - 2:
@@ -98,7 +98,7 @@ def attention(call: Call, out: Tensor) -> State | None:
 
 
 @rule("multi_head_attention_forward")
-def multi_head_attention(call: Call, out: Tensor) -> State | None:
+def multi_head_attention(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows in the second dimension of inputs that have time first."""
     padding = call.kwargs.get("key_padding_mask")
     if not call.tracks_only(*call.args[:3], padding):
@@ -122,7 +122,7 @@ def multi_head_attention(call: Call, out: Tensor) -> State | None:
 
 
 @rule("pad")
-def pad(call: Call, out: Tensor) -> State | None:
+def pad(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows when other dimensions are padded."""
     x, state = call.args[0], state_of(call.args[0])
     if isinstance(state, PerRecord) and call.tracks_only(x):
@@ -136,7 +136,7 @@ def pad(call: Call, out: Tensor) -> State | None:
 
 
 @rule("stft", "istft")
-def spectrogram(call: Call, out: Tensor) -> State | None:
+def spectrogram(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of signals ``[B, length]`` and of their spectra ``[B, frequencies, frames]``."""
     x, state = call.args[0], state_of(call.args[0])
     if not call.tracks_only(x):
@@ -148,7 +148,7 @@ def spectrogram(call: Call, out: Tensor) -> State | None:
 
 
 @rule("multinomial")
-def multinomial(call: Call, out: Tensor) -> State | None:
+def multinomial(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of draws from each sample's own weights."""
     x, state = call.args[0], state_of(call.args[0])
     if isinstance(state, PerRecord) and (x.dim() < 2 or state.dim):
@@ -157,7 +157,7 @@ def multinomial(call: Call, out: Tensor) -> State | None:
 
 
 @rule("unfold")
-def unfolded(call: Call, out: Tensor) -> State | None:
+def unfolded(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of windows within each sample: ``Tensor.unfold`` or ``F.unfold``."""
     state, x = state_of(call.args[0]), call.args[0]
     if not isinstance(state, PerRecord):

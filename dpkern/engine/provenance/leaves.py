@@ -51,7 +51,7 @@ class Leaves:
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
         """
-        for node in nodes_of(loss, outputs):
+        for node in () if not whole and leads_only_to(outputs, loss) else nodes_of(loss, outputs):
             if type(node) is _ACCUMULATOR:
                 self._check_leaf(node.variable)
             elif isinstance(node, BackwardCFunction):
@@ -87,6 +87,27 @@ class Leaves:
             return True
         self._made.append((weakref.ref(leaf), now))
         return False
+
+
+def leads_only_to(outputs: Collection[Any], loss: Tensor) -> bool:
+    """Whether the graph is a chain of torch's own nodes that ends at one of the outputs.
+
+    So are most losses; False where that would have to be found out by a walk.
+    """
+    node: Any = loss.grad_fn
+    for _ in range(_CHAIN):
+        if node in outputs:
+            return node is not None
+        if node is None or isinstance(node, BackwardCFunction):
+            return False
+        following = node.next_functions
+        if len(following) != 1:
+            return False
+        node = following[0][0]
+    return False
+
+
+_CHAIN = 8
 
 
 def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:

@@ -48,21 +48,23 @@ class LossCheck:
             InvalidInput: another reduction than ``loss_reduction`` says.
             PrivacyError: a trained tensor that is not the engine's.
         """
+        declared = self.capture.loss_reduction
         for number, state in enumerate(states):
             if isinstance(state, Mixed):
                 raise mixed_loss(state)
-            if isinstance(state, RecordSum):
-                self._check_reduction(state, number)
+            if not isinstance(state, RecordSum):
+                continue
+            batch = state.batch
+            if batch.in_pass < 2 and batch.size < 2:
+                continue
+            if not state.rescaled and state.reduction != declared and batch.in_pass > 1:
+                raise other_reduction(declared, state.reduction)
+            self._check_divisors(state, number, declared)
         self._passes += 1
         for loss in losses:
             self._leaves.check(loss, self.outputs, self.assume, whole=self._passes < 3)
 
-    def _check_reduction(self, state: RecordSum, number: int) -> None:
-        batch, declared = state.batch, self.capture.loss_reduction
-        if max(batch.in_pass, batch.size) < 2:
-            return
-        if not state.rescaled and state.reduction != declared and batch.in_pass > 1:
-            raise other_reduction(declared, state.reduction)
+    def _check_divisors(self, state: RecordSum, number: int, declared: str) -> None:
         error = self._divisors.check(state, number, declared)
         if error is not None:
             self.capture.guard.report_late(str(error))

@@ -12,7 +12,7 @@ divided by its own number of targets instead:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .aliases import is_stale
+from .aliases import WRITTEN
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
-from .rules import USUAL, Call, action, finish_as
+from .rules import TrackedCall, action, finish_as
 from .states import NO_RECORD, OneRecord, PerRecord, RecordSum, State
-from .tensor import Function, TrackedTensor, retrack, state_of, untracked
+from .tensor import USUAL, Function, TrackedTensor, retrack, state_of, untracked
 from .trees import mapped
 
 _REDUCTION = {
@@ -49,12 +49,11 @@ _REDUCTION_OF_ROWS = {
 }
 """Losses of whole rows."""
 
-_CROSS_ENTROPY = F.cross_entropy
 _CLASSES = ("cross_entropy", "nll_loss")
 
 
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
-def loss(call: Call) -> Any:
+def loss(call: TrackedCall) -> Any:
     """Follow a loss function with ``reduction`` none, mean, sum or batchmean."""
     place = _REDUCTION.get(call.name) or _REDUCTION_OF_ROWS[call.name]
     reduction = call.argument(place, "reduction", default="mean")
@@ -81,39 +80,40 @@ def loss(call: Call) -> Any:
 
 
 def usual_cross_entropy(
-    func: Function, args: Sequence[Any], kwargs: dict[str, Any]
+    func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor | None:
     """Follow the mean over all records of the batch in their order, every target counted.
 
     Most loops have no other operation. None for every call that is not this one.
     """
-    if func is not _CROSS_ENTROPY or len(args) != 2:
+    if kwargs is None or len(args) != 2 or WRITTEN:
         return None
-    if type(args[0]) is not TrackedTensor or type(args[1]) is not TrackedTensor:
+    x, target = args
+    if type(x) is not TrackedTensor or type(target) is not TrackedTensor:
         return None
-    (x, target), state = args, args[0]._state
-    if type(state) is not PerRecord or args[1]._state is not state or is_stale(args):
+    state: Any = x._state
+    if state is not target._state or type(state) is not PerRecord:
         return None
-    batch = state.batch
-    if state is not batch.each or batch.in_pass != len(state.ids):
-        return None
-    given = kwargs.get
-    if not (given("weight") is given("size_average") is given("reduce") is None):
+    batch, given = state.batch, kwargs.get
+    if state is not batch.each or batch.in_pass != batch.size:
         return None
     if given("reduction") != "mean" or type(given("label_smoothing")) is not float:
         return None
+    if not (given("weight") is given("size_average") is given("reduce") is None):
+        return None
     with torch._C.DisableTorchFunctionSubclass():
-        if x.dim() < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
+        dims = x.dim()
+        if dims < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
             return None
-        loss = F.cross_entropy(x, target, **kwargs)
-        terms = math.prod(x.shape[2:]) if x.dim() > 2 else 1
+        loss = func(x, target, **kwargs)
+        terms = math.prod(x.shape[2:]) if dims > 2 else 1
         return retrack(loss, RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
 
 
-USUAL["cross_entropy"] = usual_cross_entropy
+USUAL[F.cross_entropy] = usual_cross_entropy
 
 
-def _by_entry(call: Call) -> tuple[State, int]:
+def _by_entry(call: TrackedCall) -> tuple[State, int]:
     """Return the rows that all operands share, and how many entries a row has."""
     shape = np.broadcast_shapes(*(tuple(t.shape) for t in call.args[:2]))
     rows = combined(call, shape)
@@ -124,7 +124,7 @@ def _by_entry(call: Call) -> tuple[State, int]:
     return rows, max(math.prod(shape) // max(len(rows.ids), 1), 1)
 
 
-def _by_row(call: Call) -> tuple[State, int]:
+def _by_row(call: TrackedCall) -> tuple[State, int]:
     """Return the rows of a loss with the batch first, and how many terms a row has."""
     x: Tensor = call.args[0]
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
@@ -149,7 +149,7 @@ def _by_row(call: Call) -> tuple[State, int]:
     return state, max(math.prod(terms) // max(len(state.ids), 1), 1)
 
 
-def _divisor_depends_on_batch(call: Call) -> bool:
+def _divisor_depends_on_batch(call: TrackedCall) -> bool:
     target = call.argument(1, "target")
     if not target.is_floating_point() and call.argument(2, "weight") is not None:
         return True
@@ -164,7 +164,7 @@ def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
     return bool((target == ignored).any())
 
 
-def _own_normalisation(call: Call, rows: PerRecord | OneRecord, place: int) -> Tensor:
+def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: int) -> Tensor:
     """Return the mean in which each record is divided by its own number of targets."""
     ignored = call.argument(4, "ignore_index", default=-100)
     with torch._C.DisableTorchFunctionSubclass():
@@ -183,7 +183,7 @@ def _own_normalisation(call: Call, rows: PerRecord | OneRecord, place: int) -> T
 
 
 @action("ctc_loss")
-def ctc_loss(call: Call) -> Any:
+def ctc_loss(call: TrackedCall) -> Any:
     """Follow log-probabilities with time first; each loss is divided by its own target's length."""
     result = call.plain()
     x = call.args[0]
@@ -205,7 +205,7 @@ def ctc_loss(call: Call) -> Any:
     return retrack(result * factor, RecordSum(state.batch, "mean", False, frozenset({each})))
 
 
-def _weighted(call: Call, weights: Tensor, first: State) -> State:
+def _weighted(call: TrackedCall, weights: Tensor, first: State) -> State:
     """Return the state of a loss with these output gradients."""
     state = state_of(weights)
     if state is None:
@@ -218,7 +218,7 @@ def _weighted(call: Call, weights: Tensor, first: State) -> State:
 
 
 @action("backward")
-def backward(call: Call) -> Any:
+def backward(call: TrackedCall) -> Any:
     """Check that the loss is a sum over records, and go backward."""
     roots = call.argument(0, "tensors", "self")
     roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .rules import Call
+from .rules import TrackedCall
 from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
 from .tensor import Function
 
@@ -41,7 +41,7 @@ PLACES = (
 """The condition of certificates where rows were picked or weighted by their places."""
 
 
-def at_places(call: Call) -> None:
+def at_places(call: TrackedCall) -> None:
     """State that rows were picked or weighted by their places, which depend on other records."""
     batch = call.batch
     boundary = None if batch is None else batch.boundary
@@ -49,7 +49,7 @@ def at_places(call: Call) -> None:
         boundary.assume(PLACES)
 
 
-def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> State:
+def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True) -> State:
     """Return the state where operands meet entry by entry.
 
     Args:
@@ -89,7 +89,7 @@ def combined(call: Call, shape: Sequence[int], *, from_right: bool = True) -> St
     return PerRecord(state.batch, ids, place)
 
 
-def _look_at_constants(call: Call, ndim: int) -> None:
+def _look_at_constants(call: TrackedCall, ndim: int) -> None:
     """Find constants that differ from row to row."""
     rows = [(t, s) for t, s in zip(call.tracked, call.states, strict=True) if type(s) is PerRecord]
     if not rows:
@@ -105,7 +105,7 @@ def _same_rows(one: State, other: PerRecord) -> bool:
     return type(one) is PerRecord and one.ids is other.ids and one.dim == other.dim
 
 
-def place_of(call: Call, x: Tensor, dim: int) -> int | None:
+def place_of(call: TrackedCall, x: Tensor, dim: int) -> int | None:
     """Return where a dimension of ``x`` goes: tried on a tensor without data.
 
     ``REDUCED`` if the operation reduces over it, None if it cannot be told.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .along import dims_of
 from .meeting import joined
-from .rules import Call, action, finish_as, rule
+from .rules import TrackedCall, action, finish_as, rule
 from .states import NO_RECORD, Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import retrack, state_of, untracked
 
@@ -27,7 +27,7 @@ _MOVES = {
 
 
 @action(*_MOVES)
-def moved(call: Call) -> Any:
+def moved(call: TrackedCall) -> Any:
     """Pick or reorder positions along a dimension, of the records as of the rows."""
     x, state = call.args[0], state_of(call.args[0])
     result = call.plain()
@@ -70,7 +70,7 @@ def _one(state: PerRecord, record: int) -> OneRecord | None:
     return None if record == NO_RECORD else OneRecord(state.batch, record)
 
 
-def _looked_up(call: Call) -> State:
+def _looked_up(call: TrackedCall) -> State:
     """Return the state of constants that are picked by each sample's own number."""
     index = call.argument(2, "index")
     state = state_of(index)
@@ -81,7 +81,7 @@ def _looked_up(call: Call) -> State:
 
 
 @action("unbind", "__iter__", "__reversed__")
-def unbound(call: Call) -> Any:
+def unbound(call: TrackedCall) -> Any:
     """Give one tensor for each position along a dimension."""
     x = call.args[0]
     state: Any = state_of(x)
@@ -102,7 +102,7 @@ def unbound(call: Call) -> Any:
 
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "row_stack")
-def concatenated(call: Call, out: Tensor) -> State | None:
+def concatenated(call: TrackedCall, out: Tensor) -> State | None:
     """Put rows of several tensors one after the other; constants belong to no record."""
     tensors = list(call.argument(0, "tensors"))
     dim = int(call.argument(1, "dim", "axis", default=0)) % max(out.dim(), 1)
@@ -113,7 +113,7 @@ def concatenated(call: Call, out: Tensor) -> State | None:
     return _in_a_row(call, tensors, dim)
 
 
-def stacked_rows(call: Call, tensors: list[Tensor], out: Tensor) -> State:
+def stacked_rows(call: TrackedCall, tensors: list[Tensor], out: Tensor) -> State:
     """Return the state of vectors of single samples on top of each other."""
     states = [state_of(t) for t in tensors]
     single = all(isinstance(s, OneRecord) for s in states if s is not None)
@@ -127,7 +127,7 @@ def _rows_of_single(states: list[State | None], dim: int = 0) -> PerRecord:
     return PerRecord(next(s.batch for s in states if isinstance(s, OneRecord)), ids, dim)
 
 
-def _in_a_row(call: Call, tensors: list[Tensor], dim: int) -> State:
+def _in_a_row(call: TrackedCall, tensors: list[Tensor], dim: int) -> State:
     states = [state_of(t) for t in tensors]
     known = [s for s in states if s is not None]
     rows = [s for s in known if isinstance(s, PerRecord)]
@@ -152,7 +152,7 @@ def _in_a_row(call: Call, tensors: list[Tensor], dim: int) -> State:
 
 
 @rule("stack")
-def stacked(call: Call, out: Tensor) -> State | None:
+def stacked(call: TrackedCall, out: Tensor) -> State | None:
     """Make single samples rows, and keep rows of the same samples rows."""
     tensors = list(call.argument(0, "tensors"))
     dim = int(call.argument(1, "dim", default=0)) % out.dim()
@@ -175,7 +175,7 @@ def stacked(call: Call, out: Tensor) -> State | None:
 
 
 @action("_pack_padded_sequence")
-def packed(call: Call) -> Any:
+def packed(call: TrackedCall) -> Any:
     """Put the rows of all samples that last until step t one after the other, for each t."""
     data, sizes = call.plain()
     x, lengths, batch_first = call.args[:3]
@@ -193,7 +193,7 @@ def packed(call: Call) -> Any:
 
 
 @action("_pad_packed_sequence")
-def unpacked(call: Call) -> Any:
+def unpacked(call: TrackedCall) -> Any:
     """Undo packing: the first step has a row of every sample."""
     padded, lengths = call.plain()
     state, sizes, batch_first = state_of(call.args[0]), call.args[1], call.args[2]

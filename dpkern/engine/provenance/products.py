@@ -9,14 +9,16 @@ from typing import Any
 from torch import Tensor
 
 from .elementwise import rescaled
-from .rules import Call, rule
+from .rules import TrackedCall, rule
 from .states import OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
 
 _LETTERS = string.ascii_letters
 
 
-def contracted(call: Call, factors: Sequence[tuple[Any, str]], result: str, out: Tensor) -> State:
+def contracted(
+    call: TrackedCall, factors: Sequence[tuple[Any, str]], result: str, out: Tensor
+) -> State:
     """Return the state of a product of tensors.
 
     Args:
@@ -64,7 +66,7 @@ def contracted(call: Call, factors: Sequence[tuple[Any, str]], result: str, out:
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot", "vdot", "chain_matmul")
-def product(call: Call, out: Tensor) -> State | None:
+def product(call: TrackedCall, out: Tensor) -> State | None:
     """Follow rows through ``a @ b``."""
     if call.name == "chain_matmul" or len(call.args) < 2:
         return call.mixed("multiplies more than two factors")
@@ -81,7 +83,7 @@ def product(call: Call, out: Tensor) -> State | None:
 
 
 @rule("linear")
-def linear(call: Call, out: Tensor) -> State | None:
+def linear(call: TrackedCall, out: Tensor) -> State | None:
     """Follow rows through ``x @ w.T + b`` with a constant b."""
     x, weight = call.argument(0, "input"), call.argument(1, "weight")
     lead = _LETTERS[: x.dim() - 1]
@@ -90,13 +92,13 @@ def linear(call: Call, out: Tensor) -> State | None:
 
 
 @rule("outer", "ger")
-def outer(call: Call, out: Tensor) -> State | None:
+def outer(call: TrackedCall, out: Tensor) -> State | None:
     """Follow rows through the products of all pairs."""
     return contracted(call, [(call.args[0], "X"), (call.args[1], "Z")], "XZ", out)
 
 
 @rule("einsum")
-def einsum(call: Call, out: Tensor) -> State | None:
+def einsum(call: TrackedCall, out: Tensor) -> State | None:
     """Follow the letter of the rows from the operands to the result."""
     equation, *operands = call.args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from .meeting import REDUCED, at_places, combined, place_of
-from .rules import Call, action, finish_as, rule
+from .rules import TrackedCall, action, finish_as, rule
 from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State, YieldedBatch
 from .tensor import state_of
 
@@ -20,7 +20,7 @@ _OTHERS = """
 
 
 @rule(*_OTHERS)
-def other(call: Call, out: Tensor) -> State | None:
+def other(call: TrackedCall, out: Tensor) -> State | None:
     """Keep rows of extremes, norms and spreads, unless they are taken over the rows."""
     second = call.argument(1, "other")
     if call.name in ("max", "min") and isinstance(second, Tensor):
@@ -37,7 +37,7 @@ def other(call: Call, out: Tensor) -> State | None:
 
 
 @action("sum", "mean")
-def linear(call: Call) -> Any:
+def linear(call: TrackedCall) -> Any:
     """Sum over the rows: each record has its own term.
 
     A mean over rows divides by their number. Where that is not the number of records in the pass,

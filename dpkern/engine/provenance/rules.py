@@ -7,7 +7,7 @@ many rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,19 +19,16 @@ from .aliases import is_stale, note_write
 from .naming import has_reversed_operands, name_of, user_line
 from .states import Mixed, PerRecord, RecordSum, State, YieldedBatch
 from .statistic import Statistic
-from .tensor import Function, TrackedTensor, retrack, run_by, state_of, track
+from .tensor import USUAL, Function, TrackedTensor, retrack, run_by, state_of, track
 
-Rule = Callable[["Call", Tensor], State | None]
-Action = Callable[["Call"], Any]
+Rule = Callable[["TrackedCall", Tensor], State | None]
+Action = Callable[["TrackedCall"], Any]
 
 RULES: dict[str, Rule] = {}
 """The state of each result, by the operation's name; None for constants."""
 
 ACTIONS: dict[str, Action] = {}
 """Operations that need more than a state for their result."""
-
-USUAL: dict[str, Callable[[Function, Sequence[Any], dict[str, Any]], Tensor | None]] = {}
-"""What runs an operation's most frequent calls at a low price; it returns None for all others."""
 
 REORDERING = frozenset({"__getitem__", "index_select"})
 """Operations that take an order of the rows that other records had a part in."""
@@ -58,12 +55,22 @@ _NO_RECORDS = frozenset(
 )
 """What gives no tensor, a constant, or a tensor that the private module will not take."""
 
-_SIZES = frozenset("shape.get dtype.get device.get ndim.get requires_grad.get dim size".split())
-"""The most frequent of these."""
+
+def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """Answer what asks for a shape or a kind, and for no values."""
+    if type(args[0]) is not TrackedTensor:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+for _name in "shape dtype device ndim requires_grad".split():
+    USUAL[getattr(Tensor, _name).__get__] = _size
+USUAL[Tensor.dim] = USUAL[Tensor.size] = _size
 
 
 @dataclass(slots=True)
-class Call:
+class TrackedCall:
     """One operation on tracked tensors.
 
     Args:
@@ -148,11 +155,6 @@ def action(*names: str) -> Callable[[Action], Action]:
 def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an operation and give its results their states."""
     name = name_of(func)
-    if name in USUAL and (usual := USUAL[name](func, args, kwargs)) is not None:
-        return usual
-    if name in _SIZES and type(args[0]) is TrackedTensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
     tensors, statistic = _operands(args, kwargs)
     tracked, states, private, foreign = [], [], None, False
     for tensor in tensors:
@@ -169,7 +171,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in _NO_RECORDS and private is None:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    call = Call(name, func, args, kwargs, tracked, tensors, states)
+    call = TrackedCall(name, func, args, kwargs, tracked, tensors, states)
     if private is not None:
         boundary = source_of(private).capture.boundary
         assert boundary is not None  # nothing is tracked without one
@@ -212,11 +214,11 @@ _CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.de
 """Types of most of the arguments that are no tensors."""
 
 
-def _unknown(call: Call, out: Tensor) -> State:
+def _unknown(call: TrackedCall, out: Tensor) -> State:
     return call.mixed("is not known to keep the samples apart")
 
 
-def finish(call: Call, result: Any, rule: Rule) -> Any:
+def finish(call: TrackedCall, result: Any, rule: Rule) -> Any:
     """Give the tensors of a result the states that the rule finds."""
     if isinstance(result, Tensor):
         return with_state(call, result, rule(call, result))
@@ -228,7 +230,7 @@ def finish(call: Call, result: Any, rule: Rule) -> Any:
     return result
 
 
-def finish_as(call: Call, result: Any, *states: State | None) -> Any:
+def finish_as(call: TrackedCall, result: Any, *states: State | None) -> Any:
     """Give the tensors of a result one state, or each the next one."""
     if len(states) == 1:
         return finish(call, result, lambda call, out: states[0])
@@ -236,7 +238,7 @@ def finish_as(call: Call, result: Any, *states: State | None) -> Any:
     return finish(call, result, lambda call, out: next(following))
 
 
-def with_state(call: Call, out: Tensor, state: State | None) -> Tensor:
+def with_state(call: TrackedCall, out: Tensor, state: State | None) -> Tensor:
     """Return a result of the operation, tracked if it has a state."""
     if state is None or type(out) in PRIVATE:
         return out
@@ -252,7 +254,7 @@ def with_state(call: Call, out: Tensor, state: State | None) -> Tensor:
     return retrack(out, state)
 
 
-def _returns_operand(call: Call, out: Tensor) -> bool:
+def _returns_operand(call: TrackedCall, out: Tensor) -> bool:
     if call.kwargs.get("out") is out:
         return False
     name = getattr(call.func, "__name__", "")
@@ -262,7 +264,7 @@ def _returns_operand(call: Call, out: Tensor) -> bool:
     )
 
 
-def _blocked(call: Call, foreign: bool) -> Mixed | None:
+def _blocked(call: TrackedCall, foreign: bool) -> Mixed | None:
     """Return the state of all results if the operands cannot be told apart in the first place."""
     if is_stale(call.operands):
         return call.mixed("reads what was written into it through another view")
@@ -293,7 +295,7 @@ def _number(
     return Statistic.marked(value, state)
 
 
-def _is_order(call: Call) -> bool:
+def _is_order(call: TrackedCall) -> bool:
     """Whether rows are put into an order in which each stands exactly once."""
     states = call.states
     if call.name not in REORDERING or len(states) != 2 or not isinstance(states[0], PerRecord):

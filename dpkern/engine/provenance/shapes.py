@@ -10,13 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from .meeting import place_of
-from .rules import Call, action, finish_as, rule
+from .rules import TrackedCall, action, finish_as, rule
 from .states import Ids, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
 
 
 @rule(*"view reshape flatten unflatten squeeze ravel view_as reshape_as atleast_1d".split())
-def reshaped(call: Call, out: Tensor) -> State | None:
+def reshaped(call: TrackedCall, out: Tensor) -> State | None:
     """Keep the records of rows that are merged with other dimensions, or split again."""
     x, state = call.args[0], state_of(call.args[0])
     if not isinstance(state, PerRecord):
@@ -74,7 +74,7 @@ def _repeated(ids: Ids, times: int) -> Ids:
     *"""permute transpose swapaxes swapdims movedim moveaxis t T.get mT.get H.get mH.get adjoint
     unsqueeze""".split()
 )
-def permuted(call: Call, out: Tensor) -> State | None:
+def permuted(call: TrackedCall, out: Tensor) -> State | None:
     """Move the rows' dimension with the others."""
     x, state = call.args[0], state_of(call.args[0])
     if isinstance(state, OneRecord) and call.name == "unsqueeze" and out.dim() == 1:
@@ -88,7 +88,7 @@ def permuted(call: Call, out: Tensor) -> State | None:
 
 
 @rule("atleast_2d", "atleast_3d")
-def at_least(call: Call, out: Tensor) -> State | None:
+def at_least(call: TrackedCall, out: Tensor) -> State | None:
     """Add dimensions of size 1."""
     state = state_of(call.args[0])
     if not isinstance(state, PerRecord) or out.dim() == call.args[0].dim():
@@ -100,7 +100,7 @@ def at_least(call: Call, out: Tensor) -> State | None:
 
 
 @rule("expand", "expand_as", "broadcast_to", "repeat", "tile")
-def repeated(call: Call, out: Tensor) -> State | None:
+def repeated(call: TrackedCall, out: Tensor) -> State | None:
     """Repeat rows: each copy belongs to the same record."""
     x, state = call.args[0], state_of(call.args[0])
     if state is None or isinstance(state, OneRecord):
@@ -117,7 +117,7 @@ def repeated(call: Call, out: Tensor) -> State | None:
 
 
 @rule("repeat_interleave")
-def interleaved(call: Call, out: Tensor) -> State | None:
+def interleaved(call: TrackedCall, out: Tensor) -> State | None:
     """Repeat rows next to each other."""
     x, state = call.args[0], state_of(call.args[0])
     repeats, dim = call.argument(1, "repeats"), call.argument(2, "dim")
@@ -141,7 +141,7 @@ def interleaved(call: Call, out: Tensor) -> State | None:
 
 
 @action("broadcast_tensors", "meshgrid")
-def broadcast(call: Call) -> Any:
+def broadcast(call: TrackedCall) -> Any:
     """Expand every tensor by itself; grids of several samples mix."""
     if call.name == "meshgrid":
         return finish_as(call, call.plain(), call.mixed("pairs all samples with each other"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,19 @@ class Boundary(Protocol):
         """Refuse an operation that writes records into a tensor of the module."""
 
     def backward(
-        self, losses: Sequence[Tensor], states: Sequence[State], run: Callable[[], Any]
+        self,
+        losses: Sequence[Tensor],
+        states: Sequence[State],
+        run: Callable[[], Any],
+        *,
+        frees: bool = False,
     ) -> Any:
         """Check losses and run their backward pass."""
 
 
 @lru_cache(maxsize=64)
-def _positions(count: int) -> Ids:
-    return np.arange(count)
+def _positions(count: int) -> tuple[Ids, frozenset[int]]:
+    return np.arange(count), frozenset((count,))
 
 
 class YieldedBatch:
@@ -71,14 +76,34 @@ class YieldedBatch:
         self.first = first
         self.final = final
         self.boundary = boundary
-        self.all: Ids = _positions(1 if placeholder else size)
+        self.all, count = _positions(1 if placeholder else size)
         """The position of every record in the batch."""
         self.each = PerRecord(self, self.all)
-        """Rows that are the records in their order."""
+        """The state of rows that are the records in their order."""
+        self.rows = Rows(self, self.all, self.all, None, count)
+        """A pass with these rows."""
         self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
         self.has_chosen_rows = False
         """Whether values have chosen rows, so that their number depends on private data."""
+
+
+class Rows(NamedTuple):
+    """The rows of one forward pass.
+
+    Args:
+        batch: where they come from.
+        ids: the record of each row, as the caller ordered them.
+        records: the records, ascending.
+        order: how rows are sorted; None if they came sorted.
+        counts: numbers of rows of the inputs.
+    """
+
+    batch: YieldedBatch
+    ids: Ids
+    records: Ids
+    order: Ids | None
+    counts: frozenset[int]
 
 
 @dataclass(frozen=True, eq=False)

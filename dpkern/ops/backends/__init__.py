@@ -1,1 +1,1 @@
-"""Who runs an op. Nothing above this package knows which backend it was."""
+"""The backends of ops. Nothing above this package knows which backend ran a call."""

@@ -3,7 +3,8 @@
 For every op that ``cpu.COMPILED`` names, and every function of a backend that is marked
 ``@compiled``: a struct of its arguments, the enums of its options, the kernel's declaration
 ``void linear_norm(const LinearNorm<F>& call, int threads)``, and the kernel as a function of
-Python's module, ``linear_norm_float32(...)``. F is the dtype of the call, where it has one.
+Python's module, ``linear_norm_float32(...)``. F is the dtype of the call, where it has one. A
+kernel without a plan can also be called with what ``bindings/look.h`` has seen of an op's call.
 
 Tensors are pointers (null for None), options enums, structs of ``layouts`` bytes. Sizes are 64-bit
 integers that bear the signature's names: ``*S`` is the product of its sizes, in lists one for each
@@ -14,6 +15,7 @@ and reads the sources of ops without importing them.
 from __future__ import annotations
 
 import ast
+import hashlib
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ TYPES = {
     "Int32": "std::int32_t",
     "Int16": "std::int16_t",
 }
-SHARED = {kind.name: kind.words for kind in codes.CODES if isinstance(kind, codes.Options)}
+SHARED = {kind.name: kind.words for kind in codes.CODES if isinstance(kind, codes.OptionCodes)}
 """Options that ``core/layouts.h`` declares."""
 SCALARS = {"int": "std::int64_t", "float": "double", "bool": "bool", "Word": "std::uint64_t"}
 KINDS = {
@@ -43,13 +45,13 @@ KINDS = {
 
 
 def compiled() -> dict[str, bool]:
-    """Names of the ops with a compiled kernel, ``stem.function``, and whether it counts."""
+    """Return names of the ops with a compiled kernel, ``stem.function``, and whether it counts."""
     found = _constants(ast.parse(Path(__file__).with_name("cpu.py").read_text()))
     return {name: name in found["COUNTING"] for name in found["COMPILED"]}
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Module-level names of literal tuples and of ``Literal[...]`` types."""
+    """Return the module-level names of literal tuples and of ``Literal[...]`` types."""
     found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -67,8 +69,14 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
     return found
 
 
-def kernels() -> Iterator[Any]:
-    """The signatures of the compiled kernels: ops in the order of their names, then the others."""
+def declaration(op: signature.Signature) -> str:
+    """Return a hash of a signature: a module that was built of another one would misread calls."""
+    return hashlib.sha256(repr(op).encode()).hexdigest()[:16]
+
+
+def kernels() -> Iterator[tuple[str, Any]]:
+    """The compiled kernels' declarations and signatures: ops in the order of their names, then the
+    others."""
     wanted = compiled()
     sources = sorted((PACKAGE / "ops").rglob("*.py"))
     sources += [PACKAGE / "base/laws.py", PACKAGE / "base/codes.py"]  # which options there are
@@ -84,7 +92,7 @@ def kernels() -> Iterator[Any]:
             counts = wanted.pop(f"{stem}.{node.name}", None)
             if counts is not None or "compiled" in _decorators(node):
                 read = signature.read(node.name, _annotations(node), literals.get, _plan(node))
-                yield replace(read, number="int") if counts else read
+                yield declaration(read), replace(read, number="int") if counts else read
     if wanted:
         raise SystemExit(f"COMPILED names no op of dpkern/ops: {', '.join(sorted(wanted))}")
 
@@ -94,7 +102,7 @@ def _decorators(node: ast.FunctionDef) -> list[str]:
 
 
 def _plan(node: ast.FunctionDef) -> str | None:
-    """The type of the plan of ``@op(..., plan=Geometry)``."""
+    """Return the type of the plan of ``@op(..., plan=Geometry)``."""
     calls = (decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call))
     given = (word for call in calls for word in call.keywords)
     return next((ast.unparse(word.value) for word in given if word.arg == "plan"), None)
@@ -108,7 +116,7 @@ def _annotations(node: ast.FunctionDef) -> dict[str, str]:
 
 
 def camel(name: str) -> str:
-    """``linear_norm`` as ``LinearNorm``."""
+    """Return the name in camel case: ``linear_norm`` as ``LinearNorm``."""
     return "".join(part[:1].upper() + part[1:] for part in str(name).split("_"))
 
 
@@ -118,12 +126,12 @@ def is_templated(op: Any) -> bool:
 
 
 def answer(op: Any) -> str:
-    """The C++ type that a kernel returns."""
+    """Return the C++ type that a kernel returns."""
     return SCALARS[op.number] if op.number else "void"
 
 
 def fields(op: Any) -> Iterator[tuple[str, str, str]]:
-    """``(C++ type, type at the border, name)`` of a kernel's arguments in the call's order."""
+    """Yield ``(C++ type, type at the border, name)`` of a kernel's arguments in order."""
     for parameter in signature.passed(op):
         if isinstance(parameter, signature.ChoiceParameter):
             kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
@@ -168,8 +176,50 @@ def _type(op: Any, tensor: Any) -> str:
     return "F" if is_templated(op) else "void"
 
 
+def seen(op: Any) -> Iterator[str]:
+    """A kernel's arguments in the call's order, from a call that was looked at (``Seen``)."""
+    places = {parameter.name: place for place, parameter in enumerate(op.parameters)}
+    for parameter in signature.passed(op):
+        place = places[parameter.name]
+        if isinstance(parameter, signature.ChoiceParameter):
+            kind = parameter.kind or camel(f"{op.name}_{parameter.name}")
+            yield f"at.code<{_enum(kind)}>({place})"
+        elif isinstance(parameter, signature.NumberParameter):
+            yield f"at.{_reader(parameter)}({place})"
+        elif isinstance(parameter, signature.TensorParameter):
+            const = "" if {"written", "filled"} & {*parameter.marks} else "const "
+            many = "s" if parameter.many else ""
+            yield f"at.pointer{many}<{const}{_type(op, parameter)}>({place})"
+            if "transposable" in parameter.marks:
+                yield f"at.transposed({place})"
+            if parameter.group == "Summed":
+                yield f"at.kind<cpu::{parameter.group}>({place})"
+        elif isinstance(parameter, signature.ObjectParameter):
+            reader = "list_from_bytes" if parameter.many else "from_bytes"
+            yield f"{reader}<{parameter.annotation}>(at.bytes({place}))"
+    for place, result in enumerate(op.results or ()):
+        yield f"at.result<{_type(op, result)}*>({place})"
+    for place, size in enumerate(op.sizes):
+        if size not in places:
+            several = "products" if size in op.lists else "product"
+            yield f"at.{several if size[0] == '*' else 'size'}({place})"
+
+
+def _reader(parameter: signature.NumberParameter) -> str:
+    if parameter.rule == "Word":
+        return "word"
+    if parameter.many:
+        return "integers" if parameter.type == "int" else "numbers"
+    name = {"int": "integer", "float": "number", "bool": "flag"}[parameter.type]
+    return f"any_{name}" if parameter.optional else name
+
+
+def _enum(kind: str) -> str:
+    return kind if kind in SHARED else f"cpu::{kind}"
+
+
 def header(found: Sequence[Any]) -> Iterator[str]:
-    """``ops.h``."""
+    """Yield the lines of ``ops.h``."""
     yield "#pragma once"
     yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
@@ -217,7 +267,7 @@ def header(found: Sequence[Any]) -> Iterator[str]:
     yield "}  // namespace dpkern::cpu"
 
 
-def source(found: Sequence[Any]) -> Iterator[str]:
+def source(found: Sequence[Any], declarations: Sequence[str]) -> Iterator[str]:
     """``ops.cpp``."""
     yield "// Generated by the build from the signatures in dpkern; do not edit."
     yield ""
@@ -226,6 +276,7 @@ def source(found: Sequence[Any]) -> Iterator[str]:
     yield "#include <pybind11/stl.h>"
     yield ""
     yield '#include "bindings/bindings.h"'
+    yield '#include "bindings/seen.h"'
     yield ""
     yield "namespace dpkern::bindings {"
     yield "namespace {"
@@ -244,8 +295,39 @@ def source(found: Sequence[Any]) -> Iterator[str]:
         yield "  pybind11::gil_scoped_release release;"
         yield f"  return cpu::{op.name}(call, threads);"
         yield "}"
+    rows = []
+    for op, declared in zip(found, declarations, strict=True):
+        if op.plan is not None:
+            continue
+        yield ""
+        if is_templated(op):
+            yield "template <class F>"
+        yield f"std::int64_t seen_{op.name}(const Seen& at, int threads) {{"
+        struct = f"cpu::{camel(op.name)}{'<F>' if is_templated(op) else ''}"
+        yield from _wrapped(f"  const {struct} call{{", ", ".join(seen(op)), "};")
+        yield "  const Unlocked unlocked;"
+        if op.number:
+            yield f"  return cpu::{op.name}(call, threads);"
+        else:
+            yield f"  cpu::{op.name}(call, threads);"
+            yield "  return 0;"
+        yield "}"
+        names = [(f"{op.name}_{kind}", f"<{KINDS[kind]}>") for kind in signature.kinds(op)]
+        for name, kind in names or [(op.name, "")]:
+            rows.append(f'    {{"{name}", "{declared}", &seen_{op.name}{kind}}},')
+    yield ""
+    yield "constexpr Entry kEntries[] = {"
+    yield from rows
+    yield "};"
     yield ""
     yield "}  // namespace"
+    yield ""
+    yield "const Entry* entry(std::string_view name) {"
+    yield "  for (const Entry& known : kEntries) {"
+    yield "    if (name == known.name) return &known;"
+    yield "  }"
+    yield "  return nullptr;"
+    yield "}"
     yield ""
     yield "void add_ops(pybind11::module_& m) {"
     for op in found:
@@ -259,7 +341,7 @@ def source(found: Sequence[Any]) -> Iterator[str]:
 
 
 def _wrapped(begin: str, items: str, end: str) -> Iterator[str]:
-    """A list that may be longer than a line."""
+    """Yield the lines of a list that may be longer than a line."""
     yield from textwrap.wrap(
         f"{begin}{items}{end}", 100, subsequent_indent=" " * len(begin), break_on_hyphens=False
     )
@@ -277,7 +359,7 @@ def _converted(kind: str, border: str, name: str) -> str:
         inner = kind.removeprefix("std::vector<").removesuffix("*>")
         return f"pointers<{inner}>({name})"
     if border == "int":
-        return f"static_cast<{'' if kind in SHARED else 'cpu::'}{kind}>({name})"
+        return f"static_cast<{_enum(kind)}>({name})"
     if border == "pybind11::bytes" and kind.startswith("std::vector"):
         return f"list_from_bytes<{kind[12:-1]}>({name})"
     if border == "pybind11::bytes":
@@ -287,8 +369,8 @@ def _converted(kind: str, border: str, name: str) -> str:
 
 def files() -> dict[str, str]:
     """Return the texts by the names under which sources include or CMake compiles them."""
-    found = list(kernels())
+    declarations, found = zip(*kernels(), strict=True)
     return {
         "cpu/ops.h": "\n".join(header(found)) + "\n",
-        "bindings/ops.cpp": "\n".join(source(found)) + "\n",
+        "bindings/ops.cpp": "\n".join(source(found, declarations)) + "\n",
     }

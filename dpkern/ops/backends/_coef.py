@@ -1,4 +1,4 @@
-"""What follows if the compiled kernels of coefficients find a target outside [0, 1]."""
+"""Undo a call whose target the compiled kernels of coefficients found outside [0, 1]."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from functools import partial
 
 from torch import Tensor
 
-from ...base.schema import Bound
+from ...base.schema import BoundCall
 from .. import coef
 
 
-def _outside(place: int, _count: int, bound: Bound, made: tuple[Tensor, ...]) -> None:
-    """A target lay outside: the argument at this place."""
+def _outside(place: int, _count: int, bound: BoundCall, made: tuple[Tensor, ...]) -> None:
+    """Raise for a target outside the interval, in the argument at this place."""
     coef.refuse_release(bound.args[place], made)
 
 
 FOUND = {"coef.perturb": partial(_outside, 0), "coef.quadratic": partial(_outside, 1)}
-"""By the names of their ops."""
+"""Kernels by the names of their ops."""

@@ -1,4 +1,4 @@
-"""The CUDA sources compiled at run time and given to CuPy as binaries.
+"""Compile the CUDA sources at run time, and give them to CuPy as binaries.
 
 CuPy's own ``RawModule`` adds options to those that it is given, ``-ftz=true`` among them: denormal
 numbers would become zero, and the noise would have other bits than everywhere else.
@@ -15,14 +15,14 @@ from ._generated import headers
 
 
 class Compiler:
-    """Each kernel compiled once for each device, on first use: up to one second each."""
+    """A cache of kernels, each compiled for each device on first use: up to one second each."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
         self._cached = cache(self._kernel)
 
     def kernel(self, source: str, name: str) -> Any:
-        """A kernel of ``csrc/cuda``, loaded into the current device.
+        """Load a kernel of ``csrc/cuda`` into the current device.
 
         Raises:
             BackendError: the compiler refuses the source, or the driver refuses the binary.
@@ -45,7 +45,7 @@ class Compiler:
             ) from error
 
     def _compiled(self, source: str, name: str, capability: int) -> tuple[bytes, str]:
-        """Machine code, or PTX where the compiler does not know the device; the name in it."""
+        """Return machine code and the name in it; PTX for a device unknown to the compiler."""
         nvrtc, folder = self.cupy.cuda.nvrtc, sources()
         code = (folder / "cuda" / f"{source}.cu").read_text()
         known = nvrtc.getSupportedArchs()

@@ -1,11 +1,11 @@
-"""Kernels that CuPy compiles at run time, started on the caller's stream."""
+"""Launch kernels that CuPy compiles at run time, on the caller's stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ._cupy_compile import Compiler
-from ._kernels import KERNELS, Instance, Kernel
+from ._kernels import KERNELS, CudaKernel, Instance
 
 
 class _Stream:
@@ -15,12 +15,12 @@ class _Stream:
         self.address = address
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """Version of the protocol, address."""
+        """Return the version of the protocol and the address."""
         return 0, self.address
 
 
 class Compiling:
-    """Compiles a kernel when it is first started."""
+    """A starter that compiles a kernel when it is first started."""
 
     def __init__(self, cupy: Any) -> None:
         self.cupy = cupy
@@ -28,11 +28,11 @@ class Compiling:
         self._kernel = Compiler(cupy).kernel
 
     def error_text(self, error: int) -> str:
-        """``Starter.error_text``."""
+        """Return the text of an error: ``Starter.error_text``."""
         return self._texts[error]
 
     def preload(self) -> int:
-        """``Starter.preload``."""
+        """Load a kernel: ``Starter.preload``."""
         for kernel in KERNELS:
             for instance in kernel.instances:
                 self._kernel(kernel.source, kernel.symbol(instance))
@@ -40,13 +40,13 @@ class Compiling:
 
     def start(
         self,
-        kernel: Kernel,
+        kernel: CudaKernel,
         instance: Instance,
         grid: tuple[int, int],
         arguments: list[Any],
         stream: int,
     ) -> int:
-        """``Starter.start``."""
+        """Start a kernel: ``Starter.start``."""
         run = self._kernel(kernel.source, kernel.symbol(instance))
         try:
             with self.cupy.cuda.Stream.from_external(_Stream(stream)):

@@ -1,4 +1,4 @@
-"""The CUDA sources as they are compiled at run time: where they are, names of kernels, options."""
+"""The CUDA sources for compilation at run time: their place, names of kernels, options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _QUALIFIED = {"Gaussian": "dpkern::Gaussian", "Laplace": "dpkern::Laplace"}
 
 
 def expression(kernel: str) -> str:
-    """The kernel's name for the run-time compiler, which knows no namespace."""
+    """Return the kernel's name for the run-time compiler, which knows no namespace."""
     name, _, types = kernel.partition("<")
     if not types:
         return _NAMESPACE + name
@@ -19,12 +19,12 @@ def expression(kernel: str) -> str:
 
 
 def sources() -> Path:
-    """The folder ``csrc``: beside the package in a checkout, inside it where it is installed."""
+    """Return the folder ``csrc``: beside the package in a checkout, inside it where installed."""
     package = Path(__file__).resolve().parents[2]
     installed = package / "csrc"
     return installed if installed.is_dir() else package.parent / "csrc"
 
 
 def options(folder: Path) -> tuple[str, ...]:
-    """Of the compiler. Fused products would change the noise."""
+    """Return the options of the compiler. Fused products would change the noise."""
     return ("--std=c++17", f"-I{folder}", "--fmad=false")

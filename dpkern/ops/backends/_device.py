@@ -1,4 +1,4 @@
-"""What every backend for CUDA devices needs: streams, memory, and calls that cannot run there."""
+"""Streams, memory and refusals that every backend for CUDA devices needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST = (7, 5)
 
 
 def stream(device: torch.device) -> int:
-    """The address of the device's current stream; 0 on the CPU."""
+    """Return the address of the device's current stream; 0 on the CPU."""
     if device.type != "cuda":
         return 0
     return int(torch.cuda.current_stream(device).cuda_stream)
@@ -23,7 +23,7 @@ def stream(device: torch.device) -> int:
 
 @contextmanager
 def guard(device: torch.device) -> Iterator[int]:
-    """The device made current, and its current stream. On the CPU: nothing, and 0.
+    """Make the device current, and yield its current stream. On the CPU this is nothing, and 0.
 
     Raises:
         BackendError: memory ran out inside the block.
@@ -44,8 +44,10 @@ def guard(device: torch.device) -> Iterator[int]:
 
 
 class Workspace:
-    """Arrays of these many bytes for the length of a call, in one piece of torch's memory; each
-    begins at a multiple of 16 bytes. ``workspace["name"]`` is an address."""
+    """Scratch arrays of one call, in one piece of torch's memory.
+
+    Each has so many bytes and begins at a multiple of 16; ``workspace["name"]`` is an address.
+    """
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
         places, end = {}, 0
@@ -65,7 +67,7 @@ def capturing(device: torch.device) -> bool:
 
 
 def refuse_noise_in_graphs(device: torch.device) -> None:
-    """Noise whose step number would be frozen.
+    """Refuse noise whose step number a graph would freeze.
 
     Raises:
         PrivacyError: a CUDA graph is being captured.
@@ -86,7 +88,7 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def refusal(*tensors: torch.Tensor) -> str | None:
-    """Why kernels for CUDA devices cannot take these tensors, or None."""
+    """Return why kernels for CUDA devices cannot take these tensors, or None."""
     for tensor in tensors:
         if not tensor.is_cuda:
             return f"runs on CUDA devices, got a tensor on {tensor.device}"

@@ -1,4 +1,4 @@
-"""Spectral ops on devices: the platform's transforms, and torch's operations on their spectra.
+"""Run spectral ops on devices: the platform's transforms, and torch's operations on spectra.
 
 Transforms are made in the operands' precision (16 bits: float32) with the CPU kernels' slack for
 their rounding; powers and norms are float64. Nothing here waits for the device.
@@ -14,7 +14,7 @@ from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size
 from ..spectral import bins, circulant
 from ..spectral._band import Band
-from ..spectral._sizes import Layer
+from ..spectral._sizes import ConvolutionGrid
 from ..spectral._spectra import Grid, on, product_squares, transform_error
 from ..spectral.filter import filtered
 from ..spectral.whiten import whitened_norm
@@ -25,7 +25,7 @@ _CHUNK = 1 << 24
 
 
 def _add_powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
-    """``out [b, groups, bins]`` = the powers of each group's channels."""
+    """Write the powers of each group's channels to ``out [b, groups, bins]``."""
     wide = torch.view_as_real(spectra).to(torch.float64, copy=True).square_()
     batch, channels, points, _ = wide.shape
     torch.sum(wide.view(batch, groups, channels // groups, points, 2), (2, 4), out=out)
@@ -33,7 +33,7 @@ def _add_powers(spectra: torch.Tensor, groups: int, out: torch.Tensor) -> None:
 
 @torch.no_grad()
 def _conv_norm(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: Layer, **_: Any
+    x: torch.Tensor, g: torch.Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
 ) -> torch.Tensor:
     groups = plan.geometry.groups
     grid = Grid.of(plan, band)
@@ -50,7 +50,7 @@ def _conv_norm(
 
 @torch.no_grad()
 def _conv_bins(
-    x: torch.Tensor, g: torch.Tensor, *, band: Band, plan: Layer, **_: Any
+    x: torch.Tensor, g: torch.Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     groups = plan.geometry.groups
     grid, kind = Grid(plan, plan.size, None), of_sums(x.dtype)
@@ -74,7 +74,7 @@ def _conv_bins(
 
 
 def _gathered(spectra: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """``[K, b, 2, channels]``: real and imaginary parts of these bins."""
+    """Return ``[K, b, 2, channels]``: real and imaginary parts of these bins."""
     return torch.view_as_real(spectra.index_select(2, at)).permute(2, 0, 3, 1)
 
 

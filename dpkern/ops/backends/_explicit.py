@@ -1,4 +1,4 @@
-"""Weighted sums of gradients whose entries lie in another order than those of their sums."""
+"""Sum weighted gradients whose entries lie in another order than those of their sums."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 from ...base.dispatch import Kernel
 from ...base.memory import memory_order
-from ...base.schema import Bound
+from ...base.schema import BoundCall
 
 
 def contract(compiled: Kernel) -> Kernel:
-    """The compiled kernel of ``ghost.contract``, for gradients in any order of their entries.
+    """Run the compiled kernel of ``ghost.contract``, for gradients in any order of their entries.
 
     It adds in the gradients' order, to zeros where that is not the sum's, which are put right and
     added at last.
     """
 
-    def run(bound: Bound) -> None:
+    def run(bound: BoundCall) -> None:
         grads, factors, outs = bound.args
         if all(part.is_contiguous() for part in grads):
             compiled.run(bound)
@@ -31,7 +31,7 @@ def contract(compiled: Kernel) -> Kernel:
         compiled.run(bound._replace(args=(grads, factors, flat)))
         _turn(grads, outs, flat)
 
-    return Kernel(run, compiled.refuse)
+    return Kernel(run, compiled.refuse, compiled.direct)  # which sees to contiguous ones only
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The compiled module ``dpkern._C``: how it is found, on which instructions and threads it runs."""
+"""Find the compiled module ``dpkern._C``, and set its instructions and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ISAS = ("baseline", "avx2", "avx512", "avx512vbmi")
 
 @cache
 def load_extension() -> ModuleType | str:
-    """The compiled module, or why there is none."""
+    """Return the compiled module, or the reason why there is none."""
     try:
         from dpkern import _C as extension  # type: ignore[attr-defined, unused-ignore]
     except ImportError as error:
@@ -29,7 +29,7 @@ def load_extension() -> ModuleType | str:
 
 
 def compiled() -> Any:
-    """The compiled module.
+    """Return the compiled module.
 
     Raises:
         BackendError: there is none.
@@ -46,7 +46,7 @@ def compiled() -> Any:
 
 
 def isa() -> str:
-    """The instruction set in use, one of ``ISAS``."""
+    """Return the instruction set in use, one of ``ISAS``."""
     return ISAS[compiled().isa()]
 
 
@@ -62,13 +62,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def threads() -> int:
-    """How many threads a kernel may use."""
+    """Return how many threads a kernel may use."""
     # The OpenMP team of the parent does not exist in a forked child, which would wait for it.
     return 1 if _forked else allowed()
 
 
 def on_cpu(*tensors: torch.Tensor) -> str | None:
-    """Why CPU kernels cannot take these tensors, or None."""
+    """Return why CPU kernels cannot take these tensors, or None."""
     for tensor in tensors:
         if not tensor.is_cpu:
             return f"runs on the CPU, got a tensor on {tensor.device}"
@@ -76,5 +76,5 @@ def on_cpu(*tensors: torch.Tensor) -> str | None:
 
 
 def refuse_first(first: Any, *_: Any, **__: Any) -> str | None:
-    """Why not, for a call whose first argument is a tensor or a list of them."""
+    """Return why not, for a call whose first argument is a tensor or a list of them."""
     return on_cpu(first if isinstance(first, torch.Tensor) else first[0])

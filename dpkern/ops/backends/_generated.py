@@ -22,8 +22,10 @@ def headers() -> dict[str, str]:
 
 
 def digest() -> str:
-    """Return a hash of everything that is generated, which compiled modules know as well: one that
-    was built of other declarations would misread structs without a word."""
+    """Return a hash of everything that is generated, which compiled modules know as well.
+
+    A module that was built of other declarations would misread structs without an error.
+    """
     text = "".join((*headers().values(), *(_unit(source) for source in sources())))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -40,7 +42,7 @@ def sources() -> list[str]:
 
 
 def _name(words: str) -> str:
-    """``per_layer`` -> ``kPerLayer``."""
+    """Return the name of a constant: ``per_layer`` -> ``kPerLayer``."""
     return "k" + "".join(word.capitalize() for word in words.lower().split("_"))
 
 
@@ -49,7 +51,7 @@ def _comment(text: str) -> str:
 
 
 def _aligned(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Lines with comments, aligned as the formatter does: by runs of lines that have one."""
+    """Yield lines with comments, aligned as the formatter does: by runs of lines that have one."""
     for i, (line, comment) in enumerate(lines):
         if not comment:
             yield line
@@ -65,7 +67,7 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def _enum(kind: codes.Codes) -> str:
     values = ", ".join(f"{_name(word)} = {code}" for word, code in codes.words(kind).items())
-    doc = kind.doc if isinstance(kind, codes.Options) else kind.__doc__ or ""
+    doc = kind.doc if isinstance(kind, codes.OptionCodes) else kind.__doc__ or ""
     comment = _comment(" ".join(doc.replace("``", "").split()))
     return f"{comment}\nenum class {codes.name_of(kind)} : std::int32_t {{ {values} }};\n"
 

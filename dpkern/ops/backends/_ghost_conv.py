@@ -1,4 +1,4 @@
-"""What stands around the compiled kernels of convolutions: routes, and how kept gradients lie."""
+"""Choose routes of the compiled kernels of convolutions, and the layout of kept gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from ...base.dispatch import Kernel
 from ...base.dtypes import sum_dtype
-from ...base.schema import Bound
+from ...base.schema import BoundCall
 from ..ghost import conv
 from ..ghost.conv import Geometry
 from ._native import compiled
@@ -14,13 +14,16 @@ from ._native import compiled
 
 @compiled
 def conv_order(plan: Geometry, wide: bool) -> int:
-    """Which channels lie innermost in kept gradients: 0 those of the inputs, 1 those of the
-    outputs, 2 neither; ``wide``: float64."""
+    """Return which channels lie innermost in kept gradients.
+
+    These are 0 for those of the inputs, 1 for those of the outputs, 2 for neither. ``wide`` stands
+    for float64.
+    """
     raise NotImplementedError
 
 
-def gradients(bound: Bound) -> torch.Tensor:
-    """Memory for the gradients ``[B, co, ci / groups, *kernel]``, in the kernel's order."""
+def gradients(bound: BoundCall) -> torch.Tensor:
+    """Allocate the gradients ``[B, co, ci / groups, *kernel]``, in the kernel's order."""
     geometry: Geometry = bound.plan
     out, per_group, *kernel = geometry.weight_shape
     kind, batch, last = sum_dtype(bound.args[0].dtype), geometry.batch, 2 + len(kernel)
@@ -35,9 +38,9 @@ def gradients(bound: Bound) -> torch.Tensor:
 
 
 def planar(compiled: Kernel) -> Kernel:
-    """A kernel of planes and lines, which has no third dimension."""
+    """Make a kernel of planes and lines, which has no third dimension."""
 
-    def refuse(bound: Bound) -> str | None:
+    def refuse(bound: BoundCall) -> str | None:
         if bound.args[0].dim() == 5:
             return "has convolutions of 1 and 2 spatial dimensions, got 3"
         return None if compiled.refuse is None else compiled.refuse(bound)
@@ -46,9 +49,9 @@ def planar(compiled: Kernel) -> Kernel:
 
 
 def norm(compiled: Kernel) -> Kernel:
-    """The kernel of ``ghost.conv_norm``, with its route chosen."""
+    """Run the kernel of ``ghost.conv_norm``, with its route chosen."""
 
-    def run(bound: Bound) -> torch.Tensor:
+    def run(bound: BoundCall) -> torch.Tensor:
         *others, route = bound.args
         args = *others, conv.norm_route(bound.plan, route)
         squares: torch.Tensor = compiled.run(bound._replace(args=args))

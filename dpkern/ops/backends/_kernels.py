@@ -33,12 +33,12 @@ FIRST = Type("", "", 0)
 """The type of a parameter that is a kernel's first template argument."""
 _BYTES = {"float": 4, "double": 8}
 MAX_BLOCKS = 2**31 - 1
-"""Of a grid. A grid of more fails at its launch."""
+"""The largest grid. A larger one fails at its launch."""
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """One kernel of ``csrc/cuda``.
+class CudaKernel:
+    """A kernel of ``csrc/cuda``.
 
     Attributes:
         source: the file that defines it, without its ending.
@@ -98,14 +98,14 @@ def _pointers(*names: str) -> dict[str, Type]:
 
 # noise
 
-KEYSTREAM = Kernel(
+KEYSTREAM = CudaKernel(
     "noise",
     "keystream_kernel",
     layouts.CIPHER_THREADS,
     {"stream": layouts.STREAM, "first_block": U64, "blocks": I64, **_pointers("out")},
     lambda *, blocks, **_: blocks_of(blocks, layouts.CIPHER_THREADS),
 )
-DRAWS = Kernel(
+DRAWS = CudaKernel(
     "noise",
     "draws_kernel",
     layouts.TILE_THREADS,
@@ -113,14 +113,14 @@ DRAWS = Kernel(
     lambda *, first, n, **_: tile_blocks(first, n),
     _all(LAWS),
 )
-ROUNDING = Kernel(
+ROUNDING = CudaKernel(
     "noise",
     "rounding_kernel",
     layouts.TILE_THREADS,
     {"rounding": layouts.STREAM, "first": U64, "n": I64, **_pointers("bits")},
     lambda *, first, n, **_: tile_blocks(first, n),
 )
-ADD_NOISE_INTEGER = Kernel(
+ADD_NOISE_INTEGER = CudaKernel(
     "noise",
     "add_noise_integer_kernel",
     layouts.TILE_THREADS,
@@ -128,7 +128,7 @@ ADD_NOISE_INTEGER = Kernel(
     lambda *, first, n, **_: tile_blocks(first, n),
     _all(INTEGERS, LAWS),
 )
-ADD_NOISE_FLOAT = Kernel(
+ADD_NOISE_FLOAT = CudaKernel(
     "noise",
     "add_noise_float_kernel",
     layouts.TILE_THREADS,
@@ -147,14 +147,14 @@ ADD_NOISE_FLOAT = Kernel(
 
 # symbols
 
-RANDOMIZE = Kernel(
+RANDOMIZE = CudaKernel(
     "symbols",
     "symbols_kernel",
     layouts.CIPHER_THREADS,
     {
         "stream": layouts.STREAM,
         "first": U64,
-        "lies": layouts.LIES,
+        "response": layouts.RESPONSE_PARAMS,
         **_pointers("x"),
         "n": I64,
         **_pointers("out"),
@@ -177,7 +177,7 @@ _COEF_PERTURB: Parameters = {
     "plan": layouts.COEF_PLAN,
     **_pointers("targets", "linear", "quadratic"),
 }
-PERTURB_TILE = Kernel(
+PERTURB_TILE = CudaKernel(
     "coef",
     "perturb_tile_kernel",
     layouts.TILE_THREADS,
@@ -186,7 +186,7 @@ PERTURB_TILE = Kernel(
     lambda *, plan, **_: (tile_blocks(int(plan["linear"]), _coefficients(plan)), 2),
     _all(FLOATS),
 )
-PERTURB_FLAT = Kernel(
+PERTURB_FLAT = CudaKernel(
     "coef",
     "perturb_flat_kernel",
     layouts.FLAT_THREADS,
@@ -198,7 +198,7 @@ _COEF_LOSS: Parameters = {
     "plan": layouts.COEF_PLAN,
     **_pointers("z", "targets", "shift", "loss", "dz"),
 }
-QUADRATIC_TILE = Kernel(
+QUADRATIC_TILE = CudaKernel(
     "coef",
     "quadratic_tile_kernel",
     layouts.TILE_THREADS,
@@ -206,7 +206,7 @@ QUADRATIC_TILE = Kernel(
     lambda *, plan, **_: loss_blocks(plan),
     _all(FLOATS),
 )
-QUADRATIC_FLAT = Kernel(
+QUADRATIC_FLAT = CudaKernel(
     "coef",
     "quadratic_flat_kernel",
     layouts.TILE_THREADS,
@@ -220,7 +220,7 @@ _FEATURES = {
     "of": layouts.FEATURE_ARRAYS,
     "sums": layouts.FEATURE_SUMS,
 }
-FEATURES_TILE = Kernel(
+FEATURES_TILE = CudaKernel(
     "coef_features",
     "features_tile_kernel",
     layouts.TILE_THREADS,
@@ -228,7 +228,7 @@ FEATURES_TILE = Kernel(
     lambda *, plan, sizes, **_: feature_blocks(plan, sizes),
     _all(FLOATS),
 )
-FEATURES_FLAT = Kernel(
+FEATURES_FLAT = CudaKernel(
     "coef_features",
     "features_flat_kernel",
     layouts.TILE_THREADS,
@@ -236,7 +236,7 @@ FEATURES_FLAT = Kernel(
     lambda *, plan, sizes, **_: feature_blocks(plan, sizes),
     _all(FLOATS, BOOLS),
 )
-FEATURES_SUM = Kernel(
+FEATURES_SUM = CudaKernel(
     "coef_features",
     "features_sum_kernel",
     layouts.FLAT_THREADS,
@@ -265,7 +265,7 @@ def feature_blocks(plan: Any, sizes: Any) -> int:
 # update
 
 _UPDATE: Parameters = {"plan": layouts.UPDATE_PLAN, **_pointers("tasks", "nonfinite")}
-UPDATE_TILE = Kernel(
+UPDATE_TILE = CudaKernel(
     "update",
     "update_tile_kernel",
     layouts.TILE_THREADS,
@@ -273,7 +273,7 @@ UPDATE_TILE = Kernel(
     lambda *, plan, **_: blocks_of(int(plan["pieces"]), layouts.TILES_PER_BLOCK),
     tuple((t, s, law) for t in FLOATS for s in _sums(t) for law in LAWS),
 )
-UPDATE_FLAT = Kernel(
+UPDATE_FLAT = CudaKernel(
     "update",
     "update_flat_kernel",
     layouts.FLAT_THREADS,
@@ -281,7 +281,7 @@ UPDATE_FLAT = Kernel(
     lambda *, plan, **_: blocks_of(int(plan["pieces"])),
     (*((t, t, "false") for t in FLOATS), *((t, s, "true") for t in FLOATS for s in _sums(t))),
 )
-ADVANCE = Kernel(
+ADVANCE = CudaKernel(
     "update",
     "advance_kernel",
     1,
@@ -291,7 +291,7 @@ ADVANCE = Kernel(
 
 # rows of gradients
 
-POWER = Kernel(
+POWER = CudaKernel(
     "clip",
     "power_kernel",
     layouts.ROW_THREADS,
@@ -299,7 +299,7 @@ POWER = Kernel(
     lambda *, all, **_: blocks_of(int(all["rows"]) * int(all["chunks"])),
     _all(g for g, _ in GRADS),
 )
-FACTOR = Kernel(
+FACTOR = CudaKernel(
     "clip",
     "factor_kernel",
     layouts.FACTOR_THREADS,
@@ -307,7 +307,7 @@ FACTOR = Kernel(
     lambda *, all, **_: warp_blocks(int(all["rows"]) if all["count"] else 0),
     _all(FLOATS),
 )
-SUM = Kernel(
+SUM = CudaKernel(
     "clip",
     "sum_kernel",
     layouts.ROW_THREADS,
@@ -320,7 +320,7 @@ SUM = Kernel(
     lambda *, all, **_: sum_grid(all),
     tuple((g, s, v) for g, v in GRADS for s in _sums(v)),
 )
-COMBINE = Kernel(
+COMBINE = CudaKernel(
     "clip",
     "combine_kernel",
     layouts.ROW_THREADS,
@@ -328,7 +328,7 @@ COMBINE = Kernel(
     lambda *, all, splits, **_: blocks_of(int(all["chunks"]) if splits > 1 else 0),
     _all(FLOATS),
 )
-REPAIR = Kernel(
+REPAIR = CudaKernel(
     "clip",
     "repair_kernel",
     layouts.ROW_THREADS,
@@ -336,14 +336,14 @@ REPAIR = Kernel(
     lambda *, all, **_: blocks_of(int(all["rows"]) if all["chunks"] else 0),
     tuple((g, s, v) for g, v in GRADS for s in INTEGERS),
 )
-SQUARE = Kernel(
+SQUARE = CudaKernel(
     "explicit",
     "square_kernel",
     layouts.FACTOR_THREADS,
     {**_pointers("partial"), "chunks": I64, "batch": I64, **_pointers("squares")},
     lambda *, batch, **_: warp_blocks(batch),
 )
-CLIP_FACTORS = Kernel(
+CLIP_FACTORS = CudaKernel(
     "explicit",
     "clip_factors_kernel",
     layouts.FACTOR_THREADS,
@@ -398,7 +398,7 @@ def feature_rooms(records: int, classes: int, width: int) -> dict[str, int]:
     return {"linear": matrix, "columns": matrix, "terms": vector, "slopes": vector}
 
 
-KERNELS = tuple(value for value in list(globals().values()) if isinstance(value, Kernel))
+KERNELS = tuple(value for value in list(globals().values()) if isinstance(value, CudaKernel))
 """Every kernel."""
 
 

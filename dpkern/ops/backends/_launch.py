@@ -18,7 +18,7 @@ from ._start import Device, refuse_first
 
 
 def kernels(on: Device) -> dispatch.Kernels:
-    """``(op, run, refuse)``."""
+    """Return rows ``(op, run, refuse)``."""
     own = [
         (op, partial(run, on), partial(refuse, on))
         for op, run, refuse in (

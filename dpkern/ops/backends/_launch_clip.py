@@ -29,7 +29,7 @@ _SUMS = {Arithmetic.exact32: "std::int32_t", Arithmetic.exact64: "std::int64_t"}
 
 def _run(
     on: Device,
-    request: clip.Request,
+    request: clip.ClipRequest,
     arithmetic: Arithmetic,
     sums: Tensors = (),
     per_units: Sequence[float] | None = None,
@@ -90,8 +90,10 @@ def add_rows(
     partial: int,
     powers: _tables.Table,
 ) -> None:
-    """Add the rows times their factors to the sums of their tasks; ``types``: of the gradients,
-    the sums and the factors."""
+    """Add the rows times their factors to the sums of their tasks.
+
+    ``types`` are those of the gradients, the sums and the factors.
+    """
     given = {"all": rows, "partial": partial}
     on.start(table.SUM, types, cuda, factors=factors, powers=powers, **given)
     if types[1] == types[2]:
@@ -100,7 +102,7 @@ def add_rows(
 
 
 def sample_norm(on: Device, grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor:
-    request = clip.Request.of(grads, 1.0, p, "flat", "float", None)
+    request = clip.ClipRequest.of(grads, 1.0, p, "flat", "float", None)
     return clip.combine_norms(_run(on, request, Arithmetic.norm_only), p)
 
 
@@ -114,7 +116,7 @@ def clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    plan: clip.Request,
+    plan: clip.ClipRequest,
 ) -> clip.ClipResult:
     request = plan
     sums = request.accumulators(out)

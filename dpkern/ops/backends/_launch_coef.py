@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base import layouts
-from ...base.codes import COEF_FORMS, NoiseSource
+from ...base.codes import COEF_FORMS, NoiseOrigin
 from .. import _lattice, coef
 from . import _device, _numbers, _tables
 from . import _kernels as table
@@ -30,8 +30,7 @@ def plan(
     noise: coef.Noise | None,
     moved: Sequence[torch.Tensor] = (),
 ) -> tuple[_tables.Table, Tensors]:
-    """``CoefPlan`` for this many linear coefficients and a call that moves these tensors in packs,
-    and what it points to."""
+    """Return the ``CoefPlan`` of a call that moves these tensors in packs, and its operands."""
     made = _tables.one(
         layouts.COEF_PLAN,
         rows=rows,
@@ -46,7 +45,7 @@ def plan(
         made["linear"], made["quadratic"], made["noise"] = (
             noise.position,
             behind,
-            NoiseSource.stream,
+            NoiseOrigin.stream,
         )
         made["stream"] = _tables.stream(noise.stream)
         made["rounding"] = _tables.stream(noise.rounding or noise.stream)
@@ -60,7 +59,7 @@ def plan(
             values, bits = noise.draws.values, noise.draws.rounding
             assert bits is not None
             places = noise.position - noise.draws.first, behind - noise.draws.first
-            made["noise"], (made["linear_at"], made["quadratic_at"]) = NoiseSource.draws, places
+            made["noise"], (made["linear_at"], made["quadratic_at"]) = NoiseOrigin.draws, places
             made["draws"], made["rounding_bits"] = values.data_ptr(), bits.data_ptr()
             addresses += [
                 ahead.data_ptr() + ahead.element_size() * at
@@ -72,13 +71,13 @@ def plan(
 
 
 def _instance(
-    plan: _tables.Table, tile: table.Kernel, flat: table.Kernel
-) -> tuple[table.Kernel, table.Instance]:
-    """The kernel for the plan's source of noise, with its template arguments."""
-    value, source = "double" if plan["wide"] else "float", NoiseSource(int(plan["noise"]))
-    if source is NoiseSource.stream:
+    plan: _tables.Table, tile: table.CudaKernel, flat: table.CudaKernel
+) -> tuple[table.CudaKernel, table.Instance]:
+    """Return the kernel for the plan's source of noise, with its template arguments."""
+    value, source = "double" if plan["wide"] else "float", NoiseOrigin(int(plan["noise"]))
+    if source is NoiseOrigin.stream:
         return tile, (value,)
-    return flat, (value, table.BOOLS[source is NoiseSource.draws])
+    return flat, (value, table.BOOLS[source is NoiseOrigin.draws])
 
 
 def perturb(
@@ -87,11 +86,13 @@ def perturb(
     *,
     form: str,
     noise: coef.Noise | None = None,
-    out: coef.Coefficients | None = None,
-) -> coef.Coefficients:
+    out: coef.QuadraticCoefficients | None = None,
+) -> coef.QuadraticCoefficients:
     coef.check_release(targets, noise)
     with _device.guard(targets.device) as cuda:
-        made = out or coef.Coefficients(torch.empty_like(targets), torch.empty_like(targets))
+        made = out or coef.QuadraticCoefficients(
+            torch.empty_like(targets), torch.empty_like(targets)
+        )
         moved = targets, *made
         packed, _kept = plan(len(targets), targets.shape[1], targets.dtype, form, noise, moved)
         given = dict(zip(("targets", "linear", "quadratic"), moved, strict=True))
@@ -167,7 +168,7 @@ def _refuse(
     on: Device, first: torch.Tensor, *_: Any, noise: coef.Noise | None = None, **__: Any
 ) -> str | None:
     if noise is not None and noise.draws is not None and noise.draws.rounding is None:
-        return "takes draws made ahead with their rounding bits only"
+        return "takes prefetched draws with their rounding bits only"
     return refuse_first(on, first)
 
 

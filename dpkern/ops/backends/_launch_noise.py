@@ -100,7 +100,7 @@ def _refuse_add_noise(on: Device, x: torch.Tensor, **kwargs: Any) -> str | None:
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
     if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     return on.refusal(x)
 
 

@@ -15,11 +15,11 @@ from ._start import Device, Rows, refuse_first
 
 
 @lru_cache(maxsize=64)
-def lies(keep: int, categories: int) -> _tables.Table:
-    """``Lies``, which nobody may change."""
-    width = op.lie_width(keep, categories)
+def response_params(keep: int, categories: int) -> _tables.Table:
+    """Return ``ResponseParams``, a cached constant that must not be changed."""
+    width = op.alternative_width(keep, categories)
     fields = {"keep": keep, "width": width, "reciprocal": (2**64 - 1) // width}
-    return _tables.one(layouts.LIES, **fields, categories=categories)
+    return _tables.one(layouts.RESPONSE_PARAMS, **fields, categories=categories)
 
 
 def randomize(
@@ -39,7 +39,7 @@ def randomize(
             cuda,
             stream=_tables.stream(stream),
             first=position,
-            lies=lies(keep, categories),
+            response=response_params(keep, categories),
             x=symbols,
             n=symbols.numel(),
             out=out,

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ...base import layouts
-from ...base.codes import DISTRIBUTIONS, NoiseSource, SumType
+from ...base.codes import DISTRIBUTIONS, NoiseOrigin, SumType
 from ...base.dtypes import by_dtype
 from .. import update
 from .._count import Count, known
@@ -27,17 +27,17 @@ _SUM_CODES = by_dtype(SumType)
 
 @dataclass(frozen=True)
 class Planned:
-    """What a launch reads.
+    """The arguments that a launch reads.
 
     Attributes:
         plan: ``UpdatePlan``.
         tasks: the table, which a recorded launch needs for as long as it is replayed.
-        kernel, instance: who computes it.
+        kernel, instance: the kernel that computes it, and its template arguments.
     """
 
     plan: _tables.Table
     tasks: torch.Tensor
-    kernel: table.Kernel
+    kernel: table.CudaKernel
     instance: table.Instance
 
     @classmethod
@@ -51,7 +51,7 @@ class Planned:
         gradient_scale: float = 1.0,
         noise: update.Noise | None = None,
     ) -> Planned:
-        """For these arguments of ``update.step``, at least one parameter."""
+        """Plan these arguments of ``update.step``, at least one parameter."""
         first = params[0]
         buffers = [state.buffers[name] for name in rule.buffer_names()]
         tasks, pieces = tasks_of(params, sums, buffers, gradient_scale, noise)
@@ -64,13 +64,13 @@ class Planned:
             wide=first.dtype is torch.float64,
         )
         if noise is not None:
-            plan["noise"], plan["law"] = NoiseSource.stream, DISTRIBUTIONS.code(noise.distribution)
+            plan["noise"], plan["law"] = NoiseOrigin.stream, DISTRIBUTIONS.code(noise.distribution)
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
             plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
             if noise.draws is not None:
                 bits = noise.draws.rounding
-                plan["noise"], plan["draws"] = NoiseSource.draws, noise.draws.values.data_ptr()
+                plan["noise"], plan["draws"] = NoiseOrigin.draws, noise.draws.values.data_ptr()
                 plan["rounding_bits"] = 0 if bits is None else bits.data_ptr()
         kernel, instance = _kernel(first.dtype, sums[0].dtype, noise)
         return cls(plan, _tables.device_table(tasks, first.device), kernel, instance)
@@ -78,7 +78,7 @@ class Planned:
 
 def _kernel(
     param: torch.dtype, total: torch.dtype, noise: update.Noise | None
-) -> tuple[table.Kernel, table.Instance]:
+) -> tuple[table.CudaKernel, table.Instance]:
     value = FLOATS[param]
     if noise is None:
         return table.UPDATE_FLAT, (value, value, "false")
@@ -116,8 +116,10 @@ def step(
 
 
 def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: Any) -> Planned:
-    """Whatever ``update.step`` with these arguments loads and copies, without launching it, so
-    that a CUDA graph may record the launch; the result must live as long as the graph."""
+    """Load and copy whatever ``update.step`` with these arguments needs, without launching it.
+
+    A CUDA graph may then record the launch. The result must live as long as the graph.
+    """
     with _device.guard(params[0].device):
         on.check(on.starter.preload())
         return Planned.of(params, *arguments, **named)
@@ -138,7 +140,7 @@ def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | 
 def _refuse_draws(sums: Tensors, noise: update.Noise | None) -> str | None:
     draws = None if noise is None else noise.draws
     if draws is not None and draws.rounding is None and sums and sums[0].dtype not in _SUM_CODES:
-        return "takes draws made ahead for float sums with their rounding bits only"
+        return "takes prefetched draws for float sums with their rounding bits only"
     return None
 
 
@@ -149,7 +151,7 @@ def tasks_of(
     gradient_scale: float,
     noise: update.Noise | None,
 ) -> tuple[_tables.Table, int]:
-    """One task for every tensor with entries, and the number of pieces of all of them."""
+    """Return one task for every tensor with entries, and the number of pieces of all of them."""
     used = [i for i, param in enumerate(params) if param.numel()]
     dtype = params[0].dtype
     tasks = np.zeros(len(used), _tables.dtype(layouts.UPDATE_TASK))

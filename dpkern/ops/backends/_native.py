@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 
 from ...base.dispatch import OPS, Kernel
 from ...base.dtypes import DTYPES, sum_dtype
-from ...base.schema import Bound, Schema
+from ...base.schema import BoundCall, Schema
 from ...base.signature import (
     LEADING,
     ChoiceParameter,
@@ -25,11 +25,12 @@ from ...base.signature import (
     kinds,
     passed,
 )
+from . import _direct
 from ._structs import BYTES
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Makers = Mapping[str, Callable[[Bound], torch.Tensor]]
+Makers = Mapping[str, Callable[[BoundCall], torch.Tensor]]
 Found = Callable[..., None]
 """Looks at what a kernel has counted, and at the op's arguments and results."""
 
@@ -41,7 +42,7 @@ def kernel(
     results: Makers | None = None,
     found: Found | None = None,
 ) -> Kernel:
-    """The compiled kernel of an op.
+    """Return the compiled kernel of an op.
 
     Args:
         name: of the op, ``stem.function``.
@@ -52,16 +53,20 @@ def kernel(
     """
     schema = OPS[name].schema
     kernels = _kernels(schema, extension)
-    return Kernel(caller(schema, kernels, threads, results or {}, found), refusal(schema, kernels))
+    run = caller(schema, kernels, threads, results or {}, found)
+    direct = None
+    if not results and _direct.connect(extension):
+        direct = _direct.caller(schema, extension, threads, found)
+    return Kernel(run, refusal(schema, kernels), direct)
 
 
-def refusal(schema: Schema, kernels: Mapping[Any, Any]) -> Callable[[Bound], str | None]:
-    """Why a compiled kernel cannot run a checked call, or None."""
+def refusal(schema: Schema, kernels: Mapping[Any, Any]) -> Callable[[BoundCall], str | None]:
+    """Return why a compiled kernel cannot run a checked call, or None."""
     placed = any(isinstance(p, DeviceParameter) for p in schema.signature.parameters)
     names = [parameter.name for parameter in schema.signature.parameters]
     out = names.index("out") if placed and "out" in names else None
 
-    def refuse(bound: Bound) -> str | None:
+    def refuse(bound: BoundCall) -> str | None:
         if bound.device != CPU and bound.device.type != "cpu":
             # What is made out of nothing is made here and moved.
             moved = placed and (out is None or bound.args[out] is None)
@@ -77,21 +82,41 @@ def refusal(schema: Schema, kernels: Mapping[Any, Any]) -> Callable[[Bound], str
 CPU = torch.device("cpu")
 
 
-class Compiled(Generic[P, R]):
+def _empty_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=CPU)
+
+
+empty = _empty_tensor
+"""Return a new tensor on the CPU, contiguous and not filled: in C++ where that is connected."""
+
+
+def _never(*args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+class CompiledFunction(Generic[P, R]):
     """A compiled kernel that Python code calls piece by piece; its signature is its declaration."""
 
     def __init__(self, function: Callable[P, R]) -> None:
         self._schema = Schema(function, None)
         self._connection: tuple[Any, Callable[[], int]] | None = None
+        self.direct: Callable[..., Any] = _never
+        """The call in C++, which answers ``NotImplemented`` where one look is not enough."""
         self.__doc__ = function.__doc__
         _ALL.append(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        made = self.direct(*args, **kwargs)
+        if made is not NotImplemented:
+            return made  # type: ignore[no-any-return]
         return self._run(self._schema.bind(*args, **kwargs))  # type: ignore[no-any-return]
 
     def connect(self, extension: Any, threads: Callable[[], int]) -> None:
         """Take the kernel from ``dpkern._C``."""
         self._connection = extension, threads
+        if _direct.connect(extension):
+            found = _direct.caller(self._schema, extension, threads, trusts=True)
+            self.direct = _never if found is None else found
 
     def run(
         self,
@@ -110,22 +135,25 @@ class Compiled(Generic[P, R]):
         return caller(self._schema, _kernels(self._schema, extension), threads, {})
 
 
-_ALL: list[Compiled[..., Any]] = []
+_ALL: list[CompiledFunction[..., Any]] = []
 
 
-def compiled(function: Callable[P, R]) -> Compiled[P, R]:
+def compiled(function: Callable[P, R]) -> CompiledFunction[P, R]:
     """Declare a compiled kernel ``csrc/cpu`` that is no op; the function has no body."""
-    return Compiled(function)
+    return CompiledFunction(function)
 
 
 def connect(extension: Any, threads: Callable[[], int]) -> None:
     """Connect every ``compiled`` function with its kernel."""
+    global empty
+    if _direct.connect(extension):
+        empty = extension.empty
     for function in _ALL:
         function.connect(extension, threads)
 
 
 def _kernels(schema: Schema, extension: Any) -> dict[torch.dtype | None, Callable[..., Any]]:
-    """The compiled kernel by the dtype of a call."""
+    """Return the compiled kernel by the dtype of a call."""
     name, found = schema.signature.name, kinds(schema.signature)
     if not found:
         return {None: getattr(extension, name)}
@@ -138,8 +166,8 @@ def caller(
     threads: Callable[[], int],
     results: Makers,
     found: Found | None = None,
-) -> Callable[[Bound], Any]:
-    """A function of a checked call that allocates results, runs its kernel and returns them.
+) -> Callable[[BoundCall], Any]:
+    """Return a function of a checked call that allocates results, runs its kernel and returns them.
 
     Args:
         schema: of the op.
@@ -265,4 +293,4 @@ def _value(parameter: Any) -> str:
     return name
 
 
-__all__ = ["Compiled", "caller", "compiled", "connect", "kernel", "refusal"]
+__all__ = ["CompiledFunction", "caller", "compiled", "connect", "kernel", "refusal"]

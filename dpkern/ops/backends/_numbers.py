@@ -15,7 +15,7 @@ _FLOATS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 
 @lru_cache(maxsize=4096)
 def per_unit(scale: float, dtype: torch.dtype) -> float:
-    """``1 / u`` with ``u = scale / 2^20``, rounded down to ``dtype`` (csrc/core: ``Lattice``)."""
+    """Return ``1 / u`` with ``u = scale / 2^20``, rounded down to ``dtype`` (C++: ``Lattice``)."""
     exact = SCALE_UNITS / scale
     number = _FLOATS[dtype]
     rounded = number(exact)
@@ -24,22 +24,24 @@ def per_unit(scale: float, dtype: torch.dtype) -> float:
 
 
 def cell(scale: float, dtype: torch.dtype) -> float:
-    """``g = scale / 64``, rounded to ``dtype``."""
+    """Return ``g = scale / 64``, rounded to ``dtype``."""
     return float(_FLOATS[dtype](scale / SCALE_CELLS))
 
 
 def step(scale: float, gradient_scale: float, dtype: torch.dtype) -> float:
-    """What a released whole number is multiplied by in the update: ``scale / 64 * gradient_scale``,
-    in float64, rounded to ``dtype``."""
+    """Return the factor of a released whole number in the update.
+
+    This is ``scale / 64 * gradient_scale`` in float64, rounded to ``dtype``.
+    """
     return rounded(scale / SCALE_CELLS * gradient_scale, dtype)
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:
-    """The nearest number of ``dtype``."""
+    """Return the nearest number of ``dtype``."""
     with np.errstate(over="ignore"):
         return float(_FLOATS[dtype](x))
 
 
 def bits(x: float) -> int:
-    """The 64 bits of a float64, for languages that pass every float in single precision."""
+    """Return the 64 bits of a float64, for languages that pass every float in single precision."""
     return int(np.float64(x).view(np.int64))

@@ -14,30 +14,29 @@ from typing import Any
 import torch
 
 from ...base.dispatch import Kernel
-from ...base.schema import Bound
+from ...base.schema import BoundCall
+from ._extension import ISAS
 from ._extension import compiled as extension
-from ._extension import isa
 
 _chosen: bool | None = None
-"""What ``use_own`` asks for."""
+"""The choice of ``use_own``."""
 
 
 @cache
-def _library_is_narrow() -> bool:
+def _is_faster(isa: int) -> bool:
+    """Whether the compiled kernel is faster than the library with these instructions."""
     mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return mkl and not extension().is_intel()
+    return ISAS[isa].startswith("avx512") and mkl and not extension().is_intel()
 
 
 def own() -> bool:
     """Whether products run in the compiled kernel."""
-    if _chosen is not None:
-        return _chosen
-    return isa().startswith("avx512") and _library_is_narrow()
+    return _is_faster(extension().isa()) if _chosen is None else _chosen
 
 
 @contextmanager
 def use_own(wanted: bool) -> Iterator[None]:
-    """Products in the compiled kernel, or in torch's library, whichever is faster."""
+    """Run products in the compiled kernel, or in torch's library, whichever is faster."""
     global _chosen
     before, _chosen = _chosen, wanted
     try:
@@ -47,13 +46,18 @@ def use_own(wanted: bool) -> Iterator[None]:
 
 
 def matmul(compiled: Kernel) -> Kernel:
-    """The compiled kernel of ``product.matmul``, or torch's library where that is faster."""
+    """Run the compiled kernel of ``product.matmul``, or torch's library where that is faster."""
 
-    def run(bound: Bound) -> Any:
+    def run(bound: BoundCall) -> Any:
         x, w, bias = bound.args
-        if own() and x.shape[1]:
+        if own():
             return compiled.run(bound)
         with torch.no_grad():
             return x @ w if bias is None else torch.addmm(bias, x, w)
 
-    return Kernel(run, compiled.refuse)
+    def direct(*args: Any, **kwargs: Any) -> Any:
+        if own() and compiled.direct is not None:
+            return compiled.direct(*args, **kwargs)
+        return NotImplemented
+
+    return Kernel(run, compiled.refuse, direct)

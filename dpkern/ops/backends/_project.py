@@ -15,12 +15,12 @@ from ._native import compiled
 
 @compiled
 def project_ball(params: Sequence[Float[Tensor, "*S", written]], radius: Positive) -> None:
-    """``x min(1, radius / ||x||)``, in place; inside, nothing is written."""
+    """Scale ``x`` by ``min(1, radius / ||x||)``, in place; inside, nothing is written."""
 
 
 @compiled
 def project_simplex(params: Sequence[Float[Tensor, "*S", written]], total: Positive) -> None:
-    """``max(x - t, 0)`` with the t for which they add to ``total``, in place."""
+    """Write ``max(x - t, 0)`` with the t for which they add to ``total``, in place."""
 
 
 def _refuse(params: Sequence[Tensor], onto: op.Projection) -> str | None:

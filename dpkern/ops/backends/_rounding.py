@@ -12,7 +12,7 @@ from .._lattice import LANES, TILE
 
 
 def from_keystream(keystream: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``noise.rounding_bits`` by this ``noise.keystream``.
+    """Make ``noise.rounding_bits`` by this ``noise.keystream``.
 
     Position j of a tile reads lane j mod 16, which is the tile's block of that number, and there
     half j div 16, low halves first: those of a little-endian word in memory.

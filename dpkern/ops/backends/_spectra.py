@@ -1,4 +1,4 @@
-"""What the spectral kernels of every device share: torch's transforms, a few samples at a time."""
+"""Run torch's transforms for the spectral kernels of every device, a few samples at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..spectral._spectra import Grid
 def chunks(
     operand: torch.Tensor, grid: Grid, which: str, most: int
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Half spectra ``[b, channels, bins]`` of a few samples at a time.
+    """Yield half spectra ``[b, channels, bins]`` of a few samples at a time.
 
     Args:
         operand: inputs or output gradients of the layer.
@@ -35,7 +35,7 @@ def chunks(
 
 
 def room(x: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
-    """For the powers of both operands, float64 ``[B, groups, bins]``."""
+    """Allocate the powers of both operands, float64 ``[B, groups, bins]``."""
     return [
         x.new_empty(len(x), groups, height * (width // 2 + 1), dtype=torch.float64)
         for height, width in (grid.size, grid.folded)
@@ -43,5 +43,5 @@ def room(x: torch.Tensor, groups: int, grid: Grid) -> list[torch.Tensor]:
 
 
 def constant(g: torch.Tensor, groups: int) -> torch.Tensor:
-    """Powers ``[B, groups, 1]`` of maps that are zero but at the origin."""
+    """Return powers ``[B, groups, 1]`` of maps that are zero but at the origin."""
     return g.double().square().view(len(g), groups, -1).sum(2, keepdim=True)

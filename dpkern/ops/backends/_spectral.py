@@ -1,5 +1,7 @@
-"""Spectral ops on the CPU: torch's transforms, a few samples at a time, and the compiled kernels
-that take their spectra while they are in the cache."""
+"""Run spectral ops on the CPU: torch's transforms, and compiled kernels.
+
+A few samples are transformed at a time; the kernels take their spectra while they are in the cache.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ...base.memory import memory_order
 from ...base.signature import Double, Float, Index, Int64, written
 from ..spectral import bins
 from ..spectral._band import Band
-from ..spectral._sizes import Layer
+from ..spectral._sizes import ConvolutionGrid
 from ..spectral._spectra import Grid, parseval, transform_error
 from ..spectral.filter import filtered
 from ._extension import on_cpu
@@ -28,7 +30,7 @@ _CHUNK = 1 << 20
 def spectral_powers(
     spectra: Float[Tensor, "B C K 2"], powers: Double[Tensor, "B G K", written]
 ) -> None:
-    """Powers of complex spectra, summed over the channels of each group."""
+    """Sum the powers of complex spectra over the channels of each group."""
 
 
 @compiled
@@ -42,8 +44,9 @@ def spectral_squares(
     error: float,
     share: float,
 ) -> Double[Tensor, "squares: B"]:
-    """Sums over groups and bins of ``factors x_powers g_powers``, raised by what the error of the
-    transforms can hide.
+    """Return sums over groups and bins of ``factors x_powers g_powers``, from above.
+
+    They are raised by what the error of the transforms can hide.
 
     Args:
         x_powers, g_powers: of a layer's inputs and of its output gradients.
@@ -63,14 +66,14 @@ def spectral_gather(
     first: Index,
     out: Float[Tensor, "N R 2 C", written],
 ) -> None:
-    """Real and imaginary parts of the kept bins, for rows of ``out`` from ``first`` on."""
+    """Gather real and imaginary parts of the kept bins, for rows of ``out`` from ``first`` on."""
 
 
 @compiled
 def whitened_norm(
     grads: Float[Tensor, "B outer taps inner"], matrix: Double[Tensor, "r taps"]
 ) -> Double[Tensor, "squares: B"]:
-    """Squares, from above, of the matrix times every channel pair's taps."""
+    """Return squares, from above, of the matrix times every channel pair's taps."""
     raise NotImplementedError
 
 
@@ -91,7 +94,9 @@ def _squares(grid: Grid, powers: list[Tensor], eta: float) -> Tensor:
 
 
 @torch.no_grad()
-def _conv_norm(x: Tensor, g: Tensor, *, band: Band | None, plan: Layer, **_: Any) -> Tensor:
+def _conv_norm(
+    x: Tensor, g: Tensor, *, band: Band | None, plan: ConvolutionGrid, **_: Any
+) -> Tensor:
     grid, groups = Grid.of(plan, band), plan.geometry.groups
     powers = room(x, groups, grid)
     for part, spectra in chunks(x, grid, "x", _CHUNK):
@@ -106,7 +111,7 @@ def _conv_norm(x: Tensor, g: Tensor, *, band: Band | None, plan: Layer, **_: Any
 
 @torch.no_grad()
 def _conv_bins(
-    x: Tensor, g: Tensor, *, band: Band, plan: Layer, **_: Any
+    x: Tensor, g: Tensor, *, band: Band, plan: ConvolutionGrid, **_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     grid, groups = Grid(plan, plan.size, None), plan.geometry.groups
     powers = room(x, groups, grid)
@@ -131,7 +136,7 @@ def _conv_bins(
 
 
 def _whitened_norm(grads: Tensor, matrix: Tensor) -> Tensor:
-    """With the gradients as they lie in memory, a view of them."""
+    """Run the kernel with the gradients as they lie in memory, a view of them."""
     order = memory_order(grads)
     shape = [grads.shape[i] for i in order]
     first = min(place for place, i in enumerate(order) if i > 2)

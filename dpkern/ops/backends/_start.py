@@ -1,4 +1,4 @@
-"""Start kernels of the launch table on a device, whoever compiled them.
+"""Start kernels of the launch table on a device, whichever compiler made them.
 
 The two starters are ``cuda.Compiled``, binaries built ahead, and ``_cupy_launch.Compiling``, the
 same sources compiled at run time. Both take what is made here: grid and arguments.
@@ -16,7 +16,7 @@ import torch
 
 from ...base.errors import BackendError
 from ...base.layouts import Struct, Type
-from ._kernels import Instance, Kernel
+from ._kernels import CudaKernel, Instance
 
 Refusal = Callable[..., "str | None"]
 Run = Callable[..., Any]
@@ -25,11 +25,11 @@ Rows = Sequence[tuple[str, Run, Refusal]]
 
 
 class Starter(Protocol):
-    """Who has the kernels."""
+    """The owner of kernels, which loads and starts them."""
 
     def start(
         self,
-        kernel: Kernel,
+        kernel: CudaKernel,
         instance: Instance,
         grid: tuple[int, int],
         arguments: list[Any],
@@ -46,10 +46,10 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """Kernels and where they run.
+    """A device with its kernels.
 
     Attributes:
-        starter: who has the kernels.
+        starter: the owner of the kernels.
         name: the backend, for messages.
         type: the type of device that it runs on.
         refusal: why tensors cannot be taken, or None.
@@ -60,7 +60,9 @@ class Device:
     type: str
     refusal: Refusal
 
-    def start(self, kernel: Kernel, instance: Instance, stream: int, /, **arguments: Any) -> None:
+    def start(
+        self, kernel: CudaKernel, instance: Instance, stream: int, /, **arguments: Any
+    ) -> None:
         """Start a kernel, unless its grid has no blocks.
 
         Args:
@@ -89,14 +91,14 @@ class Device:
             )
 
     def place(self, device: torch.device | str) -> torch.device:
-        """Where a result for ``device`` is made: there, if the kernels run there."""
+        """Return where a result for ``device`` is made: there, if the kernels run there."""
         wanted = torch.device(device)
         return wanted if wanted.type == self.type else torch.device(self.type)
 
 
 @cache
-def _converters(kernel: Kernel, instance: Instance) -> list[tuple[str, Callable[[Any], Any]]]:
-    """What makes numpy's values of a kernel's arguments, by the names of its parameters."""
+def _converters(kernel: CudaKernel, instance: Instance) -> list[tuple[str, Callable[[Any], Any]]]:
+    """Return converters of a kernel's arguments to numpy's values, by parameter name."""
     types = zip(kernel.parameters, kernel.types(instance), strict=True)
     return [(name, _converter(type_)) for name, type_ in types]
 

@@ -33,7 +33,7 @@ def _geometry(value: Geometry) -> bytes:
 
 
 def _plane(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
-    """Height and width; a single dimension is the width."""
+    """Return height and width; a single dimension is the width."""
     return (missing, *sizes)[-2:]
 
 
@@ -92,4 +92,4 @@ BYTES: dict[str, Callable[[Any], bytes]] = {
     "Stream": _stream,
     "UpdateNoise": _update_noise,
 }
-"""By the names of types in signatures, which are those of the structs; of a list: of all of it."""
+"""Structs by the names of types in signatures; that of a list packs all of it."""

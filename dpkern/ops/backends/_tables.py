@@ -27,7 +27,7 @@ Table = np.ndarray[Any, np.dtype[Any]]
 
 @cache
 def dtype(struct: Struct) -> np.dtype[Any]:
-    """The struct's layout for numpy."""
+    """Return the struct's layout for numpy."""
     formats: list[Any] = [
         dtype(field)
         if isinstance(field, Struct)
@@ -40,7 +40,7 @@ def dtype(struct: Struct) -> np.dtype[Any]:
 
 
 def one(struct: Struct, **fields: Any) -> Table:
-    """A single struct, as an array of shape ``[]``; fields left away are zero."""
+    """Return a single struct, as an array of shape ``[]``; fields left away are zero."""
     value = np.zeros((), dtype(struct))
     for name, field in fields.items():
         value[name] = field
@@ -48,19 +48,19 @@ def one(struct: Struct, **fields: Any) -> Table:
 
 
 def stream(value: Stream) -> Table:
-    """A keystream."""
+    """Return a keystream as a struct."""
     key = np.frombuffer(value.key, "<u4")
     return one(layouts.STREAM, key=key, n0=value.n0, n1=value.n1, rounds=value.rounds)
 
 
 def starts(counts: Table) -> tuple[Table, int]:
-    """Where each entry's share begins, and the total."""
+    """Return where each entry's share begins, and the total."""
     ends = np.cumsum(counts, dtype=np.int64)
     return ends - counts, int(ends[-1]) if len(ends) else 0
 
 
 def rows(addresses: Sequence[int], sums: Sequence[int], columns: Sequence[int]) -> Table:
-    """The tasks of a list of per-sample gradients."""
+    """Return the tasks of a list of per-sample gradients."""
     table = np.zeros(len(addresses), dtype(layouts.ROW_TASK))
     table["rows"], table["sum"], table["columns"] = addresses, sums, columns
     table["first_chunk"] = starts(-(-table["columns"] // layouts.CHUNK))[0]
@@ -74,7 +74,7 @@ def row_list(
     batch: int,
     sums: Sequence[torch.Tensor] = (),
 ) -> tuple[Table, torch.Tensor]:
-    """``Rows`` of these gradients, and the table in device memory that it points to."""
+    """Return ``Rows`` of these gradients, and the table in device memory that it points to."""
     addresses = [part.data_ptr() for part in grads]
     targets = [total.data_ptr() for total in sums] or [0] * len(addresses)
     tasks = device_table(rows(addresses, targets, columns), grads[0].device)
@@ -90,14 +90,14 @@ def row_list(
 
 
 def sgd_form(rule: update.SGD) -> codes.RuleForm:
-    """What one element computes."""
+    """Return the formula of one element."""
     if not rule.momentum:
         return codes.RuleForm.plain
     return codes.RuleForm.nesterov if rule.nesterov else codes.RuleForm.momentum
 
 
 def rule_numbers(rule: update.Rule, t: int) -> Table:
-    """The rule at update number t (from 1) as one element needs it."""
+    """Return the rule at update number t (from 1) as one element needs it."""
     if isinstance(rule, update.SGD):
         return one(
             layouts.RULE_NUMBERS,
@@ -129,8 +129,9 @@ _made: OrderedDict[tuple[bytes, torch.device, int], torch.Tensor] = OrderedDict(
 
 
 def device_table(table: Table, device: torch.device) -> torch.Tensor:
-    """The table's bytes on the device, ready on its current stream; kept, because the addresses
-    of one training step are mostly those of the last.
+    """Return the table's bytes on the device, ready on its current stream.
+
+    They are kept, because the addresses of one training step are mostly those of the last.
 
     Raises:
         BackendError: a CUDA graph is being captured, which would copy from memory that is gone

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...base.dispatch import Kernel
-from ...base.schema import Bound
+from ...base.schema import BoundCall
 from ...base.signature import Float, Position, Positive, Summed, any_number, written
 from .. import update
 from .._update_noise import UpdateNoise
@@ -49,14 +49,14 @@ def arguments(
     gradient_scale: float,
     noise: update.Noise | None,
 ) -> tuple[Any, ...]:
-    """Those of ``update_tensors``, from those of ``update.step``."""
+    """Return the arguments of ``update_tensors``, from those of ``update.step``."""
     noise, t, powers = update.at_clock(noise, rule, state.steps)
     buffers = [buffer for name in rule.buffer_names() for buffer in state.buffers[name]]
     places = ((), ()) if noise is None else (noise.positions, noise.scales)
     return params, sums, buffers, *places, rule.packed(t, powers), noise, gradient_scale
 
 
-def _step(bound: Bound) -> int:
+def _step(bound: BoundCall) -> int:
     params, state = bound.args[0], bound.args[3]
     if not params:
         return 0
@@ -65,11 +65,11 @@ def _step(bound: Bound) -> int:
     return bad
 
 
-def _refuse(bound: Bound) -> str | None:
+def _refuse(bound: BoundCall) -> str | None:
     if bound.device != CPU and bound.device.type != "cpu":
         return f"runs on the CPU, got a tensor on {bound.device}"
     return None
 
 
 KERNELS = {"update.step": Kernel(_step, _refuse)}
-"""By the names of their ops."""
+"""Kernels by the names of their ops."""

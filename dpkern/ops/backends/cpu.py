@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...base import dispatch
+from ...base import dispatch, validate
 from ...base.dispatch import Kernel
 from ...base.errors import InvalidInput
-from ...base.schema import Bound
+from ...base.schema import BoundCall
 from .. import noise
 from . import (
     _clip,
     _coef,
+    _direct,
     _explicit,
     _ghost_conv,
     _native,
@@ -33,26 +35,43 @@ COMPILED = (
     "ghost.clip_factors",
     "ghost.contract",
     "ghost.conv_gradient",
+    "ghost.conv_integer_sum",
     "ghost.conv_norm",
     "ghost.conv_sum",
+    "ghost.conv_sum_error",
+    "ghost.embedding_integer_sum",
     "ghost.embedding_norm",
     "ghost.embedding_sum",
+    "ghost.explicit_integer_sum",
     "ghost.explicit_norm",
     "ghost.group_norm_backward",
     "ghost.layer_norm_backward",
     "ghost.linear_gradient",
+    "ghost.linear_integer_sum",
     "ghost.linear_norm",
     "ghost.linear_sum",
+    "ghost.linear_sum_error",
     "ghost.rms_norm_backward",
     "ghost.tied_cross",
+    "ghost.tied_integer_sum",
+    "ghost.tied_sum_error",
     "noise.add_noise",
     "noise.keystream",
     "noise.lattice_draws",
     "noise.rounding_bits",
     "product.matmul",
+    "recurrent.gru",
+    "recurrent.gru_backward",
+    "recurrent.lstm",
+    "recurrent.lstm_backward",
+    "recurrent.rnn",
+    "recurrent.rnn_backward",
     "symbols.randomize",
 )
 """Ops with a compiled kernel ``csrc/cpu`` of their name; the build writes its binding."""
+
+_ALL_ON_THE_CPU = ("clip.clip_sum", "update.step")
+"""Ops whose kernel in Python refuses nothing on the CPU."""
 
 COUNTING = ("coef.perturb", "coef.quadratic")
 """Those whose kernel returns how many entries it refuses."""
@@ -68,15 +87,23 @@ def load() -> tuple[bool, str]:
         made = _native.kernel(name, extension, threads, _RESULTS.get(name), _coef.FOUND.get(name))
         around = _AROUND.get(name)
         dispatch.register(name, "cpu", made if around is None else around(made))
+    direct = _direct.connect(extension)
     for name, kernel in {**_clip.KERNELS, **_update.KERNELS}.items():
+        if direct and name in _ALL_ON_THE_CPU:
+            call = _direct.runner(dispatch.OPS[name].schema, extension, kernel.run)
+            kernel = replace(kernel, direct=call)
         dispatch.register(name, "cpu", kernel)
     for name, run, refuse in (*_project.KERNELS, *_spectral.KERNELS):
         dispatch.register(name, "cpu", run, refuse)
+    if direct:
+        validate.see_by(extension.alike)
+        for op in dispatch.OPS.values():
+            op.schema.look_by(lambda schema: _direct.binder(schema, extension))
     return True, ""
 
 
 def build_config() -> dict[str, Any]:
-    """What the extension was built with and which instruction set it uses; empty if absent."""
+    """Return how the extension was built and which instruction set it uses; empty if absent."""
     ok, reason = dispatch.availability("cpu")
     if not ok:
         return {"native": False, "reason": reason}
@@ -95,24 +122,24 @@ def use_isa(name: str) -> None:
             "isa",
             expected=f"one of {', '.join(ISAS)} that this processor has",
             got=name,
-            remedy="`dpkern info` shows the processor's best.",
+            remedy="Pass the one that `dpkern info` shows, or a lower one.",
         )
 
 
 def use_own_products(wanted: bool) -> AbstractContextManager[None]:
-    """Matrix products in the compiled kernel, or in torch's library, whichever is faster here."""
+    """Choose whether the compiled kernel or torch's library multiplies: the faster one here."""
     return _product.use_own(wanted)
 
 
 def _one_scale(kernel: Kernel) -> Kernel:
-    """``noise.add_noise``."""
+    """Run ``noise.add_noise``."""
 
-    def refuse(bound: Bound) -> str | None:
+    def refuse(bound: BoundCall) -> str | None:
         if isinstance(bound.args[_SCALE], torch.Tensor):
             return "has one scale per call, got one per coordinate"
         return kernel.refuse(bound) if kernel.refuse is not None else None
 
-    return Kernel(kernel.run, refuse)
+    return Kernel(kernel.run, refuse, kernel.direct)
 
 
 _SCALE = [parameter.name for parameter in noise.add_noise.schema.signature.parameters].index(
@@ -122,11 +149,14 @@ _AROUND: dict[str, Callable[[Kernel], Kernel]] = {
     "ghost.contract": _explicit.contract,
     "ghost.conv_gradient": _ghost_conv.planar,
     "ghost.conv_norm": _ghost_conv.norm,
+    "ghost.conv_integer_sum": _ghost_conv.planar,
     "ghost.conv_sum": _ghost_conv.planar,
+    "ghost.conv_sum_error": _ghost_conv.planar,
+    "ghost.explicit_integer_sum": _explicit.contract,
     "noise.add_noise": _one_scale,
     "product.matmul": _product.matmul,
 }
-"""What stands around a compiled kernel."""
+"""Wrappers of compiled kernels."""
 
 _RESULTS = {"ghost.conv_gradient": {"grads": _ghost_conv.gradients}}
 """Results that lie in memory as their kernel wants it."""

@@ -15,7 +15,7 @@ from ...base import dispatch
 from ...base.errors import BackendError
 from . import _device, _generated, _launch, _launch_update
 from ._extension import load_extension, on_cpu
-from ._kernels import KERNELS, Instance, Kernel
+from ._kernels import KERNELS, CudaKernel, Instance
 from ._start import Device
 
 _NAME = f"_emulated{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -36,8 +36,8 @@ def load() -> tuple[bool, str]:
     return True, ""
 
 
-class Compiled:
-    """Starts the kernels of a compiled module."""
+class ModuleLauncher:
+    """A starter of the kernels of a compiled module."""
 
     def __init__(self, module: Any) -> None:
         self.error_text = module.error_text
@@ -52,13 +52,13 @@ class Compiled:
 
     def start(
         self,
-        kernel: Kernel,
+        kernel: CudaKernel,
         instance: Instance,
         grid: tuple[int, int],
         arguments: list[Any],
         stream: int,
     ) -> int:
-        """``Starter.start``."""
+        """Start a kernel: ``Starter.start``."""
         place = self._places[kernel, instance]
         packed = [argument.tobytes() for argument in arguments]
         error: int = self._launch(place, *grid, kernel.threads, packed, stream)
@@ -66,8 +66,8 @@ class Compiled:
 
 
 def device(module: Any) -> Device:
-    """The kernels of a compiled module on CUDA devices."""
-    return Device(Compiled(module), "cuda", "cuda", _device.refusal)
+    """Return the kernels of a compiled module on CUDA devices."""
+    return Device(ModuleLauncher(module), "cuda", "cuda", _device.refusal)
 
 
 def outdated(module: Any) -> bool:
@@ -76,7 +76,7 @@ def outdated(module: Any) -> bool:
 
 
 def prepare_update(*arguments: Any, **named: Any) -> Any:
-    """``_launch_update.prepare`` of the compiled kernels.
+    """Run ``_launch_update.prepare`` for the compiled kernels.
 
     Raises:
         BackendError: they cannot run here.
@@ -94,7 +94,7 @@ def prepare_update(*arguments: Any, **named: Any) -> Any:
 
 
 def _unavailable(extension: Any) -> str | None:
-    """Why no call can run, or None."""
+    """Return why no call can run, or None."""
     config = extension.build_config()
     if not config["cuda"]:
         return (
@@ -112,7 +112,7 @@ def _unavailable(extension: Any) -> str | None:
 
 
 def emulate() -> dispatch.Kernels | str:
-    """The kernels compiled as C++ (``make test`` builds them in a checkout), on CPU tensors."""
+    """Return the kernels as C++ for CPU tensors; ``make test`` builds them in a checkout."""
     module = _emulated()
     if isinstance(module, str):
         return module
@@ -120,8 +120,8 @@ def emulate() -> dispatch.Kernels | str:
 
 
 def emulated_device(module: Any) -> Device:
-    """The kernels of the emulator, on CPU tensors."""
-    return Device(Compiled(module), "cuda", "cpu", on_cpu)
+    """Return the kernels of the emulator, on CPU tensors."""
+    return Device(ModuleLauncher(module), "cuda", "cpu", on_cpu)
 
 
 @cache

@@ -28,12 +28,12 @@ def load() -> tuple[bool, str]:
 
 
 def device(cupy: Any) -> Device:
-    """The kernels that this CuPy compiles, on CUDA devices."""
+    """Return the kernels that this CuPy compiles, on CUDA devices."""
     return Device(Compiling(cupy), "cupy", "cuda", _device.refusal)
 
 
 def _unavailable(cupy: Any) -> str | None:
-    """Why no call can run, or None."""
+    """Return why no call can run, or None."""
     if not hasattr(cupy.cuda.Stream, "from_external"):
         return f"needs CuPy 14 or later, found {cupy.__version__}"
     if torch.version.cuda is None:

@@ -45,7 +45,7 @@ def load() -> tuple[bool, str]:
 
 
 def emulate() -> dispatch.Kernels | str:
-    """The same kernels in Triton's interpreter, on CPU tensors; or why not."""
+    """Return the same kernels in Triton's interpreter, on CPU tensors; or why not."""
     reason = _without_triton()
     if reason is None and not _interpreted():
         reason = "is compiled: set TRITON_INTERPRET=1 before dpkern's first call to interpret it"
@@ -53,7 +53,7 @@ def emulate() -> dispatch.Kernels | str:
 
 
 def modules() -> Iterator[Any]:
-    """The modules with kernels, imported."""
+    """Import the modules with kernels."""
     for name in MODULES:
         yield importlib.import_module(f"{__package__}._triton.{name}")
 
@@ -92,7 +92,7 @@ def _never(*_: Any, **__: Any) -> None:
 
 
 def _on(device: str, refuse: Refuse) -> Refuse:
-    """``refuse``, after tensors elsewhere than on this kind of device."""
+    """Return ``refuse``, after tensors elsewhere than on this kind of device."""
 
     def first(*args: Any, **kwargs: Any) -> str | None:
         tensor = _first_tensor(args)

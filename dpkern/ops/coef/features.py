@@ -1,6 +1,6 @@
-"""The polynomial loss whose coefficients hold the last hidden layer, evaluated with their noise.
+"""The polynomial loss with the last hidden layer in its coefficients, evaluated with noise.
 
-Of hidden features h, a target y_l and the weights W_l of each class l:
+The coefficients of hidden features h, a target y_l and the weights W_l of each class l are
 
     a1_le  = (1/2 - y_l) h_e        H numbers,
     a2_leg = h_e h_g / 8            H^2 numbers, one independent noise each.
@@ -8,7 +8,7 @@ Of hidden features h, a target y_l and the weights W_l of each class l:
 They depend on the network of the moment, so that nothing can be released ahead: every call is a
 release of its own, with words of its own.
 
-Source: AdLM, (23)-(25), the coefficients of lemma 5.
+Reference: AdLM, (23)-(25), the coefficients of lemma 5.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENTRIES_AT_ONCE = 1 << 22
 
 
 def empty_results(hidden: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the loss and both derivatives."""
+    """Allocate the loss and both derivatives."""
     loss = torch.empty(len(hidden), dtype=torch.float64, device=hidden.device)
     return loss, torch.empty_like(weights), torch.empty_like(hidden)
 
@@ -72,7 +72,7 @@ def expanded(
 ) -> tuple[
     Double[Tensor, "loss: B"], Float[Tensor, "dweights: M H"], Float[Tensor, "dhidden: B H"]
 ]:
-    """The loss of every record, and its derivatives; the noisy coefficients are never written.
+    """Return the loss of every record, and its derivatives; noisy coefficients are never written.
 
     With ``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` the noisy coefficients in the inputs' dtype, the
     linear ones at ``noise.position``, the quadratic ones at ``quadratic_position`` behind them:
@@ -89,19 +89,23 @@ def expanded(
     product in ``LANES``, of ``a2^T W`` and over classes one after the other from 0, over records
     in runs of ``RUN`` one after the other from 0, and then over the runs.
 
+    Guarantee: that of ``add_noise`` for one coefficient. Replacing a record moves its
+    coefficients by at most M (H + H^2/4) in l1. ``dhidden`` is not private.
+
     Args:
         hidden: h, float32 or float64 ``[B, H]``, contiguous; with noise, entries in [0, 1].
         targets: y ``[B, M]`` of the same dtype; with noise, entries in [0, 1].
         weights: W ``[M, H]`` of the same dtype.
-        noise: scale (of all, or of each record), streams and position; None: no noise.
+        noise: scale (of all, or of each record), streams and position. None adds no noise.
         out: loss, dweights and dhidden, written and returned instead of new tensors.
 
     Returns:
         ``loss`` float64 ``[B]``, without the constant M log 2; ``dweights`` ``[M, H]`` of the sum
         of all losses; ``dhidden`` ``[B, H]``.
 
-    Guarantee: that of ``add_noise`` for one coefficient. Replacing a record moves its
-    coefficients by at most M (H + H^2/4) in l1. ``dhidden`` is not private.
+    Raises:
+        InvalidInput: wrong shapes, dtypes, strides, scales, an entry outside.
+        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
 
     ======================= ==========================================
     edge case               result
@@ -112,11 +116,7 @@ def expanded(
     hidden, target outside  ``InvalidInput`` if there is noise
     ======================= ==========================================
 
-    Raises:
-        InvalidInput: wrong shapes, dtypes, strides, scales, an entry outside.
-        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
-
-    Source: AdLM, (23)-(25), lemma 5 and line 27 of algorithm 1.
+    Reference: AdLM, (23)-(25), lemma 5 and line 27 of algorithm 1.
     """
     hidden, targets, weights = hidden.detach(), targets.detach(), weights.detach()
     wide = weights.double()
@@ -139,7 +139,7 @@ def expanded(
 
 
 def parts(hidden: Tensor, weights: Tensor, entries: int) -> Iterator[slice]:
-    """Records whose coefficients are held at a time: whole runs of them, at least one."""
+    """Yield records whose coefficients are held at a time: whole runs of them, at least one."""
     of_run = RUN * weights.numel() * weights.shape[1]
     at_once = RUN * max(1, entries // (of_run or 1))
     for start in range(0, len(hidden), at_once):
@@ -147,14 +147,14 @@ def parts(hidden: Tensor, weights: Tensor, entries: int) -> Iterator[slice]:
 
 
 def coefficients(hidden: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` without noise, of ``factor = 1/2 - y``."""
+    """Return ``a1 [B, M, H]`` and ``a2 [B, M, H, H]`` without noise, of ``factor = 1/2 - y``."""
     a1 = factor[:, :, None] * hidden[:, None, :]
     square = hidden[:, :, None] * (hidden[:, None, :] * 0.125)
     return a1, square[:, None].repeat(1, factor.shape[1], 1, 1)
 
 
 def noise_of(noise: CoefNoise, part: slice, records: int, weights: Tensor) -> tuple[CoefNoise, int]:
-    """That of some of the records, at their linear coefficients; and where quadratic ones begin."""
+    """Return some records' noise at linear coefficients, and where the quadratic ones begin."""
     behind = quadratic_position(noise.position, records * weights.numel())
     first = part.start * weights.numel()
     scale = noise.scale[part] if isinstance(noise.scale, Tensor) else noise.scale
@@ -170,7 +170,7 @@ def combined(
     columns: Tensor,
     total: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Losses and derivatives by the features of some records; their runs join ``total``.
+    """Return losses and derivatives by the features of some records; their runs join ``total``.
 
     ``linear = a1 + a2 W`` and ``columns = a2^T W``, float64 ``[B, M, H]``; ``wide`` is W.
     """

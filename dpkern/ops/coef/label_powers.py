@@ -1,6 +1,6 @@
 """Coefficients of a quadratic logistic loss that depend on the label only.
 
-Source: AdLM, (23)-(25), lines 18 and 19 of algorithm 1.
+Reference: AdLM, (23)-(25), lines 18 and 19 of algorithm 1.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ...base.validate import tensor
 FLOATS = (torch.float32, torch.float64)
 
 
-class Coefficients(NamedTuple):
-    """Of the powers 0, 1 and 2, by record and class.
+class PowerCoefficients(NamedTuple):
+    """The coefficients of the powers 0, 1 and 2, by record and class.
 
     Attributes:
         constant: log 2; without influence on gradients.
@@ -30,8 +30,8 @@ class Coefficients(NamedTuple):
     quadratic: Tensor
 
 
-def label_coefficients(targets: Tensor) -> Coefficients:
-    """``1/2 - y`` and ``1/8``: functions of the label only, lines 18-19.
+def label_coefficients(targets: Tensor) -> PowerCoefficients:
+    """Return ``1/2 - y`` and ``1/8``: functions of the label only, lines 18-19.
 
     Args:
         targets: ``[B, M]``, float32 or float64.
@@ -40,4 +40,4 @@ def label_coefficients(targets: Tensor) -> Coefficients:
         InvalidInput: another shape or dtype.
     """
     tensor(targets=targets, shape=(None, None), dtypes=FLOATS)
-    return Coefficients(math.log(2), 0.5 - targets, torch.full_like(targets, 1 / 8))
+    return PowerCoefficients(math.log(2), 0.5 - targets, torch.full_like(targets, 1 / 8))

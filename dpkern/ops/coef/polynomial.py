@@ -1,6 +1,6 @@
 """Coefficients of a polynomial loss: perturbed, or evaluated with their noise in registers.
 
-Of a target x in [0, 1] and a logit z, the cross-entropy around 0 is
+The cross-entropy of a target x in [0, 1] and a logit z around 0 is
 
     log 2 + a1 z + a2 z^2,      a1 = 1/2 - x,
     a2 = x/2 - 1/4   (``printed``: equation (12), which has lost Taylor's 1/2 and a sign),
@@ -8,7 +8,7 @@ Of a target x in [0, 1] and a logit z, the cross-entropy around 0 is
 
 Noise is added to a1 and a2, never to the loss; the constant has no part in gradients.
 
-Source: SPOF, equations (11)-(12) and steps 3-5 of algorithm 1; AdLM, (24)-(25) and lines 18-19.
+Reference: SPOF, equations (11)-(12) and steps 3-5 of algorithm 1; AdLM, (24)-(25) and lines 18-19.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def form_of(name: str) -> CoefForm:
     return form
 
 
-class Coefficients(NamedTuple):
-    """Factors of z and of z^2, each of the targets' shape and dtype."""
+class QuadraticCoefficients(NamedTuple):
+    """The factors of z and of z^2, each of the targets' shape and dtype."""
 
     linear: Tensor
     quadratic: Tensor
 
 
 def _check_perturb(
-    targets: Tensor, form: str, noise: CoefNoise | None, out: Coefficients | None
+    targets: Tensor, form: str, noise: CoefNoise | None, out: QuadraticCoefficients | None
 ) -> None:
     if out is not None:
         like = targets.shape, targets.dtype
@@ -66,7 +66,7 @@ def _check_perturb(
 def check_out(
     out: object, like: Sequence[tuple[Sequence[int], torch.dtype]], inputs: Sequence[Tensor]
 ) -> None:
-    """Tensors of these shapes and dtypes that share no memory with anything else here."""
+    """Check tensors of these shapes and dtypes that share no memory with anything else here."""
     if not isinstance(out, tuple) or len(out) != len(like):
         raise InvalidInput(
             "out",
@@ -90,7 +90,7 @@ def check_out(
 
 
 def check_targets(name: str, targets: Tensor) -> None:
-    """Entries in [0, 1], which the sensitivity of their coefficients rests on.
+    """Check that entries are in [0, 1], which the sensitivity of their coefficients rests on.
 
     Raises:
         InvalidInput: another entry, or NaN.
@@ -110,7 +110,7 @@ def _outside(name: str, low: Tensor, high: Tensor) -> InvalidInput:
 
 
 def refuse_release(targets: Tensor, made: tuple[Tensor, ...]) -> None:
-    """For a kernel that found a target outside as it went: what it wrote is wiped out.
+    """Raise for a kernel that met a target outside as it went, and wipe out what it wrote.
 
     Raises:
         InvalidInput: always.
@@ -121,7 +121,7 @@ def refuse_release(targets: Tensor, made: tuple[Tensor, ...]) -> None:
 
 
 def check_release(targets: Tensor, noise: CoefNoise | None) -> None:
-    """For kernels that do not look at targets on a CPU as they go: ``check_targets``.
+    """Run ``check_targets`` for kernels that do not look at targets on a CPU as they go.
 
     ``validate`` leaves it to them there, because it takes a third of a release's time; on devices
     it looks itself.
@@ -133,14 +133,14 @@ def check_release(targets: Tensor, noise: CoefNoise | None) -> None:
         check_targets("targets", targets)
 
 
-def _linear_quadratic(targets: Tensor, form: str) -> Coefficients:
+def _linear_quadratic(targets: Tensor, form: str) -> QuadraticCoefficients:
     if form == "printed":
-        return Coefficients(0.5 - targets, targets * 0.5 - 0.25)
-    return Coefficients(0.5 - targets, torch.full_like(targets, 0.125))
+        return QuadraticCoefficients(0.5 - targets, targets * 0.5 - 0.25)
+    return QuadraticCoefficients(0.5 - targets, torch.full_like(targets, 0.125))
 
 
 def add(values: Tensor, noise: CoefNoise, position: int) -> None:
-    """Noise of the values ``[B, ...]`` from ``position`` on, in place."""
+    """Add noise of the values ``[B, ...]`` from ``position`` on, in place."""
     scale = noise.scale
     if isinstance(scale, Tensor):
         scale = scale.view(-1, *(1,) * (values.dim() - 1)).expand(values.shape)
@@ -161,12 +161,16 @@ def perturb(
     *,
     form: CoefForm,
     noise: CoefNoise | None = None,
-    out: Coefficients | None = None,
-) -> Float[Coefficients, "linear: B D", "quadratic: B D"]:
-    """Both coefficients of every target with Laplace noise on the lattice; new tensors.
+    out: QuadraticCoefficients | None = None,
+) -> Float[QuadraticCoefficients, "linear: B D", "quadratic: B D"]:
+    """Add Laplace noise on the lattice to both coefficients of every target; return new tensors.
 
     Exactly what ``noise.add_noise`` makes of the coefficients, the linear ones from
     ``noise.position`` on and the quadratic ones from ``quadratic_position`` on, in one pass.
+
+    Guarantee: that of ``add_noise`` for one coefficient. What a scale protects follows from the
+    sensitivity of all coefficients of a record: 3 n / 2 printed, n for Taylor's. A scale of each
+    record (``noise.scale [B]``) depends on the data and certifies nothing.
 
     Args:
         targets: float32 or float64 ``[B, n]``, contiguous; with noise, entries in [0, 1].
@@ -174,9 +178,9 @@ def perturb(
         noise: scale, streams and position; None gives the coefficients themselves.
         out: written and returned instead of new tensors, such as an earlier result.
 
-    Guarantee: that of ``add_noise`` for one coefficient. What a scale protects follows from the
-    sensitivity of all coefficients of a record: 3 n / 2 printed, n for Taylor's. A scale of each
-    record (``noise.scale [B]``) depends on the data and certifies nothing.
+    Raises:
+        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
+        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
 
     =============== =====================================
     edge case       result
@@ -186,11 +190,7 @@ def perturb(
     NaN             ``InvalidInput``, without noise NaN
     =============== =====================================
 
-    Raises:
-        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
-        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
-
-    Source: SPOF, equation (12) and step 5 of algorithm 1; AdLM, lines 18-19.
+    Reference: SPOF, equation (12) and step 5 of algorithm 1; AdLM, lines 18-19.
     """
     check_release(targets, noise)
     made = _linear_quadratic(targets.detach(), form)
@@ -198,11 +198,11 @@ def perturb(
         behind = quadratic_position(noise.position, targets.numel())
         add(made.linear, noise, noise.position)
         add(made.quadratic, noise, behind)
-    return made if out is None else Coefficients(*copied(made, out))
+    return made if out is None else QuadraticCoefficients(*copied(made, out))
 
 
 def copied(made: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> Any:
-    """What was made, in ``out``."""
+    """Copy what was made to ``out``."""
     for values, place in zip(made, out, strict=True):
         place.detach().copy_(values)
     return out
@@ -232,7 +232,7 @@ def quadratic(
     shift: Float[Tensor, "B"] | None = None,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Double[Tensor, "loss: B"], Float[Tensor, "dz: B D"]]:
-    """The polynomial loss of every record and its derivative, coefficients never written.
+    """Return each record's polynomial loss and its derivative, writing no coefficients.
 
     With ``(a1, a2) = perturb(targets, form=form, noise=noise)`` and ``w = z + c_b``:
 
@@ -253,6 +253,10 @@ def quadratic(
     Returns:
         ``loss`` float64 ``[B]``, without the constant n log 2, and ``dz``.
 
+    Raises:
+        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
+        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
+
     =================== =====================================
     edge case           result
     =================== =====================================
@@ -262,11 +266,7 @@ def quadratic(
     target outside      ``InvalidInput`` if there is noise
     =================== =====================================
 
-    Raises:
-        InvalidInput: wrong shapes, dtypes, strides, scales, an unknown form, an entry outside.
-        PrivacyError: rounding and noise share a stream, or a CUDA graph is recorded.
-
-    Source: SPOF, equations (12), (30)-(31) and step 3 of algorithm 1; AdLM, (24) and line 27.
+    Reference: SPOF, equations (12), (30)-(31) and step 3 of algorithm 1; AdLM, (24) and line 27.
     """
     a1, a2 = perturb.reference(targets, form=form, noise=noise)
     w = z.detach() if shift is None else z.detach() + shift.detach()[:, None]
@@ -277,7 +277,7 @@ def quadratic(
 
 
 def lane_sum(terms: Tensor) -> Tensor:
-    """The sum of each row ``[..., n]`` in ``LANES`` partial sums from 0, which meet by halves."""
+    """Return each row's sum ``[..., n]``: ``LANES`` partial sums from 0 that meet by halves."""
     sums = terms.new_zeros(*terms.shape[:-1], LANES)
     for start in range(0, terms.shape[-1], LANES):
         part = terms[..., start : start + LANES]

@@ -1,26 +1,49 @@
-"""Ghost ops: norms and weighted sums of per-sample gradients from a layer's input and output
-gradient, without storing the per-sample gradients."""
+"""Ghost ops: norms and weighted sums of per-sample gradients that are never stored.
+
+They take a layer's input and output gradient.
+"""
 
 from .affine import group_norm_backward, layer_norm_backward, rms_norm_backward
-from .conv import conv_gradient, conv_norm, conv_sum
-from .embedding import embedding_norm, embedding_sum, tied_cross
-from .explicit import clip_factors, contract, explicit_norm
-from .linear import linear_gradient, linear_norm, linear_sum
+from .conv import conv_gradient, conv_integer_sum, conv_norm, conv_sum, conv_sum_error
+from .embedding import (
+    embedding_integer_sum,
+    embedding_norm,
+    embedding_sum,
+    tied_cross,
+    tied_integer_sum,
+    tied_sum_error,
+)
+from .explicit import clip_factors, contract, explicit_integer_sum, explicit_norm
+from .linear import (
+    linear_gradient,
+    linear_integer_sum,
+    linear_norm,
+    linear_sum,
+    linear_sum_error,
+)
 
 __all__ = [
     "clip_factors",
     "contract",
     "conv_gradient",
+    "conv_integer_sum",
     "conv_norm",
     "conv_sum",
+    "conv_sum_error",
+    "embedding_integer_sum",
     "embedding_norm",
     "embedding_sum",
+    "explicit_integer_sum",
     "explicit_norm",
     "group_norm_backward",
     "layer_norm_backward",
     "linear_gradient",
+    "linear_integer_sum",
     "linear_norm",
     "linear_sum",
+    "linear_sum_error",
     "rms_norm_backward",
     "tied_cross",
+    "tied_integer_sum",
+    "tied_sum_error",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 FLOATS = (torch.float32, torch.float64)
@@ -12,23 +14,49 @@ _UNIT = 2.0**-53  # of float64, in which the references compute norms
 
 
 def of_sums(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of gradients, factors and sums of these operands."""
+    """Return the dtype of gradients, factors and sums of these operands."""
     return dtype if dtype in FLOATS else torch.float32
 
 
 def gamma(terms: int) -> float:
-    """``n u / (1 - n u)``: relative rounding error of a float64 sum of ``n`` terms, any order."""
+    """Return ``n u / (1 - n u)``, the relative rounding error of a float64 sum of ``n`` terms.
+
+    The sum may run in any order.
+    """
     return terms * _UNIT / (1 - terms * _UNIT)
 
 
+_OTHER_ROUNDINGS = 4
+"""Of an entry besides one for each position, as ``csrc/cpu/exact.h`` counts them."""
+
+
+def sum_error(
+    dtype: torch.dtype, positions: int, entries: int, absolute: torch.Tensor
+) -> torch.Tensor:
+    """Bounds of how far gradients computed in ``dtype`` lie from exact ones, in norm.
+
+    Args:
+        dtype: of the chains of sums over positions.
+        positions: terms of a sum.
+        entries: of a gradient.
+        absolute: ``[B]``, bounds of the norm of the sums of absolute products.
+    """
+    kind, roundings = torch.finfo(dtype), positions + _OTHER_ROUNDINGS
+    total = roundings * kind.eps / 2
+    relative = 1.001 * total / (1 - total) if total < 0.5 else math.inf
+    # Where a chain of sums could overflow, nothing is known of it.
+    known = torch.where(absolute < kind.max / 4, relative * absolute, math.inf)
+    return known + 2 * roundings * kind.smallest_normal * math.sqrt(entries)
+
+
 def squares(rows: torch.Tensor) -> torch.Tensor:
-    """Sums of squares ``[B]`` of ``[B, m, n]`` in float64, rounded up."""
+    """Return sums of squares ``[B]`` of ``[B, m, n]`` in float64, rounded up."""
     exact = rows.double().square().sum(2).sum(1)
     return exact * (1 + gamma(rows.shape[1] + rows.shape[2] + 4))
 
 
 def upper_square(computed: torch.Tensor, terms: int, absolute: torch.Tensor) -> torch.Tensor:
-    """An upper bound of the squared norm of sums that were computed in float64.
+    """Return an upper bound of the squared norm of sums that were computed in float64.
 
     Args:
         computed: the sums ``[B, m, n]``, of at most ``terms`` products each.
@@ -37,3 +65,8 @@ def upper_square(computed: torch.Tensor, terms: int, absolute: torch.Tensor) -> 
     """
     norm = squares(computed).sqrt() + gamma(terms + 4) * absolute
     return norm.square() * (1 + gamma(8))
+
+
+def integers(terms: torch.Tensor) -> torch.Tensor:
+    """The integer parts of numbers below 2^31, int32."""
+    return terms.to(torch.int32)

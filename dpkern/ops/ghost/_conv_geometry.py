@@ -54,7 +54,7 @@ class Geometry:
 
     @cached_property
     def multiplications(self) -> int:
-        """Of all the per-sample gradients together."""
+        """Multiplications of all the per-sample gradients together."""
         return self.batch * math.prod(self.weight_shape) * self.positions
 
     @cached_property
@@ -82,7 +82,7 @@ class Geometry:
         dilation: Size,
         groups: int,
     ) -> Geometry:
-        """From the arguments of an op, not checked."""
+        """Make the geometry of an op's arguments, which are not checked."""
         spatial = x.dim() - 2
         sizes = (_each(size, spatial) for size in (kernel_size, stride, padding, dilation))
         return _geometry(x.shape, g.shape, *sizes, groups)
@@ -91,7 +91,7 @@ class Geometry:
 def reached_along(
     n: int, outputs: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> list[int]:
-    """The places of one axis that some output sees."""
+    """Return the places of one axis that some output sees."""
     seen = {stride * o + dilation * k - padding for o in range(outputs) for k in range(kernel)}
     return sorted(place for place in seen if 0 <= place < n)
 
@@ -125,7 +125,7 @@ def _geometry(
 
 
 def check_size(name: str, size: object, spatial: int, minimum: int) -> tuple[int, ...]:
-    """One int per spatial dimension; ``InvalidInput`` names the argument that is wrong."""
+    """Return one int per spatial dimension; ``InvalidInput`` names the argument that is wrong."""
     numbers = (size,) * spatial if isinstance(size, int) else size
     right = (
         isinstance(numbers, (list, tuple))
@@ -152,7 +152,7 @@ def check_geometry(
     dilation: object,
     groups: object,
 ) -> Geometry:
-    """The checked sizes; ``InvalidInput`` names the argument that is wrong."""
+    """Return the checked sizes; ``InvalidInput`` names the argument that is wrong."""
     x = check.tensor(x=x, dtypes=OPERANDS, contiguous=True)
     if x.dim() not in (3, 4, 5):
         raise InvalidInput(

@@ -23,7 +23,7 @@ def layer_norm_backward(
     rstd: Float[Tensor, "B T"],
     weight: Float[Tensor, "D"] | None,
 ) -> tuple[Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"], Float[Tensor, "dbias: B D"]]:
-    """Backward of layer normalisation over the last dimension (Ba et al. 2016).
+    """Run the backward pass of layer normalisation over the last dimension.
 
     Args:
         g: output gradients ``[B, T, D]``, float32 or float64.
@@ -37,6 +37,8 @@ def layer_norm_backward(
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
+
+    Reference: Ba et al. 2016.
     """
     xhat = (x - mean[..., None]) * rstd[..., None]
     h = g if weight is None else g * weight
@@ -52,7 +54,7 @@ def rms_norm_backward(
     rstd: Float[Tensor, "B T"],
     weight: Float[Tensor, "D"] | None,
 ) -> tuple[Float[Tensor, "dx: B T D"], Float[Tensor, "dweight: B D"]]:
-    """Backward of root-mean-square normalisation over the last dimension (Zhang, Sennrich 2019).
+    """Run the backward pass of root-mean-square normalisation over the last dimension.
 
     Args:
         g: output gradients ``[B, T, D]``, float32 or float64.
@@ -66,6 +68,8 @@ def rms_norm_backward(
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout.
+
+    Reference: Zhang and Sennrich 2019.
     """
     xhat = x * rstd[..., None]
     h = g if weight is None else g * weight
@@ -92,7 +96,7 @@ def group_norm_backward(
     rstd: Float[Tensor, "B groups"],
     weight: Float[Tensor, "C"] | None,
 ) -> tuple[Float[Tensor, "dx: B C S"], Float[Tensor, "dweight: B C"], Float[Tensor, "dbias: B C"]]:
-    """Backward of group normalisation (Wu, He 2018); instance normalisation has C groups.
+    """Run the backward pass of group normalisation; instance normalisation has C groups.
 
     Args:
         g: output gradients ``[B, C, S]`` over S places, float32 or float64.
@@ -107,6 +111,8 @@ def group_norm_backward(
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device or layout; groups that do not divide C.
+
+    Reference: Wu and He 2018.
     """
     batch, groups = mean.shape
     channels = g.shape[1] // groups

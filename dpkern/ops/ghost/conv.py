@@ -19,8 +19,8 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.signature import Double, Operand, Sum, written
-from ._bounds import of_sums
+from ...base.signature import Double, Float, Int32, Operand, Sum, written
+from ._bounds import integers, of_sums, sum_error
 from ._conv_geometry import Geometry, Size, check_geometry
 
 ConvRoute = Literal["auto", "direct", "gram"]
@@ -67,15 +67,21 @@ def _check_sum(
 
 
 def gram_multiplications(geometry: Geometry) -> int:
-    """Of the Gram route: half of two symmetric matrices over positions, and their product."""
+    """Return the multiplications of the Gram route.
+
+    These are half of two symmetric matrices over positions, and their product.
+    """
     inputs, outputs = math.prod(geometry.input), geometry.positions
     grams = geometry.in_channels * inputs**2 + geometry.out_channels * outputs**2
     return geometry.batch * (grams + sum(geometry.kernel) * outputs**2) // 2
 
 
 def norm_route(geometry: Geometry, route: str = "auto") -> str:
-    """Which way a norm goes, for ``auto`` the one that the CPU's kernels take, by the time of a
-    multiplication of the direct route; docs/ghost_conv.md has the figures."""
+    """Return which way a norm goes.
+
+    For ``auto`` this is the one that the CPU's kernels take, by the time of a multiplication of the
+    direct route; docs/ghost_conv.md has the figures.
+    """
     if not geometry.has_shifts or len(geometry.input) == 3:
         return "direct"
     if route != "auto":
@@ -97,7 +103,7 @@ def conv_norm(
     groups: int = 1,
     route: ConvRoute = "auto",
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's weight gradient, from above: ``|| grad_b ||^2``.
+    """Return the squared norm of each sample's weight gradient, from above: ``|| grad_b ||^2``.
 
     Nothing of the size of the per-sample gradients is kept.
 
@@ -117,6 +123,9 @@ def conv_norm(
         at most 1e-4 (float32), 1e-10 (float64) or 5e-3 (16-bit operands) of it, unless the sums
         over positions cancel to nearly nothing, below what float64 resolves.
 
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or route.
+
     =========================== ===========================================
     edge case                   result
     =========================== ===========================================
@@ -124,9 +133,6 @@ def conv_norm(
     NaN or inf in a sample      NaN or infinite for this sample
     kernel larger than input    InvalidInput
     =========================== ===========================================
-
-    Raises:
-        InvalidInput: wrong type, shape, dtype, device, layout, size or route.
     """
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
     squares = torch.zeros(geometry.batch, dtype=torch.float64, device=x.device)
@@ -152,15 +158,17 @@ def conv_gradient(
     dilation: Size = 1,
     groups: int = 1,
 ) -> tuple[Sum[Tensor, "grads: B co c *K"], Double[Tensor, "squares: B"]]:
-    """Per-sample gradients of the weight, kept, and the squared norm of what is kept.
+    """Materialize per-sample gradients of the weight, and return their squared norms as well.
 
     Args: as ``conv_norm``.
 
     Returns:
         ``grads [B, co, ci / groups, *kernel]`` of the inputs' dtype (16-bit: float32), dense, the
-        samples outermost,
-        the other dimensions in any order in memory; and float64 ``[B]``, the sums of squares of
-        exactly these numbers, from above by at most 1e-4 (float64: 1e-10) of it.
+        samples outermost, the other dimensions in any order in memory; and float64 ``[B]``, the
+        sums of squares of exactly these numbers, from above by at most 1e-4 (float64: 1e-10) of it.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or size.
 
     =========================== ===========================================
     edge case                   result
@@ -168,9 +176,6 @@ def conv_gradient(
     empty batch                 empty results
     NaN or inf in a sample      NaN or infinite square, of this sample only
     =========================== ===========================================
-
-    Raises:
-        InvalidInput: wrong type, shape, dtype, device, layout or size.
     """
     geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
     kind = of_sums(x.dtype)
@@ -196,7 +201,7 @@ def conv_sum(
     dilation: Size = 1,
     groups: int = 1,
 ) -> None:
-    """Weighted sum of the per-sample gradients: ``out += sum_b factors_b grad_b``.
+    """Add the weighted sum of the per-sample gradients: ``out += sum_b factors_b grad_b``.
 
     Args:
         x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``.
@@ -231,8 +236,88 @@ def conv_sum(
     out.add_(weight)
 
 
+@op(check=_check_sum, plan=Geometry)
+@torch.no_grad()
+def conv_integer_sum(
+    x: Float[Tensor, "B ci *S"],
+    g: Float[Tensor, "B co *O"],
+    factors: Float[Tensor, "B"],
+    out: Int32[Tensor, "co c *K", written],
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> None:
+    """Sum of whole numbers, in place: ``out += sum_b trunc(factors_b grad_b)``.
+
+    Each term depends on its own sample alone. What is truncated is ``factors_b`` times a sum over
+    positions that differs from the exact one by at most ``conv_sum_error`` in norm
+    (``docs/exact.md``).
+
+    Args:
+        x, g, kernel_size, stride, padding, dilation, groups: as ``conv_norm``, float32 or float64.
+        factors: ``[B]``, dtype of x. Factor 0 contributes nothing, whatever the sample holds.
+        out: int32 ``[co, ci / groups, *kernel]``, contiguous, added to. Entries of a term, and
+            their sum, must stay below 2^31.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or size.
+    """
+    used = factors != 0
+    x, g, factors = x[used], g[used], factors[used]
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    for part in _chunks(geometry) if len(x) else ():
+        grads = _gradients(x[part].double(), g[part].double(), geometry).to(x.dtype)
+        weights = factors[part].view(-1, *(1,) * (grads.dim() - 1))
+        out.add_(integers(weights * grads).sum(0, dtype=torch.int32))
+
+
+@op(check=check_geometry, plan=Geometry)
+@torch.no_grad()
+def conv_sum_error(
+    x: Float[Tensor, "B ci *S"],
+    g: Float[Tensor, "B co *O"],
+    *,
+    kernel_size: Size,
+    stride: Size = 1,
+    padding: Size = 0,
+    dilation: Size = 1,
+    groups: int = 1,
+) -> Double[Tensor, "errors: B"]:
+    """Bound of ``|| what conv_integer_sum truncates / factor - grad_b ||``.
+
+    ``gamma sqrt(sum_c touched |x|^2 sum_o |g|^2)`` with ``gamma = n u / (1 - n u)`` for as many
+    roundings as positions and 4 more, where an input counts as often as the kernel touches it; and
+    what underflow can hide.
+
+    Args: as ``conv_norm``, float32 or float64.
+
+    Returns:
+        float64 ``[B]``; infinite for a sample with NaN or inf, or whose sums could overflow.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout or size.
+    """
+    geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
+    kernel = x.new_ones(groups, 1, *geometry.kernel, dtype=torch.float64)
+    steps = geometry.stride, geometry.padding, geometry.dilation
+    convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(geometry.input) - 1]
+    inputs, gradients = (_by_group(t.double().square(), groups).sum(2) for t in (x, g))
+    windows = convolve(inputs, kernel, None, *steps, groups)
+    products = windows.flatten(2).sum(2) * gradients.flatten(2).sum(2)
+    entries = math.prod(geometry.weight_shape)
+    return sum_error(x.dtype, geometry.positions, entries, products.sum(1).sqrt())
+
+
+def _by_group(channels: Tensor, groups: int) -> Tensor:
+    """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
+    return channels.reshape(len(channels), groups, channels.shape[1] // groups, *channels.shape[2:])
+
+
 def _chunks(geometry: Geometry) -> Iterator[slice]:
-    """Slices of samples whose unfolded windows stay small."""
+    """Yield slices of samples whose unfolded windows stay small."""
     sample = geometry.in_channels * geometry.taps * geometry.positions
     size = max(1, _CHUNK // max(1, sample))
     for begin in range(0, geometry.batch, size):
@@ -240,7 +325,7 @@ def _chunks(geometry: Geometry) -> Iterator[slice]:
 
 
 def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
-    """``[b, co, ci / groups, *kernel]``: output gradients times windows, group by group."""
+    """Return ``[b, co, ci / groups, *kernel]``: output gradients times windows, group by group."""
     sides = [side for p in reversed(geometry.padding) for side in (p, p)]
     x = torch.nn.functional.pad(x, sides)
     batch, groups = len(x), geometry.groups
@@ -261,7 +346,7 @@ def _gradients(x: Tensor, g: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _upper_squares(grads: Tensor) -> Tensor:
-    """``[b]``: sums of squares of float64 entries, made larger than their rounding."""
+    """Return ``[b]``, sums of squares of float64 entries, made larger than their rounding."""
     rows = grads.flatten(2).pow(2).sum(2)
     return rows.sum(1) * (1 + (grads[0, 0].numel() + grads.shape[1] + 4) * _UNIT)
 
@@ -270,8 +355,10 @@ __all__ = [
     "ROUTES",
     "Geometry",
     "conv_gradient",
+    "conv_integer_sum",
     "conv_norm",
     "conv_sum",
+    "conv_sum_error",
     "gram_multiplications",
     "norm_route",
 ]

@@ -11,14 +11,17 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.signature import Double, Float, Index, Int64, written
-from ._bounds import gamma, upper_square
+from ...base.signature import Double, Float, Index, Int32, Int64, written
+from ._bounds import gamma, integers, sum_error, upper_square
 
 
 def _check_range(ids: Tensor, rows: int) -> None:
     if not ids.numel():
         return
     least, largest = ids.aminmax()
+    # The common case takes no further op of torch.
+    if ids.is_cpu and int(least) >= 0 and int(largest) < rows:
+        return
     check.hold(
         (least >= 0) & (largest < rows),
         lambda: InvalidInput(
@@ -38,7 +41,7 @@ def embedding_norm(
     *,
     padding_idx: Index | None = None,
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's gradient: equal ids of a sample are summed, then squared.
+    """Return the squared norm of each sample's gradient: its equal ids are summed, then squared.
 
     Args:
         ids: int64 ``[B, T]``.
@@ -83,7 +86,7 @@ def embedding_sum(
     *,
     padding_idx: Index | None = None,
 ) -> None:
-    """Weighted sum of the gradients, in place: ``out[ids[b,t]] += factors[b] g[b,t]``.
+    """Add the weighted sum of the gradients, in place: ``out[ids[b,t]] += factors[b] g[b,t]``.
 
     Args:
         ids: int64 ``[B, T]``, from 0 to V - 1.
@@ -102,6 +105,47 @@ def embedding_sum(
     out.index_add_(0, ids[used], g[used] * weight[:, None])
 
 
+@op(check=_check_sum)
+@torch.no_grad()
+def embedding_integer_sum(
+    ids: Int64[Tensor, "B T"],
+    g: Float[Tensor, "B T D"],
+    factors: Float[Tensor, "B"],
+    out: Int32[Tensor, "V D", written],
+    *,
+    padding_idx: Index | None = None,
+) -> None:
+    """Sum of whole numbers, in place: ``out[v] += sum_b trunc(factors[b] grad_b[v])``.
+
+    The rows of equal ids of a sample are added in float64 before they are truncated, as in
+    ``embedding_norm``, whose bound therefore holds for what is added here.
+
+    Args:
+        ids: int64 ``[B, T]``, from 0 to V - 1.
+        g: output gradients ``[B, T, D]``, float32 or float64.
+        factors: ``[B]``, dtype of ``g``. A sample of factor 0 contributes nothing, NaN or not.
+        out: int32 ``[V, D]``, contiguous. Entries of a term, and their sum, must stay below 2^31.
+        padding_idx: positions with this id are ignored, whatever their gradient.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; an id outside the table.
+    """
+    used = (factors != 0)[:, None].expand_as(ids)
+    if padding_idx is not None:
+        used = used & (ids != padding_idx)
+    sample = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)[used]
+    pairs, group, counts = torch.unique(
+        torch.stack((sample, ids[used])), dim=1, return_inverse=True, return_counts=True
+    )
+    values, weights = g[used], factors[pairs[0], None]
+    wide = values.new_zeros(pairs.shape[1], g.shape[2], dtype=torch.float64)
+    wide.index_add_(0, group, values.double())
+    # A row that stands alone is multiplied in its own dtype.
+    alone = (counts == 1)[:, None]
+    terms = torch.where(alone, (weights * wide.to(g.dtype)).double(), weights.double() * wide)
+    out.index_add_(0, pairs[1], integers(terms))
+
+
 def _check_cross(ids: Tensor, e: Tensor, a: Tensor, g: Tensor, padding_idx: int | None) -> None:
     _check_range(ids, g.shape[2])
 
@@ -116,7 +160,7 @@ def tied_cross(
     *,
     padding_idx: Index | None = None,
 ) -> Double[Tensor, "products: B"]:
-    """Inner product per sample of the two gradients of a weight that embeds and projects.
+    """Return each sample's inner product of the two gradients of a weight that embeds and projects.
 
     ``sum_{s,t} g[b,t,ids[b,s]] <a[b,t], e[b,s]>``: twice this, with the squares of both gradients,
     is the square of their sum.
@@ -151,4 +195,90 @@ def tied_cross(
     return upper
 
 
-__all__ = ["embedding_norm", "embedding_sum", "tied_cross"]
+def _check_tied(
+    ids: Tensor,
+    e: Tensor,
+    a: Tensor,
+    g: Tensor,
+    factors: Tensor,
+    out: Tensor,
+    padding_idx: int | None,
+) -> None:
+    _check_range(ids, g.shape[2])
+
+
+@op(check=_check_tied)
+@torch.no_grad()
+def tied_integer_sum(
+    ids: Int64[Tensor, "B S"],
+    e: Float[Tensor, "B S d"],
+    a: Float[Tensor, "B T d"],
+    g: Float[Tensor, "B T p"],
+    factors: Float[Tensor, "B"],
+    out: Int32[Tensor, "p d", written],
+    *,
+    padding_idx: Index | None = None,
+) -> None:
+    """Sum of whole numbers, in place, of a weight that embeds and projects.
+
+    ``out += sum_b trunc(factors[b] grad_b)``, where both uses are added before their sum is
+    truncated: ``grad_b = sum_t g[b,t,:] outer a[b,t,:]``, and ``e[b,s]`` on row ``ids[b,s]``. What
+    is truncated differs from the exact gradient by at most ``tied_sum_error`` in norm.
+
+    Args:
+        ids: int64 ``[B, S]`` of the embedding, from 0 to p - 1.
+        e: output gradients of the embedding ``[B, S, d]``, float32 or float64.
+        a: inputs of the projection ``[B, T, d]``, same dtype.
+        g: output gradients of the projection ``[B, T, p]``, same dtype.
+        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
+        out: int32 ``[p, d]``, contiguous. Entries of a term, and their sum, must stay below 2^31.
+        padding_idx: positions of the embedding with this id are ignored.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; an id outside the vocabulary.
+    """
+    for b in torch.nonzero(factors)[:, 0].tolist():
+        kept = slice(None) if padding_idx is None else ids[b] != padding_idx
+        rows = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
+        rows.index_add_(0, ids[b][kept], e[b][kept].double())
+        grad = (g[b].double().t() @ a[b].double()).to(g.dtype) + rows.to(g.dtype)
+        out.add_(integers(factors[b] * grad))
+
+
+@op(check=_check_cross)
+@torch.no_grad()
+def tied_sum_error(
+    ids: Int64[Tensor, "B S"],
+    e: Float[Tensor, "B S D"],
+    a: Float[Tensor, "B T D"],
+    g: Float[Tensor, "B T V"],
+    *,
+    padding_idx: Index | None = None,
+) -> Double[Tensor, "errors: B"]:
+    """Bound of ``|| what tied_integer_sum truncates / factor - grad_b ||``.
+
+    ``gamma (sum_t |a_t| |g_t| + sum_s |e_s|)`` with gamma and underflow as in ``linear_sum_error``.
+
+    Args: as ``tied_cross``.
+
+    Returns:
+        float64 ``[B]``; infinite for a sample with NaN or inf, or whose sums could overflow.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; an id outside the vocabulary.
+    """
+    rows = e.double().norm(dim=2)
+    if padding_idx is not None:
+        rows = rows.masked_fill(ids == padding_idx, 0)
+    absolute = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1) + rows.sum(1)
+    return sum_error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
+
+
+__all__ = [
+    "embedding_integer_sum",
+    "embedding_norm",
+    "embedding_sum",
+    "tied_cross",
+    "tied_integer_sum",
+    "tied_sum_error",
+]

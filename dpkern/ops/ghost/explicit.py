@@ -1,4 +1,4 @@
-"""Per-sample gradients that exist anyway: their norms, clip factors and weighted sums.
+"""Norms, clip factors and weighted sums of per-sample gradients that are materialized.
 
 Biases, scales and kept gradients of all parameters go through one call each.
 """
@@ -13,9 +13,10 @@ from torch import Tensor
 from ...base import validate as check
 from ...base.dispatch import op
 from ...base.memory import memory_order
-from ...base.signature import Double, Float, FloatDtype, NonNegative, dense, written
+from ...base.signature import Double, Float, FloatDtype, Int32, NonNegative, dense, written
 from .. import clip
 from .._lattice import round_down
+from ._bounds import integers
 from ._bounds import squares as sums_of_squares
 
 Tensors = Sequence[Tensor]
@@ -26,7 +27,7 @@ Tensors = Sequence[Tensor]
 def explicit_norm(
     grads: Sequence[Float[Tensor, "B *P", dense]],
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's gradients together, ``sum_i ||grads[i][b]||^2``.
+    """Return the squared norm of each sample's gradients together, ``sum_i ||grads[i][b]||^2``.
 
     Args:
         grads: tensors ``[B, *shape_i]``, float32 or float64, without gaps in memory and the samples
@@ -62,7 +63,7 @@ def clip_factors(
     scale: NonNegative = 1.0,
     automatic: bool = False,
 ) -> tuple[Float[Tensor, "factors: B"], Double[Tensor, "norms: B"]]:
-    """Norms and clip factors from the parameters' squared norms.
+    """Return norms and clip factors from the parameters' squared norms.
 
     ``n_b = scale sqrt(sum_k squares[k][b])`` and ``c_b = scale min(1, C / n_b)``; automatic:
     ``c_b = scale C / (n_b + 0.01)`` (Bu et al. 2023), with C lowered by 2^-21 against rounding.
@@ -94,7 +95,7 @@ def contract(
     factors: Float[Tensor, "B"],
     outs: Sequence[Float[Tensor, "*P", written]],
 ) -> None:
-    """Weighted sums, in place: ``outs[i] += sum_b factors[b] grads[i][b]``.
+    """Add weighted sums, in place: ``outs[i] += sum_b factors[b] grads[i][b]``.
 
     Args:
         grads: tensors ``[B, *shape_i]``, float32 or float64, without gaps in memory and the samples
@@ -110,4 +111,33 @@ def contract(
         out.add_(torch.tensordot(factors[used], part[used], dims=1))
 
 
-__all__ = ["clip_factors", "contract", "explicit_norm", "memory_order"]
+@op()
+@torch.no_grad()
+def explicit_integer_sum(
+    grads: Sequence[Float[Tensor, "B *P", dense]],
+    factors: Float[Tensor, "B"],
+    outs: Sequence[Int32[Tensor, "*P", written]],
+) -> None:
+    """Sums of whole numbers, in place: ``outs[i] += sum_b trunc(factors[b] grads[i][b])``.
+
+    Each product is rounded once and then truncated: ``docs/exact.md`` says which factors keep the
+    norm of a sample's integers below a bound.
+
+    Args:
+        grads: tensors ``[B, *shape_i]``, float32 or float64, without gaps in memory and the samples
+            outermost; the other dimensions in any order.
+        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not.
+        outs: int32 ``[*shape_i]``, contiguous, no two sharing memory. Entries of a term, and their
+            sum, must stay below 2^31.
+
+    Raises:
+        InvalidInput: no list, or wrong type, shape, dtype, device or layout.
+    """
+    used = factors != 0
+    for part, out in zip(grads, outs, strict=True):
+        rows = part[used]
+        weights = factors[used].view(-1, *(1,) * (part.dim() - 1))
+        out.add_(integers(weights * rows).sum(0, dtype=torch.int32))
+
+
+__all__ = ["clip_factors", "contract", "explicit_integer_sum", "explicit_norm", "memory_order"]

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from ...base.dispatch import op
 from ...base.errors import InvalidInput
-from ...base.signature import Double, Operand, Sum, written
-from ._bounds import gamma, of_sums, squares, upper_square
+from ...base.signature import Double, Float, Int32, Operand, Sum, written
+from ._bounds import gamma, integers, of_sums, squares, sum_error, upper_square
 
 LinearRoute = Literal["auto", "rank_one", "gram", "direct"]
+LinearRounding = Literal["truncate", "nearest"]
 ROUTES = get_args(LinearRoute)
 _CHUNK = 1 << 22  # gradient entries that the reference holds at a time
 
@@ -32,9 +33,12 @@ def _check_route(a: Tensor, g: Tensor, route: str) -> None:
 
 
 def norm_route(a: Tensor, g: Tensor, route: str = "auto") -> str:
-    """Which way a norm goes: rank_one for one position, else the one asked for, or for ``auto`` the
-    one that the CPU's kernels take; they run direct products about 1.4 times as fast as tables of
-    dots, and beyond 128 (Gram: 192) positions in float64."""
+    """Return which way a norm goes.
+
+    This is rank_one for one position, else the one asked for, or for ``auto`` the one that the
+    CPU's kernels take; they run direct products about 1.4 times as fast as tables of dots, and
+    beyond 128 (Gram: 192) positions in float64.
+    """
     positions, d, p = a.shape[1], a.shape[2], g.shape[2]
     if positions == 1:
         return "rank_one"
@@ -52,7 +56,7 @@ def linear_norm(
     *,
     route: LinearRoute = "auto",
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's gradient, ``|| sum_t g[b,t,:] outer a[b,t,:] ||_F^2``.
+    """Return each sample's squared gradient norm, ``|| sum_t g[b,t,:] outer a[b,t,:] ||_F^2``.
 
     ==========  ===============================================================================
     route       how
@@ -73,6 +77,9 @@ def linear_norm(
         of it (float64: 1e-10; 16-bit operands: 5e-3) except for the rounding floor that
         ``docs/ghost.md`` states.
 
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; rank_one with T != 1.
+
     =================== ==========================
     edge case           result
     =================== ==========================
@@ -80,9 +87,6 @@ def linear_norm(
     T = 0               0
     NaN or inf in a row not finite for the sample
     =================== ==========================
-
-    Raises:
-        InvalidInput: wrong type, shape, dtype, device or layout; rank_one with T != 1.
     """
     if a.shape[1] == 1:
         product = squares(a) * squares(g)
@@ -107,7 +111,7 @@ def _direct(a: Tensor, g: Tensor) -> Tensor:
 def linear_gradient(
     a: Operand[Tensor, "B T d"], g: Operand[Tensor, "B T p"]
 ) -> tuple[Sum[Tensor, "grads: B p d"], Double[Tensor, "squares: B"]]:
-    """The gradients themselves, ``grads[b] = sum_t g[b,t,:] outer a[b,t,:]``, and their squares.
+    """Materialize the gradients, ``sum_t g[b,t,:] outer a[b,t,:]``; return their squares as well.
 
     Args:
         a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
@@ -135,7 +139,7 @@ def linear_sum(
     factors: Sum[Tensor, "B"],
     out: Sum[Tensor, "p d", written],
 ) -> None:
-    """Weighted sum of the gradients, in place: ``out += sum_b factors[b] grad_b``.
+    """Add the weighted sum of the gradients, in place: ``out += sum_b factors[b] grad_b``.
 
     Args:
         a: layer inputs ``[B, T, d]``, float32, float64, bfloat16 or float16.
@@ -153,4 +157,105 @@ def linear_sum(
     out.add_(scaled.flatten(0, 1).t() @ a[used].double().flatten(0, 1))
 
 
-__all__ = ["ROUTES", "linear_gradient", "linear_norm", "linear_sum", "norm_route"]
+def _check_rounding(a: Tensor, g: Tensor, factors: Tensor, out: Tensor, rounding: str) -> None:
+    if rounding == "nearest" and a.shape[1] != 1:
+        raise InvalidInput(
+            "rounding",
+            expected="truncate for other than one position",
+            got=f"nearest with T = {a.shape[1]}",
+            remedy="Use rounding='truncate'.",
+        )
+
+
+@op(check=_check_rounding)
+@torch.no_grad()
+def linear_integer_sum(
+    a: Float[Tensor, "B T d"],
+    g: Float[Tensor, "B T p"],
+    factors: Float[Tensor, "B"],
+    out: Int32[Tensor, "p d", written],
+    *,
+    rounding: LinearRounding = "truncate",
+) -> None:
+    """Sum of whole numbers, in place: ``out += sum_b whole(factors[b] grad_b)``.
+
+    Each term depends on its own sample alone, and integers add up in any order to the same sum.
+
+    ==========  ===============================================================================
+    rounding    the whole numbers
+    ==========  ===============================================================================
+    truncate    one position: integer parts of ``(factors[b] g[b]) a[b]``, each product rounded;
+                several: of ``factors[b]`` times the sum over positions, which differs from the
+                exact one by at most ``linear_sum_error`` in norm
+    nearest     one position only: the integers nearest to ``(factors[b] g[b]) a[b]``, the first
+                product rounded; entries below 2^22. Faster than truncation
+    ==========  ===============================================================================
+
+    ``docs/exact.md`` says which factors keep the norm of a term below a bound.
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``, same dtype.
+        factors: ``[B]``, same dtype. A sample of factor 0 contributes nothing, NaN or not; nor does
+            one of a single position for which ``factors[b] g[b]`` is not finite.
+        out: int32 ``[p, d]``, contiguous. Entries of a term, and their sum, must stay below 2^31.
+        rounding: see above.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout; nearest with T != 1.
+    """
+    used = factors != 0
+    a, g, factors = a[used], g[used], factors[used, None, None]
+    if a.shape[1] == 1:
+        g = g * factors
+        finite = (g.abs() <= torch.finfo(g.dtype).max).flatten(1).all(1)
+        a, g, factors = a[finite], g[finite], factors[finite]
+    chunk = max(1, _CHUNK // max(1, a.shape[2] * g.shape[2]))
+    for b in range(0, len(a), chunk):
+        some = slice(b, b + chunk)
+        scaled = _scaled(a[some], g[some], factors[some], rounding)
+        out.add_(integers(scaled).sum(0, dtype=torch.int32))
+
+
+def _scaled(a: Tensor, g: Tensor, factors: Tensor, rounding: str) -> Tensor:
+    """The gradients times their factors, which have joined g of one position."""
+    if rounding == "nearest":
+        return (g.double().transpose(1, 2) * a.double()).round()
+    if a.shape[1] == 1:
+        return g.transpose(1, 2) * a
+    return factors * torch.bmm(g.double().transpose(1, 2), a.double()).to(a.dtype)
+
+
+@op()
+@torch.no_grad()
+def linear_sum_error(
+    a: Float[Tensor, "B T d"], g: Float[Tensor, "B T p"]
+) -> Double[Tensor, "errors: B"]:
+    """Bound of ``|| what linear_integer_sum truncates / factor - grad_b ||_F`` for T > 1.
+
+    ``gamma sum_t |a_t| |g_t|`` with ``gamma = n u / (1 - n u)`` for ``n = T + 4`` roundings (Higham
+    2002, section 3.1), and what underflow can hide.
+
+    Args:
+        a: layer inputs ``[B, T, d]``, float32 or float64.
+        g: output gradients ``[B, T, p]``, same dtype.
+
+    Returns:
+        float64 ``[B]``; infinite for a sample with NaN or inf, or whose sums could overflow.
+
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device or layout.
+    """
+    absolute = (a.double().norm(dim=2) * g.double().norm(dim=2)).sum(1)
+    return sum_error(a.dtype, a.shape[1], a.shape[2] * g.shape[2], absolute)
+
+
+__all__ = [
+    "ROUTES",
+    "linear_gradient",
+    "linear_integer_sum",
+    "linear_norm",
+    "linear_sum",
+    "linear_sum_error",
+    "norm_route",
+]

@@ -1,10 +1,12 @@
-"""Spectral ops: bands of frequencies, norms and sums of correlation maps without any per-sample
-spectrum, the coordinates that a released crop is made of, and the published per-sample pipelines
-in full."""
+"""Spectral ops: bands of frequencies, and norms and sums of correlation maps.
+
+No per-sample spectrum is stored, except by the published pipelines, which are here in full. A
+released crop has coordinates of its own.
+"""
 
 from . import literal
 from ._band import Band
-from ._basis import Pencil, pencil, smoothing, whitening
+from ._basis import WhitenedBasis, pencil, smoothing, whitening
 from .bins import bins_sum, conv_bins
 from .circulant import circulant_gradient, circulant_norm, circulant_sum
 from .conv_norm import conv_norm
@@ -14,7 +16,7 @@ from .whiten import conv_release, whitened_conv_norm, whitened_norm
 
 __all__ = [
     "Band",
-    "Pencil",
+    "WhitenedBasis",
     "bins_sum",
     "circulant_gradient",
     "circulant_norm",

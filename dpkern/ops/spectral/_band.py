@@ -1,4 +1,4 @@
-"""Bands: which frequencies of a P x Q grid a mechanism keeps, and with which gain.
+"""Bands of frequencies on a P x Q grid that a mechanism keeps, and their gains.
 
 A band is a real filter with gains Gamma(k) = Gamma(-k) on the grid of an unnormalised DFT. Shells
 and rectangles are made from the integers min(i, P - i) alone: frequencies in floating point lose
@@ -78,8 +78,11 @@ class Band:
 
     @property
     def correlation(self) -> Array:
-        """``[*size]``: IDFT(gains^2), so that white noise of variance 1 leaves the filter with
-        covariance ``correlation[(u - v) mod size]``."""
+        """The inverse transform ``[*size]`` of gains^2.
+
+        White noise of variance 1 leaves the filter with covariance ``correlation[(u - v) mod
+        size]``.
+        """
         return _inverse(self, 2)
 
     @property
@@ -89,15 +92,13 @@ class Band:
 
     @property
     def weights(self) -> Array:
-        """How many bins of the full spectrum each retained bin stands for: 1 where the last index
-        is 0 or Q/2, else 2."""
+        """Full-spectrum bins per retained bin: 1 where the last index is 0 or Q/2, else 2."""
         last = self.size[-1]
         return half_weights(last)[self.retained[-1]]
 
     @property
     def count(self) -> int:
-        """K_real: bins of the full spectrum that are kept, which is the number of real degrees of
-        freedom of what is kept."""
+        """Number K_real of full-spectrum bins that are kept: their real degrees of freedom."""
         return int(np.count_nonzero(self.gains))
 
     @property
@@ -107,7 +108,7 @@ class Band:
 
 
 def half_weights(n: int) -> Array:
-    """``[n // 2 + 1]``: 1 for bins 0 and n/2, 2 for those whose mirror is not stored."""
+    """Return ``[n // 2 + 1]``: 1 for bins 0 and n/2, 2 for those whose mirror is not stored."""
     weights = np.full(n // 2 + 1, 2.0)
     weights[0] = 1.0
     if n % 2 == 0:
@@ -138,7 +139,7 @@ def _gains(band: Band) -> Array:
 
 
 def _radius(band: Band) -> NDArray[np.int64]:
-    """The shell of every bin, as an integer."""
+    """Return the shell of every bin, as an integer."""
     total = math.prod(band.size)
     axes = [np.minimum(np.arange(n), n - np.arange(n)) * (total // n) for n in band.size]
     grids = np.meshgrid(*axes, indexing="ij")
@@ -150,7 +151,7 @@ def _radius(band: Band) -> NDArray[np.int64]:
 
 
 def _sliced(band: Band) -> Array:
-    """Gains of a slice after the inverse transform has made the result real.
+    """Return the gains of a slice after the inverse transform has made the result real.
 
     One axis: the real part averages bins k and -k. Two axes: the inverse reads columns 0 .. Q/2
     only, so a bin's mirror follows it, and columns 0 and Q/2 are averaged with their mirrors.
@@ -178,7 +179,7 @@ def _sliced(band: Band) -> Array:
 
 
 def _mirrored(row: Array) -> Array:
-    """Entry -k mod n at k."""
+    """Return an array with entry -k mod n at k."""
     return np.roll(row[::-1], 1)
 
 

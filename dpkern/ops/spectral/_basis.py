@@ -1,4 +1,4 @@
-"""Coordinates of a released crop: in which the clip norm is known and the noise is white.
+"""Coordinates of a released crop, in which the clip norm is known and the noise is white.
 
 A mechanism adds noise to a filtered spectrum, transforms back and releases the entries at the taps
 of the kernel, lags u in {0, t, .., t (d - 1)} per axis. For one channel pair (pairs are
@@ -42,8 +42,8 @@ NOISES = ("mask", "block")
 
 
 @dataclass(frozen=True, eq=False)
-class Pencil:
-    """How a crop is released; matrices are per channel pair and read-only.
+class WhitenedBasis:
+    """The release of a crop; matrices are per channel pair and read-only.
 
     Attributes:
         signal: ``[r, taps]``, from filtered kernel gradients F to coordinates y.
@@ -69,7 +69,7 @@ class Pencil:
 
 
 def lags(kernel: Sequence[int], dilation: Sequence[int]) -> np.ndarray[tuple[int, int]]:
-    """``[taps, axes]``: the entries of the correlation map that a kernel's gradient consists of."""
+    """Return ``[taps, axes]``: the entries of the correlation map in a kernel's gradient."""
     axes = [np.arange(k) * t for k, t in zip(kernel, dilation, strict=True)]
     return np.stack([grid.ravel() for grid in np.meshgrid(*axes, indexing="ij")], axis=1)
 
@@ -77,7 +77,7 @@ def lags(kernel: Sequence[int], dilation: Sequence[int]) -> np.ndarray[tuple[int
 def covariance(
     band: Band, kernel: Sequence[int], dilation: Sequence[int], a: float, b: float, noise: str
 ) -> Array:
-    """Sigma, ``[taps, taps]``, of noise with sd ``a`` on real and ``b`` on imaginary parts.
+    """Return Sigma ``[taps, taps]`` of noise with sd ``a`` on real and ``b`` on imaginary parts.
 
     ``noise='mask'``: on every bin of the full spectrum, before the filter. ``'block'``: only on the
     corner ``band.block`` of the spectrum as it is stored (one-sided in two dimensions).
@@ -94,21 +94,26 @@ def covariance(
 
 
 def smoothing(band: Band, kernel: Sequence[int], dilation: Sequence[int]) -> Array:
-    """h(u - v), ``[taps, taps]``: what the filter makes, at the taps, of a map that is zero at all
-    other lags; of everything if the taps are the whole grid."""
+    """Return h(u - v), ``[taps, taps]``.
+
+    This is what the filter makes, at the taps, of a map that is zero at all other lags; of
+    everything if the taps are the whole grid.
+    """
     taps = lags(kernel, dilation)
     return _table(band.response, taps[:, None] - taps[None])
 
 
 def _table(values: Array, index: np.ndarray[tuple[int, ...]]) -> Array:
-    """``values`` at lags ``[.., axes]``, which wrap around."""
+    """Return ``values`` at lags ``[.., axes]``, which wrap around."""
     wrapped = index % np.array(values.shape)
     taken: Array = values[tuple(np.moveaxis(wrapped, -1, 0))]
     return taken
 
 
 def _block_basis(band: Band, taps: np.ndarray[tuple[int, int]]) -> tuple[Array, Array]:
-    """What one unit of real or imaginary noise on each stored bin of the block adds to the taps.
+    """Return what one unit of noise on each stored bin of the block adds to the taps.
+
+    The noise is real or imaginary.
 
     A bin of a one-sided spectrum counts twice unless its column is its own mirror.
     """
@@ -127,7 +132,7 @@ def _block_basis(band: Band, taps: np.ndarray[tuple[int, int]]) -> tuple[Array, 
 def whitening(
     band: Band, kernel: Sequence[int], dilation: Sequence[int], rank: float = RANK
 ) -> tuple[Array, Array]:
-    """Wt ``[r, taps]`` and its inverse on the kept directions ``[taps, r]``."""
+    """Return Wt ``[r, taps]`` and its inverse on the kept directions ``[taps, r]``."""
     whiten, back, _ = _whitening(band, tuple(kernel), tuple(dilation), rank)
     return whiten, back
 
@@ -136,7 +141,7 @@ def whitening(
 def _whitening(
     band: Band, kernel: tuple[int, ...], dilation: tuple[int, ...], rank: float
 ) -> tuple[Array, Array, Array]:
-    """Wt, its inverse, and V^T ``[r, *size]``."""
+    """Return Wt, its inverse, and V^T ``[r, *size]``."""
     taps = lags(kernel, dilation)
     shifts = [_table(band.response, u - lags(band.size, [1] * len(band.size))) for u in taps]
     u, s, v = np.linalg.svd(np.stack(shifts), full_matrices=False)
@@ -153,8 +158,8 @@ def pencil(
     b: float,
     noise: str = "mask",
     rank: float = RANK,
-) -> Pencil:
-    """The release of a crop under noise of sd ``a`` on real and ``b`` on imaginary parts.
+) -> WhitenedBasis:
+    """Return the release of a crop under noise of sd ``a`` on real and ``b`` on imaginary parts.
 
     Args:
         band: the filter.
@@ -191,12 +196,12 @@ def _pencil(
     b: float,
     noise: str,
     rank: float,
-) -> Pencil:
+) -> WhitenedBasis:
     whiten, back, rows = _whitening(band, kernel, dilation, rank)
     values, vectors = np.linalg.eigh(covariance(band, kernel, dilation, a, b, noise))
     spread = _frozen(vectors * np.sqrt(np.maximum(values, 0)))
     if noise == "mask" and a == b:
-        return Pencil(whiten, back, a, 1.0, _frozen(np.full(len(rows), a * a)), spread)
+        return WhitenedBasis(whiten, back, a, 1.0, _frozen(np.full(len(rows), a * a)), spread)
     if noise == "mask":
         axes = tuple(range(1, rows.ndim))
         reversed_rows = np.roll(np.flip(rows, axes), 1, axes).reshape(len(rows), -1)
@@ -208,7 +213,7 @@ def _pencil(
         against = factor @ factor.T
     lam, q = np.linalg.eigh((against + against.T) / 2)
     root = np.sqrt(np.maximum(lam, np.finfo(np.float64).tiny))
-    return Pencil(
+    return WhitenedBasis(
         signal=_frozen((q / root).T @ whiten),
         post=_frozen(back @ (q * root)),
         scale=1.0,

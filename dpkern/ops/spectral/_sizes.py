@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def fast(least: int, multiple: int = 1) -> int:
-    """The smallest even ``2^a 3^b 5^c >= least`` that ``multiple`` divides; 1 stays 1."""
+    """Return the smallest even ``2^a 3^b 5^c >= least`` that ``multiple`` divides; 1 stays 1."""
     if least == 1 and multiple == 1:
         return 1
     step = math.lcm(2, multiple)
@@ -45,7 +45,7 @@ def _pair(numbers: Sequence[int], missing: int) -> Pair:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class ConvolutionGrid:
     """A convolution of one or two spatial dimensions and its grid.
 
     Attributes:
@@ -58,7 +58,7 @@ class Layer:
 
     @cached_property
     def input(self) -> Pair:
-        """Unpadded."""
+        """Sizes of the input without padding."""
         return _pair(self.geometry.input, 1)
 
     @cached_property
@@ -73,7 +73,7 @@ class Layer:
 
     @cached_property
     def stride(self) -> Pair:
-        """Between outputs."""
+        """Strides between outputs."""
         return _pair(self.geometry.stride, 1)
 
     @cached_property
@@ -83,19 +83,21 @@ class Layer:
 
     @cached_property
     def dilation(self) -> Pair:
-        """Between taps."""
+        """Distances between taps."""
         return _pair(self.geometry.dilation, 1)
 
     @cached_property
     def extent(self) -> Pair:
-        """Of the output gradient on the grid of the strides: ``s (Ho - 1) + 1``."""
+        """Sizes of the output gradient on the grid of the strides: ``s (Ho - 1) + 1``."""
         y, x = (s * (n - 1) + 1 for s, n in zip(self.stride, self.output, strict=True))
         return y, x
 
     @cached_property
     def least(self) -> Pair:
-        """Rows and columns of the padded input that outputs use: the smallest grid that is right
-        at the lags of the kernel."""
+        """Rows and columns of the padded input that outputs use.
+
+        This is the smallest grid that is right at the lags of the kernel.
+        """
         y, x = (
             e + t * (d - 1) for e, t, d in zip(self.extent, self.dilation, self.kernel, strict=True)
         )
@@ -126,15 +128,15 @@ class Layer:
         dilation: Size,
         groups: int,
         size: Sequence[int],
-    ) -> Layer:
-        """From the arguments of an op, not checked."""
+    ) -> ConvolutionGrid:
+        """Make the layer of an op's arguments, which are not checked."""
         geometry = Geometry.of(x, g, kernel_size, stride, padding, dilation, groups)
         return _layer(geometry, _pair(tuple(size), 1))
 
 
 @lru_cache(maxsize=1024)
-def _layer(geometry: Geometry, size: Pair) -> Layer:
-    return Layer(geometry=geometry, size=size)
+def _layer(geometry: Geometry, size: Pair) -> ConvolutionGrid:
+    return ConvolutionGrid(geometry=geometry, size=size)
 
 
 def check_layer(
@@ -146,8 +148,8 @@ def check_layer(
     dilation: Size,
     groups: int,
     size: Sequence[int],
-) -> Layer:
-    """The checked sizes; ``InvalidInput`` names the argument that is wrong."""
+) -> ConvolutionGrid:
+    """Return the checked sizes; ``InvalidInput`` names the argument that is wrong."""
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
     spatial = len(geometry.input)
     if spatial == 3:
@@ -177,8 +179,8 @@ def check_layer(
 
 
 def planes(x: torch.Tensor) -> torch.Tensor:
-    """``[B, channels, height, width]``."""
+    """Return a view ``[B, channels, height, width]``."""
     return x if x.dim() == 4 else x.unsqueeze(2)
 
 
-__all__ = ["Layer", "Pair", "check_layer", "fast", "planes"]
+__all__ = ["ConvolutionGrid", "Pair", "check_layer", "fast", "planes"]

@@ -1,4 +1,4 @@
-"""Transforms of a layer's operands, their powers, and the product that is the squared norm.
+"""Transform a layer's operands, and form powers and the product that is the squared norm.
 
 With unnormalised transforms, gains Gamma of the band (1 without one) and weights w(kx) = 1 where
 kx is 0 or Q/2, else 2,
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ._band import Band, half_weights
-from ._sizes import Layer, Pair, planes
+from ._sizes import ConvolutionGrid, Pair, planes
 
 _ERROR = 8
 """Higham 2002, Theorem 24.2: a transform of n values is off by at most log2(n) (4 sqrt(2) + 1) u of
@@ -28,27 +28,27 @@ its norm (to first order, exact twiddles rounded to u), which we take for radice
 
 
 def transform_error(dtype: torch.dtype, size: Pair) -> float:
-    """eta: ``|| computed - exact || <= eta || exact ||`` of one map's transform."""
+    """Return eta of one map's transform: ``|| computed - exact || <= eta || exact ||``."""
     unit = torch.finfo(dtype).eps / 2
     return _ERROR * unit * math.log2(max(2, math.prod(size)))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the norm of a layer is computed: the grid of X, and the folded one of D."""
+    """The grid of X and the folded one of D, on which the norm of a layer is computed."""
 
-    layer: Layer
+    layer: ConvolutionGrid
     size: Pair
     band: Band | None
 
     @staticmethod
-    def of(layer: Layer, band: Band | None) -> Grid:
-        """The declared grid under a band, else a fast one of the same norm."""
+    def of(layer: ConvolutionGrid, band: Band | None) -> Grid:
+        """Return the declared grid under a band, else a fast one of the same norm."""
         return Grid(layer, layer.norm_size if band is None else layer.size, band)
 
     @cached_property
     def folds(self) -> Pair:
-        """How often the spectrum of D repeats per axis: the stride if it divides the grid."""
+        """Repetitions of D's spectrum per axis: the stride if it divides the grid."""
         y, x = (s if n % s == 0 else 1 for n, s in zip(self.size, self.layer.stride, strict=True))
         return y, x
 
@@ -69,13 +69,13 @@ class Grid:
         return y, x
 
     def place_input(self, x: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        """The padded input on the grid; ``to`` holds zeros elsewhere."""
+        """Write the padded input on the grid; ``to`` holds zeros elsewhere."""
         (top, left), (height, width) = self.layer.padding, self.rows
         to[:, :, top : top + height, left : left + width] = planes(x)[:, :, :height, :width]
         return to
 
     def place_gradient(self, g: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-        """The output gradient on the folded grid; ``to`` holds zeros elsewhere."""
+        """Write the output gradient on the folded grid; ``to`` holds zeros elsewhere."""
         steps = [s // f for s, f in zip(self.layer.stride, self.folds, strict=True)]
         spans = [(n - 1) * s + 1 for n, s in zip(self.layer.output, steps, strict=True)]
         to[:, :, : spans[0] : steps[0], : spans[1] : steps[1]] = planes(g)
@@ -83,7 +83,10 @@ class Grid:
 
     @cached_property
     def index(self) -> torch.Tensor | None:
-        """``[bins of X]``: which bin of D has the same value or its conjugate; None: its own."""
+        """Indices ``[bins of X]`` of D's bins with the same value or its conjugate.
+
+        None means that every bin is its own.
+        """
         return None if self.folds == (1, 1) else fold_index(self.size, self.folded)[0]
 
     @cached_property
@@ -94,13 +97,13 @@ class Grid:
 
 @lru_cache(maxsize=1024)
 def on(device: torch.device, make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
-    """``make(*args)``, kept on the device: a copy at every call would let the host wait."""
+    """Return ``make(*args)``, kept on the device: a copy at every call would let the host wait."""
     return make(*args).to(device)
 
 
 @lru_cache(maxsize=256)
 def parseval(size: Pair) -> torch.Tensor:
-    """``[P (Q/2 + 1)]``: what each bin of a half plane adds to the squared norm of the map."""
+    """Return ``[P (Q/2 + 1)]``: the share of each bin of a half plane in the map's squared norm."""
     weights = torch.from_numpy(half_weights(size[1])) / math.prod(size)
     return weights.repeat(size[0])
 
@@ -113,7 +116,7 @@ def _factors(size: Pair, band: Band | None) -> torch.Tensor:
 
 @lru_cache(maxsize=256)
 def fold_index(size: Pair, folded: Pair) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[bins of X]``: the bin of D that has the same value or its conjugate, and bool: which."""
+    """Return ``[bins of X]``: the bin of D with its value or conjugate, and bool: which."""
     (p, q), (height, width) = folded, size
     ky = torch.arange(height)[:, None] % p
     kx = torch.arange(width // 2 + 1)[None] % q
@@ -123,9 +126,10 @@ def fold_index(size: Pair, folded: Pair) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _folding(size: Pair, folded: Pair) -> torch.Tensor:
-    """``[bins of D, most]``: the bins of X that fold onto each, then one behind the last of X.
+    """Return ``[bins of D, most]``: bins of X that fold onto each, filled with one behind the last.
 
-    Sums over it have one order; scattered additions on a device have none."""
+    Sums over it have one order; scattered additions on a device have none.
+    """
     index, _ = fold_index(size, folded)
     counts = index.bincount()
     order = index.argsort(stable=True)
@@ -136,14 +140,14 @@ def _folding(size: Pair, folded: Pair) -> torch.Tensor:
 
 
 def half_gains(band: Band) -> torch.Tensor:
-    """``[P, Q/2 + 1]``; a band of one axis is a plane of height 1."""
+    """Return gains ``[P, Q/2 + 1]``; a band of one axis is a plane of height 1."""
     gains = torch.tensor(band.gains)
     gains = gains if gains.dim() == 2 else gains[None]
     return gains[:, : gains.shape[1] // 2 + 1]
 
 
 def powers(spectra: torch.Tensor, groups: int) -> torch.Tensor:
-    """Sums of ``|x|^2`` over the channels of each group: float64 ``[B, groups, bins]``."""
+    """Return sums of ``|x|^2`` over the channels of each group: float64 ``[B, groups, bins]``."""
     plane = torch.view_as_real(spectra.to(torch.complex128)).square().sum(-1)
     return torch.stack([part.sum(1) for part in plane.flatten(2).chunk(groups, 1)], 1)
 
@@ -151,7 +155,7 @@ def powers(spectra: torch.Tensor, groups: int) -> torch.Tensor:
 def product_squares(
     grid: Grid, x_powers: torch.Tensor, g_powers: torch.Tensor, eta: float
 ) -> torch.Tensor:
-    """Squared norms ``[B]`` from above, of spectra that are off by at most ``eta`` of their norms.
+    """Return squared norms ``[B]``, from above, of spectra that are off by ``eta`` of their norms.
 
     With A = |D^| and B = |X^| over channels, ||(A + e)(B + f)|| <= ||A B|| + max A ||f|| +
     max B ||e|| + ||e|| ||f||, where ||e|| <= eta ||A|| and ||f|| <= eta ||B||.

@@ -1,7 +1,7 @@
-"""How many operations a Fourier transform takes: textbook forms, because a library makes it.
+"""Count the operations of a Fourier transform by textbook forms, because a library makes it.
 
-Of n complex values, n a power of two, by the split radix (Duhamel, Hollmann 1984), and of n real
-ones (Sorensen, Jones, Heideman, Burrus 1987):
+The split radix (Duhamel, Hollmann 1984) transforms n complex values, n a power of two, and n real
+ones (Sorensen, Jones, Heideman, Burrus 1987) by
 
     complex   n lg n - 3 n + 4           products   3 n lg n - 3 n + 4         additions
     real      (n lg n - 3 n + 4) / 2     products   (3 n lg n - 5 n + 8) / 2   additions
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Flops:
-    """Products and additions; adds, and multiplies by n."""
+    """Counts of products and additions. They add, and multiply by n."""
 
     products: int = 0
     additions: int = 0
 
     @property
     def total(self) -> int:
-        """Both."""
+        """Products and additions together."""
         return self.products + self.additions
 
     def __add__(self, other: Flops) -> Flops:
@@ -37,7 +37,7 @@ class Flops:
 
 
 def of_line(n: int, *, real: bool) -> Flops:
-    """One transform of ``n`` values, forwards or back."""
+    """Count one transform of ``n`` values, forward or back."""
     if n == 1:
         return Flops()
     if n & (n - 1):
@@ -51,7 +51,7 @@ def of_line(n: int, *, real: bool) -> Flops:
 
 
 def of_plane(size: tuple[int, ...]) -> Flops:
-    """One transform of a real plane ``(P, Q)`` or line ``(d,)``, forwards or back."""
+    """Count one transform of a real plane ``(P, Q)`` or line ``(d,)``, forward or back."""
     height, width = (1, *size)[-2:]
     rows = of_line(width, real=True) * height
     return rows + of_line(height, real=False) * (width // 2 + 1)

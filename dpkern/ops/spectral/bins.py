@@ -1,4 +1,4 @@
-"""Weighted sums over the retained bins: no inverse transform, one matrix product per bin.
+"""Sum over the retained bins with weights: no inverse transform, one matrix product per bin.
 
     S[o, c](k) = sum_b factors_b conj(D^[o](k)) X^[c](k)            at retained k of the half plane
     crop[o, c](u) = Re sum_k w_k Gamma_k / (PQ) S[o, c](k) exp(2 pi i k.u / (P, Q))
@@ -24,7 +24,7 @@ from ..ghost._bounds import of_sums
 from ..ghost._conv_geometry import Size, check_size
 from ._band import Band, half_weights
 from ._basis import lags
-from ._sizes import Layer, Pair, check_layer
+from ._sizes import ConvolutionGrid, Pair, check_layer
 from ._spectra import (
     Grid,
     fold_index,
@@ -39,7 +39,7 @@ from .conv_norm import check_band
 
 @lru_cache(maxsize=256)
 def kept_bins(band: Band) -> Tensor:
-    """``[K]``: flat indices of the retained bins in the half plane."""
+    """Return ``[K]``, flat indices of the retained bins in the half plane."""
     with phase(CONSTANTS):
         return half_gains(band).flatten().nonzero().flatten()
 
@@ -48,7 +48,7 @@ def kept_bins(band: Band) -> Tensor:
 def crop_matrix(
     band: Band, kernel: tuple[int, int], dilation: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """``[taps, K]`` twice, float64: what Re S and Im S of a bin add to the taps."""
+    """Return ``[taps, K]`` twice, float64: what Re S and Im S of a bin add to the taps."""
     gains = half_gains(band)
     width = (1, *band.size)[-1]
     rows, columns = gains.nonzero(as_tuple=True)
@@ -74,7 +74,7 @@ def _check_bins(
     dilation: Size,
     groups: int,
     band: Band,
-) -> Layer:
+) -> ConvolutionGrid:
     _check_kind(band)
     layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     check_band(band, layer)
@@ -91,8 +91,8 @@ def _check_kind(band: object) -> None:
         )
 
 
-def turned_bins(layer: Layer, grid: Grid, band: Band) -> int:
-    """How many retained bins of D are read at their mirror, so that they must be conjugated."""
+def turned_bins(layer: ConvolutionGrid, grid: Grid, band: Band) -> int:
+    """Return how many retained bins of D are read at their mirror and must be conjugated."""
     if grid.index is None or layer.extent == (1, 1):
         return 0
     return int(fold_index(grid.size, grid.folded)[1][kept_bins(band)].sum())
@@ -113,7 +113,7 @@ def conv_bins(
 ) -> tuple[
     Sum[Tensor, "x_bins: K B 2 ci"], Sum[Tensor, "g_bins: K B 2 co"], Double[Tensor, "squares: B"]
 ]:
-    """The retained bins of both operands, and the squared norm of the *whole* map, in one pass.
+    """Return both operands' retained bins and the squared norm of the *whole* map, in one pass.
 
     Args: as ``conv_norm``, on the grid ``band.size``.
 
@@ -125,7 +125,7 @@ def conv_bins(
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout, size or band.
     """
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
+    layer = ConvolutionGrid.of(x, g, kernel_size, stride, padding, dilation, groups, band.size)
     grid = Grid(layer, layer.size, None)
     kept = on(x.device, kept_bins, band)
     xs, gs = x.double(), g.double()
@@ -153,18 +153,18 @@ def conv_bins(
 
 
 def gradient_bins(band: Band, size: Pair, folded: Pair) -> Tensor:
-    """``[K]``: which bins of D stand for the retained ones."""
+    """Return ``[K]``, the bins of D that stand for the retained ones."""
     kept = kept_bins(band)
     return kept if size == folded else fold_index(size, folded)[0][kept]
 
 
 def _signs(band: Band, size: Pair, folded: Pair) -> Tensor:
-    """``[K]``: -1 where ``gradient_bins`` reads a conjugate, else 1."""
+    """Return ``[K]``: -1 where ``gradient_bins`` reads a conjugate, else 1."""
     return 1.0 - 2.0 * fold_index(size, folded)[1][kept_bins(band)].double()
 
 
 def unfold(g_bins: Tensor, grid: Grid, band: Band) -> Tensor:
-    """Bins of D that were read at their mirror, conjugated in place."""
+    """Conjugate the bins of D that were read at their mirror, in place."""
     if grid.index is not None:
         signs = on(g_bins.device, _signs, band, grid.size, grid.folded)
         g_bins[:, :, 1] *= signs.to(g_bins.dtype)[:, None, None]
@@ -202,7 +202,7 @@ def bins_sum(
     groups: int = 1,
     band: Band,
 ) -> None:
-    """``out += `` the taps of ``sum_b factors_b h * R_b``, from what ``conv_bins`` kept.
+    """Add the taps of ``sum_b factors_b h * R_b`` to ``out``, from what ``conv_bins`` kept.
 
     Args:
         x_bins, g_bins: ``[K, B, 2, channels]``.
@@ -228,7 +228,7 @@ def add_products(
     groups: int,
     band: Band,
 ) -> None:
-    """``out += `` the taps of the products of X's bins and D's, which hold the factors."""
+    """Add the taps of the products of X's bins and D's, which hold the factors, to ``out``."""
     kind = exact(out.dtype, out.device)
     x_bins, scaled = x_bins.to(kind), scaled.to(kind)
     parts = zip(*(t.chunk(groups, d) for t, d in ((scaled, 3), (x_bins, 3), (out, 0))), strict=True)
@@ -242,7 +242,10 @@ def add_products(
 
 
 def add_crop(re: Tensor, im: Tensor, out: Tensor, dilation: Size, band: Band) -> None:
-    """``out [O, C, *kernel] +=`` the taps of the spectrum ``re + i im``, ``[K, O, C]`` each."""
+    """Add the taps of the spectrum ``re + i im``, each ``[K, O, C]``, to ``out``.
+
+    ``out`` is ``[O, C, *kernel]``.
+    """
     axes = len(band.size)
     steps = (dilation,) * axes if isinstance(dilation, int) else tuple(dilation)
     kernel, between = ((1, *pair)[-2:] for pair in (tuple(out.shape[2:]), steps))

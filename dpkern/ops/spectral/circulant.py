@@ -37,14 +37,16 @@ def _check_band(x: Tensor, g: Tensor, band: Band | None) -> None:
 
 
 def transforms(x: Tensor, g: Tensor, samples: int, inverse: int = 0) -> Flops:
-    """Of both operands of some samples, and of ``inverse`` gradients."""
+    """Return the operations of transforming samples' operands and ``inverse`` gradients."""
     lines = samples * x.shape[1] * (x.shape[2] + g.shape[2]) + inverse * g.shape[2] * x.shape[2]
     return of_line(x.shape[3], real=True) * lines
 
 
 def norm_route(x: Tensor, g: Tensor) -> str:
-    """``rank_one`` for one position, ``positions`` where Gram matrices over them are cheaper than
-    the gradient's ``spectrum``."""
+    """Return ``rank_one`` for one position, else ``positions`` or ``spectrum``.
+
+    It is ``positions`` where Gram matrices over them are cheaper than the gradient's spectrum.
+    """
     if x.shape[1] == 1:
         return "rank_one"
     return "positions" if _by_positions(x, g) else "spectrum"
@@ -64,7 +66,7 @@ def circulant_norm(
     *,
     band: Band | None = None,
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's gradient, or of its filtered part, from above.
+    """Return the squared norm of each sample's gradient, or of its filtered part, from above.
 
     ``1/d sum_k w_k Gamma_k^2 sum_{i,j} |sum_t conj(g^[t, i]) x^[t, j]|^2``: one position is a
     product of two sums of squares per frequency; more are a Gram matrix over positions or the
@@ -88,7 +90,7 @@ def circulant_norm(
 
 
 def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | None) -> Tensor:
-    """``circulant_norm``, from transforms that were computed in the precision they have."""
+    """Run ``circulant_norm`` on transforms that were computed in the precision they have."""
     block = x.shape[-1]
     rounding, transforming = norm_errors(x, g, xs.real.dtype)
     xs, gs = (t.to(torch.complex128).movedim(-1, 1) for t in (xs, gs))  # [B, K, T, q or p]
@@ -112,7 +114,7 @@ def norm_of_spectra(x: Tensor, g: Tensor, xs: Tensor, gs: Tensor, band: Band | N
 
 
 def _weights(block: int, band: Band | None) -> Tensor:
-    """``[K]``: ``w Gamma^2 / d``."""
+    """Return ``[K]``: ``w Gamma^2 / d``."""
     weights = torch.from_numpy(half_weights(block)) / block
     return weights if band is None else weights * half_gains(band).flatten().square()
 
@@ -121,7 +123,10 @@ _UNIT = 2.0**-53
 
 
 def norm_errors(x: Tensor, g: Tensor, dtype: torch.dtype = torch.float64) -> tuple[float, float]:
-    """What sums and what transforms of this dtype err by, of the product of the operands' norms."""
+    """Return the errors of sums and of transforms of this dtype.
+
+    They are relative to the product of the operands' norms.
+    """
     block = x.shape[3]
     terms = x.shape[1] * (x.shape[2] + g.shape[2]) * block
     return terms * _UNIT * math.sqrt(block), 3 * transform_error(dtype, (1, block)) * math.sqrt(
@@ -139,7 +144,7 @@ def circulant_gradient(
     x: Float[Tensor, "B T q d"],
     g: Float[Tensor, "B T p d"],
 ) -> tuple[Float[Tensor, "grads: B p q d"], Double[Tensor, "squares: B"]]:
-    """Per-sample gradients, kept, and the squared norm of what is kept.
+    """Materialize per-sample gradients, and return their squared norms as well.
 
     Args: as ``circulant_norm``.
 
@@ -172,7 +177,9 @@ def circulant_sum(
     *,
     band: Band | None = None,
 ) -> None:
-    """``out += sum_b factors_b h * grad_b``: one product over samples and positions per frequency.
+    """Add ``sum_b factors_b h * grad_b`` to ``out``.
+
+    Each frequency takes one product over samples and positions.
 
     Args:
         x, g, band: as ``circulant_norm``.
@@ -191,7 +198,7 @@ def circulant_sum(
 
 
 def add_transformed(x: Tensor, scaled: Tensor, out: Tensor, band: Band | None) -> None:
-    """``out += sum_b h * grad_b`` of output gradients that hold the factors."""
+    """Add ``sum_b h * grad_b`` to ``out``, of output gradients that hold the factors."""
     kind = exact(x.dtype, x.device)
     xs, gs = (
         torch.fft.rfft(t.to(kind)).flatten(0, 1).movedim(-1, 0) for t in (x, scaled)

@@ -1,4 +1,4 @@
-"""Spectral ghost norm: what a mechanism in the frequency domain clips, without any per-sample map.
+"""Bound the norm that a mechanism in the frequency domain clips, without any per-sample map.
 
 ``|| R ||``, the norm of the whole correlation map (or of its kept part), is a product over
 frequencies of two sums over channels: no spectrum of a channel pair is ever made.
@@ -16,15 +16,15 @@ from ...base.errors import InvalidInput
 from ...base.signature import Double, Operand
 from ..ghost._conv_geometry import Size
 from ._band import Band
-from ._sizes import Layer, check_layer
+from ._sizes import ConvolutionGrid, check_layer
 from ._spectra import Grid, powers, product_squares, transform_error
 from ._transform_flops import Flops, of_plane
 
 _CHUNK = 1 << 20
 
 
-def check_band(band: object, layer: Layer) -> None:
-    """A band of the layer's grid, or None."""
+def check_band(band: object, layer: ConvolutionGrid) -> None:
+    """Check that ``band`` is a band of the layer's grid, or None."""
     if band is None:
         return
     sizes = band.size if isinstance(band, Band) else None
@@ -47,23 +47,25 @@ def _check(
     groups: int,
     size: Sequence[int],
     band: Band | None,
-) -> Layer:
+) -> ConvolutionGrid:
     layer = check_layer(x, g, kernel_size, stride, padding, dilation, groups, size)
     check_band(band, layer)
     return layer
 
 
-def transforms(layer: Layer, grid: Grid) -> Flops:
-    """Of the transforms of all channels of all samples; an output gradient at a single place is its
-    own spectrum."""
+def transforms(layer: ConvolutionGrid, grid: Grid) -> Flops:
+    """Return the operations of the transforms of all channels of all samples.
+
+    An output gradient at a single place is its own spectrum.
+    """
     each = of_plane(grid.size) * layer.geometry.in_channels
     if layer.extent != (1, 1):
         each += of_plane(grid.folded) * layer.geometry.out_channels
     return each * layer.geometry.batch
 
 
-def read_entries(layer: Layer, grid: Grid) -> int:
-    """How many numbers of x and g the transforms take: x up to the last place that is used."""
+def read_entries(layer: ConvolutionGrid, grid: Grid) -> int:
+    """Return how many numbers of x and g the transforms take: x up to the last place used."""
     geometry, (height, width) = layer.geometry, grid.rows
     inputs = geometry.in_channels * height * width
     return geometry.batch * (inputs + geometry.out_channels * geometry.positions)
@@ -83,7 +85,7 @@ def conv_norm(
     size: Sequence[int],
     band: Band | None = None,
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's correlation map, or of its filtered part, from above.
+    """Return the squared norm of each sample's map, or of its filtered part, from above.
 
     ``||h * R_b||^2`` with ``h = IDFT(gains)``; ``||R_b||^2`` without a band. Dilation does not
     enter: all lags are counted.
@@ -102,6 +104,9 @@ def conv_norm(
         bound, which leaves out what underflows (operands below 2^-126), and above it by about 1e-5
         (float32) or 1e-14 (float64) of it unless the spectra of x and g hardly meet.
 
+    Raises:
+        InvalidInput: wrong type, shape, dtype, device, layout, size or band.
+
     =========================== ===========================================
     edge case                   result
     =========================== ===========================================
@@ -109,11 +114,8 @@ def conv_norm(
     NaN or inf in a sample      NaN or infinite for this sample
     grid below the least        InvalidInput
     =========================== ===========================================
-
-    Raises:
-        InvalidInput: wrong type, shape, dtype, device, layout, size or band.
     """
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    layer = ConvolutionGrid.of(x, g, kernel_size, stride, padding, dilation, groups, size)
     grid = Grid.of(layer, band)
     eta = transform_error(torch.float64, grid.size)
     parts = [x.new_zeros(0, dtype=torch.float64)]

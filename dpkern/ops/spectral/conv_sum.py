@@ -12,7 +12,7 @@ from ...base.errors import InvalidInput
 from .. import ghost
 from ..ghost._conv_geometry import Size
 from ._band import Band
-from ._sizes import Layer, check_layer
+from ._sizes import ConvolutionGrid, check_layer
 from .bins import bins_sum, conv_bins, kept_bins
 from .conv_norm import check_band
 from .filter import filtered
@@ -36,7 +36,7 @@ def conv_sum(
     route: str = "auto",
     backend: str | None = None,
 ) -> None:
-    """``out += `` the taps of ``sum_b factors_b h * R_b``: filtered kernel gradients.
+    """Add the taps of ``sum_b factors_b h * R_b`` to ``out``: filtered kernel gradients.
 
     Args:
         x, g, kernel_size, stride, padding, dilation, groups, size, band: as ``conv_norm``.
@@ -46,7 +46,8 @@ def conv_sum(
         route: ``plain``: the ordinary weight gradient, right without a band (the grid holds the
             kernel's lags, so nothing wraps onto them). ``filter``: of filtered activations.
             ``bins``: one product per retained bin. ``auto``: the cheapest.
-        backend: who runs it.
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
 
     Raises:
         InvalidInput: wrong type, shape, dtype, device, layout, size, band or route.
@@ -90,9 +91,9 @@ def conv_sum(
 
 
 def conv_filtered(
-    x: torch.Tensor, layer: Layer, band: Band, *, backend: str | None = None
+    x: torch.Tensor, layer: ConvolutionGrid, band: Band, *, backend: str | None = None
 ) -> torch.Tensor:
-    """``filtered`` with the padding and the rows of a layer."""
+    """Run ``filtered`` with the padding and the rows of a layer."""
     spatial = x.dim() - 2
     return filtered(
         x,
@@ -115,13 +116,14 @@ def sum_route(
     size: Sequence[int],
     band: Band | None = None,
 ) -> str:
-    """What ``route="auto"`` means for these operands: a caller that norms by the transforms too may
-    keep their retained bins for the sum.
+    """Return the route that ``route="auto"`` chooses for these operands.
+
+    A caller that norms by the transforms too may keep their retained bins for the sum.
 
     By multiplications of a channel pair, four for a complex product; docs/spectral.md has the
     figures. Where ``bins`` wins its transforms cost what the filter's cost.
     """
-    layer = Layer.of(x, g, kernel_size, stride, padding, dilation, groups, size)
+    layer = ConvolutionGrid.of(x, g, kernel_size, stride, padding, dilation, groups, size)
     if band is None:
         return "plain"
     taps, positions = layer.geometry.taps, layer.geometry.positions

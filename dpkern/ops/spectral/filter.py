@@ -27,7 +27,7 @@ from ._spectra import half_gains, on
 _CHUNK = 1 << 19
 """Numbers of a chunk's maps: its spectra stay in the cache."""
 _DEVICE_CHUNK = 1 << 23
-"""On a device: its spectra stay small beside the activations."""
+"""The same on a device: its spectra stay small beside the activations."""
 
 
 def _check(x: Tensor, padding: Sequence[int], rows: Sequence[int], band: Band) -> None:
@@ -63,7 +63,7 @@ def _check_sizes(name: str, sizes: object, spatial: int, least: int) -> None:
 
 
 def read_places(x: Tensor, padding: Sequence[int], rows: Sequence[int]) -> Pair:
-    """Rows and columns of x that the filter takes: those in front of the last that is used."""
+    """Return rows and columns of x that the filter takes: those up to the last that is used."""
     given, before, used = (1, *x.shape[2:])[-2:], (0, *padding)[-2:], (1, *rows)[-2:]
     y, x_ = (min(n, max(0, u - p)) for n, p, u in zip(given, before, used, strict=True))
     return y, x_
@@ -78,7 +78,7 @@ def filtered(
     rows: Sequence[int],
     band: Band,
 ) -> Sum[Tensor, "filtered: B C *R"]:
-    """The filter of the band on the zero-padded input, its first rows and columns.
+    """Filter the zero-padded input by the band; return its first rows and columns.
 
     Args:
         x: ``[B, C, *S]``, one or two spatial dimensions, float32, float64 or 16 bits, contiguous.
@@ -123,7 +123,7 @@ def _transformed(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
 
 
 def _separable(x: Tensor, before: Pair, used: Pair, band: Band) -> Tensor:
-    """A rectangle is a product of two filters: ``T_y X T_x^T``, no transform."""
+    """Filter by a rectangle, a product of two filters: ``T_y X T_x^T``, no transform."""
     kind = exact(x.dtype, x.device)
     given = x.shape[2], x.shape[3]
     down, across = (
@@ -139,7 +139,7 @@ def _side(band: Band, before: Pair, used: Pair, given: Pair, axis: int) -> Tenso
 
 @lru_cache(maxsize=256)
 def toeplitz(band: Band, before: Pair, used: Pair, given: Pair) -> tuple[Tensor, Tensor]:
-    """Per axis ``T[i, j] = h(i - j - padding)``, from given positions to the used rows."""
+    """Return ``T[i, j] = h(i - j - padding)`` per axis, from given positions to the used rows."""
     gains = torch.tensor(band.gains)
     gains = gains if gains.dim() == 2 else gains[None]
     made = []

@@ -10,7 +10,7 @@ the benchmarks. For one sample, with the unitary DFT F on a grid of P x Q,
 X is the zero-padded input up to the last row and column that some output sees, D the output
 gradient on the grid of the stride.
 
-Source: GReDP, Algorithms 1 and 2, with the conjugate and the factor sqrt(PQ) that (15) and (19)
+Reference: GReDP, Algorithms 1 and 2, with the conjugate and the factor sqrt(PQ) that (15) and (19)
 omit; Spectral-DP (Feng et al., 2023) as GReDP describes it; ``stored`` as its authors' code has it.
 """
 
@@ -31,7 +31,7 @@ CIRCULAR = (math.sqrt(0.5), math.sqrt(0.5))
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """One layer's release.
+    """The configuration of one layer's release.
 
     Attributes:
         kernel, stride, padding, dilation, groups: of the convolution; a circulant layer of block
@@ -63,7 +63,7 @@ class Pipeline:
 def gredp(
     x: torch.Tensor, g: torch.Tensor, config: Pipeline, generator: torch.Generator
 ) -> torch.Tensor:
-    """The noisy sum of a convolution's weight gradients, without a filter.
+    """Return the noisy sum of a convolution's weight gradients, without a filter.
 
     Args:
         x: ``[B, C, *positions]``, input.
@@ -85,7 +85,7 @@ def gredp(
 def spectral_dp(
     x: torch.Tensor, g: torch.Tensor, config: Pipeline, generator: torch.Generator
 ) -> torch.Tensor:
-    """As ``gredp`` with a filter after the noise.
+    """Return what ``gredp`` does, with a filter after the noise.
 
     Raises:
         InvalidInput: a config without a band.
@@ -98,7 +98,7 @@ def spectral_dp(
 def circulant(
     x: torch.Tensor, g: torch.Tensor, config: Pipeline, generator: torch.Generator
 ) -> torch.Tensor:
-    """The noisy sum of a block-circulant layer's gradients, W[r, s] = w[(s - r) mod d].
+    """Return the noisy sum of a block-circulant layer's gradients, W[r, s] = w[(s - r) mod d].
 
     Args:
         x: ``[B, T, q, d]``, input blocks.
@@ -120,8 +120,9 @@ def batched(
     *,
     chunk: int = 16,
 ) -> torch.Tensor:
-    """The same release of a convolution as careful code would do it: half spectra of ``chunk``
-    samples at a time, noise and inverse once.
+    """Return the same release of a convolution in the form that careful code would choose.
+
+    It takes half spectra of ``chunk`` samples at a time, noise and inverse once.
 
     Raises:
         InvalidInput: noise other than circular and per batch, which this form cannot draw.
@@ -174,7 +175,7 @@ def _axes(config: Pipeline) -> list[int]:
 def _placed(
     x: torch.Tensor, g: torch.Tensor, config: Pipeline
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The padded input up to the last position that is used, and D, both on the grid."""
+    """Place the padded input up to the last position that is used, and D, both on the grid."""
     least = tuple(
         s * (n - 1) + t * (k - 1) + 1
         for n, s, t, k in zip(
@@ -193,7 +194,7 @@ def _placed(
 
 
 def _pairs(xs: torch.Tensor, ds: torch.Tensor, config: Pipeline) -> torch.Tensor:
-    """sqrt(PQ) conj(F D_i) o F X_j for the pairs of each group, ``[B, O, C / groups, *bins]``."""
+    """Return sqrt(PQ) conj(F D_i) o F X_j for each group's pairs, ``[B, O, C / groups, *bins]``."""
     groups = config.groups
     xs, ds = (t.reshape(t.shape[0], groups, -1, *t.shape[2:]) for t in (xs, ds))
     spectra = math.sqrt(math.prod(config.size)) * ds.conj()[:, :, :, None] * xs[:, :, None]
@@ -247,7 +248,7 @@ def _inverse(spectrum: torch.Tensor, config: Pipeline, generator: torch.Generato
 def _stored_inverse(
     spectrum: torch.Tensor, config: Pipeline, generator: torch.Generator
 ) -> torch.Tensor:
-    """Noise on the corner, a slice set to zero, and the inverse that makes the result real."""
+    """Add noise on the corner, set a slice to zero, and invert, which makes the result real."""
     band = config.band
     if band is None or band.kind != "authors_slice":
         raise _wrong_band("a Band of kind 'authors_slice' with stored=True", config)
@@ -276,7 +277,7 @@ def _noise(spectrum: torch.Tensor, config: Pipeline, generator: torch.Generator)
 
 
 def _taps(maps: torch.Tensor, config: Pipeline) -> torch.Tensor:
-    """The entries at the lags of the kernel, in its shape."""
+    """Return the entries at the lags of the kernel, in its shape."""
     if len(config.size) == 1 and maps.shape[-1] == config.kernel[0]:
         return maps
     index = torch.from_numpy(lags(config.kernel, config.dilation[: len(config.kernel)])).T

@@ -1,4 +1,4 @@
-"""Norms and coordinates of gradients behind a matrix per channel pair: a whitened clip's view."""
+"""Norms and coordinates of gradients behind a matrix per channel pair, for whitened clipping."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whitened_norm(
     grads: Float[Tensor, "B ...", strided],
     matrix: Double[Tensor, "r taps"],
 ) -> Double[Tensor, "squares: B"]:
-    """Squared norm of each sample's coordinates, ``sum over channel pairs || M F ||^2``.
+    """Return the squared norm of each sample's coordinates, ``sum || M F ||^2`` over channel pairs.
 
     Args:
         grads: per-sample kernel gradients F ``[B, co, ci / groups, *kernel]``, float32 or float64,
@@ -88,7 +88,7 @@ def whitened_conv_norm(
     groups: int = 1,
     backend: str | None = None,
 ) -> Tensor:
-    """``whitened_norm`` of a convolution's per-sample gradients, none of which is kept.
+    """Run ``whitened_norm`` on a convolution's per-sample gradients, none of which is kept.
 
     Where there are few output positions, M acts on the input's windows instead: with whitened
     windows ``a[t] = M window_t(x)`` the norm is that of ``sum_t g_t a_t^T``.
@@ -98,6 +98,8 @@ def whitened_conv_norm(
         g: output gradients ``[B, co, *O]`` of the same dtype.
         matrix: M, float64 ``[r, taps]``.
         kernel_size, stride, dilation, groups: of the convolution; its padding is in x.
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
 
     Returns:
         float64 ``[B]``, from above.
@@ -142,7 +144,7 @@ def conv_release(
     band: Band | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Per-sample coordinates of the filtered kernel gradients, and their squared norms.
+    """Return the per-sample coordinates of the filtered kernel gradients, and their squared norms.
 
     ``y[b, o, c] = M F[b, o, c]`` with F the taps of ``h * R``: what is clipped and noised by a
     mechanism that releases a whitened crop.
@@ -150,6 +152,8 @@ def conv_release(
     Args:
         x, g, kernel_size, stride, padding, dilation, groups, size, band: as ``conv_norm``.
         matrix: M, float64 ``[r, taps]`` (``Pencil.signal``).
+        backend: name of the backend. None selects the first one that supports the call; see
+            ``dpkern info``.
 
     Returns:
         ``[B, co, ci / groups, r]`` of the dtype of x (16 bits: float32), and float64 ``[B]``.

@@ -1,4 +1,4 @@
-"""Items of AdLM that need no training: its network, its noise scales and their cost, its lemma 7.
+"""Items of AdLM without training: its network, its noise scales and their cost, its lemma 7.
 
 Source: AdLM, figure 2, lemmas 1 to 7, (11)-(25).
 """
@@ -14,9 +14,9 @@ import torch
 from ...base.rng import Key, Purpose
 from ...ops import noise
 from ...privacy.theory import adlm
-from ...privacy.theory.adlm import CIFAR10, INPUT_RANGES, MNIST, Setting
-from ..result import Box, Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ...privacy.theory.adlm import CIFAR10, INPUT_RANGES, MNIST, AdlmSetting
+from ..result import ComparisonRow, DiagramBox, Line, Panel, Paper, Result
+from ..runner import ItemRequest
 from . import loss as adlm_loss
 
 PAPER = Paper("adlm", settings={"mnist": MNIST.name, "cifar": CIFAR10.name})
@@ -24,20 +24,20 @@ PAPER = Paper("adlm", settings={"mnist": MNIST.name, "cifar": CIFAR10.name})
 LOCAL = "replace_one, local"
 EPSILONS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 RELEVANCES = (1e-6, 0.1, 0.2, 0.4)
-"""One that noise has brought close to zero."""
+"""Relevances, of which noise has brought one close to zero."""
 
 INPUT_SCALE = "input scale, epsilon2 1"
 
 DRAWS = 2000
-"""Simulated batches."""
+"""The number of simulated batches."""
 
 
-def fig2(request: Request) -> Result:
-    """The network, and where noise enters it."""
+def fig2(request: ItemRequest) -> Result:
+    """Draw the network, and the places where noise enters it."""
     del request
     panels = [_network(MNIST, (32, 64)), _network(CIFAR10, (128, 128, 256))]
     rows = [
-        Row(item="fig2", setting=each.name, quantity=quantity, ours=value)
+        ComparisonRow(item="fig2", setting=each.name, quantity=quantity, ours=value)
         for each in (MNIST, CIFAR10)
         for quantity, value in (
             ("inputs", float(each.layer.features)),
@@ -50,8 +50,8 @@ def fig2(request: Request) -> Result:
     return PAPER.result("fig2", "the network and its noise", rows, panels, notes)
 
 
-def sensitivity(request: Request) -> Result:
-    """What every reading of the print makes of the noise, and what a record then pays."""
+def sensitivity(request: ItemRequest) -> Result:
+    """Compute every reading of the printed noise, and what a record then pays."""
     del request
     rows = [*_inputs(), *_labels(), *_relevance(), *_shares(), *_batch_sum()]
     notes = (
@@ -66,12 +66,14 @@ def sensitivity(request: Request) -> Result:
     return PAPER.result("sensitivity", "noise scales and their cost", rows, _scales(), notes)
 
 
-def lemma7(request: Request) -> Result:
-    """The printed error bound of the polynomial loss, and those that hold."""
+def lemma7(request: ItemRequest) -> Result:
+    """Compare the printed error bound of the polynomial loss with those that hold."""
     del request
     lowest = adlm_loss.remainder(1.0)
     rows = [
-        Row(item="lemma7", setting=setting, quantity=quantity, published=printed, ours=ours)
+        ComparisonRow(
+            item="lemma7", setting=setting, quantity=quantity, published=printed, ours=ours
+        )
         for setting, quantity, printed, ours in (
             ("one class, |s| <= 1", "bound by Lagrange", adlm_loss.LEMMA_7, adlm_loss.LAGRANGE),
             ("one class, |s| <= 1", "best bound", None, adlm_loss.corrected_bound()),
@@ -102,7 +104,7 @@ def _third(z: float) -> tuple[float, float]:
     return adlm_loss.printed_third_derivative(z), adlm_loss.third_derivative(z)
 
 
-def _network(each: Setting, maps: Sequence[int]) -> Panel:
+def _network(each: AdlmSetting, maps: Sequence[int]) -> Panel:
     taps = (5, 5) if each is MNIST else (3, 5, 5)
     parts = ["x, relevance R_j\n+ Lap(D_R / eps1)", "inputs\n+ Lap(D_h0 / eps_j) / |L|"]
     parts += [
@@ -115,21 +117,23 @@ def _network(each: Setting, maps: Sequence[int]) -> Panel:
     return Panel(title=each.name, boxes=[_placed(*one) for one in enumerate(texts)])
 
 
-def _placed(number: int, text: str) -> Box:
-    """Three to a row, every other row from right to left."""
+def _placed(number: int, text: str) -> DiagramBox:
+    """Place box ``number``: three to a row, every other row from right to left."""
     row, column = divmod(number, 3)
-    return Box(text=text, x=2.0 * (2 - column if row % 2 else column), y=-1.6 * row)
+    return DiagramBox(text=text, x=2.0 * (2 - column if row % 2 else column), y=-1.6 * row)
 
 
-def _inputs() -> list[Row]:
-    """(17) in every reading of |h0|, both input ranges and both ways of sharing the noise."""
+def _inputs() -> list[ComparisonRow]:
+    """Compute (17) in every reading of |h0|, both input ranges, both ways of sharing noise."""
     rows = []
     for case in adlm.table():
         what = f"{case.setting}, {case.h0_count} ({case.neurons})"
-        rows.append(Row(item="sensitivity", setting=what, quantity="D_h0", ours=case.sensitivity))
+        rows.append(
+            ComparisonRow(item="sensitivity", setting=what, quantity="D_h0", ours=case.sensitivity)
+        )
         for input_range, cost in zip(INPUT_RANGES, (case.cost, case.cost_l2), strict=True):
             rows.append(
-                Row(
+                ComparisonRow(
                     item="sensitivity",
                     setting=f"{what}, {input_range}",
                     quantity=INPUT_SCALE,
@@ -140,7 +144,7 @@ def _inputs() -> list[Row]:
                 )
             )
     rows.append(
-        Row(
+        ComparisonRow(
             item="sensitivity",
             setting="any |h0|, shared_per_feature",
             quantity="noise in the difference of two records",
@@ -152,7 +156,7 @@ def _inputs() -> list[Row]:
         )
     )
     rows += [
-        Row(
+        ComparisonRow(
             item="sensitivity",
             setting=f"{each.name}, corrected, equal shares",
             quantity=INPUT_SCALE,
@@ -166,7 +170,7 @@ def _inputs() -> list[Row]:
     return rows
 
 
-def _labels() -> list[Row]:
+def _labels() -> list[ComparisonRow]:
     rows = []
     for each in (MNIST, CIFAR10):
         sizes = {"classes": each.classes, "hidden": each.hidden}
@@ -174,7 +178,7 @@ def _labels() -> list[Row]:
         cost = adlm.published_label_cost(**sizes, batch=each.batch, epsilon=1.0)
         what = f"{each.name}, M {each.classes}, H {each.hidden}"
         rows += [
-            Row(
+            ComparisonRow(
                 item="sensitivity",
                 setting=what,
                 quantity="D_F",
@@ -182,7 +186,7 @@ def _labels() -> list[Row]:
                 ours=adlm.LABEL_SENSITIVITY,
                 note="A3: coefficients that are functions of the label only move by 2, whatever H",
             ),
-            Row(
+            ComparisonRow(
                 item="sensitivity",
                 setting=what,
                 quantity="label scale, epsilon3 1",
@@ -195,7 +199,7 @@ def _labels() -> list[Row]:
     return rows
 
 
-def _relevance() -> list[Row]:
+def _relevance() -> list[ComparisonRow]:
     rows = []
     for name, features, records in (
         ("MNIST, 60000 records", MNIST.layer.features, 60_000),
@@ -205,7 +209,7 @@ def _relevance() -> list[Row]:
         for network, relation in (("public", "replace_one"), ("trained_on_data", "-")):
             public = network == "public"
             rows.append(
-                Row(
+                ComparisonRow(
                     item="sensitivity",
                     setting=f"{name}, network {network}",
                     quantity="D_R",
@@ -229,11 +233,11 @@ def _relevance() -> list[Row]:
     return rows
 
 
-def _shares() -> list[Row]:
-    """A6: a share close to zero."""
+def _shares() -> list[ComparisonRow]:
+    """Compute the shares of A6, where one relevance is close to zero."""
     noisy = torch.tensor(RELEVANCES, dtype=torch.float64)
     return [
-        Row(
+        ComparisonRow(
             item="sensitivity",
             setting=f"relevances {', '.join(map(str, RELEVANCES))}, beta_min {floor:g}",
             quantity="largest scale / that of equal shares",
@@ -245,8 +249,8 @@ def _shares() -> list[Row]:
     ]
 
 
-def _batch_sum() -> list[Row]:
-    """(20)-(21): variance of a batch's sum over what the print assumes."""
+def _batch_sum() -> list[ComparisonRow]:
+    """Compare the variance of a batch's sum with what (20)-(21) assume."""
     size = MNIST.batch
     key = Key.from_unsafe_seed(0)
     drawn = noise.add_noise(
@@ -265,7 +269,7 @@ def _batch_sum() -> list[Row]:
     for sharing, variance in found.items():
         exact = adlm.sum_variance(1.0 / size, size, noise_sharing=sharing)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="sensitivity",
                 setting=f"sum of {size} records, scale 1 / {size}, {sharing}",
                 quantity="variance",
@@ -277,12 +281,12 @@ def _batch_sum() -> list[Row]:
     return rows
 
 
-def _equal(each: Setting) -> torch.Tensor:
+def _equal(each: AdlmSetting) -> torch.Tensor:
     return torch.ones(each.layer.features, dtype=torch.float64)
 
 
 def _scales() -> list[Panel]:
-    """Noise of an input, and what a record pays, over epsilon2."""
+    """Draw the noise of an input, and what a record pays, over epsilon2."""
     scales, costs = [], []
     for case in adlm.table(MNIST):
         label = f"{case.h0_count}, |h0| = {case.neurons}"

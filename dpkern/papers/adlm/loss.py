@@ -1,4 +1,4 @@
-"""The error of AdLM's polynomial loss: lemma 7 as printed, and bounds that hold.
+"""Bound the error of AdLM's polynomial loss: lemma 7 as printed, and bounds that hold.
 
     f(z) = log(1 + e^z) = log 2 + z/2 + z^2/8 + r(z),   one class' loss: y f(-s) + (1 - y) f(s)
 
@@ -17,35 +17,38 @@ import math
 from ...base.validate import integer, positive
 
 LEMMA_7 = (math.e**2 + 2 * math.e - 1) / (math.e * (1 + math.e) ** 2)
-"""0.314662 per class, for |s| <= 1."""
+"""The printed bound, 0.314662 per class, for |s| <= 1."""
 
 LAGRANGE = (math.e**2 - math.e) / (6 * (1 + math.e) ** 3)
-"""0.015143: the third derivative's largest magnitude on |s| <= 1, over 6."""
+"""The third derivative's largest magnitude on |s| <= 1, over 6: 0.015143."""
 
 
 def published_bound(classes: int) -> float:
-    """Lemma 7: ``M (e^2 + 2e - 1) / (e (1 + e)^2)``."""
+    """Return lemma 7's bound ``M (e^2 + 2e - 1) / (e (1 + e)^2)``."""
     return integer(1, classes=classes) * LEMMA_7
 
 
 def printed_third_derivative(z: float) -> float:
-    """``2 e^z / (1 + e^z)^3``, printed for the third derivative of ``f(-z)``."""
+    """Return ``2 e^z / (1 + e^z)^3``, printed for the third derivative of ``f(-z)``."""
     return 2 * math.exp(z) / (1 + math.exp(z)) ** 3
 
 
 def third_derivative(z: float) -> float:
-    """``e^z (1 - e^z) / (1 + e^z)^3``: of ``f(z)`` and, as they differ by z, of ``f(-z)``."""
+    """Return ``e^z (1 - e^z) / (1 + e^z)^3``, the third derivative of ``f(z)``.
+
+    It is also that of ``f(-z)``, as the two differ by z.
+    """
     return math.exp(z) * (1 - math.exp(z)) / (1 + math.exp(z)) ** 3
 
 
 def remainder(s: float) -> float:
-    """``r(s)``: at most 0, falls with |s|, and is -0.004886 at 1."""
+    """Return ``r(s)``: at most 0, falls with |s|, and is -0.004886 at 1."""
     size = abs(s)
     return size + math.log1p(math.exp(-size)) - (math.log(2) + size / 2 + size * size / 8)
 
 
 def corrected_bound(bound: float = 1.0) -> float:
-    """``min(B^4 / 192, B^3 / (36 sqrt 3))`` per class for ``|s| <= B``.
+    """Return ``min(B^4 / 192, B^3 / (36 sqrt 3))`` per class for ``|s| <= B``.
 
     The first from the fourth derivative, at most 1/8; the second from the third, at most
     ``1 / (6 sqrt 3)``.

@@ -1,4 +1,4 @@
-"""Relevance of inputs by AdLM: of single records, and the noisy mean that shares the budget.
+"""Items of AdLM about relevance: of single records, and the noisy mean that shares the budget.
 
 Source: AdLM, figures 1 and 3, (4)-(12), (16).
 """
@@ -17,15 +17,15 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import adlm_noise
 from ...privacy.theory import adlm
 from .. import runner
-from ..result import Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, Panel, Paper, Result
+from ..runner import ItemRequest
 from . import setup as adlm_world
 from .setup import MNIST, image
 
 SHOWN = 6
 TOP = 0.1
 EPSILONS = (0.1, 1.0)
-"""eps1: a third of .3 and of 3."""
+"""The values of eps1: a third of .3 and of 3."""
 
 NOTES = (
     "relevances of the true class, mu 0.01, biases as trained: conservation (9) is exact without "
@@ -36,8 +36,8 @@ NOTES = (
 PAPER = Paper("adlm", settings={"mu": relevance.MU}, notes=(*NOTES, *runner.SEEDED))
 
 
-def fig1(request: Request) -> Result:
-    """Relevance of one record of each of a few classes."""
+def fig1(request: ItemRequest) -> Result:
+    """Draw the relevance of one record of each of a few classes."""
     data, network = _pretrained(request)
     rows_test = data.inputs(data.x_test, "unit").float()
     picked = [int((data.y_test == each).nonzero()[0]) for each in range(min(SHOWN, data.classes))]
@@ -51,7 +51,7 @@ def fig1(request: Request) -> Result:
         top = size.topk(max(1, round(TOP * len(size)))).values.sum() / size.sum()
         kept = float(bottom[record].sum() / found.score[record])
         rows += [
-            Row(
+            ComparisonRow(
                 item="fig1",
                 setting=f"a {label}, held out",
                 quantity=quantity,
@@ -78,8 +78,8 @@ def fig1(request: Request) -> Result:
     )
 
 
-def fig3(request: Request) -> Result:
-    """The mean relevance, with the noise of (12), and the shares that follow from it."""
+def fig3(request: ItemRequest) -> Result:
+    """Draw the mean relevance, with the noise of (12), and the shares that follow from it."""
     data, network = _pretrained(request)
     x, features = data.inputs(data.x, "unit").float(), data.features
     mean = relevance.mean_relevance(network, x, data.y)
@@ -110,12 +110,12 @@ def fig3(request: Request) -> Result:
 
 def _of_noisy(
     data: Labelled, mean: Tensor, noisy: Tensor, epsilon: float, name: str, sensitivity: float
-) -> list[Row]:
+) -> list[ComparisonRow]:
     both = torch.stack([mean, noisy])
     shares = adlm.budget_shares(noisy)
     public = epsilon * adlm.exact_relevance_sensitivity(len(mean), len(data.x)) / sensitivity
     return [
-        Row(
+        ComparisonRow(
             item="fig3",
             setting=f"D_R {name}, epsilon1 {shown_bound(epsilon)}",
             quantity=quantity,
@@ -137,7 +137,7 @@ def _of_noisy(
     ]
 
 
-def _pretrained(request: Request) -> tuple[Labelled, nn.Sequential]:
-    """The records, and a network that was trained on them without noise."""
+def _pretrained(request: ItemRequest) -> tuple[Labelled, nn.Sequential]:
+    """Return the records, and a network that was trained on them without noise."""
     here = adlm_world.world(MNIST, request)
     return here.private, adlm_world.network(here, request, public=False).eval()

@@ -1,4 +1,4 @@
-"""Data, networks and lengths of AdLM's experiments, quick and at length."""
+"""Set up AdLM's experiments: data, networks and lengths, quick and at length."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from ...objective.adlm import ARCHITECTURES, Architecture, pretrained
 from ...objective.adlm_data import Labelled
 from ...train import data as datasets
 from ...train.data import Dataset
-from ..runner import Request
+from ..runner import ItemRequest
 
 PUBLIC_SHARE = 0.2
-"""Of the training records: public, for the corrected mode's relevances; no run trains on them."""
+"""The public share of the training records, for the corrected mode's relevances.
+
+No run trains on them.
+"""
 
 THREADS = 1
-"""Networks this small only wait for a second thread."""
+"""Threads of a run: networks this small only wait for a second one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """One of the source's two.
+class AdlmExperiment:
+    """One of the paper's two experiments.
 
     Attributes:
-        name: of its data.
+        name: name of its data.
         substitute: the data where the user gives none; of quick runs.
-        quick_substitute: of quick runs.
+        quick_substitute: the same for quick runs.
         architecture: its network.
-        quick_architecture: of quick runs.
+        quick_architecture: the same for quick runs.
         batch: |L|; at most a tenth of the records.
-        lot, clip: of pSGD; the lot at most a tenth of the records too.
-        epsilons, quick_epsilons: of the curve over epsilon.
+        lot, clip: lot and clipping bound of pSGD; the lot at most a tenth of the records too.
+        epsilons, quick_epsilons: grids of the curve over epsilon.
         curves: epsilons whose curves over epochs are printed.
         pretraining: epochs of the network that relevances come from.
         epochs, quick_epochs, quick_rows: ours.
@@ -61,7 +64,7 @@ class Experiment:
     shrink: int = 1
 
 
-MNIST = Experiment(
+MNIST = AdlmExperiment(
     name="MNIST",
     substitute="synthetic-mnist",
     quick_substitute="digits",
@@ -75,7 +78,7 @@ MNIST = Experiment(
     curves=(0.5, 2.0),
     pretraining=12,
 )
-CIFAR10 = Experiment(
+CIFAR10 = AdlmExperiment(
     name="CIFAR-10",
     substitute="synthetic-cifar10",
     quick_substitute="synthetic-cifar10",
@@ -94,18 +97,18 @@ CIFAR10 = Experiment(
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
-    """What the runs of one request share.
+class ExperimentSetup:
+    """The data and sizes that the runs of one request share.
 
     Attributes:
-        experiment: see ``Experiment``.
+        experiment: the paper's ``AdlmExperiment``.
         private: the records that runs train on.
         public: records of the same kind that nothing protects.
-        architecture: of every network.
-        batch, lot, epochs, lr: of every run.
+        architecture: architecture of every network.
+        batch, lot, epochs, lr: sizes and learning rate of every run.
     """
 
-    experiment: Experiment
+    experiment: AdlmExperiment
     private: Labelled
     public: Labelled
     architecture: Architecture
@@ -115,8 +118,8 @@ class World:
     lr: float
 
 
-def world(experiment: Experiment, request: Request) -> World:
-    """The user's data, else generated or embedded ones; quick runs take the first rows."""
+def world(experiment: AdlmExperiment, request: ItemRequest) -> ExperimentSetup:
+    """Load the user's data, else generated or embedded ones; quick runs take the first rows."""
     quick = request.quick
     usual = experiment.quick_substitute if quick else experiment.substitute
     data = datasets.load(request.data or usual)
@@ -145,7 +148,7 @@ def world(experiment: Experiment, request: Request) -> World:
     chosen = experiment.quick_architecture if quick else ARCHITECTURES[experiment.architecture]
     if not chosen.convolutions or len(shape) < 2:
         chosen = ARCHITECTURES["dense"]
-    return World(
+    return ExperimentSetup(
         experiment=experiment,
         private=whole,
         public=public,
@@ -158,7 +161,7 @@ def world(experiment: Experiment, request: Request) -> World:
 
 
 def _smaller(data: Dataset, pixels: int) -> Dataset:
-    """Means of squares of pixels."""
+    """Average squares of pixels."""
     side = data.row_shape[-1] // pixels
     return replace(
         data,
@@ -169,7 +172,7 @@ def _smaller(data: Dataset, pixels: int) -> Dataset:
 
 
 @lru_cache(maxsize=4)
-def _pretrained(experiment: str, request: Request, public: bool) -> nn.Sequential:
+def _pretrained(experiment: str, request: ItemRequest, public: bool) -> nn.Sequential:
     chosen = MNIST if experiment == MNIST.name else CIFAR10
     here = world(chosen, request)
     data = here.public if public else here.private
@@ -178,20 +181,20 @@ def _pretrained(experiment: str, request: Request, public: bool) -> nn.Sequentia
         return pretrained(data, here.architecture, epochs=epochs, batch=max(1, len(data.x) // 20))
 
 
-def network(here: World, request: Request, *, public: bool) -> nn.Sequential:
-    """The pre-trained network that relevances come from; of the private or the public records."""
+def network(here: ExperimentSetup, request: ItemRequest, *, public: bool) -> nn.Sequential:
+    """Pre-train the network that relevances come from, on the private or the public records."""
     return _pretrained(here.experiment.name, request, public)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """See ``THREADS``."""
+    """Limit torch to ``THREADS`` threads inside the block."""
     with torch_threads(THREADS):
         yield
 
 
 def image(values: Tensor) -> list[list[float]]:
-    """``[C, H, W]`` or ``[H, W]`` as rows, the mean over channels."""
+    """Return ``[C, H, W]`` or ``[H, W]`` as rows, the mean over channels."""
     flat = values.double().mean(0) if values.dim() == 3 else values.double()
     found: list[list[float]] = flat.reshape(-1, flat.shape[-1]).tolist()
     return found

@@ -1,4 +1,4 @@
-"""Accuracy of AdLM, ILM and pSGD over epsilon and over epochs.
+"""Items of AdLM that train: accuracy of AdLM, ILM and pSGD over epsilon and over epochs.
 
 All runs of a setting are trained together; pSGD is DP-SGD through the engine, on the same network
 without min-max normalisation, which mixes the samples of a batch.
@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from ...nn.normalise import BatchMinMax
-from ...objective.adlm import Schedule, build, monte_carlo, relevance_of
+from ...objective.adlm import AdlmSchedule, build, monte_carlo, relevance_of
 from ...objective.adlm import setting as sizes
 from ...ops import update
 from ...privacy import accounting
@@ -24,11 +24,11 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import DPSGD, ILM, AdLM
 from ...train.data import Dataset
 from .. import intervals, runner
-from ..pieces import OnStep, Piece
-from ..result import Line, Panel, Result, Row
-from ..runner import Request
+from ..pieces import CachedRun, OnStep
+from ..result import ComparisonRow, Line, Panel, Result
+from ..runner import ItemRequest
 from . import setup as adlm_world
-from .setup import CIFAR10, MNIST, Experiment, World
+from .setup import CIFAR10, MNIST, AdlmExperiment, ExperimentSetup
 
 DELTA = 1e-5
 PSGD_LR = 0.1
@@ -50,7 +50,7 @@ PRINTED: dict[tuple[str, str, float], float] = {
     ("MNIST", "ILM", 0.5): 92.39,
     ("MNIST", PSGD, 0.5): 88.59,
 }
-"""Accuracies in per cent; at 0.5 after 500 epochs."""
+"""Printed accuracies in per cent; at 0.5 after 500 epochs."""
 
 MEANS: dict[str, dict[str, float]] = {
     "MNIST": {"AdLM": 91.62, PSGD: 83.93},
@@ -76,17 +76,17 @@ NOTES = (
 )
 
 
-def fig4(request: Request) -> Result:
-    """MNIST."""
+def fig4(request: ItemRequest) -> Result:
+    """Reproduce the accuracies on MNIST."""
     return _figure("fig4", MNIST, request)
 
 
-def fig5(request: Request) -> Result:
-    """CIFAR-10."""
+def fig5(request: ItemRequest) -> Result:
+    """Reproduce the accuracies on CIFAR-10."""
     return _figure("fig5", CIFAR10, request)
 
 
-def _figure(item: str, experiment: Experiment, request: Request) -> Result:
+def _figure(item: str, experiment: AdlmExperiment, request: ItemRequest) -> Result:
     here = adlm_world.world(experiment, request)
     epsilons = experiment.quick_epsilons if request.quick else experiment.epsilons
     seeds = request.repeats(3 if request.quick else 5)
@@ -118,7 +118,9 @@ def _figure(item: str, experiment: Experiment, request: Request) -> Result:
     )
 
 
-def _piece(here: World, request: Request, name: str, epsilon: float, seeds: int) -> Piece:
+def _piece(
+    here: ExperimentSetup, request: ItemRequest, name: str, epsilon: float, seeds: int
+) -> CachedRun:
     steps = here.epochs * (len(here.private.x) // (here.lot if name == PSGD else here.batch))
     key = {
         "paper": "adlm",
@@ -143,11 +145,11 @@ def _piece(here: World, request: Request, name: str, epsilon: float, seeds: int)
         return _objective(here, request, name, epsilon, seeds, on_step)
 
     label = f"{name}, epsilon {shown_bound(epsilon)}"
-    return Piece(label=label, key=key, compute=compute, steps=seeds * steps)
+    return CachedRun(label=label, key=key, compute=compute, steps=seeds * steps)
 
 
-def mechanism(here: World, name: str, epsilon: float) -> AdLM:
-    """One of ``METHODS``, or the one without noise."""
+def mechanism(here: ExperimentSetup, name: str, epsilon: float) -> AdLM:
+    """Return the mechanism of one of ``METHODS``, or the one without noise."""
     network = build(here.architecture, here.private.row_shape, here.private.classes, seed=0)
     of = sizes(
         network,
@@ -161,7 +163,12 @@ def mechanism(here: World, name: str, epsilon: float) -> AdLM:
 
 
 def _objective(
-    here: World, request: Request, name: str, epsilon: float, seeds: int, on_step: OnStep
+    here: ExperimentSetup,
+    request: ItemRequest,
+    name: str,
+    epsilon: float,
+    seeds: int,
+    on_step: OnStep,
 ) -> Mapping[str, Any]:
     made = mechanism(here, name, epsilon)
     relevance = None
@@ -171,7 +178,7 @@ def _objective(
         relevance = relevance_of(
             made, adlm_world.network(here, request, public=public), data, batch=len(data.x)
         )
-    schedule = Schedule(lr=here.lr, epochs=here.epochs)
+    schedule = AdlmSchedule(lr=here.lr, epochs=here.epochs)
     training = monte_carlo(
         made, here.private, here.architecture, schedule, seeds=range(seeds), relevance=relevance
     )
@@ -190,9 +197,11 @@ def _objective(
     }
 
 
-def _gradients(here: World, epsilon: float, seeds: int, on_step: OnStep) -> Mapping[str, Any]:
+def _gradients(
+    here: ExperimentSetup, epsilon: float, seeds: int, on_step: OnStep
+) -> Mapping[str, Any]:
     private = here.private
-    where = runner.Setting(
+    where = runner.RunSetting(
         data=Dataset(
             x_train=private.inputs(private.x, "unit").float(),
             y_train=private.y,
@@ -225,8 +234,8 @@ def _gradients(here: World, epsilon: float, seeds: int, on_step: OnStep) -> Mapp
     }
 
 
-def _bare(here: World, seed: int) -> nn.Module:
-    """The network without min-max normalisation."""
+def _bare(here: ExperimentSetup, seed: int) -> nn.Module:
+    """Build the network without min-max normalisation."""
     private = here.private
     network = build(here.architecture, private.row_shape, private.classes, seed=seed)
     return nn.Sequential(*(part for part in network if not isinstance(part, BatchMinMax)))
@@ -236,11 +245,13 @@ def _last(numbers: Mapping[str, Any]) -> list[float]:
     return [run[-1] for run in numbers["accuracy"]]
 
 
-def _row(item: str, here: World, name: str, epsilon: float, numbers: Mapping[str, Any]) -> Row:
+def _row(
+    item: str, here: ExperimentSetup, name: str, epsilon: float, numbers: Mapping[str, Any]
+) -> ComparisonRow:
     values = _last(numbers)
     certified = float(numbers["certified"])
     diverged = numbers["diverged"]
-    return Row(
+    return ComparisonRow(
         item=item,
         setting=name if math.isinf(epsilon) else f"{name}, epsilon {shown_bound(epsilon)}",
         quantity="accuracy %",
@@ -260,11 +271,11 @@ def _row(item: str, here: World, name: str, epsilon: float, numbers: Mapping[str
 
 def _tests(
     item: str,
-    here: World,
+    here: ExperimentSetup,
     numbers: Mapping[tuple[str, float], Mapping[str, Any]],
     epsilons: Sequence[float],
-) -> list[Row]:
-    """Means over the epsilons that the source averages, and paired tests against AdLM's."""
+) -> list[ComparisonRow]:
+    """Return means over the epsilons that the paper averages, and paired tests against AdLM's."""
     name = here.experiment.name
     chosen = [e for e in epsilons if name != "MNIST" or 0.2 <= e <= 0.5]
 
@@ -277,7 +288,7 @@ def _tests(
     for method in ("AdLM", PSGD):
         values = mean(method)
         rows.append(
-            Row(
+            ComparisonRow(
                 item=item,
                 setting=f"{method}, {over}",
                 quantity="accuracy %",
@@ -300,14 +311,14 @@ def _tests(
         common: dict[str, Any] = {"item": item, "data": here.private.source, "seeds": len(a)}
         what = f"{first} over {second}, {over}"
         rows += [
-            Row(
+            ComparisonRow(
                 setting=what,
                 quantity="gain in points",
                 published=gain,
                 ours=statistics.fmean(a) - statistics.fmean(b),
                 **common,
             ),
-            Row(
+            ComparisonRow(
                 setting=what,
                 quantity="p of the paired t test",
                 published=level or None,
@@ -319,7 +330,7 @@ def _tests(
 
 
 def _panels(
-    experiment: Experiment,
+    experiment: AdlmExperiment,
     numbers: Mapping[tuple[str, float], Mapping[str, Any]],
     epsilons: Sequence[float],
 ) -> list[Panel]:

@@ -1,4 +1,4 @@
-"""How many nats an epsilon-private release can tell: the printed bound and a sharper one.
+"""Bound the nats that an epsilon-private release can tell: the printed bound and a sharper one.
 
     printed    I(g; K(g)) <= epsilon (e^epsilon - 1) / 2
     sharper    KL(P || Q) <= epsilon tanh(epsilon / 2), attained by randomized response
@@ -20,7 +20,7 @@ from ...base.validate import positive
 
 
 def printed_bound(epsilon: float) -> float:
-    """``epsilon (e^epsilon - 1) / 2``, in nats.
+    """Return ``epsilon (e^epsilon - 1) / 2``, in nats.
 
     Raises:
         InvalidInput: epsilon is not positive.
@@ -29,7 +29,7 @@ def printed_bound(epsilon: float) -> float:
 
 
 def sharp_bound(epsilon: float) -> float:
-    """``epsilon tanh(epsilon / 2)``, in nats.
+    """Return ``epsilon tanh(epsilon / 2)``, in nats.
 
     Raises:
         InvalidInput: epsilon is not positive.
@@ -38,14 +38,19 @@ def sharp_bound(epsilon: float) -> float:
 
 
 def kl(p: Sequence[float], q: Sequence[float]) -> float:
-    """Kullback-Leibler divergence of two finite laws in nats; infinite where only q is zero.
+    """Return the Kullback-Leibler divergence of two finite laws in nats; may be infinite.
+
+    It is infinite where only q is zero.
 
     Raises:
         InvalidInput: laws of different sizes.
     """
     if len(p) != len(q):
         raise InvalidInput(
-            "q", expected=f"{len(p)} probabilities", got=str(len(q)), remedy="Use one finite set."
+            "q",
+            expected=f"{len(p)} probabilities",
+            got=str(len(q)),
+            remedy="Pass two laws on one finite set.",
         )
     if any(a > 0 and b == 0 for a, b in zip(p, q, strict=True)):
         return math.inf
@@ -53,7 +58,7 @@ def kl(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 def mutual_information(prior: Sequence[float], channel: Sequence[Sequence[float]]) -> float:
-    """``sum_x prior(x) KL(channel_x || mixture)``, in nats.
+    """Return ``sum_x prior(x) KL(channel_x || mixture)``, in nats.
 
     Raises:
         InvalidInput: not one row per input.
@@ -63,7 +68,7 @@ def mutual_information(prior: Sequence[float], channel: Sequence[Sequence[float]
             "channel",
             expected=f"{len(prior)} rows, one per input",
             got=str(len(channel)),
-            remedy="Row x is the law of the output for input x.",
+            remedy="Pass one row per input: row x is the law of the output for input x.",
         )
     mixture = [
         math.fsum(weight * float(value) for weight, value in zip(prior, column, strict=True))

@@ -1,4 +1,4 @@
-"""Items of the paper on directional noise: what its formulas give, and what they certify.
+"""Items of the paper on directional noise without training: its formulas, and what they certify.
 
 Source: directional noise for DP-SGD, (7)-(16), figures 1 and 2; the sampling rule of algorithm 1.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from ...privacy.accounting import events, shown_bound
 from ...privacy.theory import gaussian, markov, rdp
 from ..claims import certified, kappa
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest
 from . import information, utility_subspace, water_filling
 
 DELTA = 1e-5
@@ -38,14 +38,14 @@ OPTIMUM = (
 )
 
 
-def fig1(request: Request) -> Result:
-    """The utility-subspace demonstration: two surfaces of the cost of a 2-2-1 network."""
+def fig1(request: ItemRequest) -> Result:
+    """Reproduce the utility-subspace demonstration: two cost surfaces of a 2-2-1 network."""
     seeds = request.repeats(1)
     rows, panels = [], []
     for seed in range(seeds):
         found = utility_subspace.demonstrate(seed)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="fig1",
                 setting=f"training, seed {seed}",
                 quantity="accuracy %",
@@ -61,7 +61,7 @@ def fig1(request: Request) -> Result:
                 surface.names, surface.slopes, PUBLISHED_SLOPES[surface.names], strict=True
             ):
                 rows.append(
-                    Row(
+                    ComparisonRow(
                         item="fig1",
                         setting=f"derivative by {name} on ({pair}), seed {seed}",
                         quantity="range of the derivative",
@@ -81,7 +81,7 @@ def fig1(request: Request) -> Result:
 
 
 def _edges(surface: utility_subspace.Surface) -> Panel:
-    """The cost along either axis, the other parameter barely moved."""
+    """Draw the cost along either axis, the other parameter barely moved."""
     x = surface.offsets.tolist()
     first, second = surface.names
     return Panel(
@@ -95,15 +95,15 @@ def _edges(surface: utility_subspace.Surface) -> Panel:
     )
 
 
-def fig2(request: Request) -> Result:
-    """The distortion-rate bound by reverse water-filling, and what the Gaussian noise adds."""
+def fig2(request: ItemRequest) -> Result:
+    """Compare the distortion-rate bound by reverse water-filling with what Gaussian noise adds."""
     del request
     variances = (4.0, 1.0, 0.25)
     rows = []
     for rate in (1.0, 3.0):
         filling = water_filling.distortion_at(variances, rate)
         rows += [
-            Row(
+            ComparisonRow(
                 item="fig2",
                 setting=f"variances 4, 1, 1/4; {rate:g} nats",
                 quantity=quantity,
@@ -117,7 +117,9 @@ def fig2(request: Request) -> Result:
             ("sharper bound", information.sharp_bound(epsilon)),
         )
         rows += [
-            Row(item="fig2", setting=f"epsilon {shown_bound(epsilon)}", quantity=name, ours=value)
+            ComparisonRow(
+                item="fig2", setting=f"epsilon {shown_bound(epsilon)}", quantity=name, ours=value
+            )
             for name, value in bounds
         ]
     grid = np.geomspace(0.1, 2.0, 25).tolist()
@@ -144,8 +146,8 @@ def fig2(request: Request) -> Result:
     return PAPER.result("fig2", "distortion-rate lower bound", rows, [panel], notes)
 
 
-def sampling(request: Request) -> Result:
-    """The sampling rule at the paper's settings: its epsilon, Renyi's, and the certified one."""
+def sampling(request: ItemRequest) -> Result:
+    """Compare the sampling rule at the paper's settings: its epsilon, Renyi's, certified."""
     del request
     rows = []
     for name, (steps, rate, budgets) in CASES.items():
@@ -153,7 +155,7 @@ def sampling(request: Request) -> Result:
             z = 1 / math.sqrt(markov.tau(epsilon / rate, DELTA / rate, steps).tau)
             proved, relation = certified(events.gaussian(z), steps=steps, sample_rate=rate)
             rows.append(
-                Row(
+                ComparisonRow(
                     item="sampling",
                     setting=f"{name}, k {steps}, q {rate:.5f}, epsilon {shown_bound(epsilon)}: "
                     f"z {z:.4g}",
@@ -170,7 +172,7 @@ def sampling(request: Request) -> Result:
         z = 1 / math.sqrt(markov.tau(epsilon / rate, DELTA / rate, steps, "real").tau)
         proved, relation = certified(events.gaussian(z), steps=steps, sample_rate=rate)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="sampling",
                 setting=f"few steps: k {steps}, q {rate}, epsilon {shown_bound(epsilon)}: "
                 f"z {z:.4g}",
@@ -185,8 +187,8 @@ def sampling(request: Request) -> Result:
     return PAPER.result("sampling", "the rule (epsilon / q, delta / q)", rows, [], (RULE,))
 
 
-def worst_direction(request: Request) -> Result:
-    """kappa of the printed noise for a normal w, and one release in the worst direction."""
+def worst_direction(request: ItemRequest) -> Result:
+    """Compute kappa of the printed noise for a normal w, and one release in the worst direction."""
     del request
     multiplier = 1 / math.sqrt(markov.tau(2.0, DELTA, 1).tau)
     sizes = (10, 1000, 61_706, 1_000_000)
@@ -196,7 +198,7 @@ def worst_direction(request: Request) -> Result:
         w = np.abs(np.random.default_rng(0).standard_normal(d))
         scale = w ** (1 / 3) * math.sqrt((w ** (4 / 3)).sum()) / np.linalg.norm(w)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="kappa",
                 setting=f"w normal in {d} dimensions (seed 0), claimed epsilon 2",
                 quantity="kappa",

@@ -1,4 +1,4 @@
-"""The printed optimum of directional noise, and what is wrong with it.
+"""Compute the printed optimum of directional noise, and what is wrong with it.
 
 Minimise ``sum |w_i| s_i`` over standard deviations with ``sum Delta_i^2 / s_i^2 <= tau`` for every
 ``||Delta|| <= alpha``. For one Delta:
@@ -28,28 +28,28 @@ Array = NDArray[np.float64]
 
 
 def printed_delta(w: ArrayLike, alpha: float) -> Array:
-    """``alpha |w| / ||w||_2`` (13)."""
+    """Return ``alpha |w| / ||w||_2`` (13)."""
     size = np.abs(np.asarray(w, dtype=np.float64))
     found: Array = alpha * size / np.linalg.norm(size)
     return found
 
 
 def worst_delta(w: ArrayLike, alpha: float) -> Array:
-    """``alpha sqrt(|w| / ||w||_1)``, which maximises ``sum (Delta_i |w_i|)^(2/3)``."""
+    """Return ``alpha sqrt(|w| / ||w||_1)``, which maximises ``sum (Delta_i |w_i|)^(2/3)``."""
     size = np.abs(np.asarray(w, dtype=np.float64))
     found: Array = alpha * np.sqrt(size / size.sum())
     return found
 
 
 def multiplier(w: ArrayLike, delta: ArrayLike, tau: float) -> float:
-    """lambda (12)."""
+    """Return lambda (12)."""
     size = np.abs(np.asarray(w, dtype=np.float64))
     total = np.sum((np.asarray(delta) * size) ** (2 / 3))
     return float((3 * tau / (C1 * total)) ** -1.5)
 
 
 def sigma(w: ArrayLike, delta: ArrayLike, tau: float) -> Array:
-    """The standard deviations (11) that are optimal against one Delta."""
+    """Return the standard deviations (11) that are optimal against one Delta."""
     size = np.abs(np.asarray(w, dtype=np.float64))
     factor = 2 * multiplier(size, delta, tau)
     found: Array = np.cbrt(factor * np.asarray(delta, dtype=np.float64) ** 2 / size)
@@ -57,15 +57,15 @@ def sigma(w: ArrayLike, delta: ArrayLike, tau: float) -> Array:
 
 
 def printed_sigma(w: ArrayLike, alpha: float, tau: float) -> Array:
-    """(11) with (13): ``alpha / sqrt(tau) |w|^(1/3) (sum |w|^(4/3))^(1/2) / ||w||_2``."""
+    """Return (11) with (13): ``alpha / sqrt(tau) |w|^(1/3) (sum |w|^(4/3))^(1/2) / ||w||_2``."""
     return sigma(w, printed_delta(w, alpha), tau)
 
 
 def kappa(sigma: ArrayLike, alpha: float, tau: float) -> float:
-    """``alpha / (sqrt(tau) min sigma)``: 1 if the constraint holds in every direction."""
+    """Return ``alpha / (sqrt(tau) min sigma)``: 1 if the constraint holds in every direction."""
     return alpha / math.sqrt(tau) / float(np.min(np.asarray(sigma)))
 
 
 def objective(w: ArrayLike, sigma: ArrayLike) -> float:
-    """``sum |w_i| sigma_i``."""
+    """Return ``sum |w_i| sigma_i``."""
     return float(np.sum(np.abs(np.asarray(w)) * np.asarray(sigma)))

@@ -1,4 +1,4 @@
-"""Training items of the paper on directional noise: times, accuracies over epsilon, lot and clip.
+"""Items of the paper on directional noise that train: times, accuracies over epsilon, lot, clip.
 
 Learning rates are not published (ours: 0.1 on MNIST, 0.05 elsewhere); the printed row counts do not
 agree with the data sets (D7). Figure 4 reports the best accuracy of all epochs, which looks at
@@ -20,18 +20,18 @@ from ...privacy.mechanisms import DPSGD, AdaClip
 from ...privacy.mechanisms.base import Mechanism
 from ...privacy.mechanisms.directional import Directional
 from .. import runner
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Outcome, Request, Setting
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest, RunOutcome, RunSetting
 
 DELTA = 1e-5
 GENERATORS = ("Gaussian", "AdaClip", "Ours (w=1)", "Ours")
 KINDS = {"Gaussian": "gaussian", "Ours (w=1)": "ours_w1", "Ours": "ours"}
 SECONDS = {"unperturbed": 1.50, "Gaussian": 1.53, "Ours": 2.19, "Ours (w=1)": 1.70, "AdaClip": 1.95}
-"""Table 2: average time of a batch, RTX 3090, TensorFlow."""
+"""Average seconds of a batch in table 2, RTX 3090, TensorFlow."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DirectionalCase:
     """A column of table 1.
 
     Attributes:
@@ -41,7 +41,7 @@ class Case:
         lot: printed lot size.
         epochs: printed.
         lr: ours.
-        epsilons: of figures 3 and 4.
+        epsilons: epsilons of figures 3 and 4.
         plain: printed accuracy without noise, percent.
     """
 
@@ -56,7 +56,7 @@ class Case:
 
 
 CASES = {
-    "MNIST": Case(
+    "MNIST": DirectionalCase(
         model="directional-lenet",
         substitute="synthetic-mnist",
         clip=0.1,
@@ -66,7 +66,7 @@ CASES = {
         epsilons=(0.2, 0.5, 1.0),
         plain=98.32,
     ),
-    "SVHN": Case(
+    "SVHN": DirectionalCase(
         model="directional-alexnet",
         substitute="synthetic-svhn",
         clip=2.0,
@@ -76,7 +76,7 @@ CASES = {
         epsilons=(1.0, 5.0, 10.0),
         plain=93.01,
     ),
-    "CIFAR-10": Case(
+    "CIFAR-10": DirectionalCase(
         model="directional-resnet18",
         substitute="synthetic-cifar10",
         clip=2.0,
@@ -89,7 +89,7 @@ CASES = {
 }
 QUICK_ROWS, QUICK_EPOCHS, QUICK_LOT = 1000, 4, 50
 QUICK_STEP = 0.3
-"""Learning rate times alpha in quick runs: a few dozen steps have to get somewhere."""
+"""Learning rate times alpha in quick runs: a few dozen steps must suffice."""
 
 NOTES = (
     "D7: table 1 prints 55000/5000 rows of MNIST and 60000/10000 of CIFAR-10",
@@ -99,12 +99,12 @@ NOTES = (
 PAPER = Paper("directional", settings={"delta": DELTA}, notes=NOTES)
 
 
-def setting(request: Request, name: str, *, lot: int | None = None) -> Setting:
-    """Data, network and length of a run."""
+def setting(request: ItemRequest, name: str, *, lot: int | None = None) -> RunSetting:
+    """Return data, network and length of a run."""
     case = CASES[name]
     data = request.dataset(case.substitute, rows=QUICK_ROWS)
     usual = QUICK_LOT if request.quick else case.lot
-    return Setting(
+    return RunSetting(
         data=data,
         model=lambda seed: models.build(
             case.model, row_shape=data.row_shape, classes=data.classes, init_seed=seed
@@ -116,8 +116,8 @@ def setting(request: Request, name: str, *, lot: int | None = None) -> Setting:
     )
 
 
-def generator(name: str, where: Setting, epsilon: float, clip: float) -> Mechanism:
-    """One of ``GENERATORS``, or ``unperturbed``, with its claim at ``epsilon``."""
+def generator(name: str, where: RunSetting, epsilon: float, clip: float) -> Mechanism:
+    """Return the mechanism of one of ``GENERATORS``, or ``unperturbed``, claimed at ``epsilon``."""
     if name == "unperturbed":
         return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
     if name == "AdaClip":
@@ -136,8 +136,8 @@ def generator(name: str, where: Setting, epsilon: float, clip: float) -> Mechani
     )
 
 
-def table2(request: Request) -> Result:
-    """Time of a step over that of Gaussian noise; absolute times are another machine's."""
+def table2(request: ItemRequest) -> Result:
+    """Measure the time of a step over that of Gaussian noise; absolute times do not compare."""
     where = setting(request, "MNIST")
     found = {
         name: runner.run(where, generator(name, where, 1.0, 0.1), seeds=request.repeats(1))
@@ -145,7 +145,7 @@ def table2(request: Request) -> Result:
     }
     base = found["Gaussian"].ms_per_step
     rows = [
-        Row(
+        ComparisonRow(
             item="table2",
             setting=f"MNIST, {name}",
             quantity="time of a step / Gaussian noise",
@@ -161,8 +161,8 @@ def table2(request: Request) -> Result:
     return PAPER.result("table2", "time of a training step", rows, quick=request.quick)
 
 
-def fig3(request: Request) -> Result:
-    """Accuracy over epochs."""
+def fig3(request: ItemRequest) -> Result:
+    """Reproduce accuracy over epochs."""
     rows, panels = [], []
     for name in ("MNIST",) if request.quick else tuple(CASES):
         epsilons = CASES[name].epsilons[-1:] if request.quick else CASES[name].epsilons
@@ -179,8 +179,8 @@ def fig3(request: Request) -> Result:
     return PAPER.result("fig3", "accuracy over epochs", rows, panels, quick=request.quick)
 
 
-def fig4(request: Request) -> Result:
-    """Accuracy over epsilon; best of all epochs and last."""
+def fig4(request: ItemRequest) -> Result:
+    """Reproduce accuracy over epsilon; best of all epochs and last."""
     rows, panels = [], []
     for name in ("MNIST",) if request.quick else tuple(CASES):
         epsilons = CASES[name].epsilons[::2] if request.quick else CASES[name].epsilons
@@ -198,8 +198,8 @@ def fig4(request: Request) -> Result:
     return PAPER.result("fig4", "accuracy over epsilon", rows, panels, quick=request.quick)
 
 
-def fig5(request: Request) -> Result:
-    """Accuracy over the lot size at epsilon 1 (MNIST), 10 (SVHN), 5 (CIFAR-10)."""
+def fig5(request: ItemRequest) -> Result:
+    """Reproduce accuracy over the lot size at epsilon 1 (MNIST), 10 (SVHN), 5 (CIFAR-10)."""
     fixed = {"MNIST": 1.0, "SVHN": 10.0, "CIFAR-10": 5.0}
     lots = (50, 100, 200) if request.quick else (128, 256, 512, 1024)
     rows, panels = [], []
@@ -217,8 +217,8 @@ def fig5(request: Request) -> Result:
     return PAPER.result("fig5", "accuracy over the lot size", rows, panels, quick=request.quick)
 
 
-def fig6(request: Request) -> Result:
-    """Accuracy over the clip bound: MNIST at epsilon 0.3, SVHN at 10."""
+def fig6(request: ItemRequest) -> Result:
+    """Reproduce accuracy over the clipping bound: MNIST at epsilon 0.3, SVHN at 10."""
     sweeps = {"MNIST": (0.3, (0.01, 0.03, 0.1, 0.3)), "SVHN": (10.0, (0.5, 1.0, 2.0, 4.0, 6.0))}
     rows, panels = [], []
     for name in ("MNIST",) if request.quick else tuple(sweeps):
@@ -240,15 +240,15 @@ def _trained(
     item: str,
     name: str,
     kind: str,
-    where: Setting,
+    where: RunSetting,
     epsilon: float,
-    request: Request,
+    request: ItemRequest,
     *,
     clip: float | None = None,
-) -> tuple[Row, Outcome]:
+) -> tuple[ComparisonRow, RunOutcome]:
     made = generator(kind, where, epsilon, CASES[name].clip if clip is None else clip)
     found = runner.run(where, made, seeds=request.repeats(1))
-    row = Row(
+    row = ComparisonRow(
         item=item,
         setting=f"{name}, {kind}, claimed epsilon {shown_bound(epsilon)}",
         quantity="accuracy %",

@@ -1,4 +1,4 @@
-"""The utility-subspace demonstration: some parameters take noise better than others.
+"""Demonstrate the utility subspace: some parameters take noise better than others.
 
 A network with two inputs, two hidden units and one output learns x1 AND x2 of rounded inputs:
 
@@ -68,8 +68,8 @@ def demonstrate(
     """Train the network and map its cost around the solution.
 
     Args:
-        seed: of the samples, the start and the order of batches.
-        samples: how many points of the unit square.
+        seed: seed of the samples, the start and the order of batches.
+        samples: number of points of the unit square.
         epochs: passes of Adam over batches of 250.
         reach: offsets are in (0, reach).
         points: grid points of each axis.
@@ -105,7 +105,7 @@ def demonstrate(
 
 
 def _logit(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``[networks, samples]`` for parameters ``[9, networks]``."""
+    """Return logits ``[networks, samples]`` for parameters ``[9, networks]``."""
     t1, t2, t3, t4, t5, t6, b1, b2, b3 = values[:, :, None]
     h1 = torch.sigmoid(t1 * x[:, 0] + t3 * x[:, 1] + b1)
     h2 = torch.sigmoid(t2 * x[:, 0] + t4 * x[:, 1] + b2)
@@ -114,7 +114,7 @@ def _logit(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _cost(values: torch.Tensor, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of each network."""
+    """Return the mean cross-entropy of each network."""
     logit = _logit(values, x)
     each: torch.Tensor = binary_cross_entropy_with_logits(
         logit, target.expand_as(logit), reduction="none"

@@ -1,4 +1,4 @@
-"""The least weighted distortion at a given rate: reverse water-filling.
+"""Compute the least weighted distortion at a given rate by reverse water-filling.
 
     beta_i = w_i^2 exp(2 h(g_i)) / (2 pi e)         entropy power; w_i^2 var_i for a Gaussian
     D_i    = min(level, beta_i)
@@ -6,7 +6,7 @@
     D*(R)  = sum_i D_i
 
 For independent g_i it bounds ``E sum w_i^2 (out_i - g_i)^2`` of every release with
-``I(g; out) <= R`` from below, tightly for Gaussians. The source describes the roles of level and
+``I(g; out) <= R`` from below, tightly for Gaussians. The paper describes the roles of level and
 component reversed in words; its formulas are these.
 
 Source: directional noise for DP-SGD, theorem 3 and lemma 4, equations (14)-(16).
@@ -31,12 +31,12 @@ class Filling(NamedTuple):
 
     @property
     def distortion(self) -> float:
-        """The sum over all components."""
+        """The sum of the distortions over all components."""
         return math.fsum(self.distortions)
 
 
 def gaussian_entropy(variance: float) -> float:
-    """Differential entropy of a normal variable in nats.
+    """Return the differential entropy of a normal variable in nats.
 
     Raises:
         InvalidInput: the variance is not positive.
@@ -45,7 +45,7 @@ def gaussian_entropy(variance: float) -> float:
 
 
 def laplace_entropy(scale: float) -> float:
-    """Differential entropy of Lap(scale) in nats.
+    """Return the differential entropy of Lap(scale) in nats.
 
     Raises:
         InvalidInput: the scale is not positive.
@@ -54,7 +54,7 @@ def laplace_entropy(scale: float) -> float:
 
 
 def uniform_entropy(width: float) -> float:
-    """Differential entropy of a uniform variable on an interval in nats.
+    """Return the differential entropy of a uniform variable on an interval in nats.
 
     Raises:
         InvalidInput: the width is not positive.
@@ -63,7 +63,7 @@ def uniform_entropy(width: float) -> float:
 
 
 def entropy_powers(weights: Sequence[float], entropies: Sequence[float]) -> tuple[float, ...]:
-    """``beta_i = w_i^2 exp(2 h_i) / (2 pi e)`` (15a).
+    """Return ``beta_i = w_i^2 exp(2 h_i) / (2 pi e)`` (15a).
 
     Raises:
         InvalidInput: not one entropy per weight.
@@ -80,13 +80,15 @@ def entropy_powers(weights: Sequence[float], entropies: Sequence[float]) -> tupl
 
 
 def distortion_at(betas: Sequence[float], rate: float) -> Filling:
-    """The least distortion at ``rate`` nats.
+    """Return the least distortion at ``rate`` nats.
 
     Raises:
         InvalidInput: a negative rate, or entropy powers that are not positive.
     """
     if not (math.isfinite(rate) and rate >= 0):
-        raise InvalidInput("rate", expected="a number >= 0", got=rate, remedy="Pass nats.")
+        raise InvalidInput(
+            "rate", expected="a number >= 0", got=rate, remedy="Pass a finite number of nats."
+        )
     falling = _falling(betas)
     logs = 0.0
     for active, beta in enumerate(falling, start=1):
@@ -98,7 +100,9 @@ def distortion_at(betas: Sequence[float], rate: float) -> Filling:
 
 
 def rate_at(betas: Sequence[float], distortion: float) -> Filling:
-    """The least rate at which the distortion is at most ``distortion``; inverse of the above.
+    """Return the least rate at which the distortion is at most ``distortion``.
+
+    It is the inverse of ``distortion_at``.
 
     Raises:
         InvalidInput: a distortion that is not positive, or entropy powers that are not.

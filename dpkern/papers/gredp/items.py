@@ -12,15 +12,16 @@ import torch
 from ...privacy.accounting import events
 from ...privacy.theory import gaussian, rdp
 from ..claims import certified
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest
+from . import corollary
 
 DELTA = 1e-5
 PAPER = Paper("gredp", settings={"delta": DELTA})
 
 
-def variance(request: Request) -> Result:
-    """Variance of the output noise by index, N = 16, sigma c = 1, and mirrored correlation."""
+def variance(request: ItemRequest) -> Result:
+    """Compute the output noise's variance by index, mirrored correlation, N = 16, sigma c = 1."""
     del request
     draws, size = (200_000, 16)
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +39,7 @@ def variance(request: Request) -> Result:
         claim = 0.5 if kind != "circular_full" else None
         for index in (0, 3, 8):
             rows.append(
-                Row(
+                ComparisonRow(
                     item="variance",
                     setting=f"{kind} (a {a:.3g}, b {b:.3g}), index {index}",
                     quantity="variance / (c sigma)^2",
@@ -49,7 +50,7 @@ def variance(request: Request) -> Result:
                 )
             )
         rows.append(
-            Row(
+            ComparisonRow(
                 item="variance",
                 setting=f"{kind}, correlation of entries 3 and 13",
                 quantity="correlation",
@@ -65,8 +66,8 @@ def variance(request: Request) -> Result:
     return PAPER.result("variance", "noise of the real part", rows, [panel], notes)
 
 
-def checks(request: Request) -> Result:
-    """What theorem 3 and corollary 2 claim, beside what is certified (5 layers, MNIST)."""
+def checks(request: ItemRequest) -> Result:
+    """Compare the claims of theorem 3 and corollary 2 with what is certified (5 layers, MNIST)."""
     del request
     rate, steps, layers = 500 / 60_000, 3600, 5
     rows = []
@@ -74,7 +75,7 @@ def checks(request: Request) -> Result:
         sigma = gaussian.classic_sigma(epsilon, DELTA)
         exact = gaussian.exact_epsilon(sigma / math.sqrt(2), DELTA)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="checks",
                 setting=f"theorem 3, one release, sigma {sigma:.5g}",
                 quantity="exact epsilon",
@@ -96,7 +97,7 @@ def checks(request: Request) -> Result:
             claim, _ = certified(events.gaussian(sigma), sample_rate=rate, steps=steps)
             proved, relation = certified(events.gaussian(multiplier), sample_rate=rate, steps=steps)
             rows.append(
-                Row(
+                ComparisonRow(
                     item="checks",
                     setting=f"{what}, sigma {sigma}: multiplier {multiplier:.4g}",
                     quantity="Renyi epsilon, integer orders",
@@ -106,13 +107,13 @@ def checks(request: Request) -> Result:
                     relation=relation,
                 )
             )
-    for placement in rdp.PLACEMENTS:
+    for placement in corollary.PLACEMENTS:
         rows.append(
-            Row(
+            ComparisonRow(
                 item="checks",
                 setting=f"corollary 2, alpha 20, e 0.5, {placement}",
                 quantity="sigma",
-                ours=rdp.corollary2_sigma(0.5, 20, DELTA, placement=placement),
+                ours=corollary.corollary2_sigma(0.5, 20, DELTA, placement=placement),
                 note="G7: reads proposition 1 backwards; 1.24 where the theorem has 1.25",
             )
         )

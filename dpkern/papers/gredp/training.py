@@ -24,14 +24,16 @@ from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import DPSGD
 from ...privacy.mechanisms.base import Mechanism
 from .. import runner
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Outcome, Request, Setting
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest, RunOutcome, RunSetting
 
 DELTA = 1e-5
 LEARNING_RATE, BATCH = 0.1, 250
 QUICK_LEARNING_RATE, QUICK_BATCH = 0.5, 50
-"""Ours: the printed 0.01 (or 0.001, the text has both) and 500 belong to an unknown number of
-epochs."""
+"""Learning rate and batch of quick runs are ours.
+
+The printed 0.01 (or 0.001, the text has both) and 500 belong to an unknown number of epochs.
+"""
 
 NOTES = (
     "G8: the source's tables, text and captions disagree; LeNet-5 at epsilon 1 is 96.5 or 96.65, "
@@ -45,15 +47,15 @@ PAPER = Paper("gredp", settings={"delta": DELTA, "batch": BATCH, "lr": LEARNING_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class GredpExperiment:
     """A column of table I.
 
     Attributes:
         model: name in ``train.sources``.
         substitute: the data where the user gives none.
-        epsilon: of table I.
+        epsilon: epsilon of table I.
         printed: accuracy of table I by method.
-        width: of the network in quick runs.
+        width: width of the network in quick runs.
     """
 
     model: str
@@ -64,28 +66,28 @@ class Experiment:
 
 
 EXPERIMENTS = {
-    "LeNet-5": Experiment(
+    "LeNet-5": GredpExperiment(
         model="gredp-lenet5",
         substitute="synthetic-mnist",
         epsilon=1.0,
         printed={"plain": 98.72, "DP-SGD": 92.7, "Spectral-DP": 95.3, "GReDP": 96.5},
         width=1.0,
     ),
-    "ResNet-20": Experiment(
+    "ResNet-20": GredpExperiment(
         model="gredp-resnet20",
         substitute="synthetic-cifar10",
         epsilon=1.5,
         printed={"plain": 70.44, "DP-SGD": 29.3, "Spectral-DP": 54.9, "GReDP": 59.45},
         width=0.25,
     ),
-    "Model-3": Experiment(
+    "Model-3": GredpExperiment(
         model="gredp-model3",
         substitute="synthetic-cifar10",
         epsilon=2.0,
         printed={"plain": 79.17, "DP-SGD": 46.47, "Spectral-DP": 63.52, "GReDP": 67.87},
         width=0.125,
     ),
-    "AlexNet": Experiment(
+    "AlexNet": GredpExperiment(
         model="gredp-alexnet",
         substitute="synthetic-cifar10",
         epsilon=2.0,
@@ -118,9 +120,9 @@ CLIP_0_1 = {
 
 
 def setting(
-    request: Request, name: str, method: str, *, batch: int = 0, lr: float = 0.0
-) -> Setting:
-    """Data, model and length of one run: 2 epochs of 1000 rows in quick runs, else 30 of all."""
+    request: ItemRequest, name: str, method: str, *, batch: int = 0, lr: float = 0.0
+) -> RunSetting:
+    """Return data, model and length of a run: 2 epochs of 1000 rows if quick, else 30 of all."""
     experiment = EXPERIMENTS[name]
     data = request.dataset(experiment.substitute, rows=1000)
     width = experiment.width if request.quick else 1.0
@@ -128,7 +130,7 @@ def setting(
     usual = QUICK_LEARNING_RATE if noisy else LEARNING_RATE
     batch = batch or (QUICK_BATCH if request.quick else BATCH)
     linear = "dense" if method in ("plain", "DP-SGD") else "circulant"
-    return Setting(
+    return RunSetting(
         data=data,
         model=lambda seed: models.build(
             experiment.model,
@@ -145,9 +147,11 @@ def setting(
     )
 
 
-def mechanism(method: str, where: Setting, epsilon: float, *, clip: float = 1.0) -> Mechanism:
-    """The published mechanism, its claim calibrated to ``epsilon``; ``plain`` neither clips nor
-    adds noise."""
+def mechanism(method: str, where: RunSetting, epsilon: float, *, clip: float = 1.0) -> Mechanism:
+    """Return the published mechanism, its claim calibrated to ``epsilon``.
+
+    ``plain`` neither clips nor adds noise.
+    """
     if method == "plain":
         return DPSGD(noise_multiplier=0.0, max_grad_norm=math.inf)
     model = where.model(0)
@@ -172,18 +176,18 @@ def mechanism(method: str, where: Setting, epsilon: float, *, clip: float = 1.0)
 
 @lru_cache(maxsize=64)
 def _sigma(epsilon: float, run: tuple[tuple[str, Any], ...]) -> float:
-    """The multiplier that every claim rests on: DP-SGD's at this epsilon."""
+    """Return the multiplier that every claim rests on: DP-SGD's at this epsilon."""
     usual = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, mode="published")
     return accounting.calibrate(usual, target_epsilon=epsilon, **dict(run)).noise_multiplier
 
 
 def trained(
-    item: str, what: str, where: Setting, made: Mechanism, printed: float | None, seeds: int
-) -> tuple[Row, Outcome]:
-    """One cell of a table of accuracies."""
+    item: str, what: str, where: RunSetting, made: Mechanism, printed: float | None, seeds: int
+) -> tuple[ComparisonRow, RunOutcome]:
+    """Train one cell of a table of accuracies."""
     found = runner.run(where, made, seeds=seeds)
     plain = isinstance(made, DPSGD) and not made.private
-    row = Row(
+    row = ComparisonRow(
         item=item,
         setting=what,
         quantity="accuracy %",
@@ -199,8 +203,8 @@ def trained(
     return row, found
 
 
-def table1(request: Request) -> Result:
-    """Accuracy from scratch, four models by four methods."""
+def table1(request: ItemRequest) -> Result:
+    """Reproduce accuracy from scratch, four models by four methods."""
     rows = []
     names = ("LeNet-5",) if request.quick else tuple(EXPERIMENTS)
     for name in names:
@@ -214,8 +218,8 @@ def table1(request: Request) -> Result:
     return PAPER.result("table1", "accuracy from scratch", rows, quick=request.quick)
 
 
-def by_epsilon(request: Request) -> Result:
-    """Accuracy over the claimed epsilon (text, table VIII at clipping norm 1)."""
+def by_epsilon(request: ItemRequest) -> Result:
+    """Reproduce accuracy over the claimed epsilon (text, table VIII at clipping norm 1)."""
     rows, lines = [], []
     pairs = [("LeNet-5", "GReDP")] if request.quick else list(BY_EPSILON)
     for name, method in pairs:
@@ -245,8 +249,8 @@ def by_epsilon(request: Request) -> Result:
     return PAPER.result("by-eps", "accuracy over epsilon", rows, [panel], quick=request.quick)
 
 
-def table8(request: Request) -> Result:
-    """GReDP at clipping norms 0.1 and 1."""
+def table8(request: ItemRequest) -> Result:
+    """Reproduce GReDP at clipping norms 0.1 and 1."""
     rows = []
     for name in ("LeNet-5",) if request.quick else tuple(EXPERIMENTS):
         for epsilon in EPSILONS[1::2] if request.quick else EPSILONS:
@@ -262,8 +266,8 @@ def table8(request: Request) -> Result:
     return PAPER.result("table8", "GReDP over the clipping norm", rows, quick=request.quick)
 
 
-def table7(request: Request) -> Result:
-    """Transfer learning: refused, the pre-trained network is not published.
+def table7(request: ItemRequest) -> Result:
+    """Refuse transfer learning: the pre-trained network is not published.
 
     Raises:
         InvalidInput: always.
@@ -277,8 +281,8 @@ def table7(request: Request) -> Result:
     )
 
 
-def fig3(request: Request) -> Result:
-    """Accuracy over epochs for every method on one model."""
+def fig3(request: ItemRequest) -> Result:
+    """Reproduce accuracy over epochs for every method on one model."""
     name = "LeNet-5"
     rows, lines = [], []
     for method in METHODS[1:]:
@@ -298,8 +302,8 @@ def fig3(request: Request) -> Result:
     return PAPER.result("fig3", "training dynamics", rows, [panel], quick=request.quick)
 
 
-def fig4(request: Request) -> Result:
-    """GReDP over the batch size."""
+def fig4(request: ItemRequest) -> Result:
+    """Reproduce GReDP over the batch size."""
     printed = {256: 97.67, 512: 96.73, 1024: 95.47, 2048: 93.51}
     rows = []
     for batch, value in printed.items():
@@ -311,8 +315,8 @@ def fig4(request: Request) -> Result:
     return PAPER.result("fig4", "batch size", rows, quick=request.quick)
 
 
-def fig5(request: Request) -> Result:
-    """GReDP over the learning rate."""
+def fig5(request: ItemRequest) -> Result:
+    """Reproduce GReDP over the learning rate."""
     printed = {0.001: 96.73, 0.01: 96.66, 0.1: 80.18}
     rows = []
     for lr, value in printed.items():

@@ -1,4 +1,4 @@
-"""Hockey-stick divergence of finite laws, contraction of finite channels, local privacy.
+"""Compute hockey-stick divergences of finite laws, contraction of finite channels, local privacy.
 
     E_gamma(P || Q) = sum_i max(p_i - gamma q_i, 0)
     eta_gamma(M)    = max over inputs x, x' of E_gamma(M_x || M_x')
@@ -24,7 +24,7 @@ _TOLERANCE = 1e-9
 
 
 def hockey_stick(p: Sequence[Number], q: Sequence[Number], gamma: Number) -> Number:
-    """``sum max(p_i - gamma q_i, 0)`` of two laws on the same finite set.
+    """Return ``sum max(p_i - gamma q_i, 0)`` of two laws on the same finite set.
 
     Raises:
         InvalidInput: laws of different sizes, no probabilities, or gamma < 1.
@@ -38,7 +38,7 @@ def hockey_stick(p: Sequence[Number], q: Sequence[Number], gamma: Number) -> Num
 
 
 def contraction(channel: Sequence[Sequence[Number]], gamma: Number) -> Number:
-    """The largest hockey-stick divergence of two rows of a channel; row x is the law of M(x).
+    """Return the largest hockey-stick divergence of two rows; row x is the law of M(x).
 
     Raises:
         InvalidInput: rows that are no laws on one finite set, or gamma < 1.
@@ -48,7 +48,9 @@ def contraction(channel: Sequence[Sequence[Number]], gamma: Number) -> Number:
 
 
 def ldp_epsilon(channel: Sequence[Sequence[Number]]) -> float:
-    """``max over z, x, x' of log(M(z | x) / M(z | x'))``; infinity where a row excludes an output.
+    """Return ``max over z, x, x' of log(M(z | x) / M(z | x'))``; may be infinite.
+
+    It is infinite where a row excludes an output.
 
     Raises:
         InvalidInput: rows that are no laws on one finite set.
@@ -74,5 +76,5 @@ def _channel(rows: Sequence[Sequence[Number]]) -> None:
             "channel",
             expected="at least two rows of equal length, each of probabilities that sum to 1",
             got=rows,
-            remedy="Row x is the law of the output for input x.",
+            remedy="Pass probabilities by row: row x is the law of the output for input x.",
         )

@@ -19,8 +19,8 @@ from ...privacy.theory import composition, gaussian, pnsgd, rdp
 from ...step.step import DPStep
 from ...train.hooks import around
 from ..claims import certified
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest
 
 EPSILON, DELTA, LIPSCHITZ = 1.0, 1e-5, 1.0
 SIZES = (100, 1000)
@@ -37,8 +37,8 @@ PAPER = Paper(
 )
 
 
-def table(request: Request) -> Result:
-    """The notes' steps 1 to 5 for n = 100 and 1000."""
+def table(request: ItemRequest) -> Result:
+    """Compute the notes' steps 1 to 5 for n = 100 and 1000."""
     del request
     rows = []
     for n in SIZES:
@@ -54,11 +54,11 @@ def table(request: Request) -> Result:
             ("remark: factor of a moments accountant", "factor", math.sqrt(math.log(n / DELTA))),
         )
         rows += [
-            Row(item="table", setting=f"n {n}, {name}", quantity=quantity, ours=value)
+            ComparisonRow(item="table", setting=f"n {n}, {name}", quantity=quantity, ours=value)
             for name, quantity, value in steps
         ]
     rows += [
-        Row(
+        ComparisonRow(
             item="table",
             setting=f"Gaussian mechanism at (1, 1e-5), constant {constant:g}",
             quantity="sigma",
@@ -69,8 +69,8 @@ def table(request: Request) -> Result:
     return PAPER.result("table", "the notes' noise, step by step", rows)
 
 
-def rules(request: Request) -> Result:
-    """The epsilon of the notes' noise under four rules, and the certified one."""
+def rules(request: ItemRequest) -> Result:
+    """Compare the epsilon of the notes' noise under four rules with the certified one."""
     del request
     rows = []
     for n in SIZES:
@@ -79,7 +79,7 @@ def rules(request: Request) -> Result:
             proved = _certified(n, sigma)
             for rule in pnsgd.RULES:
                 rows.append(
-                    Row(
+                    ComparisonRow(
                         item="rules",
                         setting=f"n {n}, sigma for epsilon {shown_bound(target)}, rule {rule}",
                         quantity="epsilon",
@@ -92,7 +92,7 @@ def rules(request: Request) -> Result:
                 )
     accountant = rdp.rdp_epsilon(0.01, 4.0, 10_000, DELTA)
     rows.append(
-        Row(
+        ComparisonRow(
             item="rules",
             setting="sampled Gaussian q 0.01, z 4, 10^4 steps",
             quantity="epsilon",
@@ -104,8 +104,8 @@ def rules(request: Request) -> Result:
     return PAPER.result("rules", "one noise scale under four rules", rows)
 
 
-def bound(request: Request) -> Result:
-    """The utility bound over n, which does not fall: the loss is a sum."""
+def bound(request: ItemRequest) -> Result:
+    """Compute the utility bound over n, which does not fall: the loss is a sum."""
     del request
     dimension, diameter = 10, 1.0
     sizes = (30, 100, 300, 1000, 3000, 10_000)
@@ -114,7 +114,7 @@ def bound(request: Request) -> Result:
         sigma = pnsgd.pnsgd_sigma(n, LIPSCHITZ, EPSILON, DELTA)
         values.append(pnsgd.utility_bound(n, LIPSCHITZ, dimension, sigma, diameter))
     rows = [
-        Row(
+        ComparisonRow(
             item="bound",
             setting=f"n {n}, d {dimension}, L 1, diameter 1, n^2 steps",
             quantity="bound on the excess of the summed loss",
@@ -135,8 +135,8 @@ def bound(request: Request) -> Result:
     return PAPER.result("bound", "utility bound of private projected SGD", rows, [panel])
 
 
-def experiment(request: Request) -> Result:
-    """Measured excess risk of both losses against the bound, beside the same run without noise.
+def experiment(request: ItemRequest) -> Result:
+    """Measure the excess risk of both losses against the bound, beside a run without noise.
 
     Unit-ball features and parameters: the logistic loss is 1-Lipschitz, least squares 2-Lipschitz.
     """
@@ -161,7 +161,7 @@ def experiment(request: Request) -> Result:
             proved = _certified(n, private.sigma / loss.lipschitz)
             noised = mechanism.private
             rows.append(
-                Row(
+                ComparisonRow(
                     item="experiment",
                     setting=f"{loss.name}, {name}, n {n}, d {dimension}, {n * n} steps",
                     quantity="excess of the summed loss",
@@ -181,7 +181,7 @@ def experiment(request: Request) -> Result:
 
 @dataclass(frozen=True, eq=False)
 class Logistic:
-    """``log(1 + exp(-y x.theta))``, y in -1, 1."""
+    """The logistic loss ``log(1 + exp(-y x.theta))``, y in -1, 1."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -192,17 +192,17 @@ class Logistic:
         return torch.nn.functional.softplus(-self.y * (self.x @ theta)).sum()
 
     def gradient(self, theta: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Of each record, ``[B, d]``."""
+        """Return the gradient of each record, ``[B, d]``."""
         x, y = self.x[rows], self.y[rows]
         return (-y * torch.sigmoid(-y * (x @ theta)))[:, None] * x
 
     def least(self) -> float:
-        """The minimum over the unit ball."""
+        """Return the minimum over the unit ball."""
         return _least(self)
 
 
 class LeastSquares(Logistic):
-    """``(x.theta - y)^2 / 2``, |y| <= 1."""
+    """The least-squares loss ``(x.theta - y)^2 / 2``, |y| <= 1."""
 
     name = "least squares"
     lipschitz = 2.0
@@ -225,7 +225,7 @@ def _least(loss: Logistic) -> float:
 
 
 def _descend(loss: Logistic, mechanism: ProjectedSGD, seed: int) -> float:
-    """The summed loss after n^2 private steps."""
+    """Return the summed loss after n^2 private steps."""
     n, dimension = loss.x.shape
     theta = torch.zeros(dimension, dtype=torch.float64)
     step = DPStep(
@@ -251,7 +251,7 @@ def _descend(loss: Logistic, mechanism: ProjectedSGD, seed: int) -> float:
 
 
 def _certified(n: int, sigma: float) -> float:
-    """Of n^2 steps on one record each, under replacement."""
+    """Return the certified epsilon of n^2 steps on one record each, under replacement."""
     epsilon, _ = certified(
         events.gaussian(sigma / (n * LIPSCHITZ)),
         neighbouring=RELATION,

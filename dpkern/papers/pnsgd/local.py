@@ -1,4 +1,4 @@
-"""Local privacy: channels of randomized response, the estimator of frequencies, a survey, labels.
+"""Items on local privacy: channels, the estimator of frequencies, a survey, labels.
 
 Source: lecture notes on private projected SGD, subsampling and local differential privacy.
 """
@@ -17,10 +17,10 @@ from ...ops import update
 from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import RandomizedResponse
 from ...privacy.mechanisms.randomized_response import survey as simulated
-from ...train import data, responses
+from ...train import data, label_privacy
 from .. import runner
-from ..result import Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, Line, Panel, Paper, Result
+from ..runner import ItemRequest
 from . import divergence
 
 RELATION = "replace_one, local"
@@ -32,8 +32,8 @@ NOTES = (
 PAPER = Paper("ldp", notes=NOTES)
 
 
-def channels(request: Request) -> Result:
-    """Probabilities, epsilon and contraction of the channels."""
+def channels(request: ItemRequest) -> Result:
+    """Compute probabilities, epsilon and contraction of the channels."""
     del request
     rows = []
     for k, epsilon in CASES:
@@ -53,7 +53,7 @@ def channels(request: Request) -> Result:
             ("contraction at e^(epsilon / 2)", None, inside),
         ):
             rows.append(
-                Row(
+                ComparisonRow(
                     item="channels",
                     setting=f"{k} categories, epsilon {shown_bound(epsilon)}",
                     quantity=quantity,
@@ -67,8 +67,8 @@ def channels(request: Request) -> Result:
     return PAPER.result("channels", "channels of randomized response", rows)
 
 
-def estimator(request: Request) -> Result:
-    """Bias and variance of the frequency estimator against theory."""
+def estimator(request: ItemRequest) -> Result:
+    """Compare bias and variance of the frequency estimator with theory."""
     repeats = 400 if request.quick else 4000
     people = 1000
     rows = []
@@ -107,8 +107,8 @@ def estimator(request: Request) -> Result:
     return PAPER.result("estimator", "frequency estimator", rows, repeats=repeats)
 
 
-def survey(request: Request) -> Result:
-    """The motivating survey: one yes-or-no question, over the number of people and epsilon."""
+def survey(request: ItemRequest) -> Result:
+    """Simulate the motivating survey: one yes-or-no question, over number of people and epsilon."""
     del request
     share = 0.3
     sizes = (100, 1000, 10_000, 100_000)
@@ -144,8 +144,8 @@ def survey(request: Request) -> Result:
     return PAPER.result("survey", "a sensitive question", rows, [panel], repeats=20)
 
 
-def labels(request: Request) -> Result:
-    """Training on randomized labels: accuracy over epsilon, digits, only the labels protected."""
+def labels(request: ItemRequest) -> Result:
+    """Train on randomized labels: accuracy over epsilon, digits, only the labels protected."""
     found = data.load(request.data or "digits")
     seeds = request.repeats(1 if request.quick else 5)
     rows = []
@@ -166,8 +166,8 @@ def labels(request: Request) -> Result:
 
 
 def _trained(mechanism: RandomizedResponse, found: data.Dataset, seed: int) -> float:
-    told = responses.released(mechanism, found, Key.from_unsafe_seed(seed))
-    where = runner.Setting(
+    told = label_privacy.released(mechanism, found, Key.from_unsafe_seed(seed))
+    where = runner.RunSetting(
         data=told,
         model=lambda s: models.build(
             "linear", row_shape=found.row_shape, classes=found.classes, init_seed=s
@@ -177,15 +177,15 @@ def _trained(mechanism: RandomizedResponse, found: data.Dataset, seed: int) -> f
         rule=update.SGD(lr=0.05),
     )
     outcome = runner.once(
-        where, responses.WITHOUT_NOISE, seed, loss=responses.unbiased_loss(mechanism)
+        where, label_privacy.WITHOUT_NOISE, seed, loss=label_privacy.unbiased_loss(mechanism)
     )
     return outcome.accuracy
 
 
 def _row(
     item: str, setting: str, quantity: str, ours: float, mechanism: RandomizedResponse, note: str
-) -> Row:
-    return Row(
+) -> ComparisonRow:
+    return ComparisonRow(
         item=item,
         setting=setting,
         quantity=quantity,

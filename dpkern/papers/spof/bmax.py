@@ -1,4 +1,4 @@
-"""The law of the largest multiplier of environmental noise, and what was concluded from it.
+"""Compute the law of the largest multiplier of environmental noise, and what the paper concludes.
 
     (49)  X = e^D / (1 + h (e^D - 1)),   D ~ N(0, s^2),   s^2 = sigma^2 ||W||_2^2 (printed: ||W||_2)
     (50)  e^D = x / (1 - h x + h)           correct: x (1 - h) / (1 - h x)
@@ -7,7 +7,7 @@
     (55)  F_bmax(1), by the trapezoid rule
 
 ``X`` is at most 1/h and has median 1 whatever h is. Its distribution function is closed,
-``Phi(log(e^D) / s)``, though the source says none exists and takes Monte Carlo. So
+``Phi(log(e^D) / s)``, though the paper says none exists and takes Monte Carlo. So
 F_bmax(1) = Phi(-log(l) / s)^N at h = 0, below 2^-N for every l > 1: the claimed 1/2 is not there.
 
 Source: SPOF, equations (46)-(56), proposition 4, remark 1, appendix F.
@@ -29,7 +29,7 @@ _CHUNK = 4096
 
 
 class Frequencies(NamedTuple):
-    """How often b_j was below 1, and below l, in ``draws`` draws."""
+    """The number of times that b_j was below 1, and below l, in ``draws`` draws."""
 
     below_one: float
     below_codes: float
@@ -37,7 +37,7 @@ class Frequencies(NamedTuple):
 
 
 def exponent_scale(sigma: float, norm: float, *, form: str = "correct") -> float:
-    """s: ``sigma ||W||_2``; printed ``sigma sqrt(||W||_2)``, whose square lacks one.
+    """Return s: ``sigma ||W||_2``; printed ``sigma sqrt(||W||_2)``, whose square lacks one.
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -48,7 +48,7 @@ def exponent_scale(sigma: float, norm: float, *, form: str = "correct") -> float
 
 
 def support(h: float, *, form: str = "correct") -> float:
-    """The upper end of X: ``1/h``; printed ``(1 + h)/h``; infinite at h = 0.
+    """Return the upper end of X: ``1/h``; printed ``(1 + h)/h``; infinite at h = 0.
 
     Raises:
         InvalidInput: h outside [0, 1), or an unknown form.
@@ -58,7 +58,7 @@ def support(h: float, *, form: str = "correct") -> float:
 
 
 def inverse(x: torch.Tensor, h: float, *, form: str = "correct") -> torch.Tensor:
-    """e^D as a function of X (50), for x inside the support.
+    """Return e^D as a function of X (50), for x inside the support.
 
     Raises:
         InvalidInput: h outside [0, 1), or an unknown form.
@@ -70,7 +70,7 @@ def inverse(x: torch.Tensor, h: float, *, form: str = "correct") -> torch.Tensor
 
 
 def slope(x: torch.Tensor, h: float, *, form: str = "correct") -> torch.Tensor:
-    """The derivative of ``inverse`` (51).
+    """Return the derivative of ``inverse`` (51).
 
     Raises:
         InvalidInput: h outside [0, 1), or an unknown form.
@@ -82,7 +82,7 @@ def slope(x: torch.Tensor, h: float, *, form: str = "correct") -> torch.Tensor:
 
 
 def pdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -> torch.Tensor:
-    """The density of X (52), (53); 0 outside its support.
+    """Return the density of X (52), (53); 0 outside its support.
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -96,7 +96,7 @@ def pdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -> to
 
 
 def log_cdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -> torch.Tensor:
-    """``log Phi(log(inverse) / scale)``: log of the distribution function that ``pdf`` belongs to.
+    """Return ``log Phi(log(inverse) / scale)``, the log of the distribution function of ``pdf``.
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -110,7 +110,7 @@ def log_cdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -
 
 
 def cdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -> torch.Tensor:
-    """Pr[X <= x].
+    """Return Pr[X <= x].
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -119,7 +119,7 @@ def cdf(x: torch.Tensor, h: float, scale: float, *, form: str = "correct") -> to
 
 
 def sample(h: float, scale: float, draws: int, generator: torch.Generator) -> torch.Tensor:
-    """Draws of X (49), float64 ``[draws]``: what the source estimates F_X from.
+    """Draw X (49), float64 ``[draws]``: the paper estimates F_X from these.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -133,7 +133,7 @@ def sample(h: float, scale: float, draws: int, generator: torch.Generator) -> to
 def bmax_pdf(
     b: torch.Tensor, codes: int, copies: int, h: float, scale: float, *, form: str = "correct"
 ) -> torch.Tensor:
-    """f_bmax (54) at each b.
+    """Return f_bmax (54) at each b.
 
     Args:
         codes: l, the code length.
@@ -152,7 +152,7 @@ def bmax_pdf(
 def bmax_probability(
     codes: int, copies: int, h: float, scale: float, *, at: float = 1.0, form: str = "correct"
 ) -> float:
-    """F_bmax(at) = F_X(at / l)^|D| exactly; (55) is ``at = 1``, which proposition 4 needs.
+    """Return F_bmax(at) = F_X(at / l)^|D| exactly; (55) is ``at = 1``, which proposition 4 needs.
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -171,7 +171,7 @@ def bmax_trapezoid(
     points: int = 10_001,
     form: str = "correct",
 ) -> float:
-    """F_bmax(at) as the source computes it: (54) by the trapezoid rule over [0, at].
+    """Return F_bmax(at) as the paper computes it: (54) by the trapezoid rule over [0, at].
 
     Raises:
         InvalidInput: a number out of its range, or an unknown form.
@@ -181,14 +181,14 @@ def bmax_trapezoid(
 
 
 def sensitivity_gap(b: float) -> float:
-    """``3 (b_max - 1) / 2``: the bound on Dbar^[N](i) - Dbar(i) in (46)-(48), (56)."""
+    """Return ``3 (b_max - 1) / 2``: the bound on Dbar^[N](i) - Dbar(i) in (46)-(48), (56)."""
     return 3 * (b - 1) / 2
 
 
 def simulate(
     codes: int, n: int, *, spread: float, sigma: float, draws: int, generator: torch.Generator
 ) -> Frequencies:
-    """Frequencies of b_j < 1 and b_j < l, with encoder, record and noise drawn afresh each time.
+    """Simulate frequencies of b_j < 1 and b_j < l; encoder, record and noise are drawn afresh.
 
     Encoder entries are uniform on [-spread, spread], records uniform on [0, 1]^n, noise is
     N(0, sigma^2). b_j < 1 needs all l projections of the noise to be negative, since b_r > 1 for a

@@ -1,5 +1,4 @@
-"""Items of SPOF about environmental noise: the law of its largest multiplier, and how often the
-multipliers are small.
+"""Items of SPOF on environmental noise: the law of its largest multiplier, and small multipliers.
 
 Source: SPOF, section VI, proposition 4, remark 1, appendix F, figures 4 and 5.
 """
@@ -15,26 +14,26 @@ from typing import Any
 import torch
 
 from ...privacy.theory import environment
-from ..pieces import OnStep, Piece
-from ..result import Line, Panel, Result, Row
-from ..runner import Request
+from ..pieces import CachedRun, OnStep
+from ..result import ComparisonRow, Line, Panel, Result
+from ..runner import ItemRequest
 from . import bmax
 from .items import CODE, FEATURES, PAPER, REAL
 
 COPIES = 100
 NORM = 21.5
-"""About the mean of ||W(:,r)|| with 14 entries uniform on [-10, 10]."""
+"""The approximate mean of ||W(:,r)|| with 14 entries uniform on [-10, 10]."""
 CODES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 TOLD = (0.1, 1.0, 5.0, 20.0)
-"""Those of them that have rows; the figures have all."""
+"""Values that have rows; the figures have all."""
 XAVIER = math.sqrt(6 / (FEATURES + CODE))
 SPREADS = (XAVIER, 1.0, 10.0)
 UNSUPPORTED = "S10: proposition 4 and remark 1 need 1/2"
 
 
-def fig4(request: Request) -> Result:
-    """The density of b_max for several h: noise N(0, 1), encoder entries on [-10, 10]."""
+def fig4(request: ItemRequest) -> Result:
+    """Draw the density of b_max for several h: noise N(0, 1), encoder entries on [-10, 10]."""
     del request
     grid = torch.logspace(-1, 2, 181, dtype=REAL)
     rows, panels = [], []
@@ -71,12 +70,12 @@ def fig4(request: Request) -> Result:
 
 
 def _drawable(values: torch.Tensor) -> list[float]:
-    """Zeros have no place on a logarithmic axis."""
+    """Replace zeros, which have no place on a logarithmic axis, by NaN."""
     return [value if value > 0 else math.nan for value in values.tolist()]
 
 
-def _of_one_h(form: str, h: float, scale: float, variation: float) -> list[Row]:
-    row = partial(Row, item="fig4")
+def _of_one_h(form: str, h: float, scale: float, variation: float) -> list[ComparisonRow]:
+    row = partial(ComparisonRow, item="fig4")
     rows = [
         row(
             setting=f"{form}, h {h:g}: Pr[b_max <= 1]",
@@ -108,13 +107,13 @@ def _of_one_h(form: str, h: float, scale: float, variation: float) -> list[Row]:
 
 
 def _log10(h: float, scale: float, copies: int, form: str, codes: int = CODE) -> float:
-    """log10 of F_bmax(1), which underflows otherwise."""
+    """Return log10 of F_bmax(1), which underflows otherwise."""
     x = torch.tensor(1 / codes, dtype=REAL)
     return copies * bmax.log_cdf(x, h, scale, form=form).item() / math.log(10)
 
 
-def _densities() -> list[Row]:
-    """Printed and correct density of one multiplier against draws (h 0.3, s 1.5)."""
+def _densities() -> list[ComparisonRow]:
+    """Compare printed and correct density of one multiplier with draws (h 0.3, s 1.5)."""
     h, scale, draws = 0.3, 1.5, 2_000_000
     drawn = bmax.sample(h, scale, draws, torch.Generator().manual_seed(0))
     edges = torch.linspace(0.05, 3.2, 26, dtype=REAL)
@@ -123,7 +122,7 @@ def _densities() -> list[Row]:
     for form in bmax.FORMS:
         mass = bmax.cdf(edges, h, scale, form=form).diff()
         rows.append(
-            Row(
+            ComparisonRow(
                 item="fig4",
                 setting=f"{form} density, h {h}, s {scale}, over (0.05, 3.2)",
                 quantity="largest deviation from draws, %",
@@ -136,8 +135,8 @@ def _densities() -> list[Row]:
     return rows
 
 
-def fig5(request: Request) -> Result:
-    """F_bmax(1) over sigma, h = 0: exactly, and by the trapezoid rule as in the source."""
+def fig5(request: ItemRequest) -> Result:
+    """Compute F_bmax(1) over sigma, h = 0: exactly, and by the paper's trapezoid rule."""
     del request
     rows, lines = [], []
     for form in bmax.FORMS:
@@ -147,7 +146,7 @@ def fig5(request: Request) -> Result:
             exact.append(_log10(0.0, scale, COPIES, form))
             by_rule = bmax.bmax_trapezoid(CODE, COPIES, 0.0, scale, form=form)
             rows.append(
-                Row(
+                ComparisonRow(
                     item="fig5",
                     setting=f"{form}, sigma {sigma:g}: log10 of F_bmax(1)",
                     quantity="log10",
@@ -158,7 +157,7 @@ def fig5(request: Request) -> Result:
             )
             if by_rule > 0:
                 rows.append(
-                    Row(
+                    ComparisonRow(
                         item="fig5",
                         setting=f"{form}, sigma {sigma:g}: by the trapezoid rule",
                         quantity="log10",
@@ -169,7 +168,7 @@ def fig5(request: Request) -> Result:
         lines.append(Line(label=f"{form}, exactly", x=SIGMAS, y=exact))
     single = [_log10(0.0, bmax.exponent_scale(s, NORM), 1, "correct", codes=1) for s in SIGMAS]
     rows.append(
-        Row(
+        ComparisonRow(
             item="fig5",
             setting="one copy, one code unit, any sigma",
             quantity="log10",
@@ -202,13 +201,13 @@ def fig5(request: Request) -> Result:
     )
 
 
-def multipliers(request: Request) -> Result:
-    """How often b_j < 1 and b_j < l, simulated."""
+def multipliers(request: ItemRequest) -> Result:
+    """Simulate how often b_j < 1 and b_j < l."""
     draws = 20_000 if request.quick else 500_000
     settings = [(spread, sigma) for spread in SPREADS for sigma in SIGMAS]
     found = request.through(
         [
-            Piece(
+            CachedRun(
                 label=f"encoder entries on +-{spread:.3g}, sigma {sigma:g}",
                 key={"item": "multipliers", "spread": spread, "sigma": sigma, "draws": draws},
                 compute=partial(_simulated, spread, sigma, draws),
@@ -216,7 +215,7 @@ def multipliers(request: Request) -> Result:
             for spread, sigma in settings
         ]
     )
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     lines: dict[str, list[Line]] = {"below_one": [], "below_codes": []}
     for (spread, sigma), numbers in zip(settings, found, strict=True):
         if sigma not in TOLD:
@@ -227,7 +226,7 @@ def multipliers(request: Request) -> Result:
         ):
             share = numbers[name]
             rows.append(
-                Row(
+                ComparisonRow(
                     item="multipliers",
                     setting=f"{what}, entries of W on +-{spread:.3g}, sigma {sigma:g}",
                     quantity="probability",

@@ -1,4 +1,4 @@
-"""Items of SPOF without training: its network, its losses, its sensitivities, what its noise costs.
+"""Items of SPOF without training: network, losses, sensitivities, and what its noise costs.
 
 Source: SPOF, figures 1 and 6, equations (6)-(12), (22)-(33), (57), (58), algorithm 1.
 """
@@ -14,8 +14,9 @@ import torch
 from ...base.rng import Key, Purpose
 from ...ops import coef
 from ...privacy.theory import spof_loss, spof_sensitivity
-from ..result import Box, Line, Panel, Paper, Result, Row
-from ..runner import Request
+from ..result import ComparisonRow, DiagramBox, Line, Panel, Paper, Result
+from ..runner import ItemRequest
+from . import expansion, remainder
 
 USERS, FEATURES, CODE = 2, 14, 7
 PAPER = Paper("spof", settings={"users": USERS, "features": FEATURES, "code": CODE})
@@ -23,13 +24,13 @@ CLIP, CONSTANT = 4.0, 2.5
 SAMPLES = 36_480
 SOURCE_ROWS = SAMPLES // USERS
 SOURCE_EPOCHS = 20
-"""Ours; the source gives no number of epochs."""
+"""The number of epochs is ours; the paper gives none."""
 REAL = torch.float64
 TARGET_ONLY = "replace_one, local, as target only"
 
 
-def fig1(request: Request) -> Result:
-    """The architecture: one encoder for each user, one decoder that serves them in turn."""
+def fig1(request: ItemRequest) -> Result:
+    """Draw the architecture: one encoder for each user, one decoder that serves them in turn."""
     del request
     boxes = []
     for user in range(1, USERS + 1):
@@ -41,10 +42,12 @@ def fig1(request: Request) -> Result:
             f"decoder, block {user}\n{CODE} x {FEATURES}",
             f"reconstruction {user}\nsigmoid, {FEATURES}",
         )
-        boxes += [Box(text=text, x=2.7 * i, y=y, arrow=i > 0) for i, text in enumerate(chain)]
+        boxes += [
+            DiagramBox(text=text, x=2.7 * i, y=y, arrow=i > 0) for i, text in enumerate(chain)
+        ]
     panel = Panel(title=f"{USERS} users; the blocks are one shared decoder", boxes=boxes)
     rows = [
-        Row(item="fig1", setting=what, quantity="parameters", ours=float(count))
+        ComparisonRow(item="fig1", setting=what, quantity="parameters", ours=float(count))
         for what, count in (
             ("encoders W_j", USERS * FEATURES * CODE),
             ("shared decoder", USERS * CODE * FEATURES),
@@ -54,8 +57,8 @@ def fig1(request: Request) -> Result:
     return PAPER.result("fig1", "architecture", rows, [panel], notes)
 
 
-def losses(request: Request) -> Result:
-    """The printed polynomial beside the cross-entropy and Taylor's: S1, S2, S3, S5."""
+def losses(request: ItemRequest) -> Result:
+    """Compare the printed polynomial with the cross-entropy and Taylor's: S1, S2, S3, S5."""
     del request
     rows = []
     x = torch.tensor([0.0, 0.25, 0.75, 1.0], dtype=REAL)
@@ -75,11 +78,11 @@ def losses(request: Request) -> Result:
                 lines=[Line(label=k, x=z.tolist(), y=v.tolist()) for k, v in curves.items()],
             )
         )
-    row = partial(Row, item="losses")
+    row = partial(ComparisonRow, item="losses")
     for form in spof_loss.FORMS:
         alpha = spof_loss.coefficients(x, form=form)
-        points = spof_loss.stationary_point(alpha).tolist()
-        below = spof_loss.unbounded_below(alpha).tolist()
+        points = remainder.stationary_point(alpha).tolist()
+        below = remainder.unbounded_below(alpha).tolist()
         for target, point, unbounded in zip(x.tolist(), points, below, strict=True):
             rows.append(
                 row(
@@ -106,7 +109,7 @@ def losses(request: Request) -> Result:
             row(
                 setting=f"Taylor's polynomial, |z| <= {delta:g}: largest error",
                 quantity="error / corrected bound",
-                ours=spof_loss.taylor_error(delta) / spof_loss.taylor_error_bound_corrected(delta),
+                ours=remainder.taylor_error(delta) / remainder.taylor_error_bound_corrected(delta),
                 note="S3: proposition 1 asks for a bound on all derivatives; there is none",
             )
         )
@@ -115,7 +118,7 @@ def losses(request: Request) -> Result:
             row(
                 setting=f"derivative of order {order} of log(1 + e^z) at 0",
                 quantity="value",
-                ours=float(spof_loss.softplus_derivative(order)),
+                ours=float(remainder.softplus_derivative(order)),
             )
         )
     rows.append(_rewriting())
@@ -128,7 +131,7 @@ def losses(request: Request) -> Result:
     return PAPER.result("losses", "polynomials instead of the cross-entropy", rows, panels, notes)
 
 
-def _rewriting() -> Row:
+def _rewriting() -> ComparisonRow:
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(1, FEATURES, generator=generator, dtype=REAL)
     z = torch.randn(1, FEATURES, generator=generator, dtype=REAL)
@@ -137,7 +140,7 @@ def _rewriting() -> Row:
         name: spof_loss.stabilised(alpha, z, 1.7, rewriting=name).item()
         for name in spof_loss.REWRITINGS
     }
-    return Row(
+    return ComparisonRow(
         item="losses",
         setting="stabilised loss, c 1.7, random x and z: (31) minus the loss itself",
         quantity="difference",
@@ -149,11 +152,11 @@ def _rewriting() -> Row:
     )
 
 
-def fig6(request: Request) -> Result:
-    """Sensitivities over the expansion point a, as printed and from their definition."""
+def fig6(request: ItemRequest) -> Result:
+    """Compute sensitivities over the expansion point a, as printed and from their definition."""
     del request
     grid = [-1 + 5 * i / 200 for i in range(201)]
-    spof, sgd = spof_sensitivity.spof_curve, spof_sensitivity.sgd_curve
+    spof, sgd = expansion.spof_curve, expansion.sgd_curve
     panels = [
         Panel(
             title=title,
@@ -167,10 +170,10 @@ def fig6(request: Request) -> Result:
         )
         for title, form in (("as printed (58)", "printed"), ("from (57)", "correct"))
     ]
-    printed = spof_sensitivity.minimum(spof, -1, 4)
-    exact = spof_sensitivity.minimum(partial(spof, form="correct"), -1, 4)
+    printed = expansion.minimum(spof, -1, 4)
+    exact = expansion.minimum(partial(spof, form="correct"), -1, 4)
     at_zero, exact_at_zero = spof(0.0), spof(0.0, form="correct")
-    row = partial(Row, item="fig6")
+    row = partial(ComparisonRow, item="fig6")
     wrong = "S11: (58) makes a ratio of a sum and loses a factor"
     rows = [
         row(setting="(58), minimum", quantity="a", published=0.9057, ours=printed.at, note=wrong),
@@ -200,13 +203,13 @@ def fig6(request: Request) -> Result:
     return PAPER.result("fig6", "sensitivity over the expansion point", rows, panels, notes)
 
 
-def audit(request: Request) -> Result:
-    """What the printed noise certifies, and an attack on what is trained from it."""
+def audit(request: ItemRequest) -> Result:
+    """Compute what the printed noise certifies, and attack what is trained from it."""
     rows = []
     for shift in (0.0, 1.0, CONSTANT, 8.75, CODE * CONSTANT):
         factor = spof_sensitivity.audited_factor(shift)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="audit",
                 setting=f"step 5, one visit, epsilon 1, c_j {shift:g}, as if c_j were public",
                 quantity="epsilon",
@@ -226,7 +229,7 @@ def audit(request: Request) -> Result:
     ):
         cost = spof_sensitivity.audited_epsilon(1.0, 0.0, visits=visits)
         rows.append(
-            Row(
+            ComparisonRow(
                 item="audit",
                 setting=f"step 5 with fresh noise, {what}, c 0, epsilon 1",
                 quantity="epsilon",
@@ -264,7 +267,7 @@ def audit(request: Request) -> Result:
 
 
 def _ratios(y: Sequence[float], shift: float, other: float) -> list[float]:
-    """Largest loss over the two signs of a coefficient's noisy value, targets 0 and 1."""
+    """Return the largest loss over both signs of a coefficient's noisy value, targets 0 and 1."""
     at = torch.tensor(y, dtype=REAL)
     scales = [spof_sensitivity.spof_scale(FEATURES, 1.0, c) for c in (shift, other)]
     found = [
@@ -274,10 +277,10 @@ def _ratios(y: Sequence[float], shift: float, other: float) -> list[float]:
     return torch.maximum(*found).tolist()
 
 
-def _unequal_scales() -> list[Row]:
+def _unequal_scales() -> list[ComparisonRow]:
     sizes = (1e3, 1e4, 1e5)
     return [
-        Row(
+        ComparisonRow(
             item="audit",
             setting=f"one coefficient with value {size:.0e}, c_j 8.75 or 9.25, epsilon 1",
             quantity="log ratio",
@@ -291,8 +294,8 @@ def _unequal_scales() -> list[Row]:
     ]
 
 
-def _attack(trials: int) -> Row:
-    """Records 0 and 1, one published gradient of the decoder each time.
+def _attack(trials: int) -> ComparisonRow:
+    """Attack records 0 and 1, with one published gradient of the decoder each time.
 
     The gradient is the code times the noisy gradient of the logits. Whatever the noise, its rows
     are proportional to the code; the encoder is public after training, so the record is told by
@@ -322,7 +325,7 @@ def _attack(trials: int) -> Row:
         torch.tensor([[0.0], [1.0]], dtype=REAL).expand(2, FEATURES) @ encoder
     )
     near = (directions @ torch.nn.functional.normalize(candidates).T).abs().argmax(1)
-    return Row(
+    return ComparisonRow(
         item="audit",
         setting="which of two records, from one noisy gradient of the decoder, epsilon 1",
         quantity="right guesses",

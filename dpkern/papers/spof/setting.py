@@ -1,4 +1,4 @@
-"""One trained setting of SPOF's experiments: which method, on which records, for how many runs.
+"""Train one setting of SPOF's experiments: a method, on records, for some runs.
 
 All runs of a setting are one batched computation; its numbers are kept as a piece, so that figures
 which need the same setting share it. Runs are seeded: every epsilon is that of the method as if the
@@ -16,15 +16,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ...objective import Method, NonPrivate, Schedule, Training, records
+from ...objective import Method, NonPrivate, SpofTraining, VisitSchedule, records
 from ...objective.records import Records
 from ...privacy.accounting import shown_bound
 from ...privacy.mechanisms import FM, SPOF, OutputSGD
 from ...privacy.mechanisms.functional import Functional
 from ..intervals import Interval, interval
-from ..pieces import OnStep, Piece
-from ..result import Line, Row
-from ..runner import Request
+from ..pieces import CachedRun, OnStep
+from ..result import ComparisonRow, Line
+from ..runner import ItemRequest
 from .items import CLIP, CODE, CONSTANT, FEATURES, USERS
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -44,7 +44,7 @@ CORRECTED = ", corrected"
 
 
 def non_private(epsilon: float, epochs: int, constant: float = CONSTANT) -> Method:
-    """The cross-entropy, without noise; no epsilon changes it."""
+    """Return the cross-entropy, without noise; no epsilon changes it."""
     del epsilon, epochs, constant
     return NonPrivate()
 
@@ -60,7 +60,7 @@ def _fm(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -
 
 
 def _sgd(epsilon: float, epochs: int, constant: float = CONSTANT, *, mode: str) -> Method:
-    """Corrected, every visit of a record costs: epsilon is that of all epochs together."""
+    """Return DP-SGD; corrected, every visit costs, and epsilon is that of all epochs."""
     del constant
     each = epsilon if mode == "published" else epsilon / epochs
     return OutputSGD(epsilon=each, mode=mode, max_grad_norm=CLIP)
@@ -81,11 +81,11 @@ PRIVATE = tuple(name for name in METHODS if name != NON_PRIVATE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class SpofExperiment:
     """Data and length of the runs of an item.
 
     Attributes:
-        records: of ``USERS`` users.
+        records: records of ``USERS`` users.
         epochs: visits of every record.
         runs: one for each seed 0, 1, ...
     """
@@ -96,12 +96,12 @@ class Experiment:
 
     @property
     def rows(self) -> int:
-        """Training records of each user."""
+        """The number of training records of each user."""
         return int(self.records.train.shape[1])
 
     @property
     def data(self) -> str:
-        """What rows are said to be computed on."""
+        """The data that rows are said to be computed on."""
         name = self.records.source
         return f"synthetic: {name}" if self.records.synthetic else f"{name} ({self.bounds})"
 
@@ -110,7 +110,7 @@ class Experiment:
         return f"scaled by {self.records.bounds}"
 
     def settings(self) -> dict[str, Any]:
-        """For a result."""
+        """Return the settings for a result."""
         return {
             "records_per_user": self.rows,
             "held_out_per_user": int(self.records.test.shape[1]),
@@ -126,8 +126,8 @@ class Experiment:
         }
 
 
-def experiment(request: Request) -> Experiment:
-    """The user's table, or generated records; ``rows``, ``epochs`` and ``seeds`` as asked for.
+def experiment(request: ItemRequest) -> SpofExperiment:
+    """Load the user's table, or generate records; ``rows``, ``epochs``, ``seeds`` as requested.
 
     Raises:
         InvalidInput: a table that cannot be used.
@@ -138,7 +138,7 @@ def experiment(request: Request) -> Experiment:
         found = records.generated(users=USERS, records=rows, features=FEATURES)
     else:
         found = records.load(request.data, users=USERS, features=FEATURES, samples=rows)
-    return Experiment(
+    return SpofExperiment(
         records=found,
         epochs=EPOCHS if request.epochs is None else request.epochs,
         runs=request.repeats(QUICK_RUNS if request.quick else RUNS),
@@ -157,7 +157,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """For rows and the progress bar."""
+        """The label in rows and the progress bar."""
         parts = [self.name]
         if self.name != NON_PRIVATE:
             parts.append(f"epsilon {shown_bound(self.epsilon)}")
@@ -168,12 +168,12 @@ class Cell:
         return ", ".join([*parts, condition(self.sigma)])
 
     def method(self, epochs: int) -> Method:
-        """What trains it."""
+        """Return the method that trains the cell."""
         return METHODS[self.name](self.epsilon, epochs, self.constant)
 
 
 def condition(sigma: float) -> str:
-    """Of the environment."""
+    """Return the environment's condition in words."""
     return f"sigma {sigma:g}" if sigma else "noiseless"
 
 
@@ -182,13 +182,13 @@ class Found:
     """The numbers of a cell.
 
     Attributes:
-        cell: which.
-        accuracy, mse, bce: of each run, on held-out records; a run that diverged stays where it
-            was stopped.
-        diverged: how many runs.
-        seconds: of an epoch, all runs together.
+        cell: the cell itself.
+        accuracy, mse, bce: results of each run, on held-out records; a run that diverged stays
+            where it was stopped.
+        diverged: number of runs that diverged.
+        seconds: seconds of an epoch, all runs together.
         claimed, certified: epsilon of one record over the whole schedule.
-        relation: of the certificate.
+        relation: relation of the certificate.
     """
 
     cell: Cell
@@ -207,15 +207,17 @@ class Found:
 
     @property
     def label(self) -> str:
-        """The cell, and how many of its runs went astray."""
+        """The cell, and the share of its runs that were stopped."""
         share = 100 * self.diverged / len(self.accuracy)
         return f"{self.cell.label}; {share:.3g} % stopped" if self.diverged else self.cell.label
 
-    def row(self, item: str, where: Experiment, quantity: str = "accuracy %", **more: Any) -> Row:
-        """A mean over the runs with its interval; ``more`` fills other fields."""
+    def row(
+        self, item: str, where: SpofExperiment, quantity: str = "accuracy %", **more: Any
+    ) -> ComparisonRow:
+        """Return a mean over the runs with its interval; ``more`` fills other fields."""
         mean, half = interval(getattr(self, QUANTITIES[quantity]))
         content: dict[str, Any] = {"setting": self.label, **more}
-        return Row(
+        return ComparisonRow(
             item=item,
             quantity=quantity,
             ours=mean,
@@ -229,18 +231,18 @@ class Found:
         )
 
 
-def train(request: Request, where: Experiment, cells: Sequence[Cell]) -> dict[Cell, Found]:
-    """Every cell, computed once; methods that epsilon or c does not change share their runs."""
+def train(request: ItemRequest, where: SpofExperiment, cells: Sequence[Cell]) -> dict[Cell, Found]:
+    """Train every cell once; methods that epsilon or c does not change share their runs."""
     unique = list(dict.fromkeys(cells))
     digest = _digest(where.records)
     numbers = request.through([_piece(where, cell, digest) for cell in unique])
     return {cell: _found(where, cell, of_it) for cell, of_it in zip(unique, numbers, strict=True)}
 
 
-def _piece(where: Experiment, cell: Cell, digest: str) -> Piece:
+def _piece(where: SpofExperiment, cell: Cell, digest: str) -> CachedRun:
     method = cell.method(where.epochs)
     each = where.rows * (USERS if isinstance(method, FM) else 1)
-    return Piece(
+    return CachedRun(
         label=cell.label,
         key={
             "training": "autoencoder",
@@ -257,10 +259,10 @@ def _piece(where: Experiment, cell: Cell, digest: str) -> Piece:
     )
 
 
-def _compute(where: Experiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
+def _compute(where: SpofExperiment, method: Method, cell: Cell, on_step: OnStep) -> dict[str, Any]:
     chosen = where.records.pooled() if isinstance(method, FM) else where.records
-    schedule = Schedule(lr=cell.rate, epochs=where.epochs)
-    training = Training(
+    schedule = VisitSchedule(lr=cell.rate, epochs=where.epochs)
+    training = SpofTraining(
         chosen, method, schedule, seeds=range(where.runs), sigma=cell.sigma, code=CODE
     )
 
@@ -279,7 +281,7 @@ def _compute(where: Experiment, method: Method, cell: Cell, on_step: OnStep) -> 
     }
 
 
-def _found(where: Experiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
+def _found(where: SpofExperiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
     method = cell.method(where.epochs)
     claimed = certified = None
     relation = ""
@@ -299,7 +301,7 @@ def _found(where: Experiment, cell: Cell, numbers: Mapping[str, Any]) -> Found:
 
 
 def _certified(method: Functional | OutputSGD, data: Records, visits: int) -> float:
-    """Of one row of the user's table, over the whole schedule.
+    """Return the certified epsilon of one row of the user's table, over the whole schedule.
 
     Copies of a row among the samples share its one release; every visit of a copy costs. Infinite
     where columns were scaled by what all records decide.
@@ -312,7 +314,7 @@ def _certified(method: Functional | OutputSGD, data: Records, visits: int) -> fl
 
 
 def _digest(data: Records) -> str:
-    """Of everything that training sees."""
+    """Return a digest of everything that training sees."""
     made = hashlib.sha256(f"{data.source} {data.columns}".encode())
     for part in (data.train, data.test):
         made.update(str(tuple(part.shape)).encode())
@@ -323,7 +325,7 @@ def _digest(data: Records) -> str:
 def gains(
     found: Mapping[Cell, Found], first: str, second: str, sigma: float, epsilons: Sequence[float]
 ) -> list[float]:
-    """Of each run: the mean over epsilon of the first method's accuracy minus the second's.
+    """Return each run's mean over epsilon of the first method's accuracy minus the second's.
 
     Runs with the same seed begin with the same weights, so differences are taken run by run.
     """
@@ -339,6 +341,6 @@ def gains(
 
 
 def curve(label: str, x: Sequence[float], found: Sequence[Found]) -> Line:
-    """Accuracies with their 95 % intervals over the runs."""
+    """Draw accuracies with their 95 % intervals over the runs."""
     means = [one.mean for one in found]
     return Line(label=label, x=x, y=[m.mean for m in means], half=[m.half for m in means])

@@ -1,9 +1,9 @@
 """Items of SPOF that train: accuracy over the constant, over epsilon, and the comparison.
 
 Published modes run as printed, divergence included; corrected modes stand beside them. What the
-source leaves open (epsilon grid, learning rate, epochs, order, initial weights, what accuracy is)
-are defaults of ours: S13. On generated records the numbers say something about the methods, nothing
-about the source's data.
+paper leaves open (epsilon grid, learning rate, epochs, order, initial weights, what accuracy is)
+are defaults of ours (defect S13). On generated records the numbers say something about the methods,
+nothing about the paper's data.
 
 Source: SPOF, section VII, figures 2 and 3, tables of gains and training times.
 """
@@ -20,8 +20,8 @@ import torch
 from ...cost import autoencoder, processors
 from ...privacy.accounting import shown_bound
 from ..intervals import interval
-from ..result import Line, Panel, Result, Row
-from ..runner import SEEDED, Request
+from ..result import ComparisonRow, Line, Panel, Result
+from ..runner import SEEDED, ItemRequest
 from .items import CODE, CONSTANT, FEATURES, PAPER, SOURCE_EPOCHS, SOURCE_ROWS
 from .setting import (
     BASELINE,
@@ -35,8 +35,8 @@ from .setting import (
     QUANTITIES,
     SIGMAS,
     Cell,
-    Experiment,
     Found,
+    SpofExperiment,
     condition,
     curve,
     experiment,
@@ -62,16 +62,16 @@ OPEN = (
 )
 
 
-def notes(where: Experiment) -> tuple[str, ...]:
-    """What every item here must say, with what is to be known of the records."""
+def notes(where: SpofExperiment) -> tuple[str, ...]:
+    """Return the notes of every item here, with what is to be known of the records."""
     found = [*OPEN, *where.records.notes]
     if where.records.unproved:
         found.append(f"nothing is certified: {where.records.unproved}")
     return tuple(found)
 
 
-def fig2(request: Request) -> Result:
-    """Accuracy over the stabilisation constant, and where it becomes flat."""
+def fig2(request: ItemRequest) -> Result:
+    """Reproduce accuracy over the stabilisation constant, and where it becomes flat."""
     where = experiment(request)
     epsilons = (1.0,) if request.quick else (0.1, 1.0, 10.0)
     names = (OURS, OURS + CORRECTED)
@@ -108,8 +108,8 @@ def fig2(request: Request) -> Result:
     return _trained("fig2", "accuracy over the stabilisation constant", rows, panels, where)
 
 
-def _plateau(where: Experiment, last: Found, accuracy: Sequence[float]) -> Row:
-    """The first constant from which on accuracy stays within ``PLATEAU``."""
+def _plateau(where: SpofExperiment, last: Found, accuracy: Sequence[float]) -> ComparisonRow:
+    """Find the first constant from which on accuracy stays within ``PLATEAU``."""
     begins = next(
         c
         for i, c in enumerate(CONSTANTS)
@@ -117,7 +117,7 @@ def _plateau(where: Experiment, last: Found, accuracy: Sequence[float]) -> Row:
     )
     reached = begins < CONSTANTS[-1]
     cell = Cell(name=last.cell.name, epsilon=last.cell.epsilon, sigma=last.cell.sigma)
-    return Row(
+    return ComparisonRow(
         item="fig2",
         setting=cell.label,
         quantity="plateau begins at c",
@@ -130,7 +130,7 @@ def _plateau(where: Experiment, last: Found, accuracy: Sequence[float]) -> Row:
 
 
 def grid() -> list[Cell]:
-    """What figure 3 and the comparison are made of."""
+    """Return the cells of figure 3 and the comparison."""
     return [
         Cell(name=name, epsilon=epsilon, sigma=sigma)
         for sigma in SIGMAS
@@ -139,8 +139,8 @@ def grid() -> list[Cell]:
     ]
 
 
-def fig3(request: Request) -> Result:
-    """Accuracy over epsilon: non-private, SPOF, DP-SGD and FM, noiseless and with noise."""
+def fig3(request: ItemRequest) -> Result:
+    """Reproduce accuracy over epsilon: non-private, SPOF, DP-SGD, FM, with and without noise."""
     where = experiment(request)
     cells = grid()
     found = train(request, where, cells)
@@ -170,12 +170,12 @@ def fig3(request: Request) -> Result:
     return _trained("fig3", "accuracy over epsilon", rows, panels, where, [_duration(where, found)])
 
 
-def _untrained(item: str, where: Experiment) -> list[Row]:
-    """What constants reach, which see no record, or only the medians of those to train on."""
+def _untrained(item: str, where: SpofExperiment) -> list[ComparisonRow]:
+    """Return what constants reach that see no record, or only the training records' medians."""
     data = where.records
     medians = data.train.flatten(0, 1).median(0).values
     return [
-        Row(
+        ComparisonRow(
             item=item,
             setting=f"a constant instead of a network: {what}",
             quantity="accuracy %",
@@ -186,11 +186,11 @@ def _untrained(item: str, where: Experiment) -> list[Row]:
     ]
 
 
-def comparison(request: Request) -> Result:
-    """The published gains in accuracy and time beside ours, with intervals."""
+def comparison(request: ItemRequest) -> Result:
+    """Compare the published gains in accuracy and time with ours, with intervals."""
     where = experiment(request)
     found = train(request, where, grid())
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     verdicts: list[str] = []
     for sigma in SIGMAS:
         gain, verdict = _gain(where, found, sigma)
@@ -206,8 +206,8 @@ def comparison(request: Request) -> Result:
     return _trained("comparison", "published gains beside ours", rows, panels, where, said)
 
 
-def _duration(where: Experiment, found: Mapping[Cell, Found]) -> str:
-    """How long the settings took, and what the source's size would take at this speed."""
+def _duration(where: SpofExperiment, found: Mapping[Cell, Found]) -> str:
+    """Return how long the settings took, and what the paper's size would take at this speed."""
     seconds = where.epochs * sum(one.seconds for one in found.values())
     times = SOURCE_ROWS * SOURCE_EPOCHS / (where.rows * where.epochs)
     return (
@@ -217,8 +217,10 @@ def _duration(where: Experiment, found: Mapping[Cell, Found]) -> str:
     )
 
 
-def _gain(where: Experiment, found: Mapping[Cell, Found], sigma: float) -> tuple[list[Row], str]:
-    """Rows of the mean gain over DP-SGD, and what is to be said of the published number."""
+def _gain(
+    where: SpofExperiment, found: Mapping[Cell, Found], sigma: float
+) -> tuple[list[ComparisonRow], str]:
+    """Return rows of the mean gain over DP-SGD, and a sentence on the published number."""
     rows = []
     kinds = (
         (OURS, BASELINE, "as published", GAINS[sigma]),
@@ -228,7 +230,7 @@ def _gain(where: Experiment, found: Mapping[Cell, Found], sigma: float) -> tuple
     for first, second, what, printed in kinds:
         mean, half = interval(gains(found, first, second, sigma, EPSILONS))
         rows.append(
-            Row(
+            ComparisonRow(
                 item="comparison",
                 setting=f"{'' if 'FM' in what else 'SPOF over DP-SGD, '}{what}, {condition(sigma)}",
                 quantity="mean gain, points of accuracy",
@@ -272,15 +274,17 @@ def _verdict(found: Mapping[Cell, Found], sigma: float, mean: float, half: float
     return f"gain {printed:.2f} points ({condition(sigma)}): {says}; {why}"
 
 
-def _time(where: Experiment, found: Mapping[Cell, Found], sigma: float, suffix: str) -> Row:
-    """Training time per epoch, all runs of a setting together, medians over epsilon."""
+def _time(
+    where: SpofExperiment, found: Mapping[Cell, Found], sigma: float, suffix: str
+) -> ComparisonRow:
+    """Return training time per epoch, all runs of a setting together, medians over epsilon."""
     ours, theirs = (
         statistics.median(
             found[Cell(name=name + suffix, epsilon=e, sigma=sigma)].seconds for e in EPSILONS
         )
         for name in (OURS, BASELINE)
     )
-    return Row(
+    return ComparisonRow(
         item="comparison",
         setting=f"SPOF against DP-SGD{suffix}, {condition(sigma)}, vectorised trainer: "
         f"{ours:.3g} s and {theirs:.3g} s an epoch",
@@ -294,14 +298,14 @@ def _time(where: Experiment, found: Mapping[Cell, Found], sigma: float, suffix: 
     )
 
 
-def _operations() -> Row:
-    """Of the cost model: section 3's own count."""
+def _operations() -> ComparisonRow:
+    """Return the cost model's row: section 3's own count."""
     machine = processors.load("k7")
     ours, theirs = (
         machine.price(autoencoder.op_count(system, FEATURES, CODE).counts)
         for system in ("spof", "dpsgd-da")
     )
-    return Row(
+    return ComparisonRow(
         item="comparison",
         setting=f"perturbation of a record, counted as printed: {ours} and {theirs}",
         quantity="operations saved, %",
@@ -311,8 +315,8 @@ def _operations() -> Row:
     )
 
 
-def _qualitative(where: Experiment, found: Mapping[Cell, Found]) -> list[Row]:
-    """What the source says in words, as differences in points."""
+def _qualitative(where: SpofExperiment, found: Mapping[Cell, Found]) -> list[ComparisonRow]:
+    """Return what the paper says in words, as differences in points."""
 
     def mean(name: str, sigma: float) -> float:
         return statistics.fmean(
@@ -331,7 +335,7 @@ def _qualitative(where: Experiment, found: Mapping[Cell, Found]) -> list[Row]:
         ("SPOF, largest minus smallest over epsilon", "nearly 0", over_epsilon(OURS)),
     )
     return [
-        Row(
+        ComparisonRow(
             item="comparison",
             setting=setting,
             quantity="points of accuracy",
@@ -363,8 +367,8 @@ def _gain_panel(found: Mapping[Cell, Found], sigma: float) -> Panel:
     )
 
 
-def rates(request: Request) -> Result:
-    """Whether another learning rate would change the comparison: epsilon 1, noiseless."""
+def rates(request: ItemRequest) -> Result:
+    """Compare under other learning rates: epsilon 1, noiseless."""
     where = experiment(request)
     names = (NON_PRIVATE, OURS, BASELINE, OURS + CORRECTED, BASELINE + CORRECTED)
     cells = [Cell(name=name, rate=rate) for name in names for rate in RATES]
@@ -382,9 +386,9 @@ def rates(request: Request) -> Result:
 def _trained(
     item: str,
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[ComparisonRow],
     panels: Sequence[Panel],
-    where: Experiment,
+    where: SpofExperiment,
     said: Sequence[str] = (),
 ) -> Result:
     size = where.rows, where.epochs

@@ -1,9 +1,9 @@
-"""What a mechanism certifies: epsilon at a delta, with the relation, the accountant and its event.
+"""Certify epsilon at a delta, with the relation, the accountant and the event behind it.
 
 ``epsilon`` and ``certify`` answer for a planned run, ``calibrate`` finds the noise for a target,
 and a ``Ledger`` keeps the history of a run as it happens. Read from a mechanism are its event, what
 it releases of all records besides, and its remarks (see ``dpkern.privacy.mechanisms.base``); for
-a claim also what its source says. dp-accounting does the arithmetic and is imported when the first
+a claim also what its paper says. dp-accounting does the arithmetic and is imported when the first
 epsilon is asked for.
 
 How batches are drawn decides what may be claimed:
@@ -31,7 +31,7 @@ from .accountants import RELATIONS
 from .delta import delta_warning
 from .history import MAX_DIMENSION, SAMPLING, Accountable, Certificate
 from .ledger import Ledger
-from .planning import Calibratable, Claimant, calibrate, certify, claimed_epsilon, epsilon
+from .planning import Calibratable, ClaimedMechanism, calibrate, certify, claimed_epsilon, epsilon
 from .shown import shown_bound, shown_lower_bound
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "Accountable",
     "Calibratable",
     "Certificate",
-    "Claimant",
+    "ClaimedMechanism",
     "Ledger",
     "calibrate",
     "certify",

@@ -33,14 +33,14 @@ from .events import (
     LAPLACE_EVENT,
     NON_PRIVATE_EVENT,
     RANDOMIZED_RESPONSE_EVENT,
-    Leaf,
+    ElementaryEvent,
     build,
     dp_accounting,
     gaussian,
     sampled_without_replacement,
     scaled,
 )
-from .tails import escape_mass, variation_cost
+from .tails import tail_delta, variation_cost
 
 RELATIONS = ("add_remove", "zero_out", "replace_one")
 
@@ -63,13 +63,13 @@ Curve = Callable[[float], float]
 
 
 def upper_bounds(
-    leaves: Sequence[Leaf],
+    leaves: Sequence[ElementaryEvent],
     relation: str,
     delta: float,
     dimension: int,
     variation: float = 0.0,
 ) -> dict[str, float]:
-    """Every bound that can be proved for the composition of ``leaves``, by accountant.
+    """Return every bound that can be proved for the composition of ``leaves``, by accountant.
 
     Args:
         leaves: elementary events; none of them ``NonPrivateDpEvent``.
@@ -89,10 +89,14 @@ def upper_bounds(
 
 @lru_cache(maxsize=512)
 def _upper_bounds(
-    leaves: tuple[Leaf, ...], relation: str, delta: float, dimension: int, variation: float
+    leaves: tuple[ElementaryEvent, ...],
+    relation: str,
+    delta: float,
+    dimension: int,
+    variation: float,
 ) -> dict[str, float]:
     def tail(epsilon: float) -> float:
-        cuts = math.fsum(escape_mass(leaf, relation, dimension, epsilon) for leaf in leaves)
+        cuts = math.fsum(tail_delta(leaf, relation, dimension, epsilon) for leaf in leaves)
         return cuts + variation_cost(epsilon) * variation if variation else cuts
 
     found: dict[str, float] = {}
@@ -118,7 +122,7 @@ def _label(accountant: str, loosened: bool) -> str:
 
 
 def _with_reserve(curve: Curve, delta: float, reserve: Callable[[float], float]) -> float:
-    """Smallest epsilon found with ``curve``'s delta + ``reserve(epsilon)`` <= delta.
+    """Return the smallest epsilon found with ``curve``'s delta + ``reserve(epsilon)`` <= delta.
 
     The reserve grows with epsilon, up to a limit that may be below delta.
     """
@@ -145,18 +149,21 @@ def _neighbouring(relation: str) -> Any:
     return dp_accounting().NeighboringRelation[names[relation]]
 
 
-def _has_laplace(leaf: Leaf) -> bool:
+def _has_laplace(leaf: ElementaryEvent) -> bool:
     return leaf.kind == LAPLACE_EVENT or any(_has_laplace(part) for part in leaf.parts)
 
 
-def _pld_relation(leaves: Sequence[Leaf], relation: str) -> str:
-    """Replacing a record under Laplace noise is zeroing one out of twice the bound."""
+def _pld_relation(leaves: Sequence[ElementaryEvent], relation: str) -> str:
+    """Return the relation that PLD takes.
+
+    Replacing a record under Laplace noise is zeroing one out of twice the bound.
+    """
     if relation == "replace_one" and any(_has_laplace(leaf) for leaf in leaves):
         return "zero_out"
     return relation
 
 
-def _as_subset(leaf: Leaf, relation: str) -> bool:
+def _as_subset(leaf: ElementaryEvent, relation: str) -> bool:
     """Whether ``subsets`` has the loss of this leaf."""
     return (
         leaf.subset is not None
@@ -165,11 +172,13 @@ def _as_subset(leaf: Leaf, relation: str) -> bool:
     )
 
 
-def _pld_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None, bool]:
-    """The leaves as PLD takes them, and whether some lost their amplification by sampling."""
+def _pld_form(
+    leaves: Sequence[ElementaryEvent], relation: str
+) -> tuple[list[ElementaryEvent] | None, bool]:
+    """Return the leaves as PLD takes them, and whether some lost amplification by sampling."""
     used = _pld_relation(leaves, relation)
     probe = dp_accounting().pld.PLDAccountant(_neighbouring(used))
-    form: list[Leaf] = []
+    form: list[ElementaryEvent] = []
     loosened = False
     for leaf in leaves:
         # Halving the multiplier is exact where laws twice the bound apart are compared: without
@@ -193,7 +202,7 @@ def _pld_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None,
     return form, loosened
 
 
-def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
+def _pld_curve(form: Sequence[ElementaryEvent], relation: str, delta: float) -> Curve:
     """Compose on a grid and refine it until epsilon(delta) changes by less than half a per cent.
 
     All grids round the privacy loss pessimistically; the error of the last one is about an eighth
@@ -244,8 +253,8 @@ def _pld_curve(form: Sequence[Leaf], relation: str, delta: float) -> Curve:
     return curve
 
 
-def _unsampled_curve(form: Sequence[Leaf], radius: float) -> Curve:
-    """The closed form for Gaussian releases of all records, which bounds sampled ones too."""
+def _unsampled_curve(form: Sequence[ElementaryEvent], radius: float) -> Curve:
+    """Return the closed form for Gaussian releases of all records, a bound on sampled ones too."""
     if any(leaf.kind != GAUSSIAN_EVENT for leaf in form):
         return lambda _: math.inf
     mu = radius * math.sqrt(math.fsum(leaf.count / leaf.multiplier**2 for leaf in form))
@@ -254,8 +263,8 @@ def _unsampled_curve(form: Sequence[Leaf], radius: float) -> Curve:
     return lambda delta: float(exact(1 / mu, delta)) * (1 + 1e-9)
 
 
-def _pure_epsilon(leaf: Leaf) -> float:
-    """Pure epsilon of one unsampled Laplace or randomized-response release."""
+def _pure_epsilon(leaf: ElementaryEvent) -> float:
+    """Return the pure epsilon of one unsampled Laplace or randomized-response release."""
     if leaf.kind == LAPLACE_EVENT:
         return 1 / leaf.multiplier
     values = dict(leaf.parameters)
@@ -263,8 +272,8 @@ def _pure_epsilon(leaf: Leaf) -> float:
     return math.log(buckets / noise - buckets + 1) if noise > 0 else math.inf
 
 
-def _largest_loss(leaf: Leaf, radius: float) -> float:
-    """Rough size of the largest privacy loss of one release; only sets the grid."""
+def _largest_loss(leaf: ElementaryEvent, radius: float) -> float:
+    """Return the rough size of the largest privacy loss of one release; only sets the grid."""
     if leaf.kind == GAUSSIAN_EVENT:
         mu = radius / leaf.multiplier
         mu *= 1.0 if leaf.sampled else math.sqrt(leaf.count)
@@ -275,8 +284,8 @@ def _largest_loss(leaf: Leaf, radius: float) -> float:
     return loss + math.log(q) if loss > 40 else math.log1p(q * math.expm1(loss))
 
 
-def _epsilon_scale(form: Sequence[Leaf], relation: str, delta: float) -> float:
-    """Rough size of epsilon, from RDP and advanced composition; only sets the grid."""
+def _epsilon_scale(form: Sequence[ElementaryEvent], relation: str, delta: float) -> float:
+    """Return the rough size of epsilon by RDP and advanced composition; only sets the grid."""
     normal = [leaf for leaf in form if leaf.kind == GAUSSIAN_EVENT]
     # Poisson samples with the distance between replaced records stand for subsets: RDP is quick.
     halved = 0.5 if relation == "replace_one" else 1.0
@@ -301,7 +310,7 @@ def _epsilon_scale(form: Sequence[Leaf], relation: str, delta: float) -> float:
 
 @contextmanager
 def _without_excluded_orders() -> Iterator[None]:
-    """Keep quiet about orders whose series does not converge: upstream leaves them out, safely."""
+    """Hide warnings about orders whose series does not converge: upstream safely omits them."""
     logger = logging.getLogger("absl")
 
     def other(record: logging.LogRecord) -> bool:
@@ -316,7 +325,7 @@ def _without_excluded_orders() -> Iterator[None]:
 
 @cache
 def rdp_replace_one_factor(subset: bool = False) -> float:
-    """What RDP needs a multiplier to be multiplied with under replace-one: 1/2, or 1 once fixed.
+    """Return the factor of RDP multipliers under replace-one: 1/2, or 1 once fixed upstream.
 
     Noise 1 and bound 1 give epsilon 9.997 exactly at delta = 1e-5 (sensitivity 2); an accountant
     that answers less has taken the sensitivity to be 1.
@@ -330,14 +339,16 @@ def rdp_replace_one_factor(subset: bool = False) -> float:
     return 0.5 if epsilon < 9.99 else 1.0
 
 
-def _rdp_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None, bool]:
-    """The leaves as RDP takes them, and whether some lost their amplification by sampling.
+def _rdp_form(
+    leaves: Sequence[ElementaryEvent], relation: str
+) -> tuple[list[ElementaryEvent] | None, bool]:
+    """Return the leaves as RDP takes them, and whether some lost amplification by sampling.
 
     Laplace releases have no place here: sampled ones are unsupported and the others are bounded
     better by their privacy loss distribution.
     """
     probe = dp_accounting().rdp.RdpAccountant(neighboring_relation=_neighbouring(relation))
-    form: list[Leaf] = []
+    form: list[ElementaryEvent] = []
     loosened = False
     for leaf in leaves:
         tight = not leaf.parts and probe.supports(build(leaf.spec()))
@@ -353,7 +364,7 @@ def _rdp_form(leaves: Sequence[Leaf], relation: str) -> tuple[list[Leaf] | None,
     return form, loosened
 
 
-def _rdp_curve(form: Sequence[Leaf], relation: str) -> Curve:
+def _rdp_curve(form: Sequence[ElementaryEvent], relation: str) -> Curve:
     accounting = dp_accounting()
     accountant = accounting.rdp.RdpAccountant(neighboring_relation=_neighbouring(relation))
     with _without_excluded_orders():
@@ -364,8 +375,8 @@ def _rdp_curve(form: Sequence[Leaf], relation: str) -> Curve:
     return lambda delta: float(accountant.get_epsilon(delta))
 
 
-def _split_curve(leaves: Sequence[Leaf], relation: str, delta: float) -> Curve | None:
-    """PLD for the events that it takes as they are, RDP for the others, half of delta each."""
+def _split_curve(leaves: Sequence[ElementaryEvent], relation: str, delta: float) -> Curve | None:
+    """Return the curve of PLD for the events that it takes, RDP for others, half of delta each."""
     ours = [leaf for leaf in leaves if not _pld_form([leaf], relation)[1]]
     others = [leaf for leaf in leaves if leaf not in ours]
     form, loosened = _rdp_form(others, relation)
@@ -378,6 +389,6 @@ def _split_curve(leaves: Sequence[Leaf], relation: str, delta: float) -> Curve |
     return lambda target: first(target / 2) + second(target / 2)
 
 
-def non_private(leaves: Sequence[Leaf]) -> bool:
+def non_private(leaves: Sequence[ElementaryEvent]) -> bool:
     """Whether some release is protected by nothing."""
     return any(leaf.kind == NON_PRIVATE_EVENT or non_private(leaf.parts) for leaf in leaves)

@@ -1,4 +1,4 @@
-"""Whether a delta means anything for a data set of this size."""
+"""Check whether a delta means anything for a data set of this size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def delta_warning(
         sample_rate: expected batch size / n, where n is unknown: batches of one record or more
             mean n >= 1 / sample_rate, so a delta of at least the rate is too large for certain.
 
-    Source: Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, section 2.3.
+    Reference: Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, section
+    2.3.
     """
     if dataset_size is not None:
         if not dataset_size or delta < 1 / dataset_size:

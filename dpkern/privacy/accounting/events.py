@@ -35,7 +35,7 @@ _WITH_REPLACEMENT = "SampledWithReplacementDpEvent"
 
 
 def dp_accounting() -> Any:
-    """The ``dp_accounting`` package, imported on first use.
+    """Return the ``dp_accounting`` package, imported on first use.
 
     Raises:
         MissingDependency: it is not installed.
@@ -52,7 +52,7 @@ def dp_accounting() -> Any:
 
 
 def gaussian(noise_multiplier: float) -> EventSpec:
-    """A release with Gaussian noise; multiplier 0 is not private, infinity releases nothing."""
+    """Return a release with Gaussian noise; 0 is not private, infinity releases nothing."""
     if noise_multiplier == 0:
         return non_private()
     if math.isinf(noise_multiplier):
@@ -61,7 +61,7 @@ def gaussian(noise_multiplier: float) -> EventSpec:
 
 
 def laplace(noise_multiplier: float) -> EventSpec:
-    """A release with Laplace noise of scale ``noise_multiplier`` times the L1 bound.
+    """Return a release with Laplace noise of scale ``noise_multiplier`` times the L1 bound.
 
     Accountants compare one coordinate shifted by the whole bound, which is the worst case in every
     dimension: along a path of shifts, per unit of L1 length, an event's probability p changes at a
@@ -76,34 +76,34 @@ def laplace(noise_multiplier: float) -> EventSpec:
 
 
 def non_private() -> EventSpec:
-    """A release that nothing protects."""
+    """Return a release that nothing protects."""
     return {"event": NON_PRIVATE_EVENT}
 
 
 def no_op() -> EventSpec:
-    """No release at all."""
+    """Return the event of no release."""
     return {"event": _NO_OP}
 
 
 def composed(events: Sequence[EventSpec]) -> EventSpec:
-    """Several releases from the same records."""
+    """Return several releases from the same records."""
     return {"event": _COMPOSED, "events": list(events)}
 
 
 def repeated(event: EventSpec, count: int) -> EventSpec:
-    """``count`` releases of the same kind, each free to depend on the earlier outputs."""
+    """Return ``count`` releases of the same kind, each free to depend on the earlier outputs."""
     return no_op() if count == 0 else {"event": _REPEATED, "event_of": event, "count": count}
 
 
 def poisson_sampled(sample_rate: float, event: EventSpec) -> EventSpec:
-    """Each record takes part independently with probability ``sample_rate``."""
+    """Return the event on records that take part independently with probability ``sample_rate``."""
     if sample_rate == 1:
         return event
     return {"event": _POISSON, "sampling_probability": sample_rate, "event_of": event}
 
 
 def sampled_without_replacement(dataset_size: int, batch_size: int, event: EventSpec) -> EventSpec:
-    """A uniform subset of exactly ``batch_size`` records."""
+    """Return the event on a uniform subset of exactly ``batch_size`` records."""
     return {
         "event": _WITHOUT_REPLACEMENT,
         "source_dataset_size": dataset_size,
@@ -113,7 +113,7 @@ def sampled_without_replacement(dataset_size: int, batch_size: int, event: Event
 
 
 def sampled_with_replacement(dataset_size: int, batch_size: int, event: EventSpec) -> EventSpec:
-    """``batch_size`` independent uniform draws; no accountant certifies this."""
+    """Return the event on ``batch_size`` independent draws; no accountant certifies this."""
     return {
         "event": _WITH_REPLACEMENT,
         "source_dataset_size": dataset_size,
@@ -123,7 +123,7 @@ def sampled_with_replacement(dataset_size: int, batch_size: int, event: EventSpe
 
 
 def build(spec: Mapping[str, Any]) -> Any:
-    """The ``dp_accounting`` event of a specification.
+    """Return the ``dp_accounting`` event of a specification.
 
     Raises:
         InvalidInput: an unknown event name or wrong fields.
@@ -161,8 +161,8 @@ def _bad_spec(spec: object) -> InvalidInput:
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """``count`` releases of one elementary event, sampled in one way.
+class ElementaryEvent:
+    """An elementary event that is released ``count`` times, sampled in one way.
 
     Attributes:
         kind: the event's name.
@@ -178,7 +178,7 @@ class Leaf:
     count: int = 1
     rate: float = 1.0
     subset: tuple[int, int] | None = None
-    parts: tuple[Leaf, ...] = ()
+    parts: tuple[ElementaryEvent, ...] = ()
 
     @property
     def multiplier(self) -> float:
@@ -195,14 +195,14 @@ class Leaf:
         """The probability that a record takes part in one release."""
         return self.rate if self.subset is None else self.subset[1] / self.subset[0]
 
-    def unsampled(self) -> tuple[Leaf, ...]:
-        """The same releases if every record took part: never more private than sampling."""
+    def unsampled(self) -> tuple[ElementaryEvent, ...]:
+        """Return the same releases if every record took part: never more private than sampling."""
         if self.parts:
             return tuple(replace(part, count=part.count * self.count) for part in self.parts)
         return (replace(self, rate=1.0, subset=None),)
 
     def spec(self) -> EventSpec:
-        """One release of the leaf as a specification."""
+        """Return one release of the leaf as a specification."""
         if self.parts:
             inner = composed([repeated(part.spec(), part.count) for part in self.parts])
         else:
@@ -212,13 +212,13 @@ class Leaf:
         return poisson_sampled(self.rate, inner)
 
 
-def scaled(leaf: Leaf, factor: float) -> Leaf:
-    """The leaf with its noise multiplier times ``factor``."""
+def scaled(leaf: ElementaryEvent, factor: float) -> ElementaryEvent:
+    """Return the leaf with its noise multiplier times ``factor``."""
     return replace(leaf, parameters=(("noise_multiplier", leaf.multiplier * factor),))
 
 
-def leaves(spec: Mapping[str, Any], count: int = 1) -> tuple[Leaf, ...]:
-    """A specification as elementary events, equal ones together.
+def leaves(spec: Mapping[str, Any], count: int = 1) -> tuple[ElementaryEvent, ...]:
+    """Return a specification as elementary events, equal ones together.
 
     Gaussian releases made from the same records in one step are one Gaussian release with
     ``1 / s^2 = sum 1 / s_i^2``, so they can be amplified by sampling as one.
@@ -230,14 +230,14 @@ def leaves(spec: Mapping[str, Any], count: int = 1) -> tuple[Leaf, ...]:
         found = _flatten(spec, count)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _bad_spec(spec) from error
-    totals: dict[Leaf, int] = {}
+    totals: dict[ElementaryEvent, int] = {}
     for leaf in found:
         key = replace(leaf, count=1)
         totals[key] = totals.get(key, 0) + leaf.count
     return tuple(replace(leaf, count=total) for leaf, total in totals.items())
 
 
-def _flatten(spec: Mapping[str, Any], count: int) -> list[Leaf]:
+def _flatten(spec: Mapping[str, Any], count: int) -> list[ElementaryEvent]:
     name = spec["event"]
     if name == _NO_OP or count == 0:
         return []
@@ -255,22 +255,22 @@ def _flatten(spec: Mapping[str, Any], count: int) -> list[Leaf]:
         proper = subset if subset[1] < subset[0] else None
         return _sample(leaves(spec["event_of"]), count, rate=1.0, subset=proper)
     if name == _WITH_REPLACEMENT:
-        return [Leaf(NON_PRIVATE_EVENT, count=count)]
+        return [ElementaryEvent(NON_PRIVATE_EVENT, count=count)]
     parameters = tuple(sorted((k, v) for k, v in spec.items() if k != "event"))
     if not isinstance(name, str) or not all(isinstance(v, (int, float)) for _, v in parameters):
         raise ValueError("an elementary event has a name and numbers")
     for _, value in parameters:
         float(value)  # an int may be too large for the accountants' arithmetic
     if name in (GAUSSIAN_EVENT, LAPLACE_EVENT) and not dict(parameters)["noise_multiplier"] > 0:
-        return [Leaf(NON_PRIVATE_EVENT, count=count)]
-    return [Leaf(name, parameters, count)]
+        return [ElementaryEvent(NON_PRIVATE_EVENT, count=count)]
+    return [ElementaryEvent(name, parameters, count)]
 
 
 def _sample(
-    inner: tuple[Leaf, ...], count: int, *, rate: float, subset: tuple[int, int] | None
-) -> list[Leaf]:
+    inner: tuple[ElementaryEvent, ...], count: int, *, rate: float, subset: tuple[int, int] | None
+) -> list[ElementaryEvent]:
     if any(leaf.kind == NON_PRIVATE_EVENT for leaf in inner):
-        return [Leaf(NON_PRIVATE_EVENT, count=count)]
+        return [ElementaryEvent(NON_PRIVATE_EVENT, count=count)]
     if not inner:
         return []
     if rate == 1 and subset is None:
@@ -278,14 +278,14 @@ def _sample(
     if any(leaf.sampled for leaf in inner):
         # Sampling from a sample has no accountant; unsampled() of the parts still bounds it.
         flat = tuple(part for leaf in inner for part in leaf.unsampled())
-        return [Leaf("composite", count=count, rate=rate, subset=subset, parts=flat)]
+        return [ElementaryEvent("composite", count=count, rate=rate, subset=subset, parts=flat)]
     if all(leaf.kind == GAUSSIAN_EVENT for leaf in inner):
         if len(inner) == 1 and inner[0].count == 1:
             return [replace(inner[0], count=count, rate=rate, subset=subset)]
         precision = math.fsum(leaf.count / leaf.multiplier**2 for leaf in inner)
         # One part in 2^50 down: the root and the sum are rounded.
         parameters = (("noise_multiplier", (1 - 2.0**-50) / math.sqrt(precision)),)
-        return [Leaf(GAUSSIAN_EVENT, parameters, count, rate, subset)]
+        return [ElementaryEvent(GAUSSIAN_EVENT, parameters, count, rate, subset)]
     if len(inner) == 1 and inner[0].count == 1:
         return [replace(inner[0], count=count, rate=rate, subset=subset)]
-    return [Leaf("composite", count=count, rate=rate, subset=subset, parts=inner)]
+    return [ElementaryEvent("composite", count=count, rate=rate, subset=subset, parts=inner)]

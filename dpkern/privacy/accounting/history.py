@@ -1,4 +1,4 @@
-"""What was or will be released, and the certificate that follows from it."""
+"""Certify what was or will be released."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...base.validate import choice, integer, open_unit, plain_values, probabili
 from . import events
 from .accountants import RELATIONS, non_private, upper_bounds
 from .delta import delta_warning
-from .events import EventSpec, Leaf
+from .events import ElementaryEvent, EventSpec
 from .shown import shown_bound
 from .tails import why_infinite
 
 SAMPLING = ("poisson", "fixed", "shuffled", "with_replacement")
 MAX_DIMENSION = 1 << 40
-"""Coordinates that a release may have when nobody says how many: the reserves barely notice."""
+"""Assumed coordinates of a release of unknown size: the reserves barely notice."""
 
 MIN_NOISE_MULTIPLIER = 2.0**-4
 MAX_NOISE_MULTIPLIER = 2.0**10
@@ -28,13 +28,14 @@ MAX_NOISE_MULTIPLIER = 2.0**10
 
 RELEASED_BITS = "released bits"
 BATCHED_BITS = "released bits, if a record's gradient depends on it alone"
-"""Of exact sums whose gradients come out of passes over whole batches (``of_batches``)."""
+"""The statement on exact sums whose gradients come out of passes over batches
+(``scope_for_batched_gradients``)."""
 
 REAL_SUMS = "real-number sums"
 NOTHING = "nothing"
 
 _MAX_COUNT = 1 << 62
-"""Of one entry of a loaded history."""
+"""The largest count of one entry of a loaded history."""
 
 LEDGER_VERSION = 2
 """Version 1 had no releases without sampling and no remarks."""
@@ -72,8 +73,8 @@ class Certificate:
     Attributes:
         epsilon: the smallest proved bound; ``math.inf`` where nothing can be certified.
         delta: the whole delta, reserves for numerical error and cut noise tails included.
-        relation: which datasets count as neighbours.
-        accountant: whose bound ``epsilon`` is.
+        relation: the neighbouring relation.
+        accountant: the accountant that gave the bound ``epsilon``.
         event: the accounted event as JSON.
         bounds: every bound that was proved, by accountant; the others are looser.
         certified_for: ``released bits``, with a condition where a model makes the gradients
@@ -91,14 +92,17 @@ class Certificate:
     notes: tuple[str, ...] = ()
 
     def epsilon_by(self, accountant: str | None) -> float:
-        """The smallest bound of one accountant, ``RDP`` or ``PLD``; None: ``epsilon``."""
+        """Return the smallest bound of one accountant, ``RDP`` or ``PLD``.
+
+        None selects ``epsilon``.
+        """
         if accountant is None or self.epsilon in (0, math.inf):
             return self.epsilon
         proved = [bound for name, bound in self.bounds.items() if name.startswith(accountant)]
         return min(proved, default=math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; infinity is the string ``"inf"``."""
+        """Return plain JSON values; infinity is the string ``"inf"``."""
         return {
             "epsilon": _json_number(self.epsilon),
             "delta": self.delta,
@@ -112,8 +116,8 @@ class Certificate:
 
 
 @dataclass(frozen=True)
-class Use:
-    """``count`` steps of one mechanism under one way of sampling.
+class LedgerEntry:
+    """A number of steps, ``count``, of one mechanism under one way of sampling.
 
     Each step is ``event`` on the sampled records and ``unsampled`` on all of them; ``variation`` is
     the total variation distance of one coordinate's noise from the law that ``event`` speaks of.
@@ -155,8 +159,8 @@ class Use:
                 "sampling",
                 expected="'fixed' or 'shuffled'",
                 got=sampling,
-                remedy=f"The certificate is for steps of exactly {samples} samples, and Poisson "
-                "samples have any number.",
+                remedy="Pass sampling='fixed' or 'shuffled': the certificate is for steps of "
+                f"exactly {samples} samples.",
             )
         size = dimension if dimension is not None else mechanism.dimension
         use = cls(
@@ -182,8 +186,14 @@ class Use:
             use.subset()
         return use
 
+    def once_more(self) -> LedgerEntry:
+        """The entry with one release more."""
+        made = object.__new__(LedgerEntry)
+        made.__dict__.update(self.__dict__, count=self.count + 1)
+        return made
+
     def subset(self) -> tuple[int, int]:
-        """``(dataset_size, batch_size)``, for samplings that fix the second.
+        """Return ``(dataset_size, batch_size)``, for samplings that fix the second.
 
         Raises:
             InvalidInput: the dataset size is unknown, or the rate is not a whole number of records.
@@ -208,7 +218,7 @@ class Use:
 
     @property
     def relation(self) -> str:
-        """Which datasets count as neighbours, given how batches are drawn."""
+        """The neighbouring relation, given how batches are drawn."""
         if self.neighbouring == "replace_one":
             return "replace_one"
         return {"fixed": "replace_one", "shuffled": "zero_out"}.get(
@@ -216,14 +226,14 @@ class Use:
         )
 
     def total(self) -> EventSpec:
-        """The event of all steps together."""
+        """Return the event of all steps together."""
         sampled = self._sampled()
         if self.unsampled == events.no_op():
             return sampled
         return events.composed([sampled, events.repeated(self.unsampled, self.count)])
 
     def _sampled(self) -> EventSpec:
-        """What all steps release of the sampled records."""
+        """Return the event of what all steps release of the sampled records."""
         if self.sampling == "poisson":
             step = events.poisson_sampled(self.sample_rate, self.event)
         elif self.sampling == "shuffled":
@@ -239,8 +249,8 @@ class Use:
         return events.repeated(step, self.count)
 
 
-def of_batches(certified_for: str) -> str:
-    """What is left of a statement where gradients come out of passes over whole batches.
+def scope_for_batched_gradients(certified_for: str) -> str:
+    """Return the part of a statement that holds where gradients come out of passes over batches.
 
     Exact sums are proved for contributions that stay what they are when a record comes or goes.
     Rounded by a model, a record's gradient may differ in its last bits with the size of its batch.
@@ -249,7 +259,7 @@ def of_batches(certified_for: str) -> str:
 
 
 def checked_variation(variation: object) -> float:
-    """A total variation distance, in [0, 1]."""
+    """Check that a total variation distance is in [0, 1], and return it."""
     if type(variation) not in (int, float) or not 0 <= variation <= 1:  # type: ignore[operator]
         raise InvalidInput(
             "variation",
@@ -260,8 +270,8 @@ def checked_variation(variation: object) -> float:
     return float(variation)  # type: ignore[arg-type]
 
 
-def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
-    """The entries of a ledger's state and whether it was seeded, all checked.
+def read_uses(state: Mapping[str, Any]) -> tuple[list[LedgerEntry], bool]:
+    """Return the entries of a ledger's state and whether it was seeded, all checked.
 
     Raises:
         InvalidInput: not such a state.
@@ -279,12 +289,12 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
     if not isinstance(entries, Sequence) or not isinstance(seeded, bool):
         raise bad
     later = set() if state["version"] == LEDGER_VERSION else {"unsampled", "remarks"}
-    names = {each.name for each in fields(Use)} - later
-    uses: list[Use] = []
+    names = {each.name for each in fields(LedgerEntry)} - later
+    uses: list[LedgerEntry] = []
     for entry in entries:
         if not isinstance(entry, Mapping) or set(entry) | {"variation"} != names | {"variation"}:
             raise bad
-        use = Use(**entry)
+        use = LedgerEntry(**entry)
         if not isinstance(use.remarks, (list, tuple)) or not all(
             isinstance(remark, str) for remark in use.remarks
         ):
@@ -311,7 +321,7 @@ def read_uses(state: Mapping[str, Any]) -> tuple[list[Use], bool]:
 
 
 def _common_relation(relations: set[str]) -> str:
-    """The strongest relation that all entries can be accounted under.
+    """Return the strongest relation that all entries can be accounted under.
 
     Zeroing a record out costs what removing it does; replacing one costs at least as much.
     """
@@ -321,8 +331,8 @@ def _common_relation(relations: set[str]) -> str:
     return "add_remove"
 
 
-def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
-    """The certificate of several entries together, in one adaptive composition.
+def certify_uses(uses: Sequence[LedgerEntry], delta: float) -> Certificate:
+    """Return the certificate of several entries together, in one adaptive composition.
 
     Raises:
         InvalidInput: delta outside (0, 1).
@@ -368,15 +378,15 @@ def certify_uses(uses: Sequence[Use], delta: float) -> Certificate:
     )
 
 
-def _readable(leaves: Sequence[Leaf]) -> EventSpec:
+def _readable(leaves: Sequence[ElementaryEvent]) -> EventSpec:
     specs = [events.repeated(leaf.spec(), leaf.count) for leaf in leaves]
     if len(specs) == 1:
         return specs[0]
     return events.composed(specs) if specs else events.no_op()
 
 
-def _weakest(uses: Sequence[Use]) -> str:
-    """The weakest statement among the entries."""
+def _weakest(uses: Sequence[LedgerEntry]) -> str:
+    """Return the weakest statement among the entries."""
     kinds = sorted({use.certified_for for use in uses})
     for weak in (REAL_SUMS, BATCHED_BITS):
         if weak in kinds:
@@ -384,7 +394,7 @@ def _weakest(uses: Sequence[Use]) -> str:
     return " and ".join(kinds) or NOTHING
 
 
-def _notes(uses: Sequence[Use], delta: float) -> Sequence[str]:
+def _notes(uses: Sequence[LedgerEntry], delta: float) -> Sequence[str]:
     notes = []
     if any(use.sampling == "shuffled" for use in uses):
         notes.append("shuffled batches are not amplified: each epoch is one unsampled release")
@@ -392,8 +402,8 @@ def _notes(uses: Sequence[Use], delta: float) -> Sequence[str]:
         notes.append("the number of records is public")
     if any(use.certified_for == BATCHED_BITS for use in uses):
         notes.append(
-            "a model makes gradients in floating point, where a record's may round otherwise in "
-            "other company: the proof leaves that out (docs/engine.md)"
+            "floating-point rounding can make a record's gradient depend on the other records in "
+            "its batch; the certificate assumes that it does not (docs/engine.md)"
         )
     sizes = [use.dataset_size for use in uses if use.dataset_size is not None]
     warning = delta_warning(delta, dataset_size=min(sizes, default=None))

@@ -17,10 +17,10 @@ from .history import (
     NOTHING,
     Accountable,
     Certificate,
-    Use,
+    LedgerEntry,
     certify_uses,
-    of_batches,
     read_uses,
+    scope_for_batched_gradients,
 )
 
 
@@ -31,8 +31,8 @@ class Ledger:
     values, and a ledger that loads it continues the history.
 
     Args:
-        seeded: the noise of this run can be reproduced from a seed, so whoever knows the seed sees
-            the records: ``epsilon`` is infinite and ``epsilon_if_seed_secret`` tells the rest.
+        seeded: the noise of this run can be reproduced from a seed, so the seed reveals the
+            records: ``epsilon`` is infinite and ``epsilon_if_seed_secret`` tells the rest.
         batched: gradients come out of passes over whole batches: no entry, of a loaded history
             either, then certifies released bits without that condition (``BATCHED_BITS``).
     """
@@ -40,11 +40,15 @@ class Ledger:
     def __init__(self, *, seeded: bool = False, batched: bool = False) -> None:
         self._seeded = seeded
         self.batched = batched
-        self._uses: list[Use] = []
+        self._uses: list[LedgerEntry] = []
         self._taints: list[str] = []
         self._conditions: list[str] = []
         self._joined = True
         """Whether the next shuffled batch is known to continue the last one recorded here."""
+        self._release: tuple[Any, ...] | None = None
+        """Arguments of the last call that made or continued an entry."""
+        self._last: LedgerEntry | None = None
+        """That entry."""
 
     @property
     def seeded(self) -> bool:
@@ -53,7 +57,7 @@ class Ledger:
 
     @property
     def taints(self) -> tuple[str, ...]:
-        """Why the releases so far are certified for nothing; empty where they are not tainted."""
+        """Reasons why the releases so far are certified for nothing; usually none."""
         return tuple(self._taints)
 
     def taint(self, reason: str) -> None:
@@ -67,7 +71,10 @@ class Ledger:
 
     @property
     def conditions(self) -> tuple[str, ...]:
-        """What the caller vouches for, beyond what was checked; certificates hold if it is true."""
+        """Conditions that the caller vouches for, beyond what was checked.
+
+        Certificates hold if they are true.
+        """
         return tuple(self._conditions)
 
     def assume(self, condition: str) -> None:
@@ -95,7 +102,11 @@ class Ledger:
         Raises:
             InvalidInput: an argument out of range.
         """
-        use = Use.of(
+        release = mechanism, sampling, sample_rate, dataset_size, dimension, self.batched
+        if count == 1 and self._repeats(release):
+            self._uses[-1] = self._last = self._uses[-1].once_more()
+            return
+        use = LedgerEntry.of(
             mechanism,
             sampling=sampling,
             sample_rate=sample_rate,
@@ -105,14 +116,31 @@ class Ledger:
         )
         if use.count:
             self._append(self._stated(use))
+            self._release, self._last = release, self._uses[-1]
 
-    def _stated(self, use: Use) -> Use:
-        """The entry with what may be said of gradients such as these."""
+    def _repeats(self, release: tuple[Any, ...]) -> bool:
+        """Whether this is the very release that the last entry was made of.
+
+        Mechanisms and plans are frozen: the same object has the same event.
+        """
+        before = self._release
+        return (
+            before is not None
+            and release[0] is before[0]
+            and release[1:] == before[1:]
+            and self._joined
+            and bool(self._uses)
+            and self._uses[-1] is self._last
+            and _is_frozen(release[0])
+        )
+
+    def _stated(self, use: LedgerEntry) -> LedgerEntry:
+        """Return the entry with what may be said of gradients such as these."""
         if not self.batched:
             return use
-        return replace(use, certified_for=of_batches(use.certified_for))
+        return replace(use, certified_for=scope_for_batched_gradients(use.certified_for))
 
-    def _append(self, use: Use) -> None:
+    def _append(self, use: LedgerEntry) -> None:
         last = self._uses[-1] if self._uses else None
         continues = self._joined or use.sampling != "shuffled"
         if last is not None and continues and _same(last, use):
@@ -125,7 +153,7 @@ class Ledger:
         self._joined = True
 
     def certify(self, delta: float) -> Certificate:
-        """The certificate of everything recorded so far."""
+        """Return the certificate of everything recorded so far."""
         secret = self.certify_if_seed_secret(delta)
         if not self._seeded:
             return secret
@@ -133,23 +161,23 @@ class Ledger:
         return _nothing(secret, [note])
 
     def certify_if_seed_secret(self, delta: float) -> Certificate:
-        """The certificate that would hold if nobody knew the seed."""
+        """Return the certificate that would hold if the seed were secret."""
         certificate = certify_uses(self._uses, delta)
         conditions = [f"holds if {condition}" for condition in self._conditions]
         certificate = replace(certificate, notes=(*certificate.notes, *conditions))
         return _nothing(certificate, self._taints) if self._taints else certificate
 
     def epsilon(self, delta: float) -> float:
-        """Certified epsilon so far; infinite for a seeded run."""
+        """Return the certified epsilon so far; infinite for a seeded run."""
         open_unit(delta=delta)
         return math.inf if self._seeded else self.epsilon_if_seed_secret(delta)
 
     def epsilon_if_seed_secret(self, delta: float) -> float:
-        """Epsilon so far under the assumption that nobody knows the seed."""
+        """Return epsilon so far if the seed is secret."""
         return self.certify_if_seed_secret(delta).epsilon
 
     def state_dict(self) -> dict[str, Any]:
-        """The history as plain JSON values."""
+        """Return the history as plain JSON values."""
         state: dict[str, Any] = {
             "version": LEDGER_VERSION,
             "seeded": self._seeded,
@@ -177,8 +205,13 @@ class Ledger:
         self._seeded, self._joined = self._seeded or seeded, False
 
 
+def _is_frozen(mechanism: object) -> bool:
+    found = getattr(type(mechanism), "__dataclass_params__", None)
+    return found is not None and found.frozen
+
+
 def _nothing(certificate: Certificate, notes: Sequence[str]) -> Certificate:
-    """The certificate of the same history that certifies nothing, and why."""
+    """Return the certificate of the same history that certifies nothing, and why."""
     return Certificate(
         epsilon=math.inf,
         delta=certificate.delta,
@@ -203,17 +236,17 @@ def _read_texts(state: Mapping[str, Any], name: str) -> list[str]:
     )
 
 
-def _entry(use: Use) -> dict[str, Any]:
-    """As JSON values; a variation of 0 is left out, as before there was one."""
+def _entry(use: LedgerEntry) -> dict[str, Any]:
+    """Return the entry as JSON values; a variation of 0 is left out, as in older files."""
     entry = asdict(use)
     if not use.variation:
         del entry["variation"]
     return entry
 
 
-_WHAT = tuple(each.name for each in fields(Use) if each.name not in ("count", "phase"))
+_WHAT = tuple(each.name for each in fields(LedgerEntry) if each.name not in ("count", "phase"))
 
 
-def _same(one: Use, other: Use) -> bool:
+def _same(one: LedgerEntry, other: LedgerEntry) -> bool:
     """Whether two entries differ in when and how often at most; asked at every step."""
     return all(getattr(one, name) == getattr(other, name) for name in _WHAT)

@@ -1,4 +1,4 @@
-"""Epsilon of a planned run, and the noise for a target epsilon."""
+"""Compute epsilon of a planned run, and the noise for a target epsilon."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .history import (
     MIN_NOISE_MULTIPLIER,
     Accountable,
     Certificate,
-    Use,
+    LedgerEntry,
     certify_uses,
     checked_variation,
-    of_batches,
+    scope_for_batched_gradients,
 )
 
 _CALIBRATION_STEP = 2e-4
@@ -27,8 +27,8 @@ _CALIBRATION_STEP = 2e-4
 TARGETS = ("certified", "claimed")
 
 
-class Claimant(Accountable, Protocol):
-    """A mechanism that also knows what its source claims."""
+class ClaimedMechanism(Accountable, Protocol):
+    """A mechanism that also knows what its paper claims."""
 
     @property
     def mode(self) -> str: ...
@@ -40,7 +40,7 @@ class Claimant(Accountable, Protocol):
     ) -> float | None: ...
 
 
-class Calibratable(Claimant, Protocol):
+class Calibratable(ClaimedMechanism, Protocol):
     """A mechanism whose noise can be set by its multiplier."""
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self: ...
@@ -59,7 +59,7 @@ def epsilon(
     dataset_size: int | None = None,
     dimension: int | None = None,
 ) -> float:
-    """Certified epsilon of ``steps`` releases; ``math.inf`` where nothing can be certified.
+    """Return the certified epsilon of ``steps`` releases; ``math.inf`` if there is none.
 
     Args:
         mechanism: a mechanism or a plan.
@@ -97,12 +97,12 @@ def certify(
     variation: float = 0.0,
     batched: bool = False,
 ) -> Certificate:
-    """``epsilon`` with everything that it rests on; same arguments and errors.
+    """Return ``epsilon`` with everything that it rests on; same arguments and errors.
 
     ``variation`` is the total variation distance of a coordinate's noise from the mechanism's, as
     of a noise table; ``batched`` as of a ``Ledger``: a model will make the gradients.
     """
-    use = Use.of(
+    use = LedgerEntry.of(
         mechanism,
         sampling=sampling,
         sample_rate=sample_rate,
@@ -113,12 +113,12 @@ def certify(
     if variation:
         use = replace(use, variation=checked_variation(variation))
     if batched:
-        use = replace(use, certified_for=of_batches(use.certified_for))
+        use = replace(use, certified_for=scope_for_batched_gradients(use.certified_for))
     return certify_uses([use], delta)
 
 
 def claimed_epsilon(
-    mechanism: Claimant,
+    mechanism: ClaimedMechanism,
     *,
     sample_rate: float,
     steps: int,
@@ -127,17 +127,17 @@ def claimed_epsilon(
     dataset_size: int | None = None,
     dimension: int | None = None,
 ) -> float:
-    """The epsilon that the mechanism's source would claim; an upper bound on nothing.
+    """Return the epsilon that the mechanism's paper would claim; an upper bound on nothing.
 
     In ``corrected`` mode that is the certified one. In ``published`` mode it is what ``claim`` of
-    the mechanism answers; where that is None, the event that the source names, amplified as by
+    the mechanism answers; where that is None, the event that the paper names, amplified as by
     Poisson sampling whatever the batches are, as is customary, and nothing besides.
 
     Raises:
         InvalidInput: an argument out of range.
         MissingDependency: dp-accounting is not installed.
     """
-    use = Use.of(
+    use = LedgerEntry.of(
         mechanism,
         sampling=sampling,
         sample_rate=sample_rate,
@@ -171,7 +171,7 @@ def calibrate(
     to: str = "certified",
     variation: float = 0.0,
 ) -> M:
-    """The mechanism with the least noise whose epsilon does not exceed the target.
+    """Return the mechanism with the least noise whose epsilon does not exceed the target.
 
     The multiplier is within 1e-3 (relative) of the smallest one that meets the target, and the
     epsilon of the returned mechanism has been computed and is at most ``target_epsilon``. With

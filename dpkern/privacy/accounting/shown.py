@@ -1,9 +1,9 @@
-"""Privacy bounds as text: rounding never makes a statement stronger than what was proved.
+"""Print privacy bounds: rounding never makes a statement stronger than what was proved.
 
 An epsilon, a delta or a noise scale that was proved is an upper bound, and is rounded up. What an
-audit shows is a lower bound, and is rounded down. A claim is the source's upper bound: it is
+audit shows is a lower bound, and is rounded down. A claim is the paper's upper bound: it is
 rounded up too, so that a claim and a certificate of the same value read the same; with up to
-``DIGITS`` digits it is printed as its source printed it. JSON and CSV keep every digit.
+``DIGITS`` digits it is printed as its paper printed it. JSON and CSV keep every digit.
 
 Numbers are rounded from the shortest decimal that identifies the float, so 0.1 stays ``0.1``.
 """
@@ -17,7 +17,7 @@ DIGITS = 5
 """Significant digits of a printed bound."""
 
 
-class Bound(float):
+class ShownBound(float):
     """A number of a table or figure that knows how it has to be rounded."""
 
     def shown(self, digits: int = DIGITS) -> str:
@@ -25,14 +25,14 @@ class Bound(float):
         raise NotImplementedError
 
 
-class UpperBound(Bound):
+class UpperBound(ShownBound):
     """An upper bound among the numbers of a table."""
 
     def shown(self, digits: int = DIGITS) -> str:
         return shown_bound(self, digits)
 
 
-class LowerBound(Bound):
+class LowerBound(ShownBound):
     """A lower bound among the numbers of a table."""
 
     def shown(self, digits: int = DIGITS) -> str:
@@ -79,8 +79,8 @@ def _shown(value: float | str, digits: int, rounding: str) -> str:
 
 __all__ = [
     "DIGITS",
-    "Bound",
     "LowerBound",
+    "ShownBound",
     "UpperBound",
     "shown_bound",
     "shown_exactly",

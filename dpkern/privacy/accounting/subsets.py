@@ -1,4 +1,4 @@
-"""Batches of fixed size: what one release from a uniform subset costs when a record is replaced.
+"""Account for batches of fixed size: one release from a uniform subset, a record replaced.
 
 ``gamma`` is batch size / dataset size, and ``H_a(P | Q) = sup over events E of P(E) - a Q(E)``. Let
 ``H`` bound ``H_a`` for releases of one batch in which one record differs: for noise on sums of
@@ -49,7 +49,7 @@ _IN_PARTS = 50_000
 
 
 def unsampled_profile(kind: str, distance: float, epsilons: Floats) -> Floats:
-    """``H`` at ``a = e^epsilon >= 1`` of two laws ``distance`` scales apart.
+    """Return ``H`` at ``a = e^epsilon >= 1`` of two laws ``distance`` scales apart.
 
     Gaussian (Balle, Wang 2018): ``Phi(m/2 - epsilon/m) - e^epsilon Phi(-m/2 - epsilon/m)``;
     Laplace: ``1 - e^((epsilon - m) / 2)`` up to ``epsilon = m``; ``m`` is the distance.
@@ -63,7 +63,7 @@ def unsampled_profile(kind: str, distance: float, epsilons: Floats) -> Floats:
 
 
 def profile(kind: str, distance: float, fraction: float, epsilons: Floats) -> Floats:
-    """``h(e^epsilon)``: delta of one release from a subset that holds ``fraction`` of all records.
+    """Return ``h(e^epsilon)``, delta of one release from a subset with ``fraction`` of all records.
 
     Args:
         kind: event of the noise, Gaussian or Laplace.
@@ -80,7 +80,7 @@ def profile(kind: str, distance: float, fraction: float, epsilons: Floats) -> Fl
 
 
 def largest_loss(kind: str, distance: float, fraction: float) -> float:
-    """Epsilon beyond which nothing is left, or less than 1.3e-25."""
+    """Return the epsilon beyond which nothing is left, or less than 1.3e-25."""
     most = distance
     if kind != LAPLACE_EVENT:
         most = distance * distance / 2 + _FURTHEST * distance
@@ -88,7 +88,7 @@ def largest_loss(kind: str, distance: float, fraction: float) -> float:
 
 
 def distribution(kind: str, distance: float, fraction: float, interval: float) -> Any:
-    """The privacy loss distribution with profile ``h``, losses rounded up to multiples of a grid.
+    """Return the privacy loss distribution of ``h``, losses rounded up to multiples of a grid.
 
     The dots of ``h`` are connected (Doroshenko and others 2022): between two points of the grid the
     result's profile is the chord, which is never below a convex function.
@@ -104,7 +104,7 @@ def distribution(kind: str, distance: float, fraction: float, interval: float) -
 
 
 def self_composed(once: Any, count: int) -> Any:
-    """``count`` times ``once``; a long composition is one of shorter ones.
+    """Compose ``once`` ``count`` times; a long composition is one of shorter ones.
 
     Upstream cuts a result by Chernoff's bound at orders of at least one over the number of points
     of what is composed: far too large for many small losses, whose result would be tens of millions
@@ -119,7 +119,7 @@ def self_composed(once: Any, count: int) -> Any:
 
 
 def accountant(neighbouring: Any, interval: float) -> Any:
-    """A ``PLDAccountant`` that also takes Gaussian and Laplace releases from uniform subsets.
+    """Return a ``PLDAccountant`` that also takes Gaussian and Laplace releases from subsets.
 
     Args:
         neighbouring: ``REPLACE_ONE``, or ``REPLACE_SPECIAL`` where multipliers are by the distance

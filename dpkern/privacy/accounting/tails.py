@@ -1,4 +1,4 @@
-"""What is taken from delta because the noise laws equal their certified ideal only up to a cut.
+"""Reserve delta for the cut tails, where the noise distributions leave their certified ideal.
 
 An ideal law goes on for ever; the real one agrees with it up to 12 standard deviations (Gaussian)
 or 68 scales (Laplace) and ends soon after. So a record that moves one coordinate by more than that
@@ -27,7 +27,7 @@ from ...base.laws import (
     TOTAL,
     gaussian_tail,
 )
-from .events import GAUSSIAN_EVENT, LAPLACE_EVENT, Leaf
+from .events import GAUSSIAN_EVENT, LAPLACE_EVENT, ElementaryEvent
 
 _CARRIES = 8
 """Cells that cover what the carries of a sum can add to a shift."""
@@ -35,13 +35,13 @@ _FAR_CELLS = 16
 
 
 def variation_cost(epsilon: float) -> float:
-    """What a total variation distance on both sides of the inequality adds to delta, per unit."""
+    """Return what a total variation distance on both sides adds to delta, per unit."""
     return 1 + math.exp(epsilon) if epsilon < 700 else math.inf
 
 
 @cache
 def _survival(law: str, magnitude: int) -> float:
-    """P(k >= magnitude) of the committed law."""
+    """Return P(k >= magnitude) of the committed law."""
     if magnitude <= 0:
         return 1.0
     if law == LAPLACE_EVENT:
@@ -56,8 +56,8 @@ def _survival(law: str, magnitude: int) -> float:
 
 
 @cache
-def cut(law: str) -> tuple[int, float]:
-    """Where a law leaves its certified ideal: first magnitude (cells), and the mass beyond.
+def tail_cutoff(law: str) -> tuple[int, float]:
+    """Return where a law leaves its certified ideal: first magnitude (cells), and the mass beyond.
 
     Gaussian: 2^-109.2 beyond 12 standard deviations; Laplace: all 17 draws escape, 2^-96.8.
     """
@@ -69,7 +69,7 @@ def cut(law: str) -> tuple[int, float]:
 
 
 def _reaches(law: str, cells: float) -> float:
-    """P(K >= cells), with K = k or -1 - k, equally likely."""
+    """Return P(K >= cells), with K = k or -1 - k, equally likely."""
     least = math.floor(cells)
     if least >= 0:
         return _survival(law, least) / 2
@@ -78,7 +78,7 @@ def _reaches(law: str, cells: float) -> float:
 
 @lru_cache(maxsize=4096)
 def outcomes_beyond(law: str, shift: float, dimension: int) -> float:
-    """Bound on P(some coordinate's noise, or what it would be for the neighbour, is cut).
+    """Bound the probability that some coordinate's noise is cut, here or for the neighbour.
 
     Where that happens to no coordinate, real and ideal probabilities are equal for both neighbours,
     so the real delta of the release exceeds the ideal one by at most this. A coordinate shifted by
@@ -91,7 +91,7 @@ def outcomes_beyond(law: str, shift: float, dimension: int) -> float:
         shift: S, in output cells.
         dimension: coordinates.
     """
-    first, _ = cut(law)
+    first, _ = tail_cutoff(law)
     room = first - _CARRIES
     power = 1 if law == LAPLACE_EVENT else 2
     total = dimension * (
@@ -108,8 +108,8 @@ def outcomes_beyond(law: str, shift: float, dimension: int) -> float:
     return total + far
 
 
-def escape_mass(leaf: Leaf, relation: str, dimension: int, epsilon: float) -> float:
-    """Delta to set aside for the cut tails of a leaf's releases.
+def tail_delta(leaf: ElementaryEvent, relation: str, dimension: int, epsilon: float) -> float:
+    """Return the delta to set aside for the cut tails of a leaf's releases.
 
     The smaller of two bounds, over ``T`` releases of ``d`` coordinates, with cut mass ``tau``:
 
@@ -124,12 +124,12 @@ def escape_mass(leaf: Leaf, relation: str, dimension: int, epsilon: float) -> fl
     """
     if leaf.parts:
         return leaf.count * math.fsum(
-            escape_mass(part, relation, dimension, epsilon) for part in leaf.parts
+            tail_delta(part, relation, dimension, epsilon) for part in leaf.parts
         )
     if leaf.kind not in (GAUSSIAN_EVENT, LAPLACE_EVENT):
         return 0.0
     releases = float(leaf.count)
-    variation = variation_cost(epsilon) * releases * dimension * cut(leaf.kind)[1]
+    variation = variation_cost(epsilon) * releases * dimension * tail_cutoff(leaf.kind)[1]
     replaced = relation == "replace_one"
     shift = SCALE_CELLS * (2.0 if replaced else 1.0) / leaf.multiplier
     outcomes = outcomes_beyond(leaf.kind, shift, dimension)
@@ -139,10 +139,10 @@ def escape_mass(leaf: Leaf, relation: str, dimension: int, epsilon: float) -> fl
 
 
 def why_infinite(
-    leaves: Sequence[Leaf], relation: str, dimension: int, delta: float
+    leaves: Sequence[ElementaryEvent], relation: str, dimension: int, delta: float
 ) -> tuple[str, ...]:
-    """In words: the cut tails alone take all of delta, at every epsilon; empty if they do not."""
-    certain = math.fsum(escape_mass(leaf, relation, dimension, math.inf) for leaf in leaves)
+    """Return why epsilon is infinite: the cut tails alone take all of delta; else nothing."""
+    certain = math.fsum(tail_delta(leaf, relation, dimension, math.inf) for leaf in leaves)
     if certain < delta:
         return ()
     return (

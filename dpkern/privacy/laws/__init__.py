@@ -1,1 +1,1 @@
-"""The proofs of the noise laws."""
+"""The proofs of the noise distributions."""

@@ -1,4 +1,4 @@
-"""The noise certificate: proves from the shipped integers what the noise laws leak.
+"""Prove from the shipped integers what the noise distributions leak.
 
 ``docs/noise.md`` has the mathematics. In short, with ``s`` the exact sum in output cells and
 ``P_s`` the law of the released integer:
@@ -58,8 +58,8 @@ _COLUMN = TOTAL // COLUMNS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
-    """Outcome of one check of one law.
+class LawCheck:
+    """The outcome of one check of one law.
 
     Attributes:
         law: ``gaussian`` or ``laplace``.
@@ -103,8 +103,8 @@ def gaussian(
     tail: Sequence[int] | None = None,
     *,
     intervals: Iterable[int] = range(FINE),
-) -> Certificate:
-    """The isoperimetric test of a Gaussian law in float64; about a second for all intervals.
+) -> LawCheck:
+    """Run the isoperimetric test of a Gaussian law in float64; about a second for all intervals.
 
     Args:
         counts: the 256 magnitude counts.
@@ -160,12 +160,12 @@ def gaussian_certificate(
     worst_at: float,
     intervals: int,
     vertices: int,
-) -> Certificate:
-    """The verdict on a Gaussian law from the worst ratio that a method found."""
+) -> LawCheck:
+    """Return the verdict on a Gaussian law from the worst ratio that a method found."""
     faults = []
     if not worst <= 1:
         faults.append(f"realised-to-certified ratio {worst:.7f} > 1 at z = {worst_at:.3f}")
-    return Certificate(
+    return LawCheck(
         law=GAUSSIAN.name,
         method=method,
         worst_ratio=worst,
@@ -183,7 +183,7 @@ def gaussian_certificate(
 
 
 def _sha256(numbers: Iterable[int]) -> str:
-    """SHA-256 of the numbers as 16 little-endian bytes each."""
+    """Return SHA-256 of the numbers as 16 little-endian bytes each."""
     return hashlib.sha256(b"".join(n.to_bytes(16, "little") for n in numbers)).hexdigest()
 
 
@@ -192,10 +192,8 @@ _CARRY_VARIANCE = Fraction(1, 6)
 _SECOND_UNIFORM_VARIANCE = Fraction(FINE * FINE - 1, 12 * FINE * FINE)
 
 
-def laplace(
-    counts: Sequence[int] = LAPLACE.counts, restarts: int = LAPLACE_RESTARTS
-) -> Certificate:
-    """Proof in integers that ``|d log P_s(j) / ds| <= 1/64`` at every phase and cell.
+def laplace(counts: Sequence[int] = LAPLACE.counts, restarts: int = LAPLACE_RESTARTS) -> LawCheck:
+    """Prove in integers that ``|d log P_s(j) / ds| <= 1/64`` at every phase and cell.
 
     ``P_s = (1 - f) p(j - n) + f p(j - n - 1)`` has the constant derivative ``p(j-n-1) - p(j-n)``
     for f in [0, 1], so the supremum over the phase is at an end and equals the largest ratio of
@@ -220,7 +218,7 @@ def laplace(
     worst = float(ratio)
     if Fraction(worst) < ratio:
         worst = math.nextafter(worst, math.inf)
-    return Certificate(
+    return LawCheck(
         law=LAPLACE.name,
         method="rational",
         worst_ratio=worst,
@@ -236,7 +234,7 @@ def laplace(
 
 
 def realised_counts(table: Sequence[int]) -> tuple[int, ...]:
-    """The counts out of 2^24 with which an alias table yields 0 .. 255."""
+    """Return the counts out of 2^24 with which an alias table yields 0 .. 255."""
     counts = [0] * COLUMNS
     for column, entry in enumerate(table):
         threshold, alias = entry % _COLUMN, entry // _COLUMN
@@ -246,7 +244,7 @@ def realised_counts(table: Sequence[int]) -> tuple[int, ...]:
 
 
 def table_faults(law: Law, table: Sequence[int]) -> tuple[str, ...]:
-    """Why ``table`` is not the alias table of ``law``; empty if it is."""
+    """Return why ``table`` is not the alias table of ``law``; empty if it is."""
     faults = []
     found = words_sha256(tuple(table))
     if found != law.table_sha256:

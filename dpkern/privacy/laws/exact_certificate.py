@@ -1,4 +1,4 @@
-"""The Gaussian certificate without rounding: integers and ball arithmetic.
+"""Prove the Gaussian certificate without rounding: integers and ball arithmetic.
 
 Masses and derivatives are integers, events are sorted by exact comparison, sums are integer sums.
 Only ``I(b) = phi(Phi^-1(b))`` is not rational: for each event a float64 guess ``z`` is *verified*
@@ -19,7 +19,7 @@ from typing import Any
 from ...base.laws import GAUSSIAN, SCALE_CELLS, gaussian_tail
 from ...base.masses import FINE, Profile, gaussian_masses, idealise, path_cells
 from ...base.validate import require
-from .certificate import Certificate, gaussian_certificate
+from .certificate import LawCheck, gaussian_certificate
 
 PRECISION_BITS = 128
 _SLACK = 2.0**-40
@@ -33,7 +33,7 @@ def _steeper(first: tuple[float, int, int], second: tuple[float, int, int]) -> i
 
 
 def envelope(profile: Profile, interval: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Vertices ``(b, d, side)`` of the largest derivative over events of each mass.
+    """Yield vertices ``(b, d, side)`` of the largest derivative over events of each mass.
 
     Sorting the cells by ``slope / mass`` and accumulating gives the vertices of the concave
     envelope of ``(P(A), dP(A)/ds)`` over all (randomised) events A. Those with mass above 1/2 are
@@ -59,7 +59,7 @@ def envelope(profile: Profile, interval: int, end: int) -> Iterator[tuple[int, i
 
 
 class _Prover:
-    """Upper bounds of ``64 d / I(b)`` by balls."""
+    """A prover of upper bounds of ``64 d / I(b)`` by balls."""
 
     def __init__(self, flint: Any, total: int) -> None:
         self.arb = flint.arb
@@ -69,7 +69,7 @@ class _Prover:
         self.denominator = total
 
     def ratio(self, b: int, d: int) -> tuple[float, float]:
-        """``(r, z)`` with ``64 (d / total) <= r I(b / total)``, r rounded up."""
+        """Return ``(r, z)`` with ``64 (d / total) <= r I(b / total)``, r rounded up."""
         guess = -NormalDist().inv_cdf(b / self.denominator)
         slack = _SLACK
         for _ in range(_ATTEMPTS):
@@ -89,7 +89,7 @@ def gaussian(
     tail: Sequence[int] | None = None,
     *,
     intervals: Iterable[int] = range(FINE),
-) -> Certificate:
+) -> LawCheck:
     """Prove the isoperimetric test of a Gaussian law; ``worst_ratio`` is a rigorous upper bound.
 
     Args:

@@ -10,7 +10,7 @@ from .functional import FM, SPOF
 from .gredp import GReDP
 from .labels import LabelMechanism
 from .laplace_sgd import LaplaceSGD
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note
 from .objective import ObjectivePerturbation
 from .output_sgd import OutputSGD
@@ -18,7 +18,7 @@ from .plan import Block, Importance, Plan
 from .projected_sgd import ProjectedSGD
 from .pruning import Pruned
 from .randomized_response import RandomizedResponse
-from .release import Crop, Diagonal, Open, Release
+from .release import DiagonalMap, PartialNoiseMap, ReleaseMap, WhitenedCrop
 from .site import Site
 from .spectral_dp import SpectralDP
 
@@ -31,24 +31,24 @@ __all__ = [
     "AdaClip",
     "Block",
     "CataloguedMechanism",
-    "Crop",
-    "Diagonal",
+    "DiagonalMap",
     "Directional",
     "GReDP",
     "Importance",
     "LabelMechanism",
     "LaplaceSGD",
     "Mechanism",
-    "Memory",
+    "MechanismState",
     "Note",
     "ObjectivePerturbation",
-    "Open",
     "OutputSGD",
+    "PartialNoiseMap",
     "Plan",
     "ProjectedSGD",
     "Pruned",
     "RandomizedResponse",
-    "Release",
+    "ReleaseMap",
     "Site",
     "SpectralDP",
+    "WhitenedCrop",
 ]

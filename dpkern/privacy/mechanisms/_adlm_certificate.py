@@ -1,4 +1,4 @@
-"""What AdLM's release of one record really costs, with the reserves that rounding needs.
+"""Certify AdLM's release of one record, with the reserves that rounding needs.
 
 Every release with Laplace noise is counted with three numbers: the epsilon of all its coordinates
 in real numbers, the most that one coordinate can have of it, by which the cut tails of the noise
@@ -12,7 +12,7 @@ are weighed, and a reserve:
 * A mean relevance is at most 1 and its error 2^-53, where one record moves it by ``1 / |D|``: a
   relative reserve of ``2^-50 |D|``. (The sum itself is exact: ``nn.relevance.mean_relevance``.)
 
-Source: AdLM, lemmas 1-6, and the audit of its argument: noise per record, not per batch.
+Reference: AdLM, lemmas 1-6, and the audit of its argument: noise per record, not per batch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...base.laws import SCALE_UNITS
 from ..accounting import events
-from ..accounting.events import EventSpec, Leaf
-from ..accounting.tails import escape_mass
+from ..accounting.events import ElementaryEvent, EventSpec
+from ..accounting.tails import tail_delta
 from ..theory import adlm
 from .certify import ROUNDING_STEP
 from .objective import MOST_TAIL
@@ -37,8 +37,8 @@ ROUNDING = 2 * ROUNDING_STEP / SCALE_UNITS
 _FLOATS = 2.0**-40
 
 
-class Part(NamedTuple):
-    """One release with Laplace noise.
+class LaplaceRelease(NamedTuple):
+    """A release with Laplace noise.
 
     Attributes:
         coordinates: that get noise and depend on the record.
@@ -54,12 +54,12 @@ class Part(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """With all reserves."""
+        """The cost with all reserves."""
         return (self.epsilon + ROUNDING * self.coordinates + self.floats) * (1 + _FLOATS / 4)
 
 
 def left(mechanism: AdLM, part: str) -> float:
-    """What the corrected mode's scales are made for: with the reserves it is the part's budget."""
+    """Return the budget of the corrected mode's scales, which leaves room for the reserves."""
     features, classes = mechanism.setting.layer.features, mechanism.setting.classes
     index, coordinates, floats = {
         "relevances": (0, features, _of_means(mechanism)),
@@ -70,7 +70,7 @@ def left(mechanism: AdLM, part: str) -> float:
 
 
 def costs(mechanism: AdLM) -> dict[str, float]:
-    """Pure epsilon of each part, in real numbers; infinite where it is not protected."""
+    """Return the pure epsilon of each part, in real numbers; infinite where it is not protected."""
     found = {"inputs": _inputs(mechanism), "labels": _labels(mechanism)}
     if mechanism.releases_relevance:
         found = {"relevances": _relevances(mechanism), **found}
@@ -78,18 +78,21 @@ def costs(mechanism: AdLM) -> dict[str, float]:
 
 
 def tail(mechanism: AdLM) -> float:
-    """Delta of the cut noise tails; 0 where nothing is protected."""
+    """Return the delta of the cut noise tails; 0 where nothing is protected."""
     total = math.fsum(costs(mechanism).values())
     if math.isinf(total):
         return 0.0
     return math.fsum(
-        part.coordinates * escape_mass(_leaf(part.most), "replace_one", 1, total)
+        part.coordinates * tail_delta(_leaf(part.most), "replace_one", 1, total)
         for part in _laplace_parts(mechanism)
     )
 
 
 def epsilon(mechanism: AdLM) -> float:
-    """The sum with all reserves; infinite where some part is, or where the tails weigh too much."""
+    """Return the sum with all reserves.
+
+    It is infinite if some part is, or if the tails weigh too much.
+    """
     found = costs(mechanism)
     if math.isinf(math.fsum(found.values())) or tail(mechanism) > MOST_TAIL:
         return math.inf
@@ -98,7 +101,7 @@ def epsilon(mechanism: AdLM) -> float:
 
 
 def event(mechanism: AdLM) -> EventSpec:
-    """The composition of all parts; non-private where ``epsilon`` is infinite."""
+    """Return the composition of all parts; non-private where ``epsilon`` is infinite."""
     if math.isinf(epsilon(mechanism)):
         return events.non_private()
     found = [events.laplace(_multiplier(part.whole)) for part in _laplace_parts(mechanism)]
@@ -151,19 +154,23 @@ def _labels(mechanism: AdLM) -> float:
     )
 
 
-def _laplace_parts(mechanism: AdLM) -> list[Part]:
+def _laplace_parts(mechanism: AdLM) -> list[LaplaceRelease]:
     features, found = mechanism.setting.layer.features, costs(mechanism)
     parts = []
     if "relevances" in found:
-        # Nobody can spend the bound on one coordinate: each moves by 1 / |D| at most.
+        # No record can spend the bound on one coordinate: each moves by 1 / |D| at most.
         whole = found["relevances"]
-        parts.append(Part(features, whole, whole / features, whole * _of_means(mechanism)))
+        parts.append(
+            LaplaceRelease(features, whole, whole / features, whole * _of_means(mechanism))
+        )
     # Shares depend on noisy relevances: one feature may have nearly all of the budget.
     most = found["inputs"] if mechanism.adaptive else found["inputs"] / features
-    parts.append(Part(features, found["inputs"], most))
+    parts.append(LaplaceRelease(features, found["inputs"], most))
     if mechanism.labels != "response":
         # A label moves two entries by 1 each.
-        parts.append(Part(mechanism.setting.classes, found["labels"], found["labels"] / 2))
+        parts.append(
+            LaplaceRelease(mechanism.setting.classes, found["labels"], found["labels"] / 2)
+        )
     return parts
 
 
@@ -172,9 +179,12 @@ def _of_means(mechanism: AdLM) -> float:
 
 
 def _multiplier(cost: float) -> float:
-    """Of a Laplace event whose replacement costs this: two contributions differ by twice one."""
+    """Return the multiplier of a Laplace event whose replacement costs this.
+
+    Two contributions differ by twice one.
+    """
     return math.nextafter(2 / cost, 0)
 
 
-def _leaf(cost: float) -> Leaf:
-    return Leaf(events.LAPLACE_EVENT, (("noise_multiplier", _multiplier(cost)),))
+def _leaf(cost: float) -> ElementaryEvent:
+    return ElementaryEvent(events.LAPLACE_EVENT, (("noise_multiplier", _multiplier(cost)),))

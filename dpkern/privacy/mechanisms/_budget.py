@@ -1,4 +1,4 @@
-"""The noise that directional noise's printed rules derive from a budget over k steps."""
+"""Derive noise from a budget over k steps by the printed rules of directional noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..theory import markov, rdp
 
 
 class Multipliers(NamedTuple):
-    """Noise scale / clip bound of the gradients and, where it is released, of the importance."""
+    """The noise scale / clipping bound of the gradients and, if released, of the importance."""
 
     gradients: float
     importance: float | None
@@ -29,7 +29,7 @@ def derive(
     split: float,
     amplified: bool,
 ) -> Multipliers:
-    """Multipliers of the printed rules.
+    """Derive the multipliers of the printed rules.
 
     Args:
         generator: ``gaussian`` spends the budget by Renyi accounting of the sampled Gaussian; the
@@ -50,7 +50,7 @@ def derive(
             "epsilon",
             expected="epsilon, delta, steps and sample_rate together",
             got=f"{epsilon}, {delta}, {steps}, {sample_rate}",
-            remedy="The printed noise follows from all four.",
+            remedy="Pass all four: the printed noise follows from them.",
         )
     positive(epsilon=epsilon)
     open_unit(delta=delta)

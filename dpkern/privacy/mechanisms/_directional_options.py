@@ -1,4 +1,4 @@
-"""Checks of the options of directional noise that depend on each other."""
+"""Check the options of directional noise that depend on each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_shape(*, generator: str, w_source: str, shape: str, mode: str) -> None
             "shape",
             expected="'isotropic' with mode='published'",
             got=shape,
-            remedy="The printed shape follows from generator; elliptic noise is corrected.",
+            remedy="Leave shape out, or pass mode='corrected': generator is the printed shape.",
         )
 
 
@@ -47,7 +47,7 @@ def check_target(*, noise_target: str, lot: int | None, mode: str) -> None:
             "noise_target",
             expected="'sum', or 'average' with mode='published' and lot=",
             got=noise_target,
-            remedy="Noise meant for one sample goes to the sum; lot is the public size.",
+            remedy="Pass lot=, the public size, with mode='published', or noise_target='sum'.",
         )
     if lot is not None:
         integer(1, lot=lot)

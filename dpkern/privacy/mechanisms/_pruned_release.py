@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from ...base.phase import MAP, phase
-from .release import AddNoise, Diagonal, Release
-from .work import Work
+from .release import AddNoise, DiagonalMap, ReleaseMap
+from .work import OpAccount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Kept(Release):
-    """Some of a parameter's coordinates, chosen before the step.
+class SubsetMap(ReleaseMap):
+    """The map to some of a parameter's coordinates, chosen before the step.
 
     Attributes:
         places: int64 ``[m]``, positions in the flat parameter, increasing.
         parameter: its shape.
     """
+
+    label: ClassVar[str] = "kept"
 
     places: torch.Tensor
     parameter: tuple[int, ...]
@@ -43,17 +46,17 @@ class Kept(Release):
         )
 
     def count_forward(
-        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+        self, work: OpAccount, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
     ) -> None:
-        """Selected first, then widened."""
+        """Count selecting first, then widening."""
         del parameter
         kept = rows * len(self.places)
         work.gathered("kept places", kept, len(self.places))
         work.converted("kept places", kept, dtype, torch.float64)
         work.converted("kept places", kept, torch.float64, dtype)
 
-    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Zeros, and the kept coordinates among them."""
+    def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Count zeros, and writing the kept coordinates among them."""
         kept = len(self.places)
         work.filled("kept places", math.prod(parameter))
         work.converted("kept places", kept, dtype, torch.float64)
@@ -61,14 +64,16 @@ class Kept(Release):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Largest(Diagonal):
-    """The coordinates of the sum that are largest, found before they are noised, as printed.
+class TopKMap(DiagonalMap):
+    """The largest coordinates of the sum, found before they are noised, as printed.
 
     Attributes:
         count: how many.
-        error: takes the rest, divided by ``batch``, in place; None: nothing is remembered.
+        error: takes the rest, divided by ``batch``, in place. None remembers nothing.
         batch: public number of samples.
     """
+
+    label: ClassVar[str] = "largest"
 
     count: int
     error: torch.Tensor | None
@@ -79,7 +84,7 @@ class Largest(Diagonal):
         return False
 
     @property
-    def protects(self) -> bool:
+    def covers_all_directions(self) -> bool:
         return False
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
@@ -99,8 +104,8 @@ class Largest(Diagonal):
             kept[places] = add_noise(signal.flatten()[places].contiguous()).double()
             return kept.view(signal.shape)
 
-    def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """The largest coordinates chosen before their noise, and the rest remembered."""
+    def count_noised(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Count choosing the largest coordinates before their noise, and remembering the rest."""
         n, k = math.prod(parameter), self.count
         work, line = work.under(MAP), "largest places"
         work.converted(line, n, dtype, torch.float64)
@@ -121,5 +126,5 @@ class Largest(Diagonal):
 
 
 def largest(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Positions of the ``count`` largest magnitudes of a flat tensor, increasing."""
+    """Return positions of the ``count`` largest magnitudes of a flat tensor, increasing."""
     return values.abs().topk(count).indices.sort().values

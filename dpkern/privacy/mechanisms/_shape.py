@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from .work import Work
+from .work import OpAccount
 
 
 def printed(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor]:
-    """``|w_i|^(1/3) (sum |w|^(4/3))^(1/2) / ||w||_2``, in units of the isotropic scale.
+    """Return ``|w_i|^(1/3) (sum |w|^(4/3))^(1/2) / ||w||_2``, in units of the isotropic scale.
 
     ``|w|`` is raised to ``floor`` times its largest entry. Every entry is then at least
     ``floor^(1/3)``: after division by the largest, ``|w| <= 1`` and ``|w|^(4/3) >= w^2``. All zero:
@@ -27,7 +27,10 @@ def printed(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor]
 
 
 def elliptic(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor]:
-    """``|w_i|`` with mean square 1, raised to ``floor`` times its largest entry; zero: all ones."""
+    """Return ``|w_i|`` with mean square 1, raised to ``floor`` times its largest entry.
+
+    Zeros give ones.
+    """
     sizes = _scaled(weights, floor)
     if sizes is None:
         return [torch.ones_like(w, dtype=torch.float64) for w in weights]
@@ -37,14 +40,14 @@ def elliptic(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor
 
 
 def _scaled(weights: Sequence[torch.Tensor], floor: float) -> list[torch.Tensor] | None:
-    """``|w| / max |w|``, at least ``floor``; None if all are zero."""
+    """Return ``|w| / max |w|``, at least ``floor``; None if all are zero."""
     sizes = [w.detach().double().abs() for w in weights]
     largest = max((v.max().item() for v in sizes if v.numel()), default=0.0)
     return [(v / largest).clamp_(min=floor) for v in sizes] if largest > 0 else None
 
 
-def count(work: Work, sizes: Sequence[int], *, powers: bool, raised: bool) -> None:
-    """Book relative scales of weights that are not all zero.
+def count(work: OpAccount, sizes: Sequence[int], *, powers: bool, raised: bool) -> None:
+    """Count relative scales of weights that are not all zero.
 
     Args:
         work: where.

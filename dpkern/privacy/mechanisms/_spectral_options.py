@@ -21,19 +21,19 @@ Sites = tuple[Site, ...]
 
 
 def grid(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Two sizes: one spatial dimension is a plane of height 1."""
+    """Return two sizes: one spatial dimension is a plane of height 1."""
     return size if len(size) == 2 else (1, *size)
 
 
 def taps(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Kernel and dilation on the site's grid."""
+    """Return kernel and dilation on the site's grid."""
     if site.kind == "circulant":
         return (site.block,), (1,)
     return grid(site.kernel), grid(site.dilation)
 
 
 def checked_groups(given: Any, clipping: str | None) -> tuple[int, ...] | None:
-    """Group numbers with ``clipping='group'``, None without."""
+    """Check group numbers with ``clipping='group'``, None without, and return them."""
     if given is None and clipping != "group":
         return None
     right = (
@@ -55,19 +55,19 @@ def checked_groups(given: Any, clipping: str | None) -> tuple[int, ...] | None:
 
 
 def checked_batch_size(given: Any, noise_point: str) -> int | None:
-    """The number of samples of every step, with ``noise_point='per_sample'`` only."""
+    """Return the number of samples of every step, with ``noise_point='per_sample'`` only."""
     if given is not None and noise_point != "per_sample":
         raise InvalidInput(
             "batch_size",
             expected="None with noise_point='per_batch'",
             got=given,
-            remedy="Noise on the sum does not depend on the number of samples: leave it out.",
+            remedy="Remove batch_size=, or pass noise_point='per_sample' with mode='published'.",
         )
     return None if given is None else integer(minimum=1, batch_size=given)
 
 
 def checked_size(given: Any, sites: Sites | None) -> FFTSize:
-    """A rule for transform sizes, or one size per site, each large enough."""
+    """Check a rule for transform sizes, or one size per site, each large enough."""
     if isinstance(given, str):
         return str(choice(SIZES, fft_size=given))
     if not isinstance(given, (tuple, list)) or sites is None or len(given) != len(sites):
@@ -84,7 +84,7 @@ def checked_size(given: Any, sites: Sites | None) -> FFTSize:
 
 
 def noise_parts(kind: NoiseKind | None) -> tuple[float, float]:
-    """``(a, b)``."""
+    """Return ``(a, b)``, the sd of noise on real and imaginary parts."""
     if kind == "circular":
         return math.sqrt(0.5), math.sqrt(0.5)
     if kind == "circular_full":
@@ -93,7 +93,7 @@ def noise_parts(kind: NoiseKind | None) -> tuple[float, float]:
 
 
 def checked_kind(given: Any) -> NoiseKind:
-    """A kind of complex noise."""
+    """Check a kind of complex noise, and return it."""
     if given in ("circular", "circular_full", "real"):
         return str(given)
     right = (
@@ -114,7 +114,7 @@ def checked_kind(given: Any) -> NoiseKind:
 
 
 def checked_sites(given: Any) -> Sites | None:
-    """Sites as a tuple, or None."""
+    """Check sites, and return them as a tuple, or None."""
     if given is None:
         return None
     right = isinstance(given, (tuple, list)) and all(isinstance(site, Site) for site in given)
@@ -129,7 +129,7 @@ def checked_sites(given: Any) -> Sites | None:
 
 
 def checked_grid(given: Any, site: Site) -> tuple[int, ...]:
-    """A grid that keeps the lags of the site's kernel apart."""
+    """Check that a grid keeps the lags of the site's kernel apart, and return it."""
     axes = len(site.kernel)
     right = isinstance(given, (tuple, list)) and len(given) in (axes, 2)
     sizes = grid(tuple(integer(fft_size=n) for n in given)) if right else ()
@@ -149,5 +149,5 @@ def no_sites(why: str) -> InvalidInput:
         "sites",
         expected=f"the geometry of every parameter: {why}",
         got=None,
-        remedy="m = dataclasses.replace(m, sites=dpkern.survey(model, example)).",
+        remedy="Set them: m = dataclasses.replace(m, sites=dpkern.survey(model, example)).",
     )

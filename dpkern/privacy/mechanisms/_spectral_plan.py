@@ -1,4 +1,4 @@
-"""What the spectral mechanisms share: options, transform sizes, and plans made from sites.
+"""Options, transform sizes, and plans from sites that the spectral mechanisms share.
 
 A spectral mechanism clips each sample in the frequency domain, adds complex noise of sd a sigma C
 on real and b sigma C on imaginary parts to the spectrum, transforms back, takes the real part and
@@ -49,10 +49,10 @@ from ._spectral_options import (
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
 from .examples import CIRCULANT, UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
-from .release import Release
+from .plan import Block, Plan, assign_positions
+from .release import ReleaseMap
 from .site import Site
 
 SLACK = 1 + 2.0**-30
@@ -63,17 +63,17 @@ OPEN = 2.0**-20
 
 
 @dataclass(frozen=True)
-class Released:
-    """How one parameter is released: its map, sd / (sigma C), and release norm / clip norm."""
+class SpectralRelease:
+    """The release of one parameter: its map, sd / (sigma C), and release norm / clip norm."""
 
-    release: Release | None = None
+    release: ReleaseMap | None = None
     scale: float = 1.0
     stretch: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralMechanism(Mechanism):
-    """Base of the spectral mechanisms; fields left None take the mode's default.
+    """The base of the spectral mechanisms; fields left None take the mode's default.
 
     Args:
         noise_multiplier: sigma, in [2^-4, 2^10]; 0 adds no noise and is not private.
@@ -89,12 +89,12 @@ class SpectralMechanism(Mechanism):
         fft_size: P and Q of every convolution: ``padded`` H', ``fast`` (the least even
             2^a 3^b 5^c >= H'), ``linear`` H' + s (Ho - 1), or one tuple per site (None for others).
         noise_point: ``per_batch`` or ``per_sample``, the latter in published mode only.
-        batch_size: with ``per_sample``: how many samples every step has. None: unknown, and
-            nothing is certified.
-        arithmetic: ``exact`` or ``float``; None: exact where clip norm and release norm agree. The
-            rounding of float sums is outside of the certificate. Whitening magnifies it: by up to
-            2^10 in corrected mode, which leaves weaker directions out, and by up to 2^18 in
-            published mode, which keeps them.
+        batch_size: with ``per_sample``: how many samples every step has. None means that it is
+            unknown, and nothing is certified.
+        arithmetic: ``exact`` or ``float``. None takes exact where clip norm and release norm
+            agree. The rounding of float sums is outside of the certificate. Whitening magnifies it:
+            by up to 2^10 in corrected mode, which leaves weaker directions out, and by up to 2^18
+            in published mode, which keeps them.
 
     Raises:
         InvalidInput: a field out of its range, or options that do not belong together.
@@ -112,9 +112,9 @@ class SpectralMechanism(Mechanism):
     audits: ClassVar[tuple[Audit, ...]] = (Audit(fields=UNIT, shapes=CIRCULANT),)
     clip_domains: ClassVar[tuple[str, ...]]
     defaults: ClassVar[dict[str, dict[str, Any]]]
-    """By mode: what fields left None become."""
+    """Defaults of fields left None, by mode."""
     corrected_only: ClassVar[dict[str, tuple[Any, ...]]]
-    """By field: what ``corrected`` accepts."""
+    """Values that ``corrected`` accepts, by field."""
 
     noise_multiplier: float
     max_grad_norm: float
@@ -164,7 +164,7 @@ class SpectralMechanism(Mechanism):
                     name,
                     expected=f"one of {', '.join(map(repr, allowed))} with mode='corrected'",
                     got=value,
-                    remedy="Use mode='published' for what the source prints.",
+                    remedy="Use mode='published' for what the paper prints.",
                 )
 
     def _check_options(self) -> None:
@@ -176,12 +176,12 @@ class SpectralMechanism(Mechanism):
         """Whether clipped samples can be summed as integers."""
 
     @abstractmethod
-    def _release(self, site: Site, size: tuple[int, ...]) -> Released:
-        """The release of a kernel or of circulant blocks on this grid."""
+    def _release(self, site: Site, size: tuple[int, ...]) -> SpectralRelease:
+        """Return the release of a kernel or of circulant blocks on this grid."""
 
     @abstractmethod
     def _note_ids(self) -> tuple[str, ...]:
-        """What published mode must own up to."""
+        """Return the ids of the notes on published mode."""
 
     def _bound(self, layers: int) -> float:
         """Clip bound of each of this many clip groups."""
@@ -222,7 +222,7 @@ class SpectralMechanism(Mechanism):
         return notes(*self._note_ids()) if self.mode == "published" else ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The certified event of one release; of these sites if they are known.
+        """Return the certified event of one release; of these sites if they are known.
 
         Raises:
             InvalidInput: without sites, where the certificate depends on them.
@@ -245,13 +245,13 @@ class SpectralMechanism(Mechanism):
         return gaussian_spec(blocks, str(self.arithmetic), size)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """Published: the Gaussian mechanism of multiplier sigma, whatever the noise protects."""
+        """Return the printed event: the Gaussian mechanism of multiplier sigma."""
         if self.mode == "corrected":
             return self.event_spec(dimension)
         return events.gaussian(self.noise_multiplier) if self.noisy else events.non_private()
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes, in this order.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes, in this order.
 
         Raises:
             InvalidInput: bad shapes, no sites or sites of other parameters, an FFT size that is
@@ -271,7 +271,7 @@ class SpectralMechanism(Mechanism):
 
     @property
     def samples(self) -> int | None:
-        """How many samples every step must have; None: any number."""
+        """Number of samples that every step must have. None allows any number."""
         return self.batch_size
 
     @property
@@ -320,7 +320,7 @@ def _plan(mechanism: SpectralMechanism, shapes: tuple[tuple[int, ...], ...]) -> 
     blocks = []
     for index, shape in enumerate(shapes):
         site = None if mechanism.sites is None else mechanism.sites[index]
-        released = Released()
+        released = SpectralRelease()
         if site is not None and site.kind != "other":
             released = mechanism._release(site, mechanism._grid(index, site))
         blocks.append(
@@ -333,7 +333,7 @@ def _plan(mechanism: SpectralMechanism, shapes: tuple[tuple[int, ...], ...]) -> 
                 stretch=released.stretch,
             )
         )
-    placed = laid_out(blocks)
+    placed = assign_positions(blocks)
     arithmetic = str(mechanism.arithmetic)
     spec = events.non_private()
     if not mechanism._unknown_noise:

@@ -1,4 +1,4 @@
-"""What a certificate can speak about, by how sums are made."""
+"""State what a certificate covers, by how sums are made."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ ARITHMETIC = ("exact", "float")
 MODES = ("corrected", "published")
 
 
-def statement(private: bool, arithmetic: str) -> str:
-    """``released bits``, ``real-number sums`` or ``nothing``, of gradients that are given.
+def certified_scope(private: bool, arithmetic: str) -> str:
+    """Return ``released bits``, ``real-number sums`` or ``nothing``, of gradients that are given.
 
     Where a model makes them the ledger says less (``accounting.history.of_batches``).
     """

@@ -8,7 +8,7 @@
 m and s are functions of released values, and dividing by b is a bijection, so one release is the
 Gaussian mechanism of multiplier z whatever they are. C = 1 in print.
 
-Source: Pichapati et al., AdaClip, 2019; the baseline of directional noise for DP-SGD, which sets
+Reference: Pichapati et al., AdaClip, 2019; the baseline of directional noise for DP-SGD, which sets
 gamma = 0.01 and says that this clips 99 % of gradients. gamma bounds the mean of ||u||^2, so at
 most about gamma of them are clipped.
 """
@@ -27,31 +27,31 @@ from ...base.validate import choice, half_open_unit, integer, positive
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION
-from ._statement import ARITHMETIC, MODES, statement
+from ._statement import ARITHMETIC, MODES, certified_scope
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
 from .examples import UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
-from .release import Diagonal
-from .work import Work
+from .plan import Block, Plan, assign_positions
+from .release import DiagonalMap
+from .work import OpAccount
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdaClip(Mechanism):
-    """Configuration of AdaClip.
+    """The AdaClip mechanism: Gaussian noise in scaled and centred coordinates.
 
     Args:
         noise_multiplier: z, in [2^-4, 2^10]; 0 adds no noise and is not private.
         expected_batch_size: L, public, what sums are divided by.
         max_grad_norm: C, the bound on scaled gradients.
-        gamma: divides the scales by its root, in (0, 1]; None: 1.
+        gamma: divides the scales by its root, in (0, 1]. None stands for 1.
         beta1: decay of the mean.
         beta2: decay of the squared scale.
         h1: least estimate of a variance.
         h2: largest estimate of a variance.
-        initial_scale: s at the start; None: sqrt(h1 h2).
+        initial_scale: s at the start. None stands for sqrt(h1 h2).
         arithmetic: ``exact`` or ``float``.
         mode: both do the same; ``published`` carries the note on gamma.
 
@@ -102,7 +102,7 @@ class AdaClip(Mechanism):
                 "gamma",
                 expected="a number in (0, 1]",
                 got=self.gamma,
-                remedy="gamma bounds the mean of the squared scaled norm.",
+                remedy="Pass gamma=1 or less: it bounds the mean of the squared scaled norm.",
             )
 
     @property
@@ -113,37 +113,37 @@ class AdaClip(Mechanism):
     @property
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
-        return statement(self.private, self.arithmetic)
+        return certified_scope(self.private, self.arithmetic)
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """D7, the printed reading of gamma."""
+        """The note D7, the printed reading of gamma."""
         return notes("D7") if self.mode == "published" and self.gamma is not None else ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian mechanism of multiplier z, less what the rounding of float sums takes."""
+        """Return the Gaussian mechanism of multiplier z, less what rounding of float sums takes."""
         size = MAX_DIMENSION if dimension is None else integer(minimum=1, dimension=dimension)
         return gaussian_spec([self._block((1,))], self.arithmetic, size)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian mechanism of multiplier z."""
+        """Return the Gaussian mechanism of multiplier z."""
         del dimension
         return events.gaussian(self.noise_multiplier) if self.private else events.non_private()
 
-    def memory(self, params: Sequence[torch.Tensor]) -> Memory:
-        """Mean zero, one scale for all; float64, where the parameters are."""
+    def memory(self, params: Sequence[torch.Tensor]) -> MechanismState:
+        """Return the first memory, float64 on the parameters' device: zero mean, one scale."""
         start = self.initial_scale
         scale = math.sqrt(self.h1 * self.h2) if start is None else start
         like = [p.detach().double() for p in params]
-        return Memory(
+        return MechanismState(
             {
                 "mean": [torch.zeros_like(p) for p in like],
                 "square": [torch.full_like(p, scale**2) for p in like],
             }
         )
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes; without a memory the one of the first step.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes; without a memory that of the first step.
 
         Raises:
             InvalidInput: bad shapes.
@@ -152,10 +152,10 @@ class AdaClip(Mechanism):
         if memory is None:
             memory = self.memory([torch.empty(shape) for shape in sizes])
         releases = [
-            Diagonal(scale=scale, centre=mean, restore=True, norm="release")
+            DiagonalMap(scale=scale, centre=mean, restore=True, norm="release")
             for scale, mean in zip(self._scales(memory), memory["mean"], strict=True)
         ]
-        blocks = laid_out(
+        blocks = assign_positions(
             self._block(shape, release) for shape, release in zip(sizes, releases, strict=True)
         )
         arithmetic = self.arithmetic if self.private else "float"
@@ -172,7 +172,7 @@ class AdaClip(Mechanism):
             notes=self.notes,
         )
 
-    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         """Move mean and scales by the noisy gradients g~ of a step."""
         noise = self.noise_multiplier * self.max_grad_norm / self.expected_batch_size
         scales = self._scales(memory)
@@ -183,8 +183,8 @@ class AdaClip(Mechanism):
             square.lerp_(variance, 1 - self.beta2)
             mean.lerp_(gradient.double(), 1 - self.beta1)
 
-    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
-        """Book the scales, ``clamp((g - m)^2 - (b noise)^2)`` into s^2, and g into the mean."""
+    def count_learning(self, work: OpAccount, sizes: Sequence[int]) -> None:
+        """Count the scales, ``clamp((g - m)^2 - (b noise)^2)`` into s^2, and g into the mean."""
         self.count_plan(work, sizes, 0)
         for n in sizes:
             work.each("moments", n, reads=2, SUB=1)
@@ -195,8 +195,8 @@ class AdaClip(Mechanism):
             for _ in ("square", "mean"):
                 work.each("moments", n, reads=2, SUB=1, MUL=1, ADD=1)
 
-    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
-        """Book ``s``, its sum over everything, and ``sqrt(s)`` times a number."""
+    def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
+        """Count ``s``, its sum over everything, and ``sqrt(s)`` times a number."""
         del step
         for n in sizes:
             work.each("scales", n, SQRT=1)
@@ -204,14 +204,14 @@ class AdaClip(Mechanism):
             work.each("scales", n, SQRT=1)
             work.each("scales", n, MUL=1)
 
-    def _scales(self, memory: Memory) -> list[torch.Tensor]:
-        """``b = sqrt(s) sqrt(sum s) / sqrt(gamma)``, the sum over all parameters."""
+    def _scales(self, memory: MechanismState) -> list[torch.Tensor]:
+        """Return ``b = sqrt(s) sqrt(sum s) / sqrt(gamma)``, the sum over all parameters."""
         deviations = [square.sqrt() for square in memory["square"]]
         total = math.fsum(s.sum().item() for s in deviations)
         factor = math.sqrt(total / (1.0 if self.gamma is None else self.gamma))
         return [s.sqrt() * factor for s in deviations]
 
-    def _block(self, shape: tuple[int, ...], release: Diagonal | None = None) -> Block:
+    def _block(self, shape: tuple[int, ...], release: DiagonalMap | None = None) -> Block:
         bound = self.max_grad_norm
         sd = self.noise_multiplier * bound if self.private else 0.0
         return Block(shape=shape, clip_group=0, bound=bound, sd=sd, release=release)

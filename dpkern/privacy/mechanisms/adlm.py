@@ -11,7 +11,7 @@ the last only with a network that does not depend on the records; otherwise, wit
 with coefficients that contain the hidden layer, nothing is certified. ``corrected`` is local: input
 j gets ``Lap(rho d / (eps2 beta_j))``, the label a randomized response, and epsilon is the sum.
 
-Source: AdLM, algorithm 1, lemmas 1-6, theorem 1.
+Reference: AdLM, algorithm 1, lemmas 1-6, theorem 1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ...base.validate import choice, integer, probability
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING
 from ..theory import adlm
-from ..theory.adlm import FirstLayer, Setting
+from ..theory.adlm import AdlmSetting, FirstLayer
 from . import _adlm_certificate as certificate
 from ._statement import MODES
 from .examples import FEATURE, Audit
@@ -46,11 +46,11 @@ LABELS = ("coefficients", "response", "laplace")
 """Lines 18-19 (published); k-ary randomized response; ``onehot + Lap(2 / eps3)``."""
 
 RELEVANCE_TARGETS = ("label", "predicted")
-"""Whose score is propagated: the true class', or the predicted one's."""
+"""The score that is propagated: the true class', or the predicted one's."""
 
 COEFFICIENT_FORMS = ("label_scalar", "feature_expanded")
 
-_SETTING = Setting(
+_SETTING = AdlmSetting(
     name="small",
     layer=FirstLayer(features=3, maps=32),
     records=60_000,
@@ -75,10 +75,10 @@ _AUDIT = Audit(
 
 @dataclass(frozen=True, kw_only=True)
 class AdLM(ObjectivePerturbation):
-    """Configuration of the adaptive Laplace mechanism.
+    """The adaptive Laplace mechanism: noise on relevances, inputs and labels, once.
 
     Args:
-        epsilon: of everything together, as the source counts it; infinity adds no noise.
+        epsilon: of everything together, as the paper counts it; infinity adds no noise.
         setting: the sizes that scales depend on.
         shares: of relevances, inputs and labels in epsilon; where relevances cost nothing, the
             others are enlarged in proportion.
@@ -88,12 +88,13 @@ class AdLM(ObjectivePerturbation):
         coefficient_form: ``label_scalar``, or, published only, ``feature_expanded``: fresh noise
             at every visit, on coefficients that contain the hidden layer.
         input_range: ``unit`` or ``unit_l2``; see ``theory.adlm.reach``.
-        beta_min: floor of a feature's share of the budget; None: 0 published, 0.1 corrected.
+        beta_min: floor of a feature's share of the budget. None is 0 published, 0.1 corrected.
         relevance_target: ``label`` or ``predicted``.
         relevance_range: ``as_formula`` or ``signed``.
-        relevance_from: see ``RELEVANCE_FROM``; None: ``trained_on_data`` published,
+        relevance_from: see ``RELEVANCE_FROM``. None is ``trained_on_data`` published,
             ``public_network`` corrected.
-        labels: None: ``coefficients`` published, ``response`` corrected, which may be ``laplace``.
+        labels: ``coefficients`` published; ``response`` or ``laplace`` corrected. None is
+            ``coefficients`` or ``response``.
 
     Raises:
         InvalidInput: a field out of its range, or one that its mode does not have.
@@ -107,7 +108,7 @@ class AdLM(ObjectivePerturbation):
     adaptive: ClassVar[bool] = True
 
     epsilon: float
-    setting: Setting
+    setting: AdlmSetting
     shares: tuple[float, float, float] = (1 / 3, 1 / 3, 1 / 3)
     mode: str = "corrected"
     noise_sharing: str = "iid_per_example"
@@ -167,7 +168,7 @@ class AdLM(ObjectivePerturbation):
             _ = self.channel  # which may refuse this epsilon
 
     def _check_setting(self) -> None:
-        if not isinstance(self.setting, Setting):
+        if not isinstance(self.setting, AdlmSetting):
             raise InvalidInput(
                 "setting",
                 expected="a theory.adlm.Setting",
@@ -222,7 +223,7 @@ class AdLM(ObjectivePerturbation):
 
     @property
     def relevance_scale(self) -> float:
-        """Of the noise of every relevance: ``D_R / eps1``, corrected with the exact sensitivity."""
+        """Noise scale of every relevance: ``D_R / eps1``, corrected with the exact sensitivity."""
         features, records = self.setting.layer.features, self.setting.records
         if self.mode == "published":
             bound = adlm.relevance_sensitivity(features, records)
@@ -234,12 +235,12 @@ class AdLM(ObjectivePerturbation):
         return bound / self.budgets[0]
 
     def betas(self, relevance: Tensor) -> Tensor:
-        """``[d]``, float64: every feature's share of the budget, with mean 1."""
+        """Return ``[d]``, float64: every feature's share of the budget, with mean 1."""
         assert self.beta_min is not None
         return adlm.budget_shares(relevance, beta_min=self.beta_min)
 
     def input_scales(self, betas: Tensor) -> Tensor:
-        """``[d]``, float64: of every feature's noise."""
+        """Return ``[d]``, float64: the noise scale of every feature."""
         if self.mode == "corrected":
             left = certificate.left(self, "inputs")
             return adlm.local_scales(betas, epsilon=left, reach=self.reach)
@@ -253,7 +254,7 @@ class AdLM(ObjectivePerturbation):
 
     @property
     def bias_scale(self) -> float | None:
-        """Line 14's; None in corrected mode: a bias is no data."""
+        """Noise scale of line 14. None in corrected mode: a bias is no data."""
         if self.mode == "corrected":
             return None
         return adlm.bias_scale(
@@ -265,7 +266,7 @@ class AdLM(ObjectivePerturbation):
 
     @property
     def label_scale(self) -> float | None:
-        """Of the noise of coefficients (published) or targets; None for randomized response."""
+        """Noise scale of coefficients (published) or targets. None with randomized response."""
         if self.labels == "response":
             return None
         if self.labels == "laplace":
@@ -278,18 +279,18 @@ class AdLM(ObjectivePerturbation):
         )
 
     def costs(self) -> Mapping[str, float]:
-        """Pure epsilon of what one record's release really costs, by part; inf where unprotected.
+        """Return the pure epsilon that each part of one record's release costs; inf if unprotected.
 
         For replacing the record. Exact in real numbers; ``epsilon_certified`` adds the reserve.
         """
         return MappingProxyType(certificate.costs(self))
 
     def tail(self) -> float:
-        """Delta of the cut noise tails of everything that one record's release draws."""
+        """Return the delta of the cut noise tails of everything that one record's release draws."""
         return certificate.tail(self)
 
     def epsilon_certified(self, *, visits: int = 1) -> float:
-        """Proved epsilon of one record, whatever is trained on its release, however often.
+        """Return the proved epsilon of one record, however often its release is used.
 
         Pure up to ``tail()`` in delta; infinite where some part is not protected, or where that is
         more than 2^-40.
@@ -298,17 +299,17 @@ class AdLM(ObjectivePerturbation):
         return certificate.epsilon(self)
 
     def certified_delta(self, *, visits: int = 1, coordinates: int = 0) -> float:
-        """``tail()`` where something is certified; how many coordinates there are is known here."""
+        """Return ``tail()`` where something is certified, with the known number of coordinates."""
         del coordinates
         return self.tail() if math.isfinite(self.epsilon_certified(visits=visits)) else 0.0
 
     def event_spec(self, *, visits: int = 1) -> EventSpec:
-        """The event of one record's release, replace-one, in the convention of ``events``."""
+        """Return the event of one record's release, replace-one, as ``events`` writes it."""
         integer(0, visits=visits)
         return certificate.event(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON values; infinity is the string ``"inf"``."""
+        """Return the configuration as JSON values; infinity is the string ``"inf"``."""
         return {
             **super().to_dict(),
             "setting": asdict(self.setting),
@@ -318,12 +319,12 @@ class AdLM(ObjectivePerturbation):
 
     @property
     def relation(self) -> str:
-        """Who sees what: relevances are averaged by somebody who has all records."""
+        """The neighbouring relation: relevances are averaged by a party that has all records."""
         return "replace_one, one record" if self.releases_relevance else super().relation
 
     @property
     def certified_for(self) -> str:
-        """What the certificate speaks about."""
+        """The scope of the certificate."""
         if math.isinf(self.epsilon_certified()):
             return NOTHING
         first = "relevances, " if self.releases_relevance else ""
@@ -331,7 +332,7 @@ class AdLM(ObjectivePerturbation):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is wrong in what this configuration does."""
+        """The notes on what is wrong in what this configuration does."""
         if self.mode == "corrected":
             return ()
         found = ["A1"]
@@ -355,13 +356,13 @@ class ILM(AdLM):
     adaptive: ClassVar[bool] = False
 
     def betas(self, relevance: Tensor | None = None) -> Tensor:
-        """Ones."""
+        """Return ones."""
         del relevance
         return torch.ones(self.setting.layer.features, dtype=torch.float64)
 
 
 def _shares(given: Any) -> tuple[float, float, float]:
-    """Three numbers, none negative, those of inputs and labels positive, with sum 1."""
+    """Return three shares, none negative, those of inputs and labels positive, with sum 1."""
     numbers = tuple(float(share) for share in given) if isinstance(given, (tuple, list)) else ()
     good = (
         len(numbers) == 3

@@ -1,4 +1,4 @@
-"""What AdLM noises, each once and before training: relevances, inputs, a bias, labels.
+"""Add AdLM's noise, each once and before training: relevances, inputs, a bias, labels.
 
 Scales come from ``dpkern.privacy.theory.adlm``, published or local. All noise is the lattice law of
 ``noise.add_noise`` with a certified Laplace scale, all randomized labels those of
@@ -6,10 +6,10 @@ Scales come from ``dpkern.privacy.theory.adlm``, published or local. All noise i
 so that a data set can be released in pieces of any size. Every release needs streams of its own,
 such as ``key.stream(Purpose.LAPLACE, 0, stream=k)``.
 
-Inputs with ``shared_per_feature`` noise are the print's other reading and protect nothing: the
+Inputs with ``shared_per_feature`` noise are the other printed reading and protect nothing: the
 difference of two records is released exactly.
 
-Source: AdLM, algorithm 1, lines 1-19.
+Reference: AdLM, algorithm 1, lines 1-19.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...base.errors import InvalidInput
 from ...base.rng import Stream
 from ...base.validate import choice, integer, positive, tensor
 from ...ops import noise
-from ...ops.coef.label_powers import Coefficients, label_coefficients
+from ...ops.coef.label_powers import PowerCoefficients, label_coefficients
 from ..theory.adlm import LABEL_SENSITIVITY, NOISE_SHARING, below
 from .randomized_response import RandomizedResponse
 
@@ -38,7 +38,7 @@ _ENTRIES_AT_ONCE = 1 << 22
 def private_relevance(
     mean: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
 ) -> Tensor:
-    """``R_j + Lap(scale)`` (11)-(12); a new tensor.
+    """Return ``R_j + Lap(scale)`` (11)-(12), a new tensor.
 
     Args:
         mean: ``[d]``, from ``nn.relevance.mean_relevance``.
@@ -62,12 +62,12 @@ def private_inputs(
     noise_sharing: str = "iid_per_example",
     position: int = 0,
 ) -> Tensor:
-    """``x_ij + Lap(scale_j)``, line 13; a new tensor.
+    """Return ``x_ij + Lap(scale_j)``, line 13, a new tensor.
 
     Args:
         x: ``[n, d]``, entries in [0, reach].
         scales: ``[d]``; all equal for ILM.
-        reach: rho, which a scale's promise rests on.
+        reach: rho, on which a scale's guarantee rests.
         stream, rounding, position: see ``noise.add_noise``.
         noise_sharing: ``iid_per_example``, or ``shared_per_feature``: one draw for all records.
 
@@ -107,7 +107,7 @@ def private_inputs(
 def private_bias(
     bias: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
 ) -> Tensor:
-    """``b + Lap(scale)``, line 14; published only: a bias that is no data needs no noise.
+    """Return ``b + Lap(scale)``, line 14; published only: a bias that is no data needs no noise.
 
     Raises:
         InvalidInput: another shape or dtype, or a number out of its range.
@@ -118,8 +118,8 @@ def private_bias(
 
 def private_coefficients(
     targets: Tensor, *, scale: float, stream: Stream, rounding: Stream, position: int = 0
-) -> Coefficients:
-    """``phi^(R) + Lap(scale)`` of the ``label_scalar`` form, lines 18-19; a new pair of tensors.
+) -> PowerCoefficients:
+    """Return ``phi^(R) + Lap(scale)``, the ``label_scalar`` form, lines 18-19; a new pair.
 
     The constant log 2 has no part in gradients and gets no noise. The n M linear coefficients
     stand at ``position``, the quadratic ones at ``quadratic_position``.
@@ -135,7 +135,7 @@ def private_coefficients(
     _one_hot(targets)
     clean = label_coefficients(targets)
     behind = quadratic_position(position, targets.numel())
-    return Coefficients(
+    return PowerCoefficients(
         clean.constant,
         _noised(clean.linear, scale, stream, rounding, position),
         _noised(clean.quadratic, scale, stream, rounding, behind),
@@ -143,17 +143,20 @@ def private_coefficients(
 
 
 def quadratic_position(position: int, count: int) -> int:
-    """The first multiple of 512 behind ``count`` linear coefficients at ``position``."""
+    """Return the first multiple of 512 behind ``count`` linear coefficients at ``position``."""
     return -(-(integer(0, position=position) + integer(0, count=count)) // TILE) * TILE
 
 
 def randomized_targets(
     labels: Tensor, *, classes: int, epsilon: float, stream: Stream, position: int = 0
 ) -> Tensor:
-    """Corrected: labels by randomized response, as unbiased targets float64 ``[n, classes]``.
+    """Return labels by randomized response (corrected), as unbiased targets ``[n, classes]``.
 
-    With p0 the probability of the truth and q0 that of each lie, ``(onehot - q0) / (p0 - q0)`` has
-    the true one-hot label as its mean, and the polynomial loss, affine in the label, the true loss.
+    They are float64.
+
+    With p0 the probability of the label and q0 that of each other, ``(onehot - q0) / (p0 - q0)``
+    has the true one-hot label as its mean, and the polynomial loss, affine in the label, the true
+    loss.
 
     Args:
         labels: int64 ``[n]``.
@@ -174,7 +177,7 @@ def randomized_targets(
 def noisy_targets(
     targets: Tensor, *, epsilon: float, stream: Stream, rounding: Stream, position: int = 0
 ) -> Tensor:
-    """Corrected, the other way: ``onehot + Lap(2 / eps3)``; a new tensor, unbiased as well.
+    """Return ``onehot + Lap(2 / eps3)`` (corrected, the other way): a new tensor, unbiased as well.
 
     Args:
         targets: ``[n, M]``, one-hot.

@@ -1,8 +1,8 @@
-"""What every mechanism is: a frozen configuration that makes a plan and knows its privacy event.
+"""The base of mechanisms: a frozen configuration that makes a plan and knows its privacy event.
 
 A plan says, for parameters in a frozen order, how their per-sample gradients are bounded, in which
 coordinates they are released, where each block's noise stands in the noise stream, and with which
-certified scale it is drawn. The event is computed from exactly these numbers; nobody types it.
+certified scale it is drawn. The event is computed from exactly these numbers and never typed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ..accounting.events import EventSpec
 from ..accounting.history import MAX_NOISE_MULTIPLIER, MIN_NOISE_MULTIPLIER
 from .catalogue import CataloguedMechanism
 from .examples import UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note
 from .plan import Plan
 from .run_facts import RunFacts
-from .work import Work
+from .work import OpAccount
 
 MAX_BOUND = 2.0**96
-"""Outside MIN_BOUND .. MAX_BOUND the lattice unit would leave float32's normal numbers."""
+"""The range of clipping bounds: outside, the lattice unit would not be normal in float32."""
 
-LATER = {"later": True}
+OPTIONAL_IN_CHECKPOINT = {"later": True}
 """Metadata of a field that came after checkpoints had been written: at its default it is left out
 of the fingerprint, so that they still load."""
 
 
 class Mechanism(CataloguedMechanism):
-    """Base of the configurations; subclasses are frozen keyword-only dataclasses.
+    """The base of the configurations; subclasses are frozen keyword-only dataclasses.
 
     Besides ``title``, ``source``, ``event_spec``, ``plan`` and ``certified_for`` everything has a
-    default. A mechanism that adapts to its own noisy outputs keeps them in a ``Memory``: ``memory``
-    makes it, ``plan`` reads it, ``weigh`` and ``learn`` change it, and ``count_plan`` and
-    ``count_learning`` say what that takes.
+    default. A mechanism that adapts to its own noisy outputs keeps them in a ``MechanismState``:
+    ``memory`` makes it, ``plan`` reads it, ``weigh`` and ``learn`` change it, and ``count_plan``
+    and ``count_learning`` say what that takes.
 
     Attributes:
         name: the mechanism's name.
@@ -76,36 +76,36 @@ class Mechanism(CataloguedMechanism):
 
     @abstractmethod
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The certified event of one release on at most ``dimension`` coordinates."""
+        """Return the certified event of one release on at most ``dimension`` coordinates."""
 
     @abstractmethod
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes, in this order.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes, in this order.
 
         Args:
             shapes: of the parameters.
-            memory: what the mechanism has learnt so far; None: nothing. The plan's ``spec`` and
-                ``unsampled`` must not depend on it: certificates are a priori.
+            memory: what the mechanism has learnt so far. None stands for nothing. The plan's
+                ``spec`` and ``unsampled`` must not depend on it: certificates are a priori.
         """
 
     @property
     @abstractmethod
     def certified_for(self) -> str:
-        """What the certificate speaks about."""
+        """The scope of the certificate."""
 
     @property
     def dimension(self) -> int | None:
-        """A configuration does not know its parameters; its plan does."""
+        """No number: a configuration does not know its parameters; its plan does."""
         return None
 
     @property
     def unsampled(self) -> EventSpec:
-        """What every step releases of all records besides, without sampling."""
+        """The event of what every step releases of all records besides, without sampling."""
         return events.no_op()
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What a reader of this configuration's numbers must know."""
+        """The notes that a reader of this configuration's numbers must know."""
         return ()
 
     @property
@@ -114,38 +114,38 @@ class Mechanism(CataloguedMechanism):
         return tuple(str(note) for note in self.notes)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The event that the mechanism's source claims for one release."""
+        """Return the event that the mechanism's paper claims for one release."""
         return self.event_spec(dimension)
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
     ) -> float | None:
-        """The epsilon that the source claims after ``steps``, where no event expresses it.
+        """Return the epsilon that the paper claims after ``steps``, where no event expresses it.
 
-        None: the claim is ``claimed_event_spec``, Poisson-sampled and composed. Asked in
-        ``published`` mode only.
+        None means that the claim is ``claimed_event_spec``, Poisson-sampled and composed. It is
+        asked in ``published`` mode only.
         """
         return None
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is, in words."""
+        """The source of the claim ``epsilon_claimed``, in words."""
         if self.mode == "published":
             return "the source's claim: its event, as if batches were Poisson samples"
         return "what is certified, if the key stays secret"
 
-    def memory(self, params: Sequence[torch.Tensor]) -> Memory | None:
-        """The state of a new run; None: the mechanism does not adapt."""
+    def memory(self, params: Sequence[torch.Tensor]) -> MechanismState | None:
+        """Return the state of a new run. None means that the mechanism does not adapt."""
         return None
 
-    def weigh(self, memory: Memory, importance: Sequence[torch.Tensor]) -> None:
+    def weigh(self, memory: MechanismState, importance: Sequence[torch.Tensor]) -> None:
         """Take over the released importance of this step (``Plan.importance``), before its noise.
 
         The plan is then made anew.
         """
         del memory, importance
 
-    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         """Adapt to the noisy gradients of a step, before they update the parameters.
 
         Args:
@@ -156,13 +156,13 @@ class Mechanism(CataloguedMechanism):
         """
         del memory, gradients
 
-    def realised(self, memory: Memory | None) -> dict[str, float]:
-        """Numbers of the last step that depend on released values; reported, never certified."""
+    def realised(self, memory: MechanismState | None) -> dict[str, float]:
+        """Return numbers of the last step that depend on released values, never certified."""
         return {}
 
     @classmethod
     def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields that follow from a run.
+        """Return the fields that follow from a run.
 
         The base fills in ``sites``, ``expected_batch_size`` and, with ``clipping="group"``,
         ``groups``, where the class has such a field.
@@ -186,8 +186,12 @@ class Mechanism(CataloguedMechanism):
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """Arguments ``sampling``, ``dataset_size`` and ``sample_rate`` of the only batches that
-        the mechanism is meant for; empty: any."""
+        """Arguments ``sampling``, ``dataset_size`` and ``sample_rate`` of the required batches.
+
+        The mapping is empty where any batches will do.
+
+        The mapping is empty where any batches will do.
+        """
         return {}
 
     @property
@@ -197,11 +201,16 @@ class Mechanism(CataloguedMechanism):
 
     @property
     def projection(self) -> Projection | None:
-        """The set that parameters are projected onto after every step; None: none."""
+        """The set that parameters are projected onto after every step.
+
+        None stands for no projection.
+        """
         return None
 
     def rate(self, step: int, dimension: int) -> float | None:
-        """The learning rate of plain SGD in this step, from 1; None: the optimizer's own.
+        """Return the learning rate of plain SGD in this step, from 1.
+
+        None keeps the optimizer's own.
 
         Args:
             step: number of the step.
@@ -217,7 +226,7 @@ class Mechanism(CataloguedMechanism):
                 update.project(params, self.projection)
 
     def plan_at(self, plan: Plan, step: int) -> Plan:
-        """A first step's plan with the sizes that it has in a later step, for counting.
+        """Return a first step's plan with the sizes that it has in a later step, for counting.
 
         Args:
             plan: made without a memory.
@@ -226,8 +235,8 @@ class Mechanism(CataloguedMechanism):
         del step
         return plan
 
-    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
-        """Book what ``learn`` takes on float64 gradients of these sizes.
+    def count_learning(self, work: OpAccount, sizes: Sequence[int]) -> None:
+        """Count what ``learn`` takes on float64 gradients of these sizes.
 
         Raises:
             InvalidInput: a mechanism with a memory that does not say.
@@ -235,8 +244,8 @@ class Mechanism(CataloguedMechanism):
         del work, sizes
         raise self._uncounted()
 
-    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
-        """Book what ``plan`` takes that is made anew from the memory, after step ``step``.
+    def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
+        """Count what ``plan`` takes that is made anew from the memory, after step ``step``.
 
         Raises:
             InvalidInput: a mechanism with a memory that does not say.
@@ -263,7 +272,7 @@ class Mechanism(CataloguedMechanism):
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def event(self, dimension: int | None = None) -> Any:
-        """``event_spec`` as a ``dp_accounting.DpEvent``.
+        """Return ``event_spec`` as a ``dp_accounting.DpEvent``.
 
         Raises:
             MissingDependency: dp-accounting is not installed.
@@ -271,7 +280,7 @@ class Mechanism(CataloguedMechanism):
         return events.build(self.event_spec(dimension))
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """The same configuration with other noise."""
+        """Return the same configuration with other noise."""
         changed: Self = replace(self, noise_multiplier=noise_multiplier)  # type: ignore[type-var]
         return changed
 
@@ -281,7 +290,7 @@ def _default(field: Any) -> Any:
 
 
 def checked_noise_multiplier(value: Any) -> float:
-    """0, or a number in [2^-4, 2^10], where the noise law is certified.
+    """Check that a multiplier is 0 or in [2^-4, 2^10], where the noise distribution is certified.
 
     Raises:
         InvalidInput: not a finite number >= 0.
@@ -300,13 +309,13 @@ def checked_noise_multiplier(value: Any) -> float:
             "noise_multiplier",
             expected="0 or a number in [2^-4, 2^10]",
             got=value,
-            remedy="Outside this range the noise lattice is not certified; choose another value.",
+            remedy="Choose another value: outside this range the noise lattice is not certified.",
         )
     return float(value)
 
 
 def checked_bound(name: str, value: Any) -> float:
-    """A norm bound in [2^-96, 2^96], or infinity for no clipping.
+    """Check that a clipping bound is in [2^-96, 2^96], or infinity for no clipping.
 
     Raises:
         InvalidInput: anything else.
@@ -323,7 +332,7 @@ def checked_bound(name: str, value: Any) -> float:
 
 
 def checked_shapes(shapes: Any) -> tuple[tuple[int, ...], ...]:
-    """Parameter shapes as tuples of ints.
+    """Return parameter shapes as tuples of ints.
 
     Raises:
         InvalidInput: not a non-empty sequence of shapes.

@@ -1,7 +1,7 @@
 """The list of mechanisms: every configuration class of this package, found by its name.
 
-Whoever lists mechanisms (the command line, audits, costs, tests) asks this list, and asks each
-class for the rest. A new mechanism is in it as soon as the package's ``__init__`` imports its file.
+The command line, audits, costs and tests list mechanisms by this list, and ask each class for the
+rest. A new mechanism is in it as soon as the package's ``__init__`` imports its file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .examples import Audit
 
 
 class CataloguedMechanism(ABC):
-    """Root of all configurations; a class with a ``name`` of its own is a mechanism.
+    """The root of all configurations; a class with a ``name`` of its own is a mechanism.
 
     Attributes:
         name: the mechanism's name, as ``--mechanism`` takes it.
         trained_by: what a training run of it is given: ``gradients`` (of any model), ``records``
-            (of users, for an autoencoder) or ``labelled rows``; None: ``dpkern train`` has none.
+            (of users, for an autoencoder) or ``labelled rows``. None: ``dpkern train`` has no run.
         audits: how ``dpkern audit`` makes its subjects.
     """
 
@@ -30,12 +30,12 @@ class CataloguedMechanism(ABC):
 
     @classmethod
     def all(cls) -> tuple[type[Self], ...]:
-        """The mechanisms of this package that are of this kind, by name."""
+        """Return the mechanisms of this package that are of this kind, by name."""
         return tuple(sorted(set(_named(cls)), key=lambda kind: kind.name))
 
     @classmethod
     def named(cls, name: str) -> type[Self]:
-        """The mechanism of this kind and name.
+        """Return the mechanism of this kind and name.
 
         Raises:
             InvalidInput: there is none.
@@ -45,12 +45,12 @@ class CataloguedMechanism(ABC):
 
     @classmethod
     def names(cls, *, trained_by: str) -> tuple[str, ...]:
-        """Names of the mechanisms of this kind that such a run trains."""
+        """Return names of the mechanisms of this kind that such a run trains."""
         return tuple(kind.name for kind in cls.all() if kind.trained_by == trained_by)
 
 
 def _named(kind: type[Any]) -> Iterator[type[Any]]:
-    """Classes of this package; those that a caller derives elsewhere are not its."""
+    """Yield the classes of this package; those that a caller derives elsewhere are not its."""
     if "name" in vars(kind) and kind.__module__.startswith(f"{__package__}."):
         yield kind
     for derived in kind.__subclasses__():

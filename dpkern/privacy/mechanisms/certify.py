@@ -1,4 +1,4 @@
-"""From the blocks of a plan to the privacy event of one release.
+"""Derive the privacy event of one release from the blocks of a plan.
 
 Write ``n_l = bound_l stretch_l`` for the largest norm that one sample can have in the release
 coordinates of block ``l`` alone, and ``s_l`` for its noise scale. The blocks of a clip group share
@@ -39,13 +39,13 @@ _LEAST = MIN_NOISE_MULTIPLIER * (1 - 2.0**-16)
 def gaussian_spec(
     blocks: Sequence[Block], arithmetic: str, dimension: int | None = None
 ) -> EventSpec:
-    """The Gaussian event of one release of these blocks.
+    """Return the Gaussian event of one release of these blocks.
 
     Args:
         blocks: of a plan.
         arithmetic: ``exact``: integer bounds, ``stretch`` 1 and one lattice unit per clip group;
             ``float``: real-number sums, whose rounding to the lattice adds 2^-36 sqrt(d) to mu.
-        dimension: d; None: the blocks' own number of coordinates.
+        dimension: d. None takes the blocks' own number of coordinates.
 
     Raises:
         InvalidInput: blocks that integer sums cannot hold.
@@ -63,7 +63,7 @@ def gaussian_spec(
 def laplace_spec(
     blocks: Sequence[Block], arithmetic: str, dimension: int | None = None
 ) -> EventSpec:
-    """The Laplace event of one release of these blocks; bounds are L1 norms.
+    """Return the Laplace event of one release of these blocks; bounds are L1 norms.
 
     Args and errors as in ``gaussian_spec``; rounding of float sums adds 2^-36 d.
     """
@@ -82,19 +82,19 @@ def laplace_spec(
 
 
 def why_not(blocks: Sequence[Block]) -> str:
-    """Why a release of these blocks is not private, in words; empty: every one is protected."""
+    """Return why a release of these blocks is not private; empty if every one is protected."""
     for block in blocks:
         if block.sd == 0:
             return f"parameter {block.index} is released without noise"
         if math.isinf(block.bound * block.stretch):
             return f"no bound limits what one sample does to parameter {block.index}"
-        if block.release is not None and not block.release.protects:
+        if block.release is not None and not block.release.covers_all_directions:
             return f"parameter {block.index} has directions without noise"
     return ""
 
 
 def exact_multiplier(integer_bounds: Sequence[int]) -> float:
-    """2^20 / sqrt(sum M_l^2), rounded down: noise / contribution on the integer lattice."""
+    """Return 2^20 / sqrt(sum M_l^2), rounded down: noise / contribution on the integer lattice."""
     squares = sum(bound * bound for bound in integer_bounds)
     # floor(2^k sqrt(2^40 / S)) / 2^k with integers only; 2^60 keeps more digits than a float.
     scaled = math.isqrt(SCALE_UNITS**2 * (1 << 120) // squares)
@@ -103,7 +103,9 @@ def exact_multiplier(integer_bounds: Sequence[int]) -> float:
 
 
 def float_multiplier(ratios: Sequence[tuple[float, float]], dimension: int) -> float:
-    """1 / (sqrt(sum (C_l / sd_l)^2) + 2^-36 sqrt(d)), rounded down: float sums, rounded to u.
+    """Return 1 / (sqrt(sum (C_l / sd_l)^2) + 2^-36 sqrt(d)), rounded down.
+
+    This is for float sums that are rounded to u.
 
     Args:
         ratios: ``(C, sd)`` per clip group.
@@ -115,7 +117,7 @@ def float_multiplier(ratios: Sequence[tuple[float, float]], dimension: int) -> f
 
 
 def lattice_bound(bound: float, sd: float) -> int:
-    """M, the largest integer with ``M sd / 2^20 <= bound``.
+    """Return M, the largest integer with ``M sd / 2^20 <= bound``.
 
     Raises:
         InvalidInput: it is 0: nothing of a sample would be left.
@@ -140,13 +142,13 @@ def _groups(blocks: Sequence[Block]) -> list[list[Block]]:
 
 
 def _worst(group: Sequence[Block]) -> tuple[float, float]:
-    """``(norm, scale)`` of the block that one sample can move most, in units of its noise."""
+    """Return ``(norm, scale)`` of the block that one sample moves most, in units of its noise."""
     worst = max(group, key=lambda block: block.bound * block.stretch / block.sd)
     return worst.bound * worst.stretch, worst.sd
 
 
 def _exact_bound(group: Sequence[Block]) -> int:
-    """M of a clip group whose samples are clipped as integers of one unit."""
+    """Return M of a clip group whose samples are clipped as integers of one unit."""
     first = group[0]
     for block in group:
         norm = "release" if block.release is None else block.release.norm

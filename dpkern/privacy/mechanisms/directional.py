@@ -20,7 +20,7 @@ Corrected, the noise is isotropic (DP-SGD), or ``elliptic``: with scales s learn
 gradients, ``||g / s||_2`` is clipped and the noise is ``sigma C s``. Dividing by s is a bijection,
 so that is the Gaussian mechanism of multiplier sigma for every s.
 
-Source: directional noise for DP-SGD, equations (6)-(13) and algorithm 1.
+Reference: directional noise for DP-SGD, equations (6)-(13) and algorithm 1.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from ..accounting.planning import epsilon as certified_epsilon
 from ..theory import markov
 from . import _budget, _shape
 from . import _directional_options as options
-from ._statement import ARITHMETIC, MODES, statement
+from ._statement import ARITHMETIC, MODES, certified_scope
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
 from .examples import UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Importance, Plan, laid_out
-from .release import Diagonal
+from .plan import Block, Importance, Plan, assign_positions
+from .release import DiagonalMap
 from .run_facts import RunFacts
-from .work import Work
+from .work import OpAccount
 
 _ROUNDED = 1 + 2.0**-40
 """Covers the rounding of scales that are computed in float64."""
@@ -58,7 +58,7 @@ _ROUNDED = 1 + 2.0**-40
 
 @dataclass(frozen=True, kw_only=True)
 class Directional(Mechanism):
-    """Configuration of directional noise.
+    """The directional mechanism: Gaussian noise shaped by how much each coordinate matters.
 
     In published mode either ``epsilon``, ``delta``, ``steps`` and ``sample_rate`` are given and the
     noise follows from them as printed, or ``noise_multiplier`` is (and ``importance_multiplier``,
@@ -70,8 +70,8 @@ class Directional(Mechanism):
         delta: of all steps, claimed.
         steps: k.
         sample_rate: q.
-        noise_multiplier: ``1 / sqrt(tau)``, the isotropic noise scale / alpha; None: derived.
-        importance_multiplier: noise scale of the importance / alpha; None: derived.
+        noise_multiplier: ``1 / sqrt(tau)``, the isotropic noise scale / alpha. None derives it.
+        importance_multiplier: noise scale of the importance / alpha. None derives it.
         generator: ``ours``; ``ours_w1``, all importances one; ``gaussian``, the sampled Gaussian
             by Renyi accounting. The fourth printed generator is ``AdaClip``.
         beta: ``integer`` orders in tau, as printed, or ``real``.
@@ -81,14 +81,14 @@ class Directional(Mechanism):
         noise_target: ``sum``: the noise goes to the sum; ``average``: to the average, as printed,
             which is ``lot`` times as much.
         lot: public number of samples of a step, for ``average``.
-        floor: least ``|w_i|`` in units of the largest, in (0, 1); None: 1e-12, and .1 for
+        floor: minimum of ``|w_i|`` in units of the largest, in (0, 1). None is 1e-12, and .1 for
             ``elliptic``. There a scale is learnt from noise that is proportional to it, and would
             shrink without end.
-        kappa_max: raise s so that kappa is at most this; None: as printed.
+        kappa_max: raise s so that kappa is at most this. None does as printed.
         amplified_budget: claim ``(epsilon / q, delta / q)`` for the gradients, as printed.
         shape: of the corrected noise, ``isotropic`` or ``elliptic``.
         decay: of the running mean of ``running`` and ``elliptic``.
-        arithmetic: ``exact`` or ``float``; None: ``exact`` where clip norm and noise agree.
+        arithmetic: ``exact`` or ``float``. None takes ``exact`` where clip norm and noise agree.
         mode: ``corrected`` (needs ``noise_multiplier``) or ``published``.
 
     Raises:
@@ -147,7 +147,10 @@ class Directional(Mechanism):
         half_open_unit(decay=self.decay)
         if self.kappa_max is not None and not positive(kappa_max=self.kappa_max) >= 1:
             raise InvalidInput(
-                "kappa_max", expected="a number >= 1", got=self.kappa_max, remedy="1 is isotropic."
+                "kappa_max",
+                expected="a number >= 1",
+                got=self.kappa_max,
+                remedy="Raise kappa_max; 1 makes the noise isotropic.",
             )
         bound = checked_bound("max_grad_norm", self.max_grad_norm)
         object.__setattr__(self, "max_grad_norm", bound)
@@ -160,7 +163,7 @@ class Directional(Mechanism):
                 "arithmetic",
                 expected="'float' where the noise is shaped, or above 2^10 times the bound",
                 got="exact",
-                remedy="Integers are bounded by the clip norm itself.",
+                remedy="Pass arithmetic='float': integers are bounded by the clip norm itself.",
             )
 
     def _set_noise(self) -> None:
@@ -207,7 +210,7 @@ class Directional(Mechanism):
 
     @property
     def least(self) -> float:
-        """``floor``, or what stands for None."""
+        """The floor of the scales: ``floor``, or what stands for None."""
         return self.floor if self.floor is not None else 0.1 if self._elliptic else 1e-12
 
     @property
@@ -223,11 +226,11 @@ class Directional(Mechanism):
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
         certified = self.event_spec() != events.non_private()
-        return statement(certified, str(self.arithmetic))
+        return certified_scope(certified, str(self.arithmetic))
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What the printed form does: shape (D1), orders (D2), sensitivity (D3), sampling (D4)."""
+        """Notes on the printed form: shape (D1), orders (D2), sensitivity (D3), sampling (D4)."""
         if self.mode != "published":
             return ()
         found = ["D1"] if self._shaped else []
@@ -249,7 +252,7 @@ class Directional(Mechanism):
 
     @property
     def _stretch(self) -> float:
-        """Norm in units of the noise; noise above 2^10 bounds is certified as if it were 2^10."""
+        """The norm in units of the noise; noise is certified up to 2^10 bounds."""
         return max(self.kappa_bound, self._noise * _ROUNDED / MAX_NOISE_MULTIPLIER)
 
     @property
@@ -261,24 +264,24 @@ class Directional(Mechanism):
         return Importance(bound=self.max_grad_norm, sd=sd, source=self.w_source)
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian event of one release and, with ``w_source="lot"``, of its importance."""
+        """Return the Gaussian event of one release, and of its importance if ``w_source="lot"``."""
         size = MAX_DIMENSION if dimension is None else integer(minimum=1, dimension=dimension)
         return self._spec([self._block((1,))], size)
 
     @property
     def unsampled(self) -> EventSpec:
-        """With ``w_source="full"``, the release of the importance in every step."""
+        """The release of the importance in every step, with ``w_source="full"``."""
         return self._unsampled(MAX_DIMENSION)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian mechanism of the isotropic multiplier, where no budget is claimed."""
+        """Return the Gaussian mechanism of the isotropic multiplier, where no budget is claimed."""
         del dimension
         return events.gaussian(self.noise_multiplier) if self.private else events.non_private()
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
     ) -> float | None:
-        """The budget, up to k steps and down to its delta; infinite beyond."""
+        """Return the budget, up to k steps and down to its delta; infinite beyond."""
         del sample_rate, dataset_size
         if self.epsilon is None or self.mode != "published":
             return None
@@ -290,29 +293,29 @@ class Directional(Mechanism):
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is."""
+        """The source of the claim ``epsilon_claimed``."""
         if self.mode == "published" and self.epsilon is not None:
             return f"the source's budget of {self.steps} steps, by its own composition"
         return super().claim_text
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """The same configuration with other noise; a claimed budget no longer holds and goes."""
+        """Return the configuration with other noise, without a claimed budget."""
         changed: Self = replace(self, noise_multiplier=noise_multiplier, epsilon=None, delta=None)
         return changed
 
-    def memory(self, params: Sequence[torch.Tensor]) -> Memory | None:
-        """What shapes the noise: the importance, or a running mean of noisy gradients."""
+    def memory(self, params: Sequence[torch.Tensor]) -> MechanismState | None:
+        """Return what shapes the noise: the importance, or a running mean of noisy gradients."""
         name = "importance" if self._releases_importance else "running"
         if not (self._shaped or self._elliptic):
             return None
-        return Memory({name: [torch.zeros_like(p, dtype=torch.float64) for p in params]})
+        return MechanismState({name: [torch.zeros_like(p, dtype=torch.float64) for p in params]})
 
-    def weigh(self, memory: Memory, importance: Sequence[torch.Tensor]) -> None:
+    def weigh(self, memory: MechanismState, importance: Sequence[torch.Tensor]) -> None:
         """Take over the released importance."""
         for held, new in zip(memory["importance"], importance, strict=True):
             held.copy_(new)
 
-    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         """Move the running mean of ``|noisy gradient|``."""
         if self._releases_importance:
             return
@@ -321,37 +324,37 @@ class Directional(Mechanism):
 
     @classmethod
     def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What the printed noise follows from, where the budget is given and not the noise."""
+        """Return the fields of the printed noise, where the budget is given and not the noise."""
         if "epsilon" not in given:
             return {"lot": run.batch_size}
         steps, rate = run.steps, run.sample_rate
         return {"lot": run.batch_size, "delta": run.delta, "steps": steps, "sample_rate": rate}
 
-    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
-        """Book how magnitudes join their running mean, where there is one."""
+    def count_learning(self, work: OpAccount, sizes: Sequence[int]) -> None:
+        """Count how magnitudes join their running mean, where there is one."""
         for n in () if self._releases_importance else sizes:
             work.each("running mean", n, AND=1)
             work.each("running mean", n, reads=2, SUB=1, MUL=1, ADD=1)
 
-    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
-        """Book the relative scales of importances that are not all zero."""
+    def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
+        """Count the relative scales of importances that are not all zero."""
         del step
         _shape.count(work, sizes, powers=self._shaped, raised=self.kappa_max is not None)
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes; without a memory its noise is isotropic.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes; without a memory its noise is isotropic.
 
         Raises:
             InvalidInput: bad shapes.
         """
         sizes = checked_shapes(shapes)
-        releases: Sequence[Diagonal | None] = [None] * len(sizes)
+        releases: Sequence[DiagonalMap | None] = [None] * len(sizes)
         if self._shaped or self._elliptic:
             memory = memory or self.memory([torch.empty(shape) for shape in sizes])
             assert memory is not None
             norm = "gradient" if self._shaped else "release"
-            releases = [Diagonal(scale=s, norm=norm) for s in self._scales(memory)]
-        blocks = laid_out(
+            releases = [DiagonalMap(scale=s, norm=norm) for s in self._scales(memory)]
+        blocks = assign_positions(
             self._block(shape, release) for shape, release in zip(sizes, releases, strict=True)
         )
         dimension = sum(block.size for block in blocks)
@@ -365,22 +368,22 @@ class Directional(Mechanism):
             arithmetic=str(self.arithmetic) if private else "float",
             distribution="gaussian" if self.private else None,
             neighbouring=self.neighbouring,
-            certified_for=statement(private, str(self.arithmetic)),
+            certified_for=certified_scope(private, str(self.arithmetic)),
             spec=spec,
             unsampled=self._unsampled(dimension),
             notes=self.notes,
             importance=self.importance,
         )
 
-    def realised(self, memory: Memory | None) -> dict[str, float]:
-        """kappa of the last scales, and ``tau = alpha^2 / min s^2`` that they really spend."""
+    def realised(self, memory: MechanismState | None) -> dict[str, float]:
+        """Return kappa of the last scales, and ``tau = alpha^2 / min s^2``, which they spend."""
         if memory is None or not self._shaped or not self.private:
             return {}
         smallest = min(s.min().item() for s in self._scales(memory) if s.numel())
         return {"kappa": 1 / smallest, "tau_effective": (self._noise * smallest) ** -2}
 
     def epsilon_at(self, kappa: float) -> float:
-        """Epsilon of the budget's steps if every step had this kappa: never a certificate.
+        """Return epsilon of the budget's steps if each had this kappa: never a certificate.
 
         Raises:
             InvalidInput: no budget says how many steps, at which rate and delta.
@@ -394,12 +397,12 @@ class Directional(Mechanism):
 
     @property
     def _noise(self) -> float:
-        """Isotropic noise on the sum / clip bound."""
+        """Noise multiplier of isotropic noise on the sum."""
         average = self.noise_target == "average" and self.lot is not None
         return self.noise_multiplier * (self.lot or 1 if average else 1)
 
-    def _scales(self, memory: Memory) -> list[torch.Tensor]:
-        """Relative noise scales: 1 is isotropic."""
+    def _scales(self, memory: MechanismState) -> list[torch.Tensor]:
+        """Return the relative noise scales: 1 is isotropic."""
         if not self._shaped:
             return _shape.elliptic(memory["running"], self.least)
         name = "importance" if self._releases_importance else "running"
@@ -408,7 +411,7 @@ class Directional(Mechanism):
             return scales
         return [s.clamp_(min=1 / self.kappa_max) for s in scales]
 
-    def _block(self, shape: tuple[int, ...], release: Diagonal | None = None) -> Block:
+    def _block(self, shape: tuple[int, ...], release: DiagonalMap | None = None) -> Block:
         bound = self.max_grad_norm
         return Block(
             shape=shape,
@@ -420,7 +423,7 @@ class Directional(Mechanism):
         )
 
     def _importance_blocks(self) -> list[Block]:
-        """The importance as a clip group: a clipped aggregate moves by twice its bound."""
+        """Return the importance as a clip group: a clipped aggregate moves by twice its bound."""
         given = self.importance
         if given is None:
             return []

@@ -17,7 +17,7 @@ sample moves every layer or group at once.
 
 Its variance tells how many samples there were, so it certifies nothing unless that number is fixed.
 
-Source: Abadi et al., Deep Learning with Differential Privacy, 2016; for ``automatic`` Bu et al.,
+Reference: Abadi et al., Deep Learning with Differential Privacy, 2016; for ``automatic`` Bu et al.,
 Automatic Clipping, 2023; for ``per_sample`` the adaptive Laplace mechanism's baseline, equations
 (2)-(3), and GReDP, algorithm 2, line 9.
 """
@@ -34,13 +34,19 @@ from ...base.validate import choice, integer
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION
-from ._statement import ARITHMETIC, MODES, statement
-from .base import LATER, Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
+from ._statement import ARITHMETIC, MODES, certified_scope
+from .base import (
+    OPTIONAL_IN_CHECKPOINT,
+    Mechanism,
+    checked_bound,
+    checked_noise_multiplier,
+    checked_shapes,
+)
 from .certify import exact_multiplier, float_multiplier, gaussian_spec, lattice_bound
 from .examples import UNIT, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
+from .plan import Block, Plan, assign_positions
 
 CLIPPING = ("flat", "per_layer", "group", "automatic")
 NOISE_POINTS = ("per_batch", "per_sample")
@@ -51,7 +57,7 @@ _ROUNDED = 1 - 2.0**-40
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Mechanism):
-    """Configuration of DP-SGD.
+    """The DP-SGD mechanism: Gaussian noise on the sum of clipped per-sample gradients.
 
     Args:
         noise_multiplier: sigma, noise standard deviation / bound of one sample's contribution, in
@@ -68,7 +74,7 @@ class DPSGD(Mechanism):
         noise_point: ``per_batch``, or ``per_sample`` with ``mode="published"``.
         batch_size: for ``per_sample`` only: how many samples every step has, with sampling
             ``fixed`` or ``shuffled``; one release is then the Gaussian mechanism of multiplier
-            ``sigma sqrt(batch_size)``. None: any number, and nothing is certified.
+            ``sigma sqrt(batch_size)``. None allows any number, and nothing is certified.
 
     Raises:
         InvalidInput: a field out of its range.
@@ -97,8 +103,8 @@ class DPSGD(Mechanism):
     arithmetic: str = "exact"
     mode: str = "corrected"
     groups: tuple[int, ...] | None = None
-    noise_point: str = field(default="per_batch", metadata=LATER)
-    batch_size: int | None = field(default=None, metadata=LATER)
+    noise_point: str = field(default="per_batch", metadata=OPTIONAL_IN_CHECKPOINT)
+    batch_size: int | None = field(default=None, metadata=OPTIONAL_IN_CHECKPOINT)
 
     def __post_init__(self) -> None:
         choice(CLIPPING, clipping=self.clipping)
@@ -110,7 +116,7 @@ class DPSGD(Mechanism):
                 "clipping",
                 expected="'flat' with mode='published'",
                 got=self.clipping,
-                remedy="The printed algorithm clips the whole gradient; use mode='corrected'.",
+                remedy="Use mode='corrected': the printed algorithm clips the whole gradient.",
             )
         sigma = checked_noise_multiplier(self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
@@ -124,7 +130,7 @@ class DPSGD(Mechanism):
                 "noise_point",
                 expected="'per_batch' with mode='corrected'",
                 got=self.noise_point,
-                remedy="Noise for each sample is a printed variant; use mode='published'.",
+                remedy="Use mode='published': noise for each sample is a printed variant.",
             )
         if self.batch_size is None:
             return
@@ -133,12 +139,12 @@ class DPSGD(Mechanism):
                 "batch_size",
                 expected="None with noise_point='per_batch'",
                 got=self.batch_size,
-                remedy="Only noise for each sample depends on the number of samples.",
+                remedy="Remove batch_size=, or pass noise_point='per_sample', mode='published'.",
             )
         checked_noise_multiplier(self._multiplier(integer(1, batch_size=self.batch_size)))
 
     def _multiplier(self, samples: int) -> float:
-        """Noise on the sum of so many samples / bound of one contribution."""
+        """Return the noise on the sum of so many samples / the bound of one contribution."""
         return self.noise_multiplier * math.sqrt(samples)
 
     def _checked_bounds(self) -> float | tuple[float, ...]:
@@ -150,7 +156,7 @@ class DPSGD(Mechanism):
                     "max_grad_norm",
                     expected="a finite bound with clipping='automatic'",
                     got=given,
-                    remedy="Normalised gradients need a norm; use clipping='flat' for no bound.",
+                    remedy="Use clipping='flat' for no bound: normalised gradients need a norm.",
                 )
             return bound
         if self.clipping not in ("per_layer", "group") or not given:
@@ -199,7 +205,7 @@ class DPSGD(Mechanism):
 
     @property
     def samples(self) -> int | None:
-        """How many samples every step must have; None: any number."""
+        """Number of samples that every step must have. None allows any number."""
         return self.batch_size
 
     @property
@@ -216,19 +222,19 @@ class DPSGD(Mechanism):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """G4 where noise is drawn for each sample."""
+        """The note G4, where noise is drawn for each sample."""
         return notes("G4") if self.noise_point == "per_sample" else ()
 
     @property
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
-        return statement(self.private, self.arithmetic)
+        return certified_scope(self.private, self.arithmetic)
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian event of one release, valid for every model of at most ``dimension``.
+        """Return the Gaussian event of one release, valid for every model of at most ``dimension``.
 
         Args:
-            dimension: number of parameters; only float sums depend on it. None: up to 2^40.
+            dimension: number of parameters; only float sums depend on it. None covers up to 2^40.
         """
         if not self.private:
             return events.non_private()
@@ -242,12 +248,12 @@ class DPSGD(Mechanism):
         return self._event(self._groups(1), size)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian mechanism of multiplier sigma, as printed."""
+        """Return the Gaussian mechanism of multiplier sigma, as printed."""
         del dimension
         return events.gaussian(self.noise_multiplier) if self.noised else events.non_private()
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes, in this order.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes, in this order.
 
         Raises:
             InvalidInput: bad shapes, a number of bounds other than that of the parameters, or a
@@ -275,7 +281,7 @@ class DPSGD(Mechanism):
             group = index if per_layer else 0 if self.groups is None else self.groups[index]
             bound, sd = groups[group]
             blocks.append(Block(shape=shape, clip_group=group, bound=bound, sd=sd))
-        placed = laid_out(blocks)
+        placed = assign_positions(blocks)
         return Plan(
             mechanism=self.name,
             mode=self.mode,
@@ -293,7 +299,7 @@ class DPSGD(Mechanism):
         )
 
     def _groups(self, layers: int) -> list[tuple[float, float]]:
-        """``(bound, sd)`` of every clip group."""
+        """Return ``(bound, sd)`` of every clip group."""
         given = self.max_grad_norm
         if isinstance(given, tuple):
             bounds = list(given)
@@ -310,7 +316,7 @@ class DPSGD(Mechanism):
         return [(bound, sigma * norm) for bound in bounds]
 
     def _event(self, groups: Sequence[tuple[float, float]], dimension: int) -> EventSpec:
-        """The event of clip groups that one sample moves together."""
+        """Return the event of clip groups that one sample moves together."""
         if self.arithmetic == "float":
             return events.gaussian(float_multiplier(groups, dimension))
         return events.gaussian(exact_multiplier([lattice_bound(*group) for group in groups]))

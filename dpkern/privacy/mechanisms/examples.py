@@ -26,7 +26,7 @@ FEATURE: Shapes = ((1,),)
 
 
 @dataclass(frozen=True)
-class Layer:
+class ExampleLayer:
     """A layer of n features and l outputs, whose step an example takes.
 
     Its parameters are ``W [l, n]``, ``b [l]``, ``c [n]`` (an autoencoder with tied weights).
@@ -45,22 +45,22 @@ class Layer:
 
 @dataclass(frozen=True)
 class Example:
-    """One way to configure a mechanism, whose step is counted, compared and tested.
+    """A way to configure a mechanism, whose step is counted, compared and tested.
 
     Attributes:
-        fields: arguments of the class; a function is asked for the value at a ``Layer``.
+        fields: arguments of the class; a function is asked for the value at a ``ExampleLayer``.
         suffix: what follows the mechanism's name, such as ``-published``.
         words: what follows its title.
-        source: where this form comes from; empty: the mechanism's.
+        source: the paper of this form. An empty text stands for the mechanism's.
     """
 
-    fields: Mapping[str, Any | Callable[[Layer], Any]]
+    fields: Mapping[str, Any | Callable[[ExampleLayer], Any]]
     suffix: str = ""
     words: str = ""
     source: str = ""
 
-    def at(self, layer: Layer) -> dict[str, Any]:
-        """The arguments for this layer."""
+    def at(self, layer: ExampleLayer) -> dict[str, Any]:
+        """Return the arguments for this layer."""
         return {
             name: value(layer) if callable(value) else value for name, value in self.fields.items()
         }
@@ -68,7 +68,7 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What an audit has to know to make its subject.
+    """The facts from which an audit makes its subject.
 
     ``mode``, ``sites`` and ``expected_batch_size`` are filled in where the class has such a field.
 

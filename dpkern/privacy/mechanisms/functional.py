@@ -11,8 +11,8 @@ Its release runs on integers (``record_reach``), so that its certificate speaks 
 ``release="coefficients"`` in corrected mode perturbs (alpha_2, alpha_3) jointly and once. That
 protects the record as target only; what is trained remains uncertified.
 
-Source: SPOF, equations (12), (21)-(23), (32), propositions 2-4, algorithm 1, appendices B-E; Zhang
-et al., Functional Mechanism, 2012.
+Reference: SPOF, equations (12), (21)-(23), (32), propositions 2-4, algorithm 1, appendices B-E;
+Zhang et al., Functional Mechanism, 2012.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ SHIFTS = ("current", "bound", "none")
 
 @dataclass(frozen=True, kw_only=True)
 class Functional(ObjectivePerturbation):
-    """What SPOF and FM share; use one of these.
+    """The base of SPOF and FM, which users configure instead.
 
     Args:
-        epsilon: of one record, as the source calls it; ``math.inf`` adds no noise.
+        epsilon: of one record, as the paper calls it; ``math.inf`` adds no noise.
         mode: ``corrected`` or ``published``.
         form: of the polynomial, ``printed`` (published, and corrected on request) or ``taylor``.
         release: ``coefficients``, or ``record`` (corrected only, and its default).
@@ -97,7 +97,7 @@ class Functional(ObjectivePerturbation):
         self._settle("noisy_loss", NOISY_LOSSES, "printed" if published else "evaluated", published)
 
     def _settle(self, name: str, options: tuple[str, ...], default: str, free: bool) -> None:
-        """The default for None; another value only where this mode lets it be chosen."""
+        """Replace None by the default; refuse another value unless this mode lets it be chosen."""
         given = getattr(self, name)
         value = default if given is None else choice(options, **{name: given})
         if value != default and not free:
@@ -116,7 +116,7 @@ class Functional(ObjectivePerturbation):
 
     @property
     def constant_entry(self) -> float:
-        """c, what is added to every weight of the decoder."""
+        """The constant c that is added to every weight of the decoder."""
         return 0.0
 
     @property
@@ -144,19 +144,19 @@ class Functional(ObjectivePerturbation):
         return RELEASED_BITS if self.certified else NOTHING
 
     def event_spec(self, *, visits: int = 1) -> EventSpec:
-        """One Laplace release of the record, however often it is visited; else non-private."""
+        """Return one Laplace release of the record for all visits, or the non-private event."""
         if integer(visits=visits) == 0:
             return events.no_op()
         return events.laplace(2 / self.epsilon) if self.certified else events.non_private()
 
     def epsilon_certified(self, *, visits: int = 1) -> float:
-        """``epsilon`` where the record itself is released, else infinite."""
+        """Return ``epsilon`` where the record itself is released, else infinite."""
         if integer(visits=visits) == 0:
             return 0.0
         return self.epsilon if self.certified else math.inf
 
     def epsilon_audited(self, *, visits: int = 1, shift: float = 0.0) -> float:
-        """What the released coefficients cost the record *as a target*, whatever else it enters.
+        """Return what the released coefficients cost the record *as a target* alone.
 
         published    visits sqrt(2) epsilon Dbar / Dhat(shift), as if Dhat were public
         corrected    epsilon
@@ -179,7 +179,7 @@ class Functional(ObjectivePerturbation):
     def scale(
         self, features: int, shift: float | Tensor = 0.0, total: Tensor | None = None
     ) -> float | Tensor:
-        """The Laplace scale of what is released of a record; 0 without noise.
+        """Return the Laplace scale of what is released of a record; 0 without noise.
 
         Args:
             features: n.
@@ -206,7 +206,9 @@ class Functional(ObjectivePerturbation):
         return math.sqrt(2)
 
     def record_reach(self, features: int) -> int:
-        """M: the largest integer with ``n M <= 2^20 epsilon``; 1 is M units of the noise lattice.
+        """Return M, the largest integer with ``n M <= 2^20 epsilon``.
+
+        1 is M units of the noise lattice.
 
         With scale ``n / epsilon`` the unit is scale / 2^20. Two records of integers in 0 .. M
         differ by at most n M units of L1 norm, n M / 2^20 <= epsilon of the scale.
@@ -226,7 +228,7 @@ class Functional(ObjectivePerturbation):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is wrong with the parts that this configuration uses."""
+        """The notes on what is wrong with the parts that this configuration uses."""
         found = ["S1", "S2"] if self.form == "printed" else []
         if self.published:
             found += ["S4"] + (["S5"] if self.constant_entry else [])
@@ -246,7 +248,7 @@ class Functional(ObjectivePerturbation):
 
 @dataclass(frozen=True, kw_only=True)
 class SPOF(Functional):
-    """The stabilised perturbed loss of a (distributed) autoencoder.
+    """The SPOF mechanism: the stabilised perturbed loss of a (distributed) autoencoder.
 
     Args:
         epsilon, mode, form, release, noise_schedule, noisy_loss: see ``Functional``.
@@ -275,22 +277,22 @@ class SPOF(Functional):
                 "shift",
                 expected="'current' or 'bound' with mode='published'",
                 got=self.shift,
-                remedy="Only corrected scales do without the constant.",
+                remedy="Choose one of these, or mode='corrected', which needs no constant.",
             )
 
     @property
     def constant_entry(self) -> float:
-        """c."""
+        """The constant c."""
         return self.constant
 
     @property
     def constant_stays(self) -> bool:
-        """``constant_at_inference``."""
+        """Whether the constant stays: ``constant_at_inference``."""
         return self.constant_at_inference
 
     @property
     def scale_is_private(self) -> bool:
-        """Through b_j, or through the current c_j."""
+        """Whether the scale is private, through b_j or through the current c_j."""
         return super().scale_is_private or (self.shift == "current" and self.constant > 0)
 
 
@@ -320,7 +322,7 @@ class FM(Functional):
                 "joint",
                 expected="False with mode='corrected'",
                 got=self.joint,
-                remedy="Corrected scales are joint already.",
+                remedy="Leave joint out: corrected scales are joint already.",
             )
 
     @property
@@ -337,5 +339,5 @@ class FM(Functional):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """As SPOF's, without S4 where the scale is joint."""
+        """The notes of SPOF, without S4 where the scale is joint."""
         return tuple(note for note in super().notes if not (self.joint and note.id == "S4"))

@@ -15,7 +15,7 @@ data sits in the real part alone, so each layer is the Gaussian mechanism with s
 with noise of sd sigma C on both parts it is DP-SGD. Real noise is even in the lag: where both u and
 -u are released, their difference has no noise.
 
-Source: GReDP, Algorithms 1 and 2, equations (8) to (20), Theorems 1 to 3.
+Reference: GReDP, Algorithms 1 and 2, equations (8) to (20), Theorems 1 to 3.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ...base.errors import InvalidInput
 from ...base.validate import choice
 from ...ops.spectral import Band, pencil
 from ._spectral_options import taps
-from ._spectral_plan import OPEN, SLACK, Released, SpectralMechanism
-from .release import Crop, Open
+from ._spectral_plan import OPEN, SLACK, SpectralMechanism, SpectralRelease
+from .release import PartialNoiseMap, WhitenedCrop
 from .site import Site
 
 SCALINGS = ("corrected", "as_printed")
@@ -38,7 +38,9 @@ CLAIMS = ("gaussian", "theorem3")
 
 @dataclass(frozen=True, kw_only=True)
 class GReDP(SpectralMechanism):
-    """Configuration of GReDP; see ``SpectralMechanism`` for the fields of every spectral mechanism.
+    """The GReDP mechanism: noise on the spectrum of a layer's gradient.
+
+    ``SpectralMechanism`` has the fields of every spectral mechanism.
 
     Args:
         noise_kind: default ``circular`` (published), ``circular_full`` (corrected).
@@ -84,12 +86,12 @@ class GReDP(SpectralMechanism):
                 "claim_rule",
                 expected="'gaussian' with mode='corrected'",
                 got=self.claim_rule,
-                remedy="What is certified needs no claim of the source.",
+                remedy="Leave claim_rule out, or pass mode='published': it is about claims only.",
             )
 
     @property
     def needs_sites(self) -> bool:
-        """Not where every parameter is released as DP-SGD would."""
+        """Whether sites are needed: not where every parameter is released as DP-SGD would."""
         plain = self.noise_kind == "circular_full" and self.unitary_scaling == "corrected"
         return not (plain and self.clip_domain == "cropped")
 
@@ -106,7 +108,7 @@ class GReDP(SpectralMechanism):
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
     ) -> float | None:
-        """Theorem 3 for a single release, if it was chosen; else the claim is the event's."""
+        """Return theorem 3 for a single release, if it was chosen; else the event's claim."""
         del sample_rate, dataset_size
         if self.claim_rule != "theorem3" or steps != 1 or not self.noisy:
             return None
@@ -114,12 +116,12 @@ class GReDP(SpectralMechanism):
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is."""
+        """The source of the claim ``epsilon_claimed``."""
         if self.claim_rule == "theorem3":
             return "theorem 3 for one release; several as Gaussian events of multiplier sigma"
         return super().claim_text
 
-    def _release(self, site: Site, size: tuple[int, ...]) -> Released:
+    def _release(self, site: Site, size: tuple[int, ...]) -> SpectralRelease:
         a, b = self.parts
         gain = 1.0
         if self.unitary_scaling == "as_printed":
@@ -128,14 +130,20 @@ class GReDP(SpectralMechanism):
         whole = site.kind == "circulant" or self.clip_domain == "cropped"
         norm = "gradient" if whole else "spectrum"
         if self.isotropic and whole and gain == 1:
-            return Released(scale=a)
+            return SpectralRelease(scale=a)
         if self.isotropic:
-            return Released(Crop(norm=norm, site=site, size=size, gain=gain), scale=a)
+            return SpectralRelease(
+                WhitenedCrop(norm=norm, site=site, size=size, gain=gain), scale=a
+            )
         law = pencil(Band(size, "all"), *taps(site), a, b)
         if law.multiplier**2 < OPEN:
-            return Released(Open(norm=norm, site=site, size=size, gain=gain, noise=law.noise))
-        crop = Crop(norm=norm, site=site, size=size, gain=gain, signal=law.signal, post=law.post)
-        return Released(crop, law.scale, law.stretch * SLACK)
+            return SpectralRelease(
+                PartialNoiseMap(norm=norm, site=site, size=size, gain=gain, noise=law.noise)
+            )
+        crop = WhitenedCrop(
+            norm=norm, site=site, size=size, gain=gain, signal=law.signal, post=law.post
+        )
+        return SpectralRelease(crop, law.scale, law.stretch * SLACK)
 
     def _note_ids(self) -> tuple[str, ...]:
         halved = not self.isotropic or self.noise_kind == "circular"

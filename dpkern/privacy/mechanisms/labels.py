@@ -1,6 +1,6 @@
 """Mechanisms that release labels once: training on what they release spends nothing more.
 
-There is no plan and no noise in a step. A label is released by a channel that tells the truth with
+There is no plan and no noise in a step. A label is released by a channel that gives the label with
 probability p0 and each other category with probability q0.
 """
 
@@ -16,13 +16,13 @@ from ...base.errors import InvalidInput
 from ...base.rng import Stream
 from ..accounting.history import RELEASED_BITS
 from .base import Mechanism
-from .memory import Memory
+from .memory import MechanismState
 from .plan import Plan
-from .work import Work
+from .work import OpAccount
 
 
 class LabelMechanism(Mechanism):
-    """Base of the configurations; subclasses are frozen keyword-only dataclasses.
+    """The base of the configurations; subclasses are frozen keyword-only dataclasses.
 
     Attributes:
         epsilon: of one label, as it is asked for.
@@ -35,39 +35,39 @@ class LabelMechanism(Mechanism):
     @property
     @abstractmethod
     def truth(self) -> float:
-        """Probability of the truth, p0."""
+        """Probability of the label itself, p0."""
 
     @property
     @abstractmethod
     def lie(self) -> float:
-        """Probability of each lie, q0."""
+        """Probability of each other category, q0."""
 
     @property
     @abstractmethod
     def ldp_epsilon(self) -> float:
-        """What one response really costs: at most ``epsilon``."""
+        """The true cost of one response: at most ``epsilon``."""
 
     @abstractmethod
     def randomize(
         self, values: torch.Tensor, *, stream: Stream, position: int = 0, backend: str | None = None
     ) -> torch.Tensor:
-        """The responses, a new tensor."""
+        """Return the responses, a new tensor."""
 
     @abstractmethod
     def estimate(self, responses: torch.Tensor) -> torch.Tensor:
-        """Unbiased frequencies of the categories, float64 ``[k]``."""
+        """Return unbiased frequencies of the categories, float64 ``[k]``."""
 
     @abstractmethod
-    def count_response(self, work: Work, records: int, dtype: torch.dtype) -> None:
-        """Book one response of each record, and the estimate of the frequencies from them."""
+    def count_response(self, work: OpAccount, records: int, dtype: torch.dtype) -> None:
+        """Count one response of each record, and the estimate of the frequencies from them."""
 
     @property
     def certified_for(self) -> str:
-        """Integers only: the responses themselves."""
+        """The scope of the certificate: integers only, the responses themselves."""
         return RELEASED_BITS
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """There is none.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Raise: what releases labels has no plan.
 
         Raises:
             InvalidInput: always.
@@ -76,7 +76,7 @@ class LabelMechanism(Mechanism):
         self._no_gradients()
 
     def with_noise_multiplier(self, noise_multiplier: float) -> Self:
-        """There is none.
+        """Raise: labels have no noise multiplier.
 
         Raises:
             InvalidInput: always.

@@ -10,7 +10,7 @@ Laplace(b / (C sqrt(d))): hardly anything for a network.
 ``per_layer`` clips parameter l to C_l = C / L; L1 norms of layers add, so b = noise_multiplier C
 again.
 
-Source: the distributed autoencoder's baseline of the stabilised perturbed loss, algorithm 2; the
+Reference: the distributed autoencoder's baseline of the stabilised perturbed loss, algorithm 2; the
 Laplace mechanism of Dwork, McSherry, Nissim and Smith, 2006.
 ``dpkern.privacy.accounting.events.laplace`` proves the event for many coordinates.
 """
@@ -27,27 +27,27 @@ from ...base.validate import choice, integer
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION
-from ._statement import ARITHMETIC, MODES, statement
+from ._statement import ARITHMETIC, MODES, certified_scope
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import laplace_spec
 from .examples import UNIT, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
+from .plan import Block, Plan, assign_positions
 
 CLIPPING = ("flat", "per_layer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceSGD(Mechanism):
-    """Configuration of Laplace SGD.
+    """The Laplace SGD mechanism: Laplace noise on the sum of clipped per-sample gradients.
 
     Args:
         noise_multiplier: b / C, in [2^-4, 2^10]; 0 adds no noise and is not private.
         max_grad_norm: C, a bound on L1 norms (``corrected``) or L2 norms (``published``).
         clipping: ``flat``, or ``per_layer`` with C / L for each of L parameters.
-        arithmetic: ``exact`` or ``float``; None: ``exact``, and ``float`` in published mode, whose
-            clip norm is not the noise's.
+        arithmetic: ``exact`` or ``float``. None takes ``exact``, and ``float`` in published mode,
+            whose clip norm is not the noise's.
         mode: ``corrected`` or ``published``.
 
     Raises:
@@ -80,7 +80,7 @@ class LaplaceSGD(Mechanism):
                 "arithmetic",
                 expected="'float' with mode='published'",
                 got="exact",
-                remedy="Integers are clipped in the noise's norm, L1; the print clips L2.",
+                remedy="Pass arithmetic='float': integers are clipped in L1, the paper in L2.",
             )
         sigma = checked_noise_multiplier(self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", sigma)
@@ -95,19 +95,19 @@ class LaplaceSGD(Mechanism):
     @property
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
-        return statement(self.noised, str(self.arithmetic))
+        return certified_scope(self.noised, str(self.arithmetic))
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """C1 where L2 norms are clipped for Laplace noise."""
+        """The note C1, where L2 norms are clipped for Laplace noise."""
         return notes("C1") if self.mode == "published" else ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Laplace event of one release, valid for every model of at most ``dimension``.
+        """Return the Laplace event of one release, valid for every model of at most ``dimension``.
 
         Args:
-            dimension: number of parameters; None: up to 2^40, at which the published form is
-                non-private.
+            dimension: number of parameters. None covers up to 2^40, at which the published form
+                is non-private.
         """
         size = MAX_DIMENSION if dimension is None else integer(minimum=1, dimension=dimension)
         # One block of this size is the worst model; layers' bounds add to C but for rounding.
@@ -117,17 +117,17 @@ class LaplaceSGD(Mechanism):
         return laplace_spec([whole], str(self.arithmetic), size)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Laplace mechanism of multiplier b / C, as printed."""
+        """Return the Laplace mechanism of multiplier b / C, as printed."""
         del dimension
         return events.laplace(self.noise_multiplier) if self.noised else events.non_private()
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes, in this order.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes, in this order.
 
         Raises:
             InvalidInput: bad shapes, or a layer's bound below the lattice unit of the noise.
         """
-        blocks = laid_out(self._blocks(checked_shapes(shapes)))
+        blocks = assign_positions(self._blocks(checked_shapes(shapes)))
         arithmetic = str(self.arithmetic) if self.noised else "float"
         spec = laplace_spec(blocks, arithmetic)
         return Plan(
@@ -138,7 +138,7 @@ class LaplaceSGD(Mechanism):
             arithmetic=arithmetic,
             distribution="laplace" if self.noised else None,
             neighbouring=self.neighbouring,
-            certified_for=statement(spec != events.non_private(), arithmetic),
+            certified_for=certified_scope(spec != events.non_private(), arithmetic),
             spec=spec,
             p=1 if self.mode == "corrected" else 2,
             notes=self.notes,

@@ -1,4 +1,4 @@
-"""What an adaptive mechanism remembers: tensors per parameter, learnt from released values."""
+"""The state of an adaptive mechanism: tensors per parameter, learnt from released values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...base.validate import same_kind
 
 
 @dataclass
-class Memory:
-    """State of a mechanism between steps.
+class MechanismState:
+    """The state of a mechanism between steps.
 
     Attributes:
         tensors: by name, one tensor per parameter (or any number of them, fixed over a run).
@@ -33,7 +33,7 @@ class Memory:
             tensors[:] = [tensor.to(device) for tensor in tensors]
 
     def state_dict(self) -> dict[str, list[torch.Tensor]]:
-        """Copies of everything that may be saved."""
+        """Return copies of everything that may be saved."""
         return {
             name: [tensor.clone() for tensor in tensors]
             for name, tensors in self.tensors.items()
@@ -53,7 +53,7 @@ class Memory:
                 mine.copy_(theirs)
 
     def check(self, state: object) -> None:
-        """Whether ``load_state_dict`` would accept this; changes nothing.
+        """Check that ``load_state_dict`` would accept this; change nothing.
 
         Raises:
             InvalidInput: it would not.

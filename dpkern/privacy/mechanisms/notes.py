@@ -1,6 +1,6 @@
-"""What is known to be wrong, loose or unclear in the printed mechanisms, by id.
+"""List what is wrong, loose or unclear in the printed mechanisms, by id.
 
-``S1`` to ``D7`` and ``C1`` are the defects that were found in the sources' text, ``S6.2`` to
+``S1`` to ``D7`` and ``C1`` are the defects that were found in the papers' text, ``S6.2`` to
 ``S6.6`` those of the published Spectral-DP code. A plan carries the notes of what it really does,
 so published mode shows them and corrected mode does not.
 """
@@ -14,7 +14,7 @@ from ...base.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Note:
-    """One remark.
+    """A remark.
 
     Attributes:
         id: its name in the register of defects.
@@ -104,7 +104,7 @@ _TEXTS = {
 
 
 def notes(*ids: str) -> tuple[Note, ...]:
-    """The notes of these ids, in this order.
+    """Return the notes of these ids, in this order.
 
     Raises:
         InvalidInput: an id that is not in the register.

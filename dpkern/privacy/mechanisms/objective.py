@@ -1,9 +1,9 @@
-"""What systems that perturb a loss have in common: a claim, and what is certified of one record.
+"""The base of systems that perturb a loss: a claim, and what is certified of one record.
 
 They release noisy coefficients, inputs or targets of single records, before or during training,
 instead of noised sums of gradients: there is no plan of blocks, and no step of the engine composes.
-Privacy is local: of one record against every other, whoever owns it. A user who contributes k
-records pays k times as much.
+Privacy is local: of one record against every other, by any owner. A user who contributes k records
+pays k times as much.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from typing import Any, ClassVar
 from ...base.errors import InvalidInput
 from ...base.validate import integer
 from ..accounting import Certificate
-from ..accounting.events import LAPLACE_EVENT, EventSpec, Leaf, build
+from ..accounting.events import LAPLACE_EVENT, ElementaryEvent, EventSpec, build
 from ..accounting.history import NOTHING
-from ..accounting.tails import escape_mass
+from ..accounting.tails import tail_delta
 from .catalogue import CataloguedMechanism
 from .notes import Note
 
 COORDINATES = 1 << 20
-"""Noisy numbers that one record's release may have when nobody says how many."""
+"""Assumed number of noisy numbers in one record's release of unknown size."""
 
 MOST_TAIL = 2.0**-40
-"""Where noise tails that are cut weigh more than this, nothing is certified."""
+"""The largest weight of cut noise tails; beyond it nothing is certified."""
 
 SEEDED = "the noise comes from a known seed: whoever knows it can subtract the noise"
 
 
 class ObjectivePerturbation(CataloguedMechanism):
-    """Base of the configurations; subclasses are frozen keyword-only dataclasses.
+    """The base of the configurations; subclasses are frozen keyword-only dataclasses.
 
     Attributes:
         name: the mechanism's name.
         single_user: whether it trains on the records of one user alone.
-        claims_visits: whether the source claims ``epsilon`` of a visit, not of a record.
-        epsilon: what the source calls epsilon; ``math.inf`` adds no noise.
+        claims_visits: whether the paper claims ``epsilon`` of a visit, not of a record.
+        epsilon: what the paper calls epsilon; ``math.inf`` adds no noise.
         mode: ``corrected`` or ``published``.
     """
 
@@ -51,7 +51,7 @@ class ObjectivePerturbation(CataloguedMechanism):
 
     @abstractmethod
     def event_spec(self, *, visits: int = 1) -> EventSpec:
-        """The certified event of one record after so many visits; non-private where there is none.
+        """Return the certified event of one record after so many visits, or the non-private one.
 
         A Laplace event's multiplier is scale / bound on one record's contribution, half the
         distance of two records: ``2 / epsilon`` for a release of pure epsilon.
@@ -59,21 +59,21 @@ class ObjectivePerturbation(CataloguedMechanism):
 
     @abstractmethod
     def epsilon_certified(self, *, visits: int = 1) -> float:
-        """Proved epsilon of one record after so many visits; ``math.inf`` where nothing is."""
+        """Return the proved epsilon of one record after so many visits, or ``math.inf``."""
 
     @property
     @abstractmethod
     def certified_for(self) -> str:
-        """What the certificate speaks about."""
+        """The scope of the certificate."""
 
     @property
     @abstractmethod
     def notes(self) -> tuple[Note, ...]:
-        """What a reader of this configuration's numbers must know."""
+        """The notes that a reader of this configuration's numbers must know."""
 
     @property
     def relation(self) -> str:
-        """Which data sets count as neighbours."""
+        """The neighbouring relation."""
         return "replace_one, local, one record"
 
     @property
@@ -82,23 +82,23 @@ class ObjectivePerturbation(CataloguedMechanism):
         return tuple(str(note) for note in self.notes)
 
     def epsilon_claimed(self) -> float:
-        """What the source says one record pays, however often it is visited."""
+        """Return what the paper says one record pays, however often it is visited."""
         return self.epsilon
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is, in words."""
+        """The source of the claim ``epsilon_claimed``, in words."""
         if self.mode == "published":
             return "the source's claim for one record"
         return "what is certified, if the key stays secret"
 
     @property
     def accountant(self) -> str:
-        """How the certified epsilon is found."""
+        """The accountant of the certified epsilon."""
         return "sum of pure epsilons"
 
     def certified_delta(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
-        """What the noise law's cut tail takes: the certificate is (epsilon, delta)-DP.
+        """Return the delta that the noise distribution's cut tail takes.
 
         Args:
             visits: of each record.
@@ -109,7 +109,7 @@ class ObjectivePerturbation(CataloguedMechanism):
     def certificate(
         self, *, visits: int = 1, seeded: bool, coordinates: int = COORDINATES
     ) -> Certificate:
-        """The certified epsilon with everything that it rests on; infinite with a known seed."""
+        """Return the certified epsilon and what it rests on; infinite with a known seed."""
         epsilon = self.epsilon_certified(visits=visits)
         return Certificate(
             epsilon=math.inf if seeded else epsilon,
@@ -123,7 +123,7 @@ class ObjectivePerturbation(CataloguedMechanism):
         )
 
     def event(self, *, visits: int = 1) -> Any:
-        """``event_spec`` as a ``dp_accounting.DpEvent``.
+        """Return ``event_spec`` as a ``dp_accounting.DpEvent``.
 
         Raises:
             MissingDependency: dp-accounting is not installed.
@@ -137,11 +137,11 @@ class ObjectivePerturbation(CataloguedMechanism):
         return f"{type(self).__qualname__}({', '.join(shown)})"
 
     def options(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON values; infinity is the string ``"inf"``."""
+        """Return the configuration as JSON values; infinity is the string ``"inf"``."""
         plain = {
             key: "inf" if value == math.inf else value for key, value in self.options().items()
         }
@@ -149,7 +149,7 @@ class ObjectivePerturbation(CataloguedMechanism):
 
 
 def cut_tail(epsilon: float, coordinates: int, *, releases: int = 1) -> float:
-    """Delta of the cut tails of releases that share epsilon equally; 0 for 0 and infinity.
+    """Return delta of the cut tails of releases that share epsilon equally; 0 for 0 and infinity.
 
     Args:
         epsilon: pure, of all of them.
@@ -158,12 +158,12 @@ def cut_tail(epsilon: float, coordinates: int, *, releases: int = 1) -> float:
     """
     if not 0 < epsilon < math.inf:
         return 0.0
-    leaf = Leaf(LAPLACE_EVENT, (("noise_multiplier", 2 * releases / epsilon),))
-    return releases * escape_mass(leaf, "replace_one", coordinates, epsilon)
+    leaf = ElementaryEvent(LAPLACE_EVENT, (("noise_multiplier", 2 * releases / epsilon),))
+    return releases * tail_delta(leaf, "replace_one", coordinates, epsilon)
 
 
 def checked_epsilon(value: Any, *, name: str = "epsilon") -> float:
-    """A number > 0, or infinity for no noise.
+    """Check that epsilon is a number > 0, or infinity for no noise, and return it.
 
     Raises:
         InvalidInput: anything else.
@@ -174,5 +174,5 @@ def checked_epsilon(value: Any, *, name: str = "epsilon") -> float:
         name,
         expected="a number > 0, or infinity for no noise",
         got=value,
-        remedy="Small values mean strong privacy and much noise; 1 is a common start.",
+        remedy="Start with 1: smaller values mean stronger privacy and more noise.",
     )

@@ -7,7 +7,7 @@ D_SGD (24)-(27) switches on the private gradient's norm, and codes and inputs en
 without noise: the published form certifies nothing. The corrected form is Laplace SGD with L1 norms
 (scale ``2 C / epsilon``), or DP-SGD with L2 norms, of one record at a time; each visit costs.
 
-Source: SPOF, equations (14), (15), (24)-(27), algorithm 2.
+Reference: SPOF, equations (14), (15), (24)-(27), algorithm 2.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OF_ONE: dict[str, Any] = {"sampling": "fixed", "sample_rate": 1.0, "dataset_siz
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSGD(ObjectivePerturbation):
-    """Configuration of algorithm 2.
+    """The DP-SGD of SPOF's algorithm 2, for the autoencoder.
 
     Args:
         epsilon: of one visit; ``math.inf`` adds no noise.
@@ -124,7 +124,7 @@ class OutputSGD(ObjectivePerturbation):
 
     @property
     def mechanism(self) -> LaplaceSGD | DPSGD:
-        """With ``full_parameter``: the engine's mechanism of which every visit is one release."""
+        """The engine's mechanism of which every visit is one release, with ``full_parameter``."""
         return _mechanism(self.distribution, self.epsilon, self.max_grad_norm, self.delta)
 
     @property
@@ -143,7 +143,7 @@ class OutputSGD(ObjectivePerturbation):
         return REAL_SUMS if self.certified else NOTHING
 
     def scale(self, features: int, norm: Tensor, total: Tensor | float = 1.0) -> float | Tensor:
-        """The Laplace scale on dL/dz; 0 without noise.
+        """Return the Laplace scale on dL/dz; 0 without noise.
 
         Args:
             features: n.
@@ -161,7 +161,7 @@ class OutputSGD(ObjectivePerturbation):
         return reach / self.epsilon
 
     def event_spec(self, *, visits: int = 1, coordinates: int = COORDINATES) -> EventSpec:
-        """As many releases as visits; non-private without ``full_parameter``."""
+        """Return as many releases as visits; non-private without ``full_parameter``."""
         if integer(visits=visits) == 0:
             return events.no_op()
         if math.isinf(self.epsilon_certified(visits=visits, coordinates=coordinates)):
@@ -169,7 +169,7 @@ class OutputSGD(ObjectivePerturbation):
         return events.repeated(self.mechanism.event_spec(coordinates), visits)
 
     def epsilon_certified(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
-        """Of all visits: pure, and their sum, for Laplace noise; at ``delta`` for Gaussian."""
+        """Return epsilon of all visits: their pure sum for Laplace, at ``delta`` for Gaussian."""
         if integer(visits=visits) == 0:
             return 0.0
         if not self.certified:
@@ -183,20 +183,20 @@ class OutputSGD(ObjectivePerturbation):
 
     @property
     def accountant(self) -> str:
-        """How the certified epsilon is found."""
+        """The accountant of the certified epsilon."""
         if self.distribution == "gaussian":
             return "Gaussian releases composed, by dpkern.accounting"
         return super().accountant
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is, in words."""
+        """The source of the claim ``epsilon_claimed``, in words."""
         if self.mode == "published":
             return "the source's claim for one visit of one record"
         return "what is certified of one visit, if the key stays secret"
 
     def certified_delta(self, *, visits: int = 1, coordinates: int = COORDINATES) -> float:
-        """``delta`` of all visits together for Gaussian noise; else the cut tails."""
+        """Return ``delta`` of all visits together for Gaussian noise; else the cut tails."""
         if self.distribution == "gaussian":
             return self.delta if visits and self.certified else 0.0
         epsilon = self.epsilon_certified(visits=visits, coordinates=coordinates)
@@ -205,7 +205,7 @@ class OutputSGD(ObjectivePerturbation):
     def certificate(
         self, *, visits: int = 1, seeded: bool, coordinates: int = COORDINATES
     ) -> Certificate:
-        """As the base's, for so many coordinates in all of its numbers."""
+        """Return the base's certificate, for so many coordinates in all of its numbers."""
         epsilon = self.epsilon_certified(visits=visits, coordinates=coordinates)
         spec = self.event_spec(visits=visits, coordinates=coordinates)
         return replace(
@@ -220,7 +220,7 @@ class OutputSGD(ObjectivePerturbation):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What is wrong with the parts that this configuration uses."""
+        """The notes on what is wrong with the parts that this configuration uses."""
         if self.mode == "published":
             return notes("S6", "S7", "S12", "S13")
         return () if self.full_parameter else notes("S7")

@@ -15,7 +15,7 @@ from ...ops import noise
 from ..accounting import events
 from ..accounting.events import EventSpec
 from .notes import Note
-from .release import Release
+from .release import ReleaseMap
 
 TILE = 512
 """Every block starts at a multiple of this many coordinates of the noise stream."""
@@ -23,18 +23,19 @@ TILE = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One parameter of a plan.
+    """A parameter's entry in a plan.
 
     Attributes:
         index: position of the parameter in the frozen order.
         shape: its shape.
-        clip_group: blocks with the same number share one norm bound.
-        bound: norm bound of one sample's contribution to the whole clip group.
+        clip_group: blocks with the same number share one clipping bound.
+        bound: clipping bound of one sample's contribution to the whole clip group.
         sd: certified scale of the noise (standard deviation, or Laplace b) on each release
             coordinate of the sum; 0: no noise. With ``noise_point="per_sample"`` and an unknown
             number of samples: of each sample's noise.
         first_position: its first coordinate in the noise stream, a multiple of 512.
-        release: how sums become release coordinates; None: they are ones.
+        release: linear map from the clipped sum to the coordinates that receive noise. None means
+            the identity.
         stretch: largest norm of one sample's release coordinates / its clip norm.
     """
 
@@ -44,7 +45,7 @@ class Block:
     bound: float
     sd: float
     first_position: int = 0
-    release: Release | None = None
+    release: ReleaseMap | None = None
     stretch: float = 1.0
 
     @property
@@ -74,12 +75,12 @@ class Block:
 
     @property
     def unit(self) -> float | None:
-        """Side u = sd / 2^20 of the fine lattice; None without noise."""
+        """Lattice unit u = sd / 2^20. None without noise."""
         return self.sd / SCALE_UNITS if self.sd > 0 else None
 
     @property
     def integer_bound(self) -> int | None:
-        """M, the largest integer with M u <= bound exactly; None without noise."""
+        """M, the largest integer with M u <= bound exactly. None without noise."""
         if self.sd == 0:
             return None
         return math.floor(Fraction(self.bound) * SCALE_UNITS / Fraction(self.sd))
@@ -106,7 +107,7 @@ class Importance:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What one release does, for one list of parameters.
+    """The bounds, scales and noise positions of one release, for one list of parameters.
 
     Attributes:
         mechanism: name of the mechanism.
@@ -122,10 +123,11 @@ class Plan:
         p: the norm of all bounds, 1 or 2.
         noise_point: ``per_batch``, or ``per_sample``: noise of scale ``sd`` once for each sample,
             drawn as noise of scale ``sd sqrt(samples)`` on the sum.
-        samples: how many samples a step must have; ``sd`` is then that of the sum. None: any.
+        samples: how many samples a step must have; ``sd`` is then that of the sum. None allows any
+            number.
         unsampled: what every step releases of all records besides, without sampling.
         notes: what the reader of a report must know.
-        importance: a release that shapes the noise first; None: none.
+        importance: a release that shapes the noise first. None means that there is none.
     """
 
     mechanism: str
@@ -150,7 +152,7 @@ class Plan:
                 "arithmetic",
                 expected="'float' in a plan that is not private",
                 got="'exact'",
-                remedy="Without a certified scale there is no lattice to sum on.",
+                remedy="Pass arithmetic='float': without a certified scale there is no lattice.",
             )
         norms = {block.release.norm for block in self.blocks if block.release is not None}
         if self.importance is not None and (self.arithmetic == "exact" or norms - {"gradient"}):
@@ -158,7 +160,7 @@ class Plan:
                 "importance",
                 expected="float sums of gradients that are clipped as they are",
                 got=f"{self.arithmetic} sums, clipped by the norm of {', '.join(sorted(norms))}",
-                remedy="The importance changes the maps after the samples were clipped.",
+                remedy="Pass arithmetic='float', and release maps that clip the gradient itself.",
             )
 
     @property
@@ -205,12 +207,12 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> float:
-        """Certified scale of the noise / bound of one record's contribution; 0: not private."""
+        """Certified noise scale / bound of one record's contribution; 0 is not private."""
         return float(self.spec.get("noise_multiplier", 0.0))
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        """Norm bound per block (the group's, so all equal under one flat clip)."""
+        """Clipping bound per block (the group's, so all are equal under one flat clip)."""
         return tuple(block.bound for block in self.blocks)
 
     @cached_property
@@ -223,7 +225,7 @@ class Plan:
 
     @cached_property
     def group_bounds(self) -> tuple[float, ...]:
-        """Norm bound per clip group."""
+        """Clipping bound per clip group."""
         return tuple(self.blocks[group[0]].bound for group in self.groups)
 
     @cached_property
@@ -238,7 +240,7 @@ class Plan:
 
     @property
     def units(self) -> tuple[float | None, ...]:
-        """Fine lattice unit per block."""
+        """Lattice unit per block."""
         return tuple(block.unit for block in self.blocks)
 
     @property
@@ -265,7 +267,7 @@ class Plan:
         return words
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The event of one release; a plan knows its own dimension."""
+        """Return the event of one release; a plan knows its own dimension."""
         del dimension
         return self.spec
 
@@ -285,7 +287,7 @@ class Plan:
 
 
 def first_positions(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Where each parameter's noise starts: in order, each at a multiple of 512."""
+    """Return where each parameter's noise starts: in order, each at a multiple of 512."""
     positions: list[int] = []
     following = 0
     for shape in shapes:
@@ -294,8 +296,8 @@ def first_positions(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(positions)
 
 
-def laid_out(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """The blocks with their places: indices in order, and positions by their release sizes."""
+def assign_positions(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Return the blocks with their places: indices in order, and positions by release sizes."""
     given = list(blocks)
     positions = first_positions([block.release_shape for block in given])
     return tuple(

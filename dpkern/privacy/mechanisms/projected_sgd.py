@@ -13,7 +13,7 @@ times that:
 followed by ``mechanism.project(params)``. The certificate is that of a Gaussian mechanism of
 multiplier s / (n L) on a uniform subset of one record, replace-one.
 
-Source: lecture notes on private projected SGD, subsampling and local differential privacy.
+Reference: lecture notes on private projected SGD, subsampling and local differential privacy.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import MAX_DIMENSION
 from ..theory import pnsgd
-from ._statement import ARITHMETIC, MODES, statement
+from ._statement import ARITHMETIC, MODES, certified_scope
 from .base import Mechanism, checked_bound, checked_noise_multiplier, checked_shapes
 from .certify import gaussian_spec
 from .examples import UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
+from .plan import Block, Plan, assign_positions
 from .run_facts import RunFacts
 
 STEPS = ("bound", "constant")
@@ -45,18 +45,19 @@ STEPS = ("bound", "constant")
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectedSGD(Mechanism):
-    """Configuration of private projected SGD.
+    """The private projected SGD mechanism, on one random record a step.
 
     Args:
         n: number of records, public.
         noise_multiplier: s / (n L), in [2^-4, 2^10]; 0 adds no noise and is not private.
         max_grad_norm: L, the Lipschitz constant or a clip bound.
-        projection: ``Ball``, ``Box`` or ``Simplex`` of ``dpkern.ops.update``; None: no set.
-        diameter: of the set; None: the projection's own.
+        projection: ``Ball``, ``Box`` or ``Simplex`` of ``dpkern.ops.update``. None projects onto
+            nothing.
+        diameter: of the set. None takes the projection's own.
         steps: ``bound``: ``diameter / (G sqrt(t))`` with ``G = sqrt(n^2 L^2 + d s^2)``;
             ``constant``: always ``learning_rate``.
         learning_rate: for ``constant`` only.
-        rule: whose epsilon is claimed in published mode, one of
+        rule: the rule that claims epsilon in published mode, one of
             ``dpkern.privacy.theory.pnsgd.RULES``.
         arithmetic: ``exact`` or ``float``.
         mode: ``published`` claims by ``rule``; the noise is the same.
@@ -111,7 +112,7 @@ class ProjectedSGD(Mechanism):
                 "learning_rate",
                 expected="a number with steps='constant', else None",
                 got=self.learning_rate,
-                remedy="steps='bound' computes its own step sizes.",
+                remedy="Pass steps='constant' with learning_rate=, or leave both out.",
             )
         if constant:
             positive(learning_rate=self.learning_rate)
@@ -120,7 +121,7 @@ class ProjectedSGD(Mechanism):
     def from_budget(
         cls, n: int, lipschitz: float, epsilon: float, delta: float, **fields: object
     ) -> Self:
-        """The notes' noise for T = n^2 steps: ``s = 8 n L sqrt(log(2n/d) log(2/d)) / epsilon``."""
+        """Return the notes' noise for T = n^2: ``s = 8 n L sqrt(log(2n/d) log(2/d)) / epsilon``."""
         sigma = pnsgd.pnsgd_sigma(n, lipschitz, epsilon, delta)
         noise = sigma / (n * lipschitz)
         return cls(n=n, max_grad_norm=lipschitz, noise_multiplier=noise, **fields)  # type: ignore[arg-type]
@@ -138,27 +139,27 @@ class ProjectedSGD(Mechanism):
     @property
     def certified_for(self) -> str:
         """``released bits``, ``real-number sums`` or ``nothing``."""
-        return statement(self.private, self.arithmetic)
+        return certified_scope(self.private, self.arithmetic)
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """N1 and N2, where the notes' chain is claimed."""
+        """Notes N1 and N2, where the notes' chain is claimed."""
         return notes("N1", "N2") if self.mode == "published" else ()
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The Gaussian mechanism of multiplier s / (n L), before sampling."""
+        """Return the Gaussian mechanism of multiplier s / (n L), before sampling."""
         size = MAX_DIMENSION if dimension is None else integer(minimum=1, dimension=dimension)
         return gaussian_spec([self._block((1,))], self.arithmetic, size)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The same Gaussian mechanism; ``claim`` says what the notes make of it."""
+        """Return the same Gaussian mechanism; ``claim`` says what the notes make of it."""
         del dimension
         return events.gaussian(self.noise_multiplier) if self.private else events.non_private()
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
     ) -> float | None:
-        """The epsilon of ``rule`` after ``steps`` steps."""
+        """Return the epsilon of ``rule`` after ``steps`` steps."""
         del sample_rate, dataset_size
         if steps == 0:
             return 0.0
@@ -169,18 +170,18 @@ class ProjectedSGD(Mechanism):
 
     @property
     def claim_text(self) -> str:
-        """Whose number ``epsilon_claimed`` is."""
+        """The source of the claim ``epsilon_claimed``."""
         if self.mode == "published":
             return f"the notes' noise and n, by the rule {self.rule!r}"
         return super().claim_text
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The plan for parameters of these shapes, in this order.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the plan for parameters of these shapes, in this order.
 
         Raises:
             InvalidInput: bad shapes.
         """
-        blocks = laid_out(self._block(shape) for shape in checked_shapes(shapes))
+        blocks = assign_positions(self._block(shape) for shape in checked_shapes(shapes))
         arithmetic = self.arithmetic if self.private else "float"
         return Plan(
             mechanism=self.name,
@@ -196,7 +197,7 @@ class ProjectedSGD(Mechanism):
         )
 
     def step_size(self, t: int, dimension: int) -> float:
-        """eta_t for the gradient of the summed loss, t = 1, 2, ...
+        """Return eta_t for the gradient of the summed loss, t = 1, 2, ...
 
         Args:
             t: number of the step.
@@ -221,18 +222,18 @@ class ProjectedSGD(Mechanism):
 
     @classmethod
     def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-        """n, and the run's rate over n: the notes minimise the sum of the losses."""
+        """Return n, and the run's rate over n: the notes minimise the sum of the losses."""
         constant = given.get("steps", "constant") == "constant"
         chosen = {"steps": "constant", "learning_rate": run.lr / run.rows} if constant else {}
         return {"n": run.rows, **chosen}
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """One uniform record a step."""
+        """Arguments of the sampling: one uniform record a step."""
         return {"sampling": "fixed", "dataset_size": self.n, "sample_rate": 1 / self.n}
 
     def rate(self, step: int, dimension: int) -> float:
-        """``n eta_t``: the sum of one clipped gradient stands for ``n grad l / n``."""
+        """Return ``n eta_t``: the sum of one clipped gradient stands for ``n grad l / n``."""
         return self.n * self.step_size(step, dimension)
 
     def _block(self, shape: tuple[int, ...]) -> Block:

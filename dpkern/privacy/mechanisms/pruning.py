@@ -1,4 +1,4 @@
-"""Gradient pruning: release a share of the coordinates, remember the rest.
+"""Prune gradients: release a share of the coordinates, remember the rest.
 
     published    p = mean_i clip_2(g_i + e)             out = prune(p) + noise where it kept
                  e = p - prune(p)
@@ -11,7 +11,7 @@ them: nothing is certified, and e, which holds unreleased numbers, is never save
 mask is fixed before the step by noisy outputs or public coins, only its coordinates are clipped and
 released, and e is made of released values: the wrapped mechanism's event holds.
 
-Source: directional noise for DP-SGD, section on pruning with error feedback.
+Reference: directional noise for DP-SGD, section on pruning with error feedback.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from ...ops import noise
 from ..accounting import events
 from ..accounting.events import EventSpec
 from ..accounting.history import NOTHING
-from ._pruned_release import Kept, Largest, largest
+from ._pruned_release import SubsetMap, TopKMap, largest
 from .base import Mechanism
 from .dpsgd import DPSGD
 from .examples import UNIT, Audit, Example
-from .memory import Memory
+from .memory import MechanismState
 from .notes import Note, notes
-from .plan import Block, Plan, laid_out
-from .release import Release
+from .plan import Block, Plan, assign_positions
+from .release import ReleaseMap
 from .run_facts import RunFacts
-from .work import Work
+from .work import OpAccount
 
 MASKS = ("published", "previous", "random")
 
@@ -60,8 +60,8 @@ class Pruned(Mechanism):
         feedback: add what was left out to the next step.
         refresh: for ``previous``: how often everything is released.
         seed: of the public coins.
-        noise_multiplier: replaces the inner one; None: as it is there.
-        max_grad_norm: replaces the inner one; None: as it is there.
+        noise_multiplier: replaces the inner one. None keeps that.
+        max_grad_norm: replaces the inner one. None keeps that.
 
     Raises:
         InvalidInput: a field out of its range.
@@ -117,18 +117,18 @@ class Pruned(Mechanism):
 
     @property
     def neighbouring(self) -> str:  # type: ignore[override]
-        """The wrapped mechanism's."""
+        """The relation of the wrapped mechanism."""
         return self.inner.neighbouring
 
     @property
     def samples(self) -> int | None:
-        """How many samples every step must have, if the wrapped mechanism says so."""
+        """Number of samples that every step must have, if the wrapped mechanism says so."""
         samples: int | None = getattr(self.inner, "samples", None)
         return samples
 
     @property
     def clipping(self) -> str:
-        """The wrapped mechanism's."""
+        """The clipping of the wrapped mechanism."""
         return str(getattr(self.inner, "clipping", "flat"))
 
     @property
@@ -138,38 +138,38 @@ class Pruned(Mechanism):
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """The wrapped mechanism's, and D5 with the printed mask."""
+        """The notes of the wrapped mechanism, and D5 with the printed mask."""
         return self.inner.notes + (notes("D5") if self.mask == "published" else ())
 
     @property
     def unsampled(self) -> EventSpec:
-        """The wrapped mechanism's."""
+        """The event of the wrapped mechanism."""
         return self.inner.unsampled
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The wrapped mechanism's event, which fewer coordinates do not change; none as printed."""
+        """Return the wrapped event, which fewer coordinates do not change; none as printed."""
         return events.non_private() if self._leaks else self.inner.event_spec(dimension)
 
     def claimed_event_spec(self, dimension: int | None = None) -> EventSpec:
-        """The wrapped mechanism's claim."""
+        """Return the claim of the wrapped mechanism."""
         return self.inner.claimed_event_spec(dimension)
 
     def claim(
         self, *, steps: int, sample_rate: float, delta: float, dataset_size: int | None
     ) -> float | None:
-        """The wrapped mechanism's claim."""
+        """Return the claim of the wrapped mechanism."""
         return self.inner.claim(
             steps=steps, sample_rate=sample_rate, delta=delta, dataset_size=dataset_size
         )
 
     @property
     def claim_text(self) -> str:
-        """The wrapped mechanism's."""
+        """The claim of the wrapped mechanism."""
         return self.inner.claim_text if self.mode == self.inner.mode else super().claim_text
 
-    def memory(self, params: Sequence[torch.Tensor]) -> Memory:
-        """What was left out, the next mask, and the number of steps."""
-        return Memory(
+    def memory(self, params: Sequence[torch.Tensor]) -> MechanismState:
+        """Return the memory: what was left out, the next mask, and the number of steps."""
+        return MechanismState(
             {
                 "error": [torch.zeros_like(p, dtype=torch.float64) for p in params],
                 "mask": [torch.ones_like(p, dtype=torch.bool) for p in params],
@@ -178,7 +178,7 @@ class Pruned(Mechanism):
             unsaved=frozenset({"error"} if self._leaks else ()),
         )
 
-    def learn(self, memory: Memory, gradients: Sequence[torch.Tensor]) -> None:
+    def learn(self, memory: MechanismState, gradients: Sequence[torch.Tensor]) -> None:
         """Choose the next mask and, but for the printed form, put the feedback into the update."""
         memory["step"][0] += 1
         if self._leaks:
@@ -198,8 +198,8 @@ class Pruned(Mechanism):
                 error.copy_(whole - kept)
                 gradient.copy_(kept)
 
-    def plan(self, shapes: Sequence[Sequence[int]], memory: Memory | None = None) -> Plan:
-        """The wrapped mechanism's plan on the coordinates that this step releases.
+    def plan(self, shapes: Sequence[Sequence[int]], memory: MechanismState | None = None) -> Plan:
+        """Return the wrapped mechanism's plan on the coordinates that this step releases.
 
         Raises:
             InvalidInput: bad shapes, or a wrapped mechanism with release coordinates of its own.
@@ -214,7 +214,9 @@ class Pruned(Mechanism):
             )
         if memory is None:
             memory = self.memory([torch.empty(block.shape) for block in inner.blocks])
-        blocks = laid_out(replace(b, release=self._release(b, memory)) for b in inner.blocks)
+        blocks = assign_positions(
+            replace(b, release=self._release(b, memory)) for b in inner.blocks
+        )
         return replace(
             inner,
             mechanism=self.name,
@@ -228,7 +230,7 @@ class Pruned(Mechanism):
 
     @classmethod
     def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-        """DP-SGD inside; the printed mask in published mode, unless another one is named.
+        """Return DP-SGD inside; the printed mask in published mode, unless another one is named.
 
         Raises:
             InvalidInput: the printed mask in corrected mode.
@@ -247,27 +249,27 @@ class Pruned(Mechanism):
 
     @property
     def noise_moves(self) -> bool:
-        """With the mask ``previous``, which releases everything now and then."""
+        """Whether noise moves: the mask ``previous`` releases everything now and then."""
         return self.mask == "previous"
 
     def plan_at(self, plan: Plan, step: int) -> Plan:
-        """As many kept coordinates as the step releases."""
+        """Return a plan of as many kept coordinates as the step releases."""
         blocks = []
         for block in plan.blocks:
             release = block.release
-            if isinstance(release, Kept):
+            if isinstance(release, SubsetMap):
                 count = self._kept_at(math.prod(block.shape), step)
                 release = replace(release, places=torch.empty(count, device="meta"))
             blocks.append(replace(block, release=release))
-        return replace(plan, blocks=laid_out(blocks))
+        return replace(plan, blocks=assign_positions(blocks))
 
     def _kept_at(self, size: int, step: int) -> int:
-        """How many of so many coordinates step ``step`` (from 1) releases."""
+        """Return how many of so many coordinates step ``step`` (from 1) releases."""
         everything = self.mask == "previous" and (step - 1) % self.refresh == 0
         return size if everything else self._count(size)
 
-    def count_learning(self, work: Work, sizes: Sequence[int]) -> None:
-        """Book the next mask and what the update leaves for later."""
+    def count_learning(self, work: OpAccount, sizes: Sequence[int]) -> None:
+        """Count the next mask and what the update leaves for later."""
         work.counts("number of the step", ADD=1, LOAD=1, STORE=1)
         if self._leaks:
             return
@@ -288,8 +290,8 @@ class Pruned(Mechanism):
                 for _ in ("error", "update"):
                     work.each("error feedback", n)
 
-    def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
-        """Book the places of the next step."""
+    def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
+        """Count the places of the next step."""
         for n in sizes:
             if self._leaks and self.feedback:
                 work.each("error feedback", n, SUB=1)
@@ -308,11 +310,11 @@ class Pruned(Mechanism):
     def _count(self, size: int) -> int:
         return min(size, max(1, round((1 - self.ratio) * size)))
 
-    def _release(self, block: Block, memory: Memory) -> Release:
+    def _release(self, block: Block, memory: MechanismState) -> ReleaseMap:
         count = self._count(math.prod(block.shape))
         if self._leaks:
             error = memory["error"][block.index] if self.feedback else None
-            return Largest(
+            return TopKMap(
                 centre=None if error is None else -error,
                 count=count,
                 error=error,
@@ -325,5 +327,5 @@ class Pruned(Mechanism):
             )
             words = noise.keystream(coins, first_block=0, blocks=-(-mask.numel() // 16))
             places = words[: mask.numel()].topk(count).indices.sort().values
-            return Kept(places=places, parameter=block.shape)
-        return Kept(places=mask.nonzero().flatten(), parameter=block.shape)
+            return SubsetMap(places=places, parameter=block.shape)
+        return SubsetMap(places=mask.nonzero().flatten(), parameter=block.shape)

@@ -1,16 +1,16 @@
-"""Randomized response: every symbol tells the truth with a probability known to the last bit.
+"""Randomized response: every symbol is kept with a probability known to the last bit.
 
-Of the 2^64 values of a random word, ``keep`` tell the truth and ``width`` tell each of the k - 1
-lies (the last lie also takes the fewer than k - 1 that are left):
+A random word has 2^64 values: ``keep`` of them keep the symbol, and ``width`` give each of the
+k - 1 others (the last one also takes the fewer than k - 1 that are left):
 
     keep = the largest T with T <= e^epsilon w(T),     width = w(T) = floor((2^64 - T) / (k - 1))
 
 so that ``keep / width <= e^epsilon`` exactly, with ``e^epsilon`` replaced by a rational number
 below it; nothing is rounded in between. The printed channel, ``e^epsilon / (e^epsilon + k - 1)``
-for the truth and ``1 / (e^epsilon + k - 1)`` for each lie, is met to ``k 2^-63``.
+for the symbol and ``1 / (e^epsilon + k - 1)`` for each other, is met to ``k 2^-63``.
 
-Source: lecture notes on private projected SGD, subsampling and local differential privacy; Warner,
-Randomized Response, 1965; Kairouz, Oh and Viswanath, 2014, for k categories.
+Reference: lecture notes on private projected SGD, subsampling and local differential privacy;
+Warner, Randomized Response, 1965; Kairouz, Oh and Viswanath, 2014, for k categories.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from ._statement import MODES
 from .examples import FEATURE, Audit, Example
 from .labels import LabelMechanism
 from .run_facts import RunFacts
-from .work import Work
+from .work import OpAccount
 
 MIN_EPSILON, MAX_EPSILON = 2.0**-20, 32.0
-"""Below, 64-bit words tell truth and lie apart too coarsely; above, a lie has too few of them."""
+"""The range of epsilon. Below, 64-bit words hold the probabilities too coarsely; above, another
+symbol has too few of them."""
 
 _WORDS = 1 << 64
 _FIXED_POINT = 256
@@ -46,7 +47,7 @@ _FIXED_POINT = 256
 
 @dataclass(frozen=True, kw_only=True)
 class RandomizedResponse(LabelMechanism):
-    """Configuration of binary or k-ary randomized response.
+    """The randomized response mechanism on binary or k-ary symbols.
 
     It acts on symbols, not on gradients: ``randomize`` releases them once, and whatever is computed
     from them afterwards costs nothing more. One symbol per record.
@@ -85,26 +86,26 @@ class RandomizedResponse(LabelMechanism):
                 "epsilon",
                 expected="a number from 2^-20 to 32",
                 got=self.epsilon,
-                remedy="Outside this range 64-bit words cannot tell truth from lie.",
+                remedy="Choose one in this range: 64-bit words hold its probabilities.",
             )
         integer(2, symbols.MAX_CATEGORIES, categories=self.categories)
-        # What 2^64 leaves over would make the last lie likelier than the truth.
+        # The remainder of 2^64 would make the last other symbol likelier than the symbol itself.
         if _WORDS - self.keep - (self.categories - 2) * self.width > self.keep:
             raise InvalidInput(
                 "categories",
                 expected=f"fewer, or another number, with epsilon={shown_bound(self.epsilon)}",
                 got=self.categories,
-                remedy="64-bit words cannot tell so many lies apart; raise epsilon.",
+                remedy="Raise epsilon: 64-bit words cannot hold so many equal probabilities.",
             )
 
     @cached_property
     def keep(self) -> int:
-        """How many of the 2^64 words tell the truth."""
+        """Number of the 2^64 words that keep the symbol."""
         lowest = _exp_below(self.epsilon)  # in units of 2^-256
         low, high = _WORDS // self.categories, _WORDS - self.categories + 1
         while low < high:
             middle = (low + high + 1) // 2
-            width = symbols.lie_width(middle, self.categories)
+            width = symbols.alternative_width(middle, self.categories)
             if middle << _FIXED_POINT <= lowest * width:
                 low = middle
             else:
@@ -113,21 +114,21 @@ class RandomizedResponse(LabelMechanism):
 
     @property
     def width(self) -> int:
-        """How many of the 2^64 words tell each lie but the last."""
-        return symbols.lie_width(self.keep, self.categories)
+        """Number of the 2^64 words for each other symbol but the last."""
+        return symbols.alternative_width(self.keep, self.categories)
 
     @property
     def truth(self) -> float:
-        """Probability of the truth, p0."""
+        """Probability of the symbol itself, p0."""
         return self.keep / _WORDS
 
     @property
     def lie(self) -> float:
-        """Probability of each lie, q0."""
+        """Probability of each other symbol, q0."""
         return (_WORDS - self.keep) / (_WORDS * (self.categories - 1))
 
     def channel(self) -> list[list[Fraction]]:
-        """Exact probabilities; row x is the law of the response to x."""
+        """Return exact probabilities; row x is the law of the response to x."""
         k = self.categories
         row = [Fraction(self.keep, _WORDS), *[Fraction(self.width, _WORDS)] * (k - 1)]
         row[-1] += 1 - sum(row)
@@ -135,16 +136,17 @@ class RandomizedResponse(LabelMechanism):
 
     @property
     def ldp_epsilon(self) -> float:
-        """``log(keep / width)``, what one response really costs: at most ``epsilon``.
+        """The true cost of one response, ``log(keep / width)``: at most ``epsilon``.
 
-        The last lie is wider than the others, and never than the truth: no other ratio is larger.
+        The last other symbol has more words than the rest, and never more than the symbol itself:
+        no other ratio is larger.
         """
         return math.log1p((self.keep - self.width) / self.width)
 
     def randomize(
         self, values: torch.Tensor, *, stream: Stream, position: int = 0, backend: str | None = None
     ) -> torch.Tensor:
-        """The responses, a new tensor; see ``dpkern.ops.symbols.randomize``."""
+        """Return the responses, a new tensor; see ``dpkern.ops.symbols.randomize``."""
         with phase(NOISE):
             return symbols.randomize(
                 values,
@@ -156,7 +158,7 @@ class RandomizedResponse(LabelMechanism):
             )
 
     def estimate(self, responses: torch.Tensor) -> torch.Tensor:
-        """Unbiased frequencies of the categories, float64 ``[k]``: ``(f - q0) / (p0 - q0)``.
+        """Return unbiased frequencies of the categories, float64 ``[k]``: ``(f - q0) / (p0 - q0)``.
 
         They sum to 1 and may be negative.
 
@@ -176,7 +178,7 @@ class RandomizedResponse(LabelMechanism):
             return (shares - self.lie) / (self.truth - self.lie)
 
     def variance(self, frequencies: Sequence[float], count: int) -> torch.Tensor:
-        """Variance of ``estimate`` per category, float64 ``[k]``, for ``count`` fixed records.
+        """Return the variance of ``estimate``, float64 ``[k]``, for ``count`` fixed records.
 
         A record of category v answers v with probability p0, any other with q0:
         ``(f p0 (1 - p0) + (1 - f) q0 (1 - q0)) / (count (p0 - q0)^2)``.
@@ -187,7 +189,7 @@ class RandomizedResponse(LabelMechanism):
         return spread / (integer(1, count=count) * (p - q) ** 2)
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
-        """One response of one record, replace-one."""
+        """Return one response of one record, replace-one."""
         del dimension
         k = self.categories
         # The share of responses replaced by a uniform category, rounded down: never more private.
@@ -200,7 +202,7 @@ class RandomizedResponse(LabelMechanism):
 
     @classmethod
     def fields_of_run(cls, run: RunFacts, given: Mapping[str, Any]) -> dict[str, Any]:
-        """One category for each label.
+        """Return one category for each label.
 
         Raises:
             InvalidInput: no epsilon.
@@ -210,12 +212,12 @@ class RandomizedResponse(LabelMechanism):
                 "epsilon",
                 expected="the epsilon of one response",
                 got="none",
-                remedy="Pass --epsilon; the probability of a lie follows from it.",
+                remedy="Pass --epsilon; the probability of another symbol follows from it.",
             )
         return {"categories": run.classes}
 
-    def count_response(self, work: Work, records: int, dtype: torch.dtype) -> None:
-        """Book one response of each record, and the estimate of the frequencies from them."""
+    def count_response(self, work: OpAccount, records: int, dtype: torch.dtype) -> None:
+        """Count one response of each record, and the estimate of the frequencies from them."""
         k = self.categories
         work.under(NOISE).op(
             "symbols.randomize",
@@ -242,7 +244,9 @@ def survey(
     stream: Stream,
     repeats: int = 1,
 ) -> torch.Tensor:
-    """Estimated frequencies of repeated surveys of the same people, float64 ``[repeats, k]``.
+    """Return estimated frequencies of repeated surveys of the same people, ``[repeats, k]``.
+
+    They are float64.
 
     A simulator: every repeat would cost ``epsilon`` again.
 
@@ -261,7 +265,7 @@ def survey(
 
 
 def _exp_below(x: float) -> int:
-    """An integer of at most ``e^x 2^256``, by Taylor's series with every term rounded down."""
+    """Return an integer of at most ``e^x 2^256``, by Taylor's series, each term rounded down."""
     exact = Fraction(x)
     term = total = 1 << _FIXED_POINT
     n = 0

@@ -28,25 +28,22 @@ from ...base.errors import InvalidInput
 from ...base.phase import BACK, NOISE, phase
 from ...base.validate import choice
 from .site import Site
-from .work import Work
+from .work import OpAccount
 
 Matrix = NDArray[np.float64]
 AddNoise = Callable[[torch.Tensor], torch.Tensor]
-"""Adds the block's noise to a contiguous float tensor of ``Release.shape``, in place."""
+"""Adds the block's noise to a contiguous float tensor of ``ReleaseMap.shape``, in place."""
 
 NORMS = ("release", "gradient", "spectrum", "kept")
-"""What a clip bound can speak of.
-
-``release``   the release coordinates themselves;
-``gradient``  the parameter's gradient (centred, if there is a centre);
-``spectrum``  the whole spectrum of the layer's correlation, lags outside the kernel included;
-``kept``      the part of that spectrum that a mask keeps.
-"""
+"""The norms that a clipping bound can be on. ``release``: the release coordinates themselves.
+``gradient``: the parameter's gradient (centred, if there is a centre). ``spectrum``: the whole
+spectrum of the layer's correlation, lags outside the kernel included. ``kept``: the part of that
+spectrum that a mask keeps."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Release(ABC):
-    """A block's way to release coordinates and back.
+class ReleaseMap(ABC):
+    """A block's map to release coordinates and back.
 
     Attributes:
         norm: what the block's clip bound speaks of, one of ``NORMS``.
@@ -56,6 +53,9 @@ class Release(ABC):
 
     gain: ClassVar[float] = 1.0
     """Factor on norm and signal; some releases have a field of that name."""
+
+    label: ClassVar[str] = "map"
+    """Word for this map in reports."""
 
     @property
     def plain(self) -> bool:
@@ -72,13 +72,13 @@ class Release(ABC):
         return False
 
     @property
-    def protects(self) -> bool:
+    def covers_all_directions(self) -> bool:
         """Whether every released direction carries noise."""
         return True
 
     @property
     def centre(self) -> torch.Tensor | None:
-        """What every sample's gradient is lessened by before its norm is taken."""
+        """The centre, subtracted from every sample's gradient before its norm is taken."""
         return None
 
     @property
@@ -88,36 +88,36 @@ class Release(ABC):
 
     @abstractmethod
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
-        """The coordinates that are noised, for a parameter of this shape."""
+        """Return the coordinates that are noised, for a parameter of this shape."""
 
     @abstractmethod
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """``[..., *parameter] -> [..., *release]``, float64, linear (no centre)."""
+        """Map ``[..., *parameter] -> [..., *release]``, float64, linear (no centre)."""
 
     @abstractmethod
     def back(self, noisy: torch.Tensor) -> torch.Tensor:
-        """``[*release] -> [*parameter]``, float64, linear."""
+        """Map ``[*release] -> [*parameter]``, float64, linear."""
 
     def signal_shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
-        """What ``forward`` returns for one gradient."""
+        """Return the shape of what ``forward`` returns for one gradient."""
         return self.shape(parameter)
 
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
-        """What ``forward`` returned, noised and mapped back: float64 ``[*parameter]``."""
+        """Add noise to what ``forward`` returned, and map it back: float64 ``[*parameter]``."""
         return self.back(add_noise(signal))
 
     def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:
-        """Noise scale of each gradient entry in units of the block's, float64 ``[*parameter]``.
+        """Return each entry's noise scale in units of the block's, float64 ``[*parameter]``.
 
-        None: noise does not stand on every entry by itself.
+        None means that noise does not stand on every entry by itself.
         """
         del parameter
         return None
 
     def count_forward(
-        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+        self, work: OpAccount, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
     ) -> None:
-        """Book ``forward`` of so many gradients or sums, and their dtype restored.
+        """Count ``forward`` of so many gradients or sums, and their dtype restored.
 
         The base books the two changes of format.
         """
@@ -125,8 +125,8 @@ class Release(ABC):
         work.converted("formats", rows * taken, dtype, torch.float64)
         work.converted("formats", rows * given, torch.float64, dtype)
 
-    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Book ``back`` of noisy coordinates of this dtype.
+    def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Count ``back`` of noisy coordinates of this dtype.
 
         Raises:
             InvalidInput: a map that does not say.
@@ -139,8 +139,8 @@ class Release(ABC):
             remedy="Define its count_forward and count_back, or use cost.counting.count.",
         )
 
-    def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Book what ``noised`` takes besides the noise itself."""
+    def count_noised(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Count what ``noised`` takes besides the noise itself."""
         self.count_back(work.under(BACK), parameter, dtype)
 
     def __eq__(self, other: object) -> bool:
@@ -154,15 +154,17 @@ class Release(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Diagonal(Release):
-    """Coordinates ``(g - centre) / scale``, one for one.
+class DiagonalMap(ReleaseMap):
+    """The coordinates ``(g - centre) / scale``, one for one.
 
     Attributes:
-        scale: positive, of the parameter's shape; None: no scaling.
-        centre: of the parameter's shape; None: zero.
+        scale: positive, of the parameter's shape. None scales nothing.
+        centre: of the parameter's shape. None stands for zero.
         restore: add the centre to the released mean again (AdaClip does, error feedback does not).
         norm: ``release`` clips the scaled coordinates, ``gradient`` the centred gradient.
     """
+
+    label: ClassVar[str] = "diagonal"
 
     scale: torch.Tensor | None = None
     centre: torch.Tensor | None = None
@@ -189,14 +191,14 @@ class Diagonal(Release):
         return ones if self.scale is None else self.scale * ones
 
     def count_forward(
-        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+        self, work: OpAccount, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
     ) -> None:
         super().count_forward(work, parameter, rows, dtype)
         n = math.prod(parameter)
         if self.scale is not None:
             work.each("scales", rows * n, DIV=1, extra=n if rows else 0)
 
-    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+    def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         n = math.prod(parameter)
         work.converted("scales", n, dtype, torch.float64)
         if self.scale is not None:
@@ -204,14 +206,14 @@ class Diagonal(Release):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Taps(Release):
-    """What the releases of a spectral layer share; the taps of a channel pair are mapped alike.
+class Taps(ReleaseMap):
+    """The base of a spectral layer's releases; the taps of a channel pair are mapped alike.
 
     Attributes:
         site: the layer's geometry; the engine refuses a use of another one.
-        size: transform size that ``spectrum`` and ``kept`` norms refer to; None: as ``band`` says.
+        size: transform size that ``spectrum`` and ``kept`` norms refer to. None is ``band``'s.
         band: what the engine filters the correlation with before the kernel's lags are cut out,
-            compared by configuration; None: not at all.
+            compared by configuration. None does not filter.
         gain: factor on norm and signal (1, or a printed scaling).
     """
 
@@ -236,11 +238,11 @@ class Taps(Release):
 
     @property
     def signal(self) -> Matrix | None:
-        """Map of a channel pair's taps to released coordinates; None: the identity."""
+        """Map of a channel pair's taps to released coordinates. None is the identity."""
         return None
 
     def count_forward(
-        self, work: Work, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
+        self, work: OpAccount, parameter: tuple[int, ...], rows: int, dtype: torch.dtype
     ) -> None:
         super().count_forward(work, parameter, rows, dtype)
         n = rows * math.prod(parameter)
@@ -253,7 +255,7 @@ class Taps(Release):
         work.each("gain and constants", n // taps * rank, MUL=1)
 
     def _taps(self, rows: torch.Tensor) -> torch.Tensor:
-        """``[..., *lead, *kernel] -> [..., *lead, taps]``, float64."""
+        """Reshape ``[..., *lead, *kernel] -> [..., *lead, taps]``, float64."""
         return rows.double().flatten(rows.dim() - self.site.axes)
 
     def _lead(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
@@ -261,16 +263,18 @@ class Taps(Release):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crop(Taps):
-    """``y = gain signal F`` per channel pair, and ``post y`` back, ``F`` the taps of a sum.
+class WhitenedCrop(Taps):
+    """The map ``y = gain signal F`` per channel pair, and ``post y`` back, ``F`` the taps of a sum.
 
     ``F`` is the gradient at the kernel's lags, of the correlation filtered by ``band`` if there is
     one. With ``post`` of ``signal`` the identity the two only change the basis.
 
     Attributes:
-        signal: float64 ``[r, taps]``; None: the identity.
-        post: float64 ``[taps, r]``; None: the identity.
+        signal: float64 ``[r, taps]``. None means the identity.
+        post: float64 ``[taps, r]``. None means the identity.
     """
+
+    label: ClassVar[str] = "crop"
 
     signal: Matrix | None = None
     post: Matrix | None = None
@@ -288,7 +292,7 @@ class Crop(Taps):
                     name,
                     expected=f"a matrix {list(wanted)}",
                     got=f"one of {list(given.shape)}",
-                    remedy="signal is [r, taps] and post [taps, r], taps the layer's kernel size.",
+                    remedy="Pass signal [r, taps] and post [taps, r], with the layer's taps.",
                 )
 
         if self.signal is not None and self.post is None:
@@ -323,7 +327,7 @@ class Crop(Taps):
         flat = noisy.double().reshape(*lead, self.rank)
         return (flat @ _on(self.post, noisy).T).reshape(*lead, *self.site.kernel)
 
-    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+    def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         noisy, taps = math.prod(self.shape(parameter)), self.site.taps
         work.converted("formats", noisy, dtype, torch.float64)
         if self.post is None:
@@ -334,14 +338,16 @@ class Crop(Taps):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Open(Taps):
-    """``gain F + noise z`` per channel pair, where some direction of ``F`` gets no noise.
+class PartialNoiseMap(Taps):
+    """The map ``gain F + noise z`` per channel pair, where some direction of ``F`` gets no noise.
 
     Nothing is protected; the law of the output is still the printed one.
 
     Attributes:
         noise: float64 ``[taps, m]``, the noise's map; ``z`` has m coordinates of the block's sd.
     """
+
+    label: ClassVar[str] = "open"
 
     noise: Matrix
 
@@ -352,22 +358,22 @@ class Open(Taps):
                 "noise",
                 expected=f"a matrix [{self.site.taps}, m]",
                 got=f"one of {list(self.noise.shape)}",
-                remedy="It maps m noise coordinates to the taps of a channel pair.",
+                remedy="Pass a matrix from m noise coordinates to the taps of a channel pair.",
             )
 
     @property
-    def protects(self) -> bool:
+    def covers_all_directions(self) -> bool:
         return False
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         return (*self._lead(parameter), self.noise.shape[1])
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """The signal itself, in the parameter's shape: it is not what the noise is added to."""
+        """Return the signal itself, in the parameter's shape: the noise is added elsewhere."""
         return rows.double() * self.gain
 
     def back(self, noisy: torch.Tensor) -> torch.Tensor:
-        """The noise's coordinates in the parameter's shape."""
+        """Return the noise's coordinates in the parameter's shape."""
         spread = noisy.double() @ _on(self.noise, noisy).T
         return spread.reshape(*noisy.shape[:-1], *self.site.kernel)
 
@@ -382,13 +388,13 @@ class Open(Taps):
         with phase(NOISE):
             return signal.double() + spread
 
-    def count_back(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+    def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         del dtype  # noise is drawn in float64
         columns, taps = self.noise.shape[1], self.site.taps
         work.each("constants", columns * taps)
         work.multiplied("matrix", math.prod(parameter) // taps, columns, taps)
 
-    def count_noised(self, work: Work, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
+    def count_noised(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
         n, beside = math.prod(parameter), work.under(NOISE)
         beside.filled("beside the signal", math.prod(self.shape(parameter)))
         beside.converted("beside the signal", n, dtype, torch.float64)
@@ -397,7 +403,7 @@ class Open(Taps):
 
 
 def _on(constant: Matrix | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A constant in float64 where the other tensor is."""
+    """Return a constant in float64 where the other tensor is."""
     if isinstance(constant, np.ndarray):
         constant = torch.tensor(constant)  # a copy: constants may be read-only
     return constant.to(dtype=torch.float64, device=like.device)
@@ -411,4 +417,13 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-__all__ = ["NORMS", "AddNoise", "Crop", "Diagonal", "Matrix", "Open", "Release", "Taps"]
+__all__ = [
+    "NORMS",
+    "AddNoise",
+    "DiagonalMap",
+    "Matrix",
+    "PartialNoiseMap",
+    "ReleaseMap",
+    "Taps",
+    "WhitenedCrop",
+]

@@ -1,4 +1,4 @@
-"""What a training run tells a mechanism that is made for it: numbers, and two questions."""
+"""Facts of a training run from which a mechanism is made: numbers, and two questions."""
 
 from __future__ import annotations
 

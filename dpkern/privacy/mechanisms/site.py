@@ -1,4 +1,4 @@
-"""What a mechanism must know of a parameter besides its shape: the geometry of its one use.
+"""The geometry of a parameter's one use, which a mechanism needs besides its shape.
 
 Everything here is public: it follows from the model and the shape of one example, never from data.
 """
@@ -17,7 +17,7 @@ KINDS = ("conv", "circulant", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One trainable parameter as ``dpkern.survey`` saw it.
+    """A trainable parameter as ``dpkern.survey`` saw it.
 
     Attributes:
         kind: ``conv`` (kernel of one 1-D or 2-D convolution), ``circulant`` (blocks of a
@@ -71,7 +71,7 @@ class Site:
 
     @property
     def axes(self) -> int:
-        """How many last dimensions of the parameter are taps; 0 for ``other``."""
+        """Number of last dimensions of the parameter that are taps; 0 for ``other``."""
         return {"conv": len(self.shape) - 2, "circulant": 1, "other": 0}[self.kind]
 
     @property
@@ -101,13 +101,13 @@ class Site:
 
     @property
     def least(self) -> tuple[int, ...]:
-        """``s(Ho-1) + t(d-1) + 1``: the smallest transform that keeps every tap apart."""
+        """Smallest transform that keeps every tap apart: ``s(Ho-1) + t(d-1) + 1``."""
         each = zip(self.stride, self.output, self.dilation, self.kernel, strict=True)
         return tuple(s * (n - 1) + t * (d - 1) + 1 for s, n, t, d in each)
 
     @property
     def linear(self) -> tuple[int, ...]:
-        """``H' + s(Ho-1)``: the transform size from which no lag wraps around."""
+        """Transform size from which no lag wraps around: ``H' + s(Ho-1)``."""
         each = zip(self.padded, self.stride, self.output, strict=True)
         return tuple(n + s * (o - 1) for n, s, o in each)
 

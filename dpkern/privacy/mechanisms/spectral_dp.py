@@ -12,7 +12,8 @@ correlation h * R, under noise of covariance h(u - v) per channel pair. In the w
 y = Wt crop(h * R) of ``ops.spectral.whitening`` that noise is white and ||y|| <= ||mask o G|| <=
 ||G||: clipping y instead of G keeps several times more signal for the same guarantee.
 
-Source: Feng et al., Spectral-DP, 2023, as GReDP describes it; ``as_coded`` for the published code.
+Reference: Feng et al., Spectral-DP, 2023, as GReDP describes it; ``as_coded`` for the published
+code.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ import numpy as np
 
 from ...base.errors import InvalidInput
 from ...base.validate import choice, probability
-from ...ops.spectral import Band, Pencil, pencil, smoothing
+from ...ops.spectral import Band, WhitenedBasis, pencil, smoothing
 from ...ops.spectral._basis import FLOAT_RANK, RANK
 from ._spectral_options import taps
-from ._spectral_plan import OPEN, SLACK, Released, SpectralMechanism
-from .release import Crop, Open
+from ._spectral_plan import OPEN, SLACK, SpectralMechanism, SpectralRelease
+from .release import PartialNoiseMap, WhitenedCrop
 from .site import Site
 
 MASKS = ("shells", "rectangle", "authors_slice")
@@ -40,7 +41,9 @@ UNITS = ("sum", "mean")
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralDP(SpectralMechanism):
-    """Configuration of Spectral-DP; see ``SpectralMechanism`` for the fields of every spectral one.
+    """The Spectral-DP mechanism: noise on the spectrum of a layer's gradient, then a filter.
+
+    ``SpectralMechanism`` has the fields of every spectral mechanism.
 
     Args:
         noise_kind: default ``circular`` (published), ``circular_full`` (corrected).
@@ -101,7 +104,7 @@ class SpectralDP(SpectralMechanism):
         sites: tuple[Site, ...] | None = None,
         keep_fraction: float = 0.5,
     ) -> Self:
-        """What the published code does, every known quirk included.
+        """Return the configuration of the published code, every known quirk included.
 
         Full linear correlation, a slice instead of a low-pass, noise on its corner only and once
         per sample, C / sqrt(L) per layer, and gradients of the mean clipped as if of the sum:
@@ -139,7 +142,7 @@ class SpectralDP(SpectralMechanism):
         return a == b and self.noise_band == "mask"
 
     def band(self, size: tuple[int, ...]) -> Band:
-        """The filter on a grid."""
+        """Return the filter on a grid."""
         return Band(size, self.mask, self.keep_fraction)
 
     def _check_options(self) -> None:
@@ -149,16 +152,39 @@ class SpectralDP(SpectralMechanism):
         choice(NOISE_BANDS, noise_band=self.noise_band)
         choice(UNITS, gradient_units=self.gradient_units)
         if self.noise_band == "block" and self.mask != "authors_slice":
-            raise _together("noise_band", "'mask' with this mask", self.noise_band)
+            raise _together(
+                "noise_band",
+                "'mask' with this mask",
+                self.noise_band,
+                "Use noise_band='mask', or mask='authors_slice'.",
+            )
         if self.clip_domain != "spectrum" and not self.isotropic:
-            raise _together("clip_domain", "'spectrum' with such noise", self.clip_domain)
+            raise _together(
+                "clip_domain",
+                "'spectrum' with such noise",
+                self.clip_domain,
+                "Use clip_domain='spectrum', or noise_kind='circular' with noise_band='mask'.",
+            )
         if self.clip_domain == "kept" and self.mask == "authors_slice":
-            raise _together("clip_domain", "another with mask='authors_slice'", "kept")
+            raise _together(
+                "clip_domain",
+                "another with mask='authors_slice'",
+                "kept",
+                "Use clip_domain='spectrum', or another mask.",
+            )
         if self.layer_bound != "c" and self.clipping == "flat":
-            raise _together("layer_bound", "'c' with clipping='flat'", self.layer_bound)
+            raise _together(
+                "layer_bound",
+                "'c' with clipping='flat'",
+                self.layer_bound,
+                "Use layer_bound='c', or clipping='per_layer'.",
+            )
         if self.gradient_units == "mean" and self.batch_size is None:
             raise _together(
-                "gradient_units", "'sum' without noise_point='per_sample' and batch_size", "mean"
+                "gradient_units",
+                "'sum' without noise_point='per_sample' and batch_size",
+                "mean",
+                "Use gradient_units='sum', or pass noise_point='per_sample' with batch_size=.",
             )
 
     @property
@@ -176,40 +202,55 @@ class SpectralDP(SpectralMechanism):
             bound * self.batch_size if self.gradient_units == "mean" and self.batch_size else bound
         )
 
-    def _release(self, site: Site, size: tuple[int, ...]) -> Released:
+    def _release(self, site: Site, size: tuple[int, ...]) -> SpectralRelease:
         band = self.band(size)
         law = pencil(band, *taps(site), *self.parts, self.noise_band, self._rank)
         if law.multiplier**2 < OPEN:
             spread = law.noise
-            return Released(Open(norm="spectrum", site=site, size=size, band=band, noise=spread))
+            return SpectralRelease(
+                PartialNoiseMap(norm="spectrum", site=site, size=size, band=band, noise=spread)
+            )
         if self.clip_domain == "cropped":
             return self._embedded(site, size, band, law)
         if site.kind == "circulant":
             return self._circulant(site, size, band, law)
         norm = "release" if self.clip_domain == "whitened" else str(self.clip_domain)
-        crop = Crop(norm=norm, site=site, size=size, band=band, signal=law.signal, post=law.post)
-        return Released(crop, law.scale, law.stretch if norm == "release" else law.stretch * SLACK)
+        crop = WhitenedCrop(
+            norm=norm, site=site, size=size, band=band, signal=law.signal, post=law.post
+        )
+        return SpectralRelease(
+            crop, law.scale, law.stretch if norm == "release" else law.stretch * SLACK
+        )
 
     @property
     def _rank(self) -> float:
-        """Weak directions are kept as printed, and where integers are summed."""
+        """The rank rule: weak directions are kept as printed, and where integers are summed."""
         rounded = self.mode == "corrected" and self.arithmetic == "float"
         return FLOAT_RANK if rounded else RANK
 
-    def _circulant(self, site: Site, size: tuple[int, ...], band: Band, law: Pencil) -> Released:
-        """All lags are released, so the filter is a matrix on the gradient itself, whose norm is
-        that of the spectrum; what is kept of it is what the whitened coordinates hold."""
+    def _circulant(
+        self, site: Site, size: tuple[int, ...], band: Band, law: WhitenedBasis
+    ) -> SpectralRelease:
+        """Return the release of a circulant layer, a matrix on the gradient itself.
+
+        All lags are released, so the norm is that of the spectrum. What the filter keeps of it is
+        what the whitened coordinates hold.
+        """
         signal = law.signal @ smoothing(band, *taps(site))
         norm = "gradient" if self.clip_domain == "spectrum" else "release"
-        crop = Crop(norm=norm, site=site, size=size, signal=signal, post=law.post)
-        return Released(crop, law.scale, law.stretch if norm == "release" else law.stretch * SLACK)
+        crop = WhitenedCrop(norm=norm, site=site, size=size, signal=signal, post=law.post)
+        return SpectralRelease(
+            crop, law.scale, law.stretch if norm == "release" else law.stretch * SLACK
+        )
 
-    def _embedded(self, site: Site, size: tuple[int, ...], band: Band, law: Pencil) -> Released:
-        """The clipped kernel gradient on an empty grid, noised, filtered and cropped again."""
+    def _embedded(
+        self, site: Site, size: tuple[int, ...], band: Band, law: WhitenedBasis
+    ) -> SpectralRelease:
+        """Return the printed release: the clipped gradient on a grid, noised, filtered, cropped."""
         signal = law.signal @ smoothing(band, *taps(site))
         top = float(np.linalg.svd(signal, compute_uv=False)[0])
-        crop = Crop(norm="gradient", site=site, size=size, signal=signal, post=law.post)
-        return Released(crop, law.scale, top * SLACK)
+        crop = WhitenedCrop(norm="gradient", site=site, size=size, signal=signal, post=law.post)
+        return SpectralRelease(crop, law.scale, top * SLACK)
 
     def _note_ids(self) -> tuple[str, ...]:
         sites = self.sites or ()
@@ -230,7 +271,5 @@ class SpectralDP(SpectralMechanism):
         return tuple(name for name, applies in reasons.items() if applies)
 
 
-def _together(name: str, expected: str, got: object) -> InvalidInput:
-    return InvalidInput(
-        name, expected=expected, got=got, remedy="These options do not belong together."
-    )
+def _together(name: str, expected: str, got: object, remedy: str) -> InvalidInput:
+    return InvalidInput(name, expected=expected, got=got, remedy=remedy)

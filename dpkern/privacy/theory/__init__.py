@@ -1,1 +1,1 @@
-"""The sources' formulas as printed, beside the exact ones; nothing here certifies anything."""
+"""The papers' formulas as printed, beside the exact ones; nothing here certifies anything."""

@@ -1,4 +1,4 @@
-"""AdLM's noise scales as printed, what they really cost, and the local form that keeps its promise.
+"""AdLM's noise scales as printed, their true costs, and the local form that keeps its promise.
 
 Noise is drawn once, before training, for relevances (eps1), inputs of the first layer (eps2) and
 coefficients of the loss (eps3):
@@ -15,7 +15,7 @@ records are released exactly. ``local_scales`` promise eps2 for each record by i
 
 |h_0| is not defined for a convolution; ``COUNTS`` are the readings. Tensors are float64 ``[d]``.
 
-Source: AdLM, (4)-(21), lemmas 1-6, algorithm 1.
+Reference: AdLM, (4)-(21), lemmas 1-6, algorithm 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NOISE_SHARING = ("iid_per_example", "shared_per_feature")
 """One draw per record and feature, or one per feature for all records."""
 
 NETWORKS = ("public", "trained_on_data")
-"""What the relevances come from: a network that does not depend on the data, or one that does."""
+"""The origin of relevances: a network that does not depend on the data, or one that does."""
 
 LABEL_SENSITIVITY = 2.0
 """L1 distance of two one-hot labels, and of their coefficients 1/2 - y."""
@@ -49,7 +49,7 @@ LABEL_SENSITIVITY = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class FirstLayer:
-    """Sizes of the first affine layer.
+    """The sizes of the first affine layer.
 
     Args:
         features: d, inputs of the whole layer.
@@ -74,7 +74,7 @@ class FirstLayer:
             integer(1, self.features, patch=self.patch)
 
     def counted(self, h0_count: str) -> tuple[int, int]:
-        """``|h_0|`` and the ``d`` of (17) in one of the readings ``COUNTS``."""
+        """Return ``|h_0|`` and the ``d`` of (17) in one of the readings ``COUNTS``."""
         choice(COUNTS, h0_count=h0_count)
         neurons = {"units": self.maps * self.positions, "one": 1}.get(h0_count, self.maps)
         inputs = self.patch if h0_count == "patch" else None
@@ -82,14 +82,14 @@ class FirstLayer:
 
 
 def reach(input_range: str, features: int) -> float:
-    """rho, the largest input after normalisation: 1, or ``1 / sqrt(d)``."""
+    """Return rho, the largest input after normalisation: 1, or ``1 / sqrt(d)``."""
     choice(INPUT_RANGES, input_range=input_range)
     integer(1, features=features)
     return 1.0 if input_range == "unit" else 1 / math.sqrt(features)
 
 
 def below(number: float, dtype: torch.dtype) -> float:
-    """The largest number of this dtype that is at most ``number``, which rounding may exceed."""
+    """Return the largest number of this dtype that is at most ``number``."""
     rounded = torch.tensor(number, dtype=dtype)
     if float(rounded) > number:
         rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
@@ -99,7 +99,7 @@ def below(number: float, dtype: torch.dtype) -> float:
 def normalised_inputs(
     x: Tensor, low: Tensor | float, high: Tensor | float, *, input_range: str = "unit_l2"
 ) -> Tensor:
-    """``rho (x - low) / (high - low)``: the printed form has ``rho = 1 / sqrt(d)``.
+    """Return ``rho (x - low) / (high - low)``: the printed form has ``rho = 1 / sqrt(d)``.
 
     Args:
         x: ``[n, d]``, floating.
@@ -130,33 +130,33 @@ def normalised_inputs(
 
 
 def relevance_sensitivity(features: int, records: int) -> float:
-    """``D_R = 2 d / |D|`` (11), lemma 1; for a network that does not depend on the data."""
+    """Return ``D_R = 2 d / |D|`` (11), lemma 1; for a network that does not depend on the data."""
     return 2 * integer(1, features=features) / integer(1, records=records)
 
 
 def exact_relevance_sensitivity(
     features: int, records: int, *, relevance_range: str = "as_formula"
 ) -> float:
-    """``d / |D|``, or twice that for relevances in [-1, 1]; the network being fixed."""
+    """Return ``d / |D|``, or twice that for relevances in [-1, 1]; the network being fixed."""
     choice(RELEVANCE_RANGES, relevance_range=relevance_range)
     printed = relevance_sensitivity(features, records)
     return printed if relevance_range == "signed" else printed / 2
 
 
 def hidden_sensitivity(layer: FirstLayer, *, h0_count: str = "maps") -> float:
-    """``D_h0 = 2 |h_0| d`` (17), lemma 3, for inputs in [0, 1]."""
+    """Return ``D_h0 = 2 |h_0| d`` (17), lemma 3, for inputs in [0, 1]."""
     neurons, inputs = layer.counted(h0_count)
     return 2.0 * neurons * inputs
 
 
 def loss_sensitivity(classes: int, hidden: int) -> float:
-    """``D_F = M (H + H^2 / 4)``, lemma 5, for a last hidden layer in [0, 1]."""
+    """Return ``D_F = M (H + H^2 / 4)``, lemma 5, for a last hidden layer in [0, 1]."""
     width = integer(1, hidden=hidden)
     return integer(1, classes=classes) * (width + width**2 / 4)
 
 
 def budget_shares(relevance: Tensor, *, beta_min: float = 0.0) -> Tensor:
-    """``beta_j = d |Rbar_j| / sum |Rbar|`` (16), float64; the sum is d.
+    """Return ``beta_j = d |Rbar_j| / sum |Rbar|`` (16), float64; the sum is d.
 
     Args:
         relevance: ``[d]``, noisy.
@@ -180,7 +180,7 @@ def budget_shares(relevance: Tensor, *, beta_min: float = 0.0) -> Tensor:
             "beta_min",
             expected="a number in [0, 1]",
             got=beta_min,
-            remedy="Shares are 1 on average: a floor above it cannot be met.",
+            remedy="Lower beta_min: shares are 1 on average, and cannot all exceed it.",
         )
     size = relevance.double().abs()
     least = size[size > 0]
@@ -194,7 +194,7 @@ def budget_shares(relevance: Tensor, *, beta_min: float = 0.0) -> Tensor:
 def input_scales(
     shares: Tensor, *, layer: FirstLayer, batch: int, epsilon: float, h0_count: str = "maps"
 ) -> Tensor:
-    """``D_h0 / (|L| eps_j)``, line 13: of each feature's noise; shares of 1 give ILM.
+    """Return ``D_h0 / (|L| eps_j)``, line 13, of each feature's noise; shares of 1 give ILM.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -203,7 +203,7 @@ def input_scales(
 
 
 def bias_scale(*, layer: FirstLayer, batch: int, epsilon: float, h0_count: str = "maps") -> float:
-    """``D_h0 / (|L| eps2)``, line 14; a bias is no data and needs no noise.
+    """Return ``D_h0 / (|L| eps2)``, line 14; a bias is no data and needs no noise.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -213,7 +213,7 @@ def bias_scale(*, layer: FirstLayer, batch: int, epsilon: float, h0_count: str =
 
 
 def label_scale(*, classes: int, hidden: int, batch: int, epsilon: float) -> float:
-    """``D_F / (|L| eps3)``, line 19.
+    """Return ``D_F / (|L| eps3)``, line 19.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -223,7 +223,7 @@ def label_scale(*, classes: int, hidden: int, batch: int, epsilon: float) -> flo
 
 
 def local_scales(shares: Tensor, *, epsilon: float, reach: float = 1.0) -> Tensor:
-    """``rho / eps_j`` with ``eps_j = eps2 beta_j / d``: corrected, one draw per record, once.
+    """Return ``rho / eps_j``, ``eps_j = eps2 beta_j / d``: corrected, one draw per record, once.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -232,7 +232,7 @@ def local_scales(shares: Tensor, *, epsilon: float, reach: float = 1.0) -> Tenso
 
 
 def sum_variance(scale: float, batch: int, *, noise_sharing: str) -> float:
-    """Variance of the noise in a batch's sum; the print, (20)-(21), assumes ``2 (|L| scale)^2``."""
+    """Return the variance of a batch's summed noise; (20)-(21) assume ``2 (|L| scale)^2``."""
     choice(NOISE_SHARING, noise_sharing=noise_sharing)
     one = 2 * positive(scale=scale) ** 2
     count = integer(1, batch=batch)
@@ -240,9 +240,9 @@ def sum_variance(scale: float, batch: int, *, noise_sharing: str) -> float:
 
 
 def input_cost(scales: Tensor, *, reach: float, noise_sharing: str = "iid_per_example") -> float:
-    """Pure epsilon of one record's noisy inputs, replace-one: ``sum rho / scale_j``.
+    """Return the pure epsilon of one record's noisy inputs, replace-one: ``sum rho / scale_j``.
 
-    Infinite for a shared draw: whoever knows one record subtracts its noise from all others.
+    Infinite for a shared draw: knowing one record, one subtracts its noise from all others.
 
     Raises:
         InvalidInput: an unknown way of sharing.
@@ -256,7 +256,7 @@ def input_cost(scales: Tensor, *, reach: float, noise_sharing: str = "iid_per_ex
 def published_input_cost(
     *, layer: FirstLayer, batch: int, epsilon: float, reach: float, h0_count: str = "maps"
 ) -> float:
-    """``input_cost`` of ``input_scales``: ``|L| rho eps2 / (2 |h_0|)``, whatever the shares are.
+    """Return ``input_cost`` of ``input_scales``: ``|L| rho eps2 / (2 |h_0|)``, for any shares.
 
     Times ``d / patch`` where D_h0 counts the inputs of one unit only.
 
@@ -268,7 +268,7 @@ def published_input_cost(
 
 
 def published_label_cost(*, classes: int, hidden: int, batch: int, epsilon: float) -> float:
-    """Pure epsilon of one record's noisy coefficients ``1/2 - y``: ``2 |L| eps3 / D_F``.
+    """Return the pure epsilon of one record's noisy coefficients ``1/2 - y``: ``2 |L| eps3 / D_F``.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -284,7 +284,7 @@ def published_relevance_cost(
     relevance_range: str = "as_formula",
     network: str = "trained_on_data",
 ) -> float:
-    """Pure epsilon of the noisy relevances (12).
+    """Return the pure epsilon of the noisy relevances (12).
 
     With a public network half the claim for relevances in [0, 1], the claim for [-1, 1]. A network
     trained on the data may move with one record, and every record's relevance with it: then only
@@ -300,8 +300,8 @@ def published_relevance_cost(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One of the source's two experiments, as far as the noise depends on it.
+class AdlmSetting:
+    """The noise facts of one of the paper's two experiments.
 
     Attributes:
         name: of the data set.
@@ -320,7 +320,7 @@ class Setting:
     hidden: int
 
 
-MNIST = Setting(
+MNIST = AdlmSetting(
     name="MNIST",
     layer=FirstLayer(features=28 * 28, maps=32, positions=28 * 28, patch=25),
     records=60_000,
@@ -328,7 +328,7 @@ MNIST = Setting(
     classes=10,
     hidden=25,
 )
-CIFAR10 = Setting(
+CIFAR10 = AdlmSetting(
     name="CIFAR-10",
     layer=FirstLayer(features=3 * 32 * 32, maps=128, positions=32 * 32, patch=27),
     records=60_000,
@@ -338,8 +338,8 @@ CIFAR10 = Setting(
 )
 
 
-class Case(NamedTuple):
-    """One reading of |h_0|.
+class HiddenSizeReading(NamedTuple):
+    """A reading of |h_0|.
 
     Attributes:
         setting: of the experiment.
@@ -360,12 +360,15 @@ class Case(NamedTuple):
     cost_l2: float
 
 
-def table(*settings: Setting) -> list[Case]:
-    """What every reading of |h_0| makes of the noise and of its cost; none given: both settings."""
+def table(*settings: AdlmSetting) -> list[HiddenSizeReading]:
+    """Return what every reading of |h_0| makes of the noise and of its cost.
+
+    Without a setting the table has both.
+    """
     return [_case(each, count) for each in settings or (MNIST, CIFAR10) for count in COUNTS]
 
 
-def _case(each: Setting, h0_count: str) -> Case:
+def _case(each: AdlmSetting, h0_count: str) -> HiddenSizeReading:
     def cost(input_range: str) -> float:
         rho = reach(input_range, layer.features)
         return published_input_cost(
@@ -373,7 +376,7 @@ def _case(each: Setting, h0_count: str) -> Case:
         )
 
     layer = each.layer
-    return Case(
+    return HiddenSizeReading(
         setting=each.name,
         h0_count=h0_count,
         neurons=layer.counted(h0_count)[0],

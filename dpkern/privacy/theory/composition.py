@@ -1,6 +1,6 @@
 """Composition and amplification as (epsilon, delta) formulas, each beside its exact form.
 
-Sources: Dwork, Rothblum and Vadhan, Boosting and Differential Privacy, 2010; lecture notes on
+References: Dwork, Rothblum and Vadhan, Boosting and Differential Privacy, 2010; lecture notes on
 private projected SGD (which drop the second term of advanced composition and simplify
 amplification); Bun and Steinke, Concentrated Differential Privacy, 2016.
 """
@@ -19,7 +19,7 @@ SIMPLIFIED_UP_TO = 1.2564312086261697
 
 
 def basic(epsilon: float, delta: float, count: int) -> Budget:
-    """``count`` releases at (epsilon, delta) each: sums.
+    """Return the sums of ``count`` releases at (epsilon, delta) each.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -33,7 +33,7 @@ def basic(epsilon: float, delta: float, count: int) -> Budget:
 def advanced(
     epsilon: float, delta: float, count: int, slack: float, *, second_term: bool = True
 ) -> Budget:
-    """``epsilon sqrt(2 k log(1 / slack)) + k epsilon (e^epsilon - 1)`` and ``k delta + slack``.
+    """Return ``epsilon sqrt(2 k log(1 / slack)) + k epsilon (e^epsilon - 1)``, ``k delta + slack``.
 
     Args:
         epsilon: of one release.
@@ -54,7 +54,7 @@ def advanced(
 
 
 def amplified(epsilon: float, delta: float, rate: float) -> Budget:
-    """On a uniform subset of a share ``rate``: ``(log(1 + r (e^epsilon - 1)), r delta)``.
+    """Return ``(log(1 + r (e^epsilon - 1)), r delta)`` for a uniform subset of a share ``rate``.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -66,7 +66,7 @@ def amplified(epsilon: float, delta: float, rate: float) -> Budget:
 
 
 def amplified_simplified(epsilon: float, delta: float, rate: float) -> Budget:
-    """``(2 r epsilon, r delta)``: above the exact form only up to ``SIMPLIFIED_UP_TO``.
+    """Return ``(2 r epsilon, r delta)``: above the exact form only up to ``SIMPLIFIED_UP_TO``.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -78,7 +78,7 @@ def amplified_simplified(epsilon: float, delta: float, rate: float) -> Budget:
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
-    """``rho + 2 sqrt(rho log(1 / delta))``, of rho-zero-concentrated privacy.
+    """Return ``rho + 2 sqrt(rho log(1 / delta))``, of rho-zero-concentrated privacy.
 
     Raises:
         InvalidInput: a number out of its range.

@@ -9,10 +9,10 @@ The encoder sees x + n_j with n_j ~ N(0, s^2 I); the target stays x. With v_r = 
     (39)  n_j = 0:  b_r = 1, b = l, zhat = z
     (13)  alpha_1 + b alpha_2 (z - t/b) + b alpha_3 (z - t/b)^2
 
-These identities are exact, except that (13) needs b^2 in front of alpha_3 (by the source's own
+These identities are exact, except that (13) needs b^2 in front of alpha_3 (by the paper's own
 (42)) to be the polynomial at zhat. Since b = l without noise, it does not become (12) there.
 
-Source: SPOF, equations (13), (34)-(42), theorem 1, proposition 4, appendix E.
+Reference: SPOF, equations (13), (34)-(42), theorem 1, proposition 4, appendix E.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from __future__ import annotations
 import torch
 
 from ...base.validate import choice
-from .spof_loss import Coefficients, polynomial
+from .spof_loss import TaylorCoefficients, polynomial
 from .spof_sensitivity import coefficient_sensitivity, stabilised_sensitivity
 
 POWERS = ("printed", "squared")
 
 
 def multipliers(hidden: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
-    """b_r (34), evaluated as ``1 / (e^-v (1 - h) + h)``, whose exponential may overflow harmlessly.
+    """Return b_r (34) as ``1 / (e^-v (1 - h) + h)``, whose exponential may overflow harmlessly.
 
     Args:
         hidden: noiseless codes ``[..., l]`` in (0, 1); one that was rounded to 1 has lost what
@@ -38,7 +38,7 @@ def multipliers(hidden: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
 
 
 def offset(hidden: torch.Tensor, b: torch.Tensor, decoder: torch.Tensor) -> torch.Tensor:
-    """t (37), ``[..., n]``.
+    """Return t (37), ``[..., n]``.
 
     Args:
         hidden: noiseless codes ``[..., l]``.
@@ -49,7 +49,7 @@ def offset(hidden: torch.Tensor, b: torch.Tensor, decoder: torch.Tensor) -> torc
 
 
 def noisy_logits(z: torch.Tensor, total: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """``zhat = b z - t`` (38).
+    """Return ``zhat = b z - t`` (38).
 
     Args:
         z: noiseless logits ``[..., n]``.
@@ -60,14 +60,14 @@ def noisy_logits(z: torch.Tensor, total: torch.Tensor, offset: torch.Tensor) -> 
 
 
 def noisy_loss(
-    alpha: Coefficients,
+    alpha: TaylorCoefficients,
     z: torch.Tensor,
     total: torch.Tensor,
     offset: torch.Tensor,
     *,
     power: str = "printed",
 ) -> torch.Tensor:
-    """(13) at a = 0, summed over the features: ``b alpha_3``, or ``b^2 alpha_3`` if squared.
+    """Return (13) at a = 0, summed over features: ``b alpha_3``, or ``b^2 alpha_3`` if squared.
 
     Squared, it is the polynomial at zhat; ``corrected`` training evaluates that directly.
 
@@ -76,14 +76,14 @@ def noisy_loss(
     """
     b = total.unsqueeze(-1)
     quadratic = b if choice(POWERS, power=power) == "printed" else b**2
-    noisy = Coefficients(alpha.constant, b * alpha.linear, quadratic * alpha.quadratic)
+    noisy = TaylorCoefficients(alpha.constant, b * alpha.linear, quadratic * alpha.quadratic)
     return polynomial(noisy, z - offset / b).sum(-1)
 
 
 def noisy_sensitivity(
     n: int, total: torch.Tensor, shift: torch.Tensor | float = 0.0
 ) -> torch.Tensor:
-    """Dhat^[N] = ``b 3n/2 + n c (c/2 + 2)``, in place of Dhat in step 5; Dbar^[N] where c = 0.
+    """Return Dhat^[N] = ``b 3n/2 + n c (c/2 + 2)``, for Dhat in step 5; Dbar^[N] where c = 0.
 
     As printed: b belongs to the private record, and multiplying coefficient and noise by b
     changes nothing between them.

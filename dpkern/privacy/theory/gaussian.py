@@ -3,7 +3,7 @@
     classic   s = S sqrt(2 log(c / delta)) / epsilon,   c = 1.25 (proved for epsilon < 1) or 1
     exact     delta = Phi(r/2 - e/r) - exp(e) Phi(-r/2 - e/r),   r = S / s = 1 / multiplier
 
-Sources: Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, theorem A.1;
+References: Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014, theorem A.1;
 lecture notes on private projected SGD (c = 1); Balle and Wang, Improving the Gaussian Mechanism,
 2018, theorem 8.
 """
@@ -22,7 +22,7 @@ CLASSIC = 1.25
 def classic_sigma(
     epsilon: float, delta: float, *, sensitivity: float = 1.0, constant: float = CLASSIC
 ) -> float:
-    """Noise standard deviation that the classic theorem asks for.
+    """Return the noise standard deviation that the classic theorem asks for.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -34,7 +34,7 @@ def classic_sigma(
 def classic_epsilon(
     sigma: float, delta: float, *, sensitivity: float = 1.0, constant: float = CLASSIC
 ) -> float:
-    """``sensitivity sqrt(2 log(constant / delta)) / sigma``, as printed; proved below 1 only.
+    """Return ``sensitivity sqrt(2 log(constant / delta)) / sigma`` as printed; proved below 1.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -46,7 +46,7 @@ def classic_epsilon(
 
 
 def exact_delta(epsilon: float, multiplier: float) -> float:
-    """The smallest delta for which noise of ``multiplier`` times the sensitivity is private.
+    """Return the smallest delta for which noise of ``multiplier`` sensitivities is private.
 
     Args:
         epsilon: any finite number >= 0.
@@ -63,7 +63,7 @@ def exact_delta(epsilon: float, multiplier: float) -> float:
 
 
 def exact_epsilon(multiplier: float, delta: float) -> float:
-    """The smallest epsilon of one release, to the last bits of a bisection.
+    """Return the smallest epsilon of one release, to the last bits of a bisection.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -73,7 +73,7 @@ def exact_epsilon(multiplier: float, delta: float) -> float:
 
 
 def exact_multiplier(epsilon: float, delta: float) -> float:
-    """The smallest noise standard deviation / sensitivity that is (epsilon, delta)-private.
+    """Return the smallest noise sd / sensitivity that is (epsilon, delta)-private.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -84,7 +84,7 @@ def exact_multiplier(epsilon: float, delta: float) -> float:
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """The smallest x >= 0 for which a monotone condition holds, rounded up."""
+    """Return the smallest x >= 0 for which a monotone condition holds, rounded up."""
     if holds(0.0):
         return 0.0
     low, high = 0.0, 1.0
@@ -96,7 +96,7 @@ def _first(holds: Callable[[float], bool]) -> float:
 
 
 def _log_upper_tail(x: float) -> float:
-    """log P(N(0, 1) > x)."""
+    """Return log P(N(0, 1) > x)."""
     if x < 25:
         return math.log(math.erfc(x / math.sqrt(2)) / 2)
     # Three terms of the asymptotic series: relative error below 15 / 25^6.

@@ -9,7 +9,7 @@ beta is any positive integer in print; the real one that maximises tau is
 ``beta* = (L + sqrt(L^2 + epsilon L)) / epsilon`` with ``L = log(1 / delta)``, which makes
 ``alpha / sqrt(tau)`` exactly the bound of zero-concentrated privacy with rho = k tau / 2.
 
-Source: directional noise for DP-SGD, equations (6)-(8).
+Reference: directional noise for DP-SGD, equations (6)-(8).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ORDERS = ("integer", "real")
 
 
 class Budget(NamedTuple):
-    """``tau`` bounds ``sum Delta_i^2 / s_i^2`` of one release; ``beta`` is the order that gave it.
+    """The bound ``tau`` on ``sum Delta_i^2 / s_i^2`` of one release, and the order ``beta`` of it.
 
     A per-coordinate standard deviation of ``alpha / sqrt(tau)`` spends it in every direction.
     """
@@ -34,7 +34,7 @@ class Budget(NamedTuple):
 
 
 def tau(epsilon: float, delta: float, count: int, order: str = "integer") -> Budget:
-    """The largest tau for ``count`` releases, over integer or real orders.
+    """Return the largest tau for ``count`` releases, over integer or real orders.
 
     Args:
         epsilon: of all releases together.
@@ -54,7 +54,7 @@ def tau(epsilon: float, delta: float, count: int, order: str = "integer") -> Bud
             "delta",
             expected="a number below 1",
             got=delta,
-            remedy="The sampling rule divides delta by the sampling rate: lower delta.",
+            remedy="Lower delta: the sampling rule divides it by the sampling rate.",
         )
     tail = math.log(1 / delta)
     best = (tail + math.sqrt(tail * tail + epsilon * tail)) / epsilon

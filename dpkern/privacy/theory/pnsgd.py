@@ -5,7 +5,7 @@
 The notes' chain for T = n^2 steps ends at ``s^2 = 64 n^2 L^2 log(2n/delta) log(2/delta) / eps^2``.
 ``epsilon`` gives what each rule makes of a noise scale; only ``dpkern.accounting`` certifies.
 
-Source: lecture notes on private projected SGD, subsampling and local differential privacy.
+Reference: lecture notes on private projected SGD, subsampling and local differential privacy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Chain(NamedTuple):
 
 
 def pnsgd_sigma(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
-    """The notes' noise scale for T = n^2: ``8 n L sqrt(log(2n/delta) log(2/delta)) / epsilon``.
+    """Return the noise scale for T = n^2: ``8 n L sqrt(log(2n/delta) log(2/delta)) / epsilon``.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -60,7 +60,7 @@ def pnsgd_sigma(n: int, lipschitz: float, epsilon: float, delta: float) -> float
 def pnsgd_chain(
     sigma: float, n: int, lipschitz: float, delta: float, *, steps: int | None = None
 ) -> Chain:
-    """Steps 1 to 5 of the notes; half of delta goes to the releases, half to the slack.
+    """Run steps 1 to 5 of the notes; half of delta goes to the releases, half to the slack.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -95,7 +95,7 @@ def pnsgd_epsilon(
     rule: str = "notes",
     steps: int | None = None,
 ) -> float:
-    """The epsilon of T steps (None: n^2) under one of ``RULES``.
+    """Return epsilon of T steps under one of ``RULES``. None stands for n^2 steps.
 
     Raises:
         InvalidInput: an unknown rule, or a number out of its range.
@@ -114,7 +114,7 @@ def pnsgd_epsilon(
 
 
 def gradient_bound(n: int, lipschitz: float, dimension: int, sigma: float) -> float:
-    """``G = sqrt(n^2 L^2 + d s^2)``: root of the mean squared norm of one noisy gradient.
+    """Return ``G = sqrt(n^2 L^2 + d s^2)``, the root mean squared norm of one noisy gradient.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -136,7 +136,9 @@ def utility_bound(
     *,
     steps: int | None = None,
 ) -> float:
-    """``diameter G log(T) / sqrt(T)`` bounds the mean excess of the summed loss after T steps.
+    """Return ``diameter G log(T) / sqrt(T)``.
+
+    It bounds the mean excess of the summed loss after T steps.
 
     It does not fall with n: the loss is a sum.
 
@@ -149,7 +151,7 @@ def utility_bound(
 
 
 def step_sizes(diameter: float, bound: float) -> Callable[[int], float]:
-    """``eta_t = diameter / (G sqrt(t))`` for t = 1, 2, ...
+    """Return ``eta_t = diameter / (G sqrt(t))`` for t = 1, 2, ...
 
     Raises:
         InvalidInput: a number that is not positive.

@@ -1,4 +1,4 @@
-"""Renyi privacy as printed: the sampled Gaussian at integer orders, and GReDP's corollary 2.
+"""Renyi privacy as printed: the sampled Gaussian at integer orders.
 
     RDP(alpha) = log( sum_j C(alpha, j) (1-q)^(alpha-j) q^j exp((j^2 - j) / (2 z^2)) ) / (alpha - 1)
     epsilon    = min over alpha of  T RDP(alpha) + log(1 / delta) / (alpha - 1)
@@ -6,7 +6,7 @@
 Certificates use ``dpkern.accounting``, which takes real orders and a tighter conversion.
 
 Sources: Mironov, Talwar and Zhang, Renyi Differential Privacy of the Sampled Gaussian Mechanism,
-2019; GReDP, definition 3, proposition 1, corollary 2.
+2019; GReDP, definition 3, proposition 1.
 """
 
 from __future__ import annotations
@@ -20,26 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import InvalidInput
-from ...base.validate import choice, integer, open_unit, positive, probability
+from ...base.validate import integer, open_unit, positive, probability
 
 ORDERS = (*range(2, 257), 300, 400, 512, 800, 1024, 2000)
-"""Orders that the sources' accountants try; corollary 2 leaves them open."""
-
-PRINTED_CONSTANT = 1.24
-"""Corollary 2 prints 1.24 where the theorem it cites has 1.25."""
-
-PLACEMENTS = ("text", "appendix")
+"""Orders that the sources' accountants try."""
 
 
 class Renyi(NamedTuple):
-    """``epsilon`` and the order that attains it."""
+    """The ``epsilon`` and the order that attains it."""
 
     epsilon: float
     order: int
 
 
 def sampled_gaussian_rdp(rate: float, multiplier: float, order: int) -> float:
-    """RDP of one Poisson-sampled Gaussian release at an integer order.
+    """Return RDP of one Poisson-sampled Gaussian release at an integer order.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -57,7 +52,7 @@ def sampled_gaussian_rdp(rate: float, multiplier: float, order: int) -> float:
 
 @lru_cache(maxsize=512)
 def _log_binomials(n: int) -> NDArray[np.float64]:
-    """log C(n, j) for j = 0 .. n."""
+    """Return log C(n, j) for j = 0 .. n."""
     whole = math.lgamma(n + 1)
     return np.array([whole - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in range(n + 1)])
 
@@ -65,7 +60,7 @@ def _log_binomials(n: int) -> NDArray[np.float64]:
 def rdp_epsilon(
     rate: float, multiplier: float, steps: int, delta: float, orders: Sequence[int] = ORDERS
 ) -> Renyi:
-    """The smallest epsilon over the orders, by the plain conversion.
+    """Return the smallest epsilon over the orders, by the plain conversion.
 
     Raises:
         InvalidInput: a number out of its range, or no order.
@@ -82,7 +77,7 @@ def rdp_epsilon(
 
 
 def rdp_multiplier(rate: float, steps: int, epsilon: float, delta: float) -> float:
-    """The smallest multiplier, rounded up by at most 1e-6 of it, whose epsilon is not above.
+    """Return the smallest multiplier, rounded up by at most 1e-6, whose epsilon is not above.
 
     Raises:
         InvalidInput: a number out of its range, or an epsilon that no multiplier below 2^20 meets.
@@ -106,40 +101,10 @@ def rdp_multiplier(rate: float, steps: int, epsilon: float, delta: float) -> flo
 
 
 def convert(rdp: float, order: float, delta: float) -> float:
-    """(alpha, rdp)-RDP is ``(rdp + log(1 / delta) / (alpha - 1), delta)``-DP (proposition 1).
+    """Convert (alpha, rdp)-RDP to epsilon ``rdp + log(1 / delta) / (alpha - 1)`` (proposition 1).
 
     Raises:
         InvalidInput: an order of at most 1, or no delta.
     """
     positive(remedy="Pass an order above 1.", order=order - 1)
     return rdp + math.log(1 / open_unit(delta=delta)) / (order - 1)
-
-
-def corollary2_sigma(rdp: float, order: float, delta: float, *, placement: str = "text") -> float:
-    """GReDP's corollary 2: the multiplier whose training it calls ``(alpha, rdp)``-RDP per batch.
-
-    With ``e = rdp + log(1 / delta) / (alpha - 1)``: ``text`` prints ``sqrt(2 log(1.24 / delta) /
-    e)``, ``appendix`` ``sqrt(2 log(1.24 / delta)) / e``. It reads proposition 1 backwards, from DP
-    to RDP, which no theorem allows.
-
-    Raises:
-        InvalidInput: a number out of its range.
-    """
-    choice(PLACEMENTS, placement=placement)
-    epsilon = convert(positive(rdp=rdp), order, delta)
-    root = 2 * math.log(PRINTED_CONSTANT / delta)
-    return math.sqrt(root / epsilon) if placement == "text" else math.sqrt(root) / epsilon
-
-
-def corollary2_epsilon(
-    rdp: float, order: float, delta: float, *, epochs: int, dataset_size: int, batch_size: int
-) -> float:
-    """Corollary 2's total: ``(epochs N / B) rdp + log(1 / delta) / (alpha - 1)``, unamplified.
-
-    Raises:
-        InvalidInput: a number out of its range.
-    """
-    integer(1, epochs=epochs)
-    integer(1, dataset_size=dataset_size)
-    batches = epochs * dataset_size / integer(1, batch_size=batch_size)
-    return convert(batches * positive(rdp=rdp), order, delta)

@@ -6,43 +6,33 @@ n features in [0, 1], one record replaced; c is the shift of the stabilisation c
     (32)        Dhat = Dbar + n c (c/2 + 2)
     step 5      Laplace noise of scale Dhat / (sqrt(2) epsilon) on alpha_2 and on alpha_3
     (24)-(27)   D_SGD = n where ||grad||_2 < C, else 2 n C;   b n with environmental noise
-    (58)        curve over the expansion point a, whose definition is (57)
 
 What is perturbed are alpha_2 and alpha_3: adding c to a logit afterwards is post-processing, and
 Dbar is enough for every c. Dhat, b and the branch of D_SGD depend on the private record.
 
-Source: SPOF, equations (14)-(27), (32), (33), (57), (58), propositions 2 and 3.
+Source: SPOF, equations (14)-(27), (32), (33), propositions 2 and 3.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
 from ...base.validate import choice, integer, non_negative, positive
-from .spof_loss import FORMS, log1p_exp, sigmoid
+from .spof_loss import FORMS
 
-CURVES = ("printed", "correct")
 STATEMENTS = ("step", "variance")
 OUTPUT_GRADIENTS = ("at_a", "polynomial", "exact")
 
 Shift = TypeVar("Shift", float, torch.Tensor)
 
 
-class Minimum(NamedTuple):
-    """Where a curve is smallest, and how small."""
-
-    at: float
-    value: float
-
-
 def coefficient_sensitivity(n: int, *, form: str = "printed") -> float:
-    """Dbar (22)-(23): the exact l1 sensitivity of all (alpha_2, alpha_3) at a = 0.
+    """Return Dbar (22)-(23): the exact l1 sensitivity of all (alpha_2, alpha_3) at a = 0.
 
-    3n/2 for (12). n for Taylor's polynomial, whose quadratic coefficient depends on nobody.
+    3n/2 for (12). n for Taylor's polynomial, whose quadratic coefficient depends on no record.
 
     Raises:
         InvalidInput: n below 1, or an unknown form.
@@ -51,7 +41,7 @@ def coefficient_sensitivity(n: int, *, form: str = "printed") -> float:
 
 
 def summed_query_sensitivity(n: int) -> float:
-    """n/2: of the n numbers alpha_2 + alpha_3, of which proposition 2's proof speaks instead.
+    """Return n/2, of the n numbers alpha_2 + alpha_3 of which proposition 2's proof speaks.
 
     Raises:
         InvalidInput: n below 1.
@@ -60,7 +50,7 @@ def summed_query_sensitivity(n: int) -> float:
 
 
 def stabilised_sensitivity(n: int, shift: Shift) -> Shift:
-    """Dhat (32), proposition 3: ``3n/2 + n c (c/2 + 2)``.
+    """Return Dhat (32), proposition 3: ``3n/2 + n c (c/2 + 2)``.
 
     Args:
         shift: c_j, one number or one per record. It comes from the private record; the public
@@ -73,7 +63,7 @@ def stabilised_sensitivity(n: int, shift: Shift) -> Shift:
 
 
 def spof_scale(n: int, epsilon: float, shift: Shift, *, statement: str = "step") -> Shift:
-    """The noise of step 5 on each of alpha_2 and alpha_3: ``Dhat / (sqrt(2) epsilon)``.
+    """Return the noise of step 5 on alpha_2 and alpha_3: ``Dhat / (sqrt(2) epsilon)``.
 
     A Laplace variable is split into two of half its variance. Its scale Dhat / epsilon has the
     variance 2 (Dhat / epsilon)^2 and gives step 5; the text says (Dhat / epsilon)^2, which would
@@ -87,7 +77,9 @@ def spof_scale(n: int, epsilon: float, shift: Shift, *, statement: str = "step")
 
 
 def fm_scale(n: int, epsilon: float, *, joint: bool = False) -> float:
-    """The functional mechanism's: step 5 without constant; ``(3n/2) / epsilon`` if joint.
+    """Return the functional mechanism's scale, or ``(3n/2) / epsilon`` if joint.
+
+    It is that of step 5 without constant.
 
     Only the joint scale, the classic functional mechanism's, gives (alpha_2, alpha_3) epsilon.
 
@@ -98,7 +90,9 @@ def fm_scale(n: int, epsilon: float, *, joint: bool = False) -> float:
 
 
 def coefficient_scale(n: int, epsilon: float, *, form: str = "printed") -> float:
-    """``Dbar / epsilon``: what one release of a record's coefficients needs, for every shift.
+    """Return ``Dbar / epsilon``, which one release of a record's coefficients needs.
+
+    It holds for every shift.
 
     It protects the record as target only, not as input of the encoder.
 
@@ -109,7 +103,7 @@ def coefficient_scale(n: int, epsilon: float, *, form: str = "printed") -> float
 
 
 def local_scale(n: int, epsilon: float) -> float:
-    """``n / epsilon``: release the record itself once; all that follows is post-processing.
+    """Return ``n / epsilon``: release the record once; all that follows is post-processing.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -118,7 +112,7 @@ def local_scale(n: int, epsilon: float) -> float:
 
 
 def audited_factor(shift: float) -> float:
-    """``sqrt(2) (3n/2) / Dhat``: how many epsilon one visit's (alpha_2, alpha_3) really cost.
+    """Return ``sqrt(2) (3n/2) / Dhat``, how many epsilon one visit's coefficients really cost.
 
     As if Dhat were a public number, and for the record as target only.
 
@@ -130,7 +124,7 @@ def audited_factor(shift: float) -> float:
 
 
 def audited_epsilon(epsilon: float, shift: float, *, visits: int = 1) -> float:
-    """``audited_factor`` times epsilon, for each visit with fresh noise.
+    """Return ``audited_factor`` times epsilon, for each visit with fresh noise.
 
     Raises:
         InvalidInput: a number out of its range.
@@ -141,7 +135,7 @@ def audited_epsilon(epsilon: float, shift: float, *, visits: int = 1) -> float:
 def log_ratio(
     y: torch.Tensor, mean: float, scale: float, other_mean: float, other_scale: float
 ) -> torch.Tensor:
-    """log of the density of Laplace(mean, scale) at y over that of the other.
+    """Return the log of the density of Laplace(mean, scale) at y over that of the other.
 
     At most |mean - other_mean| / scale for equal scales; without bound in y for different ones, so
     that a scale which depends on the record gives no pure epsilon at all.
@@ -158,7 +152,7 @@ def log_ratio(
 def sgd_sensitivity(
     n: int, clip: float, norm: torch.Tensor, total: torch.Tensor | float = 1.0
 ) -> torch.Tensor:
-    """D_SGD (24)-(27) at a = 0: ``b_j n`` where the norm is below C, ``2 n C`` elsewhere.
+    """Return D_SGD (24)-(27) at a = 0: ``b_j n`` where the norm is below C, else ``2 n C``.
 
     It switches on the private record's own norm, so it is no sensitivity.
 
@@ -177,7 +171,7 @@ def sgd_sensitivity(
 def sgd_bound(
     n: int, clip: float, *, output_gradient: str = "at_a", environmental: bool = False
 ) -> float:
-    """A constant l1 sensitivity of the clipped gradient with respect to the n outputs.
+    """Return a constant l1 sensitivity of the clipped gradient with respect to the n outputs.
 
         at_a        s(a) - x:            min(n, 2 C sqrt(n))
         exact       s(z) - x:            min(2 n, 2 C sqrt(n)), since z depends on the record too
@@ -194,62 +188,3 @@ def sgd_bound(
     if output_gradient == "polynomial" or environmental:
         return clipped
     return min(n if output_gradient == "at_a" else 2 * n, clipped)
-
-
-def spof_curve(a: float, *, form: str = "printed") -> float:
-    """The sensitivity of one feature's three coefficients, expanded at a.
-
-        (58)  log(1 + e^a) + 2 (log(1 + e^-a) / log(1 + e^a) + 2 e^a / (1 + e^a)^2 + s(a))
-        (57)  2 max over x of |alpha_1| + |alpha_2| + |alpha_3|
-                = 2 max(phi(a), phi(-a)),   phi(a) = log(1 + e^a) + s(a) + s(a) (1 - s(a))
-
-    (58) makes a sum of logarithms a ratio, loses the factor 2 of the first, and counts
-    (1 + x) e^a / (1 + e^a)^2 where the copies add up to 1. (57) is smallest exactly at a = 0.
-
-    Raises:
-        InvalidInput: an unknown form.
-    """
-    if choice(CURVES, form=form) == "correct":
-        return 2 * max(_phi(a), _phi(-a))
-    spread = 2 * sigmoid(a) * sigmoid(-a)
-    return log1p_exp(a) + 2 * (log1p_exp(-a) / log1p_exp(a) + spread + sigmoid(a))
-
-
-def sgd_curve(a: float, *, form: str = "printed") -> float:
-    """D_SGD(1)(i): ``2 e^a / (1 + e^a)``; twice the largest |s(a) - x| is ``2 max(s(a), s(-a))``.
-
-    The other branch is the constant ``2 C``.
-
-    Raises:
-        InvalidInput: an unknown form.
-    """
-    if choice(CURVES, form=form) == "correct":
-        return 2 * sigmoid(abs(a))
-    return 2 * sigmoid(a)
-
-
-def minimum(curve: Callable[[float], float], low: float, high: float) -> Minimum:
-    """The smallest point of a curve with one valley in [low, high], by golden section.
-
-    Raises:
-        InvalidInput: an empty interval.
-    """
-    positive(length=high - low)
-    golden = (math.sqrt(5) - 1) / 2
-    left, right = high - golden * (high - low), low + golden * (high - low)
-    at_left, at_right = curve(left), curve(right)
-    for _ in range(80):
-        if at_left < at_right:
-            high, right, at_right = right, left, at_left
-            left = high - golden * (high - low)
-            at_left = curve(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + golden * (high - low)
-            at_right = curve(right)
-    at = (low + high) / 2
-    return Minimum(at, curve(at))
-
-
-def _phi(a: float) -> float:
-    return log1p_exp(a) + sigmoid(a) + sigmoid(a) * sigmoid(-a)

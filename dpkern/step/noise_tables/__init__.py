@@ -1,4 +1,4 @@
-"""Noise that is not drawn where it is added: made ahead, or looked up in tables.
+"""Noise that is not drawn where it is added: prefetched, or looked up in tables.
 
 ``RingPrefetch`` and ``CdtTable`` are private, ``SampleTable`` is not (``docs/noise_tables.md``).
 """

@@ -1,4 +1,4 @@
-"""A certified noise law as a cumulative table of short words, and how far from the law that is."""
+"""Make a certified noise law a cumulative table of short words, and bound the difference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIGH_BITS = 62
 
 
 def magnitudes(law: str) -> tuple[list[int], int]:
-    """``P(k)`` of the certified law, k = 0, 1, ..., as integers, and their sum."""
+    """Return ``P(k)`` of the certified law, k = 0, 1, ..., as integers, and their sum."""
     check.choice(LAWS, law=law)
     if law == "gaussian":
         masses = gaussian_masses(GAUSSIAN.counts, gaussian_tail())
@@ -54,7 +54,7 @@ class CdtLaw:
 
     @cached_property
     def cumulative(self) -> tuple[int, ...]:
-        """C_0, C_1, ... up to the first that is 2^w."""
+        """Cumulative counts C_0, C_1, ... up to the first that is 2^w."""
         masses, total = magnitudes(self.law)
         words = 1 << self.word_bits
         table: list[int] = []
@@ -85,11 +85,11 @@ class CdtLaw:
 
     @property
     def bits(self) -> int:
-        """What the table takes in memory: one word for each entry but the last."""
+        """Memory of the table in bits: one word for each entry but the last."""
         return self.word_bits * (len(self.cumulative) - 1)
 
     def magnitude(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """k for indices ``W = high 2^(w - h) + low``, int64, h = min(w, 62) bits in ``high``."""
+        """Return k for ``W = high 2^(w - h) + low``, int64; ``high`` has h = min(w, 62) bits."""
         rest = max(0, self.word_bits - HIGH_BITS)
         table = self.cumulative[:-1]
         heads = torch.tensor([entry >> rest for entry in table], dtype=torch.int64)

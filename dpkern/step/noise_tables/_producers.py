@@ -1,4 +1,4 @@
-"""Who fills blocks of draws beside the model's work: a thread on a CPU, a stream on a GPU."""
+"""Fill blocks of draws beside the model's work: by a thread on a CPU, a stream on a GPU."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NICE = 19
 """The lowest priority that Linux has."""
 
 
-class Work(Protocol):
-    """A block on its way."""
+class PendingBlock(Protocol):
+    """A block that is being filled."""
 
     def done(self) -> bool:
         """Whether it is made; on a device: launched."""
@@ -34,20 +34,23 @@ class Work(Protocol):
         ...
 
     def exception(self) -> BaseException | None:
-        """What went wrong; waits. On a device the current stream waits, the host does not."""
+        """Wait, and return what went wrong.
+
+        On a device the current stream waits, the host does not.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
-    """Room for one block."""
+class BlockBuffer:
+    """The memory of one block."""
 
     values: torch.Tensor
     rounding: torch.Tensor | None
 
     @classmethod
-    def of(cls, layout: Layout) -> Memory:
-        """Room for the draws of this layout."""
+    def of(cls, layout: Layout) -> BlockBuffer:
+        """Allocate the memory for the draws of this layout."""
         values = torch.empty(layout.count, dtype=torch.int32, device=layout.device)
         if not layout.rounding:
             return cls(values, None)
@@ -55,11 +58,11 @@ class Memory:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What there is."""
+        """The allocated tensors: noise values, then rounding bits if the layout has them."""
         return [tensor for tensor in (self.values, self.rounding) if tensor is not None]
 
     def handed_out(self, first: int) -> Draws:
-        """The block for its consumer, who loses it when these tensors are emptied."""
+        """Return the block for its consumer, which loses it when these tensors are emptied."""
         values, *rounding = map(_alias, self.tensors)
         return Draws(first, values, rounding[0] if rounding else None)
 
@@ -73,47 +76,50 @@ class Memory:
 
 
 def _give_way() -> None:
-    """This thread runs where the model's threads leave a core; Linux has priorities of threads."""
+    """Let this thread run where the model's threads leave a core.
+
+    Linux has priorities of threads.
+    """
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory under a tensor of its own, which can be emptied alone."""
+    """Return the same memory under a tensor of its own, which can be emptied alone."""
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(tensor)  # type: ignore[call-overload, no-any-return]
 
 
 class Producer(Protocol):
-    """Fills blocks one after the other."""
+    """A producer that fills blocks one after the other."""
 
     @property
     def ended(self) -> bool:
-        """Whether nobody wants what is being filled."""
+        """Whether what is being filled is no longer wanted."""
         ...
 
-    def memory(self, layout: Layout) -> Memory:
-        """Room that this producer may fill."""
+    def memory(self, layout: Layout) -> BlockBuffer:
+        """Return memory that this producer may fill."""
         ...
 
-    def submit(self, fill: Callable[[], None]) -> Work:
+    def submit(self, fill: Callable[[], None]) -> PendingBlock:
         """Fill a block when those before are filled."""
         ...
 
-    def handed_out(self, memory: Memory, first: int) -> Draws:
-        """A filled block for its consumer."""
+    def handed_out(self, memory: BlockBuffer, first: int) -> Draws:
+        """Return a filled block for its consumer."""
         ...
 
     def wait(self) -> None:
-        """Until nothing is being filled any more."""
+        """Wait until nothing is being filled any more."""
         ...
 
-    def end(self, memories: Collection[Memory]) -> None:
+    def end(self, memories: Collection[BlockBuffer]) -> None:
         """Fill nothing more and wipe these."""
         ...
 
 
 class SideThread:
-    """One thread whose kernels run alone on it, without Python's lock."""
+    """A thread whose kernels run alone on it, without Python's lock."""
 
     def __init__(self) -> None:
         # The executor's threads end with the interpreter, after what they are filling.
@@ -126,10 +132,10 @@ class SideThread:
     def ended(self) -> bool:
         return self._ended.is_set()
 
-    def memory(self, layout: Layout) -> Memory:
-        return Memory.of(layout)
+    def memory(self, layout: Layout) -> BlockBuffer:
+        return BlockBuffer.of(layout)
 
-    def submit(self, fill: Callable[[], None]) -> Work:
+    def submit(self, fill: Callable[[], None]) -> PendingBlock:
         def alone() -> None:
             with limited(1):
                 fill()
@@ -137,14 +143,14 @@ class SideThread:
         # In the submitter's context: it may have chosen a backend.
         return self._executor.submit(contextvars.copy_context().run, alone)
 
-    def handed_out(self, memory: Memory, first: int) -> Draws:
+    def handed_out(self, memory: BlockBuffer, first: int) -> Draws:
         return memory.handed_out(first)
 
     def wait(self) -> None:
         self._ended.set()
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def end(self, memories: Collection[Memory]) -> None:
+    def end(self, memories: Collection[BlockBuffer]) -> None:
         # Never waits: the garbage collector may call this on any thread, the executor's too. What
         # that is filling it wipes behind itself.
         self._ended.set()
@@ -162,19 +168,19 @@ class SideStream:
         self._consumer = torch.cuda.current_stream(device)
         self.ended = False
 
-    def memory(self, layout: Layout) -> Memory:
+    def memory(self, layout: Layout) -> BlockBuffer:
         with self._behind():
-            return Memory.of(layout)
+            return BlockBuffer.of(layout)
 
-    def submit(self, fill: Callable[[], None]) -> Work:
+    def submit(self, fill: Callable[[], None]) -> PendingBlock:
         with self._behind(), torch.no_grad():
             fill()
         made = torch.cuda.Event()  # type: ignore[no-untyped-call]
         made.record(self._stream)
         return _Launched(made, self._stream.device)
 
-    def handed_out(self, memory: Memory, first: int) -> Draws:
-        """The current stream is the consumer now."""
+    def handed_out(self, memory: BlockBuffer, first: int) -> Draws:
+        """Return a filled block, whose consumer is now the current stream."""
         self._consumer = torch.cuda.current_stream(self._stream.device)
         draws = memory.handed_out(first)
         for tensor in (draws.values, draws.rounding):
@@ -185,14 +191,14 @@ class SideStream:
     def wait(self) -> None:
         self.ended = True
 
-    def end(self, memories: Collection[Memory]) -> None:
+    def end(self, memories: Collection[BlockBuffer]) -> None:
         self.ended = True
         with self._behind(), torch.no_grad():
             for memory in tuple(memories):
                 memory.wipe()
 
     def _behind(self) -> AbstractContextManager[Any]:
-        """On this stream, behind what its consumer's has been given."""
+        """Run on this stream, behind what its consumer's has been given."""
         self._stream.wait_event(self._consumer.record_event())
         return torch.cuda.stream(self._stream)
 
@@ -213,4 +219,4 @@ class _Launched:
         torch.cuda.current_stream(self._device).wait_event(self._made)
 
 
-__all__ = ["Memory", "Producer", "SideStream", "SideThread", "Work"]
+__all__ = ["BlockBuffer", "PendingBlock", "Producer", "SideStream", "SideThread"]

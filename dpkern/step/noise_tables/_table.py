@@ -1,4 +1,4 @@
-"""A table of samples: what is in it, in which order it is read, and what a read costs."""
+"""Describe a table of samples: its contents, its reading order, and the cost of a read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READ = Counts(ADD=2, NOT=1, AND=2, OR=1)
 
 @dataclass(frozen=True, kw_only=True)
 class TableShape:
-    """Contents and reading order of a table of samples.
+    """The contents and reading order of a table of samples.
 
     Attributes:
         entries: K, a power of two from 2 to 2^24.
@@ -39,7 +39,7 @@ class TableShape:
     Raises:
         InvalidInput: numbers that do not fit each other.
 
-    Source: the read model that SPOF (appendix G) attributes to the DINAR design.
+    Reference: the read model that SPOF (appendix G) attributes to the DINAR design.
     """
 
     entries: int = 1 << 16
@@ -58,7 +58,7 @@ class TableShape:
                 "entries",
                 expected="a power of two",
                 got=self.entries,
-                remedy="The index wraps by leaving its carry out.",
+                remedy="Choose a power of two: the index wraps by leaving its carry out.",
             )
         check.integer(1, self.entries - 1, stride=self.stride)
         check.integer(0, self.entries - 1, base=self.base)
@@ -78,7 +78,7 @@ class TableShape:
         return self.entries // math.gcd(self.stride, self.entries)
 
     def samples(self, uniform: torch.Tensor) -> torch.Tensor:
-        """``round(2^f F^-1(u))``, saturated, for u in (0, 1), float64: int64."""
+        """Return ``round(2^f F^-1(u))``, saturated, for u in (0, 1), float64: int64."""
         u = uniform
         if self.distribution == "laplace":
             value = torch.where(u < 0.5, (2 * u).log(), -(2 * (1 - u)).log())
@@ -88,14 +88,14 @@ class TableShape:
         return (value * 2.0**self.fraction_bits).round().clamp(-most, most).long()
 
     def indices(self, pointer: int, count: int, mask: int = 0) -> tuple[torch.Tensor, int]:
-        """Which entries ``count`` reads fetch, int64, and the pointer after them."""
+        """Return the entries that ``count`` reads fetch, int64, and the pointer after them."""
         reads = torch.arange(1, count + 1, dtype=torch.int64)
         at = (pointer + self.base + self.stride * reads) & (self.entries - 1)
         return at ^ mask, (pointer + self.stride * count) & (self.entries - 1)
 
 
 class Circuit:
-    """Unsigned words, and how many operations were done with them. Wires cost nothing."""
+    """An operation counter of unsigned words. Wires cost nothing."""
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -105,7 +105,7 @@ class Circuit:
         return a + b
 
     def either(self, select: int, a: int, b: int, width: int) -> int:
-        """``a`` where the one-bit wire ``select`` is 1, else ``b``: (s AND a) OR (NOT s AND b)."""
+        """Return ``a`` if the wire ``select`` is 1, else ``b``: (s AND a) OR (NOT s AND b)."""
         wide = -select & ((1 << width) - 1)  # the wire, fanned out
         self.counts += Counts(NOT=1, AND=2, OR=1)
         return (wide & a) | (~wide & b)
@@ -122,7 +122,7 @@ class Circuit:
 def counted_reads(
     shape: TableShape, table: Sequence[int], pointer: int, count: int, mask: int = 0
 ) -> tuple[list[int], int, Counts]:
-    """``count`` reads as the circuit does them.
+    """Count ``count`` reads as the circuit does them.
 
     Returns:
         the samples, the pointer after them, and what it took.

@@ -1,4 +1,4 @@
-"""Noise from a cumulative table of the certified law, as hardware with a small memory draws it.
+"""Draw noise from a cumulative table of the certified law, as small hardware does.
 
 The table is public and fixed, its indices are fresh and secret: that is differential privacy, but
 for what the table's words cannot resolve (``docs/noise_tables.md``).
@@ -23,11 +23,11 @@ from .source import NoiseSource
 
 _PIECE = 1 << 16
 _SIGN, _FIRST, _SECOND = 0, 1, 1 + FINE_BITS
-"""Where sign, first and second uniform begin in the first word of a coordinate."""
+"""Bits at which sign, first and second uniform begin in a coordinate's first word."""
 
 
 class CdtTable(NoiseSource):
-    """Draws whose magnitudes are looked up in a table of ``word_bits``-bit cumulative words.
+    """A noise source that looks up its draws' magnitudes in a table of ``word_bits``-bit words.
 
     Certificates hold for the law with the table's total variation distance set aside,
     ``(1 + e^epsilon) TV`` of delta for each coordinate of each release. They are made when they are
@@ -60,7 +60,7 @@ class CdtTable(NoiseSource):
         return self.name, self._word_bits
 
     def words(self, plan: Plan) -> dict[str, int]:
-        """Keystream words: of each coordinate one and its index, and one half for rounding."""
+        """Return keystream words: one and an index for each coordinate, and a half for rounding."""
         found = dict(plan.words)
         if plan.distribution is None:
             return found
@@ -99,7 +99,7 @@ class CdtTable(NoiseSource):
         return Draws(layout.first, values.to(layout.device))
 
     def _piece(self, step: int, position: int, count: int) -> torch.Tensor:
-        """X at ``count`` positions from ``position`` on, int64."""
+        """Return X at ``count`` positions from ``position`` on, int64."""
         assert self._layout is not None
         law = self._layout.law
         own, *index = self._words_at(step, position, count)
@@ -115,7 +115,7 @@ class CdtTable(NoiseSource):
         return (signed << FINE_BITS) + first + offset
 
     def _words_at(self, step: int, position: int, count: int) -> list[torch.Tensor]:
-        """The words of these coordinates as int64: first one, then those of the index."""
+        """Return the words of these coordinates as int64: first one, then those of the index."""
         assert self._key is not None
         stream = self._key.stream(Purpose.TABLES, step)
         first, end = self._each * position, self._each * (position + count)
@@ -133,7 +133,7 @@ class CdtTable(NoiseSource):
 
 
 def _bits(words: list[torch.Tensor], count: int) -> torch.Tensor:
-    """The first ``count`` <= 62 bits of these words, int64."""
+    """Return the first ``count`` <= 62 bits of these words, int64."""
     if count == 0:
         return torch.zeros(0, dtype=torch.int64)
     if count <= 32:

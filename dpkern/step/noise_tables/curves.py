@@ -1,4 +1,4 @@
-"""What one coordinate leaks whose noise has finitely many values with masses of finite precision.
+"""Bound the leak of a coordinate whose noise has finitely many values of finite precision.
 
 For neighbours that differ by ``shift`` cells the outputs have masses p(x) and p(x - shift):
 
@@ -35,7 +35,7 @@ class Masses:
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, int]]) -> Masses:
-        """From ``(value, mass)``; values may come more than once."""
+        """Make the law of ``(value, mass)``; values may come more than once."""
         found: Counter[int] = Counter()
         for value, mass in items:
             found[value] += mass
@@ -43,7 +43,7 @@ class Masses:
         return cls(kept, sum(kept.values()))
 
     def delta(self, shift: int, epsilon: float) -> float:
-        """The smallest delta at this epsilon for neighbours ``shift`` apart."""
+        """Return the smallest delta at this epsilon for neighbours ``shift`` apart."""
         factor = Fraction(math.exp(epsilon))
         top, bottom = factor.numerator, factor.denominator
         return max(
@@ -60,7 +60,7 @@ class Masses:
         )
 
     def floor(self, shift: int) -> float:
-        """The mass that only one of the neighbours can give: delta as epsilon grows."""
+        """Return the mass that only one of the neighbours can give: delta as epsilon grows."""
         return max(
             float(
                 Fraction(
@@ -71,7 +71,7 @@ class Masses:
         )
 
     def worst_ratio(self, shift: int) -> tuple[float, float]:
-        """The largest p(x) / p(x - shift): of all x, and of those that both can give."""
+        """Return the largest p(x) / p(x - shift): of all x, and of those that both can give."""
         ratios = [
             self.mass[x] / self.mass[x - step]
             for step in (shift, -shift)
@@ -82,28 +82,28 @@ class Masses:
         return (math.inf if self.floor(shift) > 0 else both), both
 
     def moments(self) -> tuple[float, float]:
-        """Mean and variance."""
+        """Return mean and variance."""
         mean = Fraction(sum(x * p for x, p in self.mass.items()), self.total)
         square = Fraction(sum(x * x * p for x, p in self.mass.items()), self.total)
         return float(mean), float(square - mean * mean)
 
     def entropy(self) -> float:
-        """In bits."""
+        """Return the entropy in bits."""
         return -sum(p / self.total * math.log2(p / self.total) for p in self.mass.values())
 
 
 def certified(law: str) -> Masses:
-    """The certified law's released integer for a sum on a cell's edge."""
+    """Return the certified law's released integer for a sum on a cell's edge."""
     return _released(magnitudes(law)[0])
 
 
 def table(law: CdtLaw) -> Masses:
-    """The same by a cumulative table of short words."""
+    """Return the same by a cumulative table of short words."""
     return _released(law.masses)
 
 
 def _released(masses: Iterable[int]) -> Masses:
-    """``floor((K 2^14 + U1 + offset) / 2^14)``, K = k or -1 - k.
+    """Return ``floor((K 2^14 + U1 + offset) / 2^14)``, K = k or -1 - k.
 
     U1 + offset carries with probability 1/2 (Laplace: half a cell), or with 64 U2 + 32 for the
     Gaussian with the mean of (64 u + 32) / 2^14 over u = 0 .. 255: 1/2 again.
@@ -117,7 +117,7 @@ def _released(masses: Iterable[int]) -> Masses:
 
 
 def rounded_gaussian(word_bits: int, cells: int = 16) -> Masses:
-    """A Gaussian of ``cells`` cells, its cumulative probabilities rounded to ``word_bits`` bits."""
+    """Return a Gaussian of ``cells`` cells with cumulative probabilities of ``word_bits`` bits."""
     words, half = 1 << word_bits, []
     k = 0
     while True:
@@ -134,7 +134,7 @@ def rounded_gaussian(word_bits: int, cells: int = 16) -> Masses:
 
 
 def quantiles(entries: int, cells: int = 16) -> Masses:
-    """A table of a Gaussian's equally likely quantiles, rounded to its cells."""
+    """Return a table of a Gaussian's equally likely quantiles, rounded to its cells."""
     normal = NormalDist()
     return Masses.of(
         (round(cells * normal.inv_cdf((i + 0.5) / entries)), 1) for i in range(entries)

@@ -1,5 +1,7 @@
-"""Draws of the next steps made ahead, one block for each step; their bits are those that the update
-would draw itself."""
+"""Prefetch the draws of the next steps, one block for each step.
+
+Their bits are those that the update would draw itself.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +18,19 @@ from ...base.rng import Purpose, Stream
 from ...ops import noise
 from ...ops.update import Draws
 from ..noise import purpose_of
-from ._producers import Memory, Producer, SideStream, SideThread, Work
+from ._producers import BlockBuffer, PendingBlock, Producer, SideStream, SideThread
 from .source import LAST_STEP, Layout, NoiseSource
 
 PIECE = 1 << 20
-"""Draws between two looks at whether anybody still wants them, and who else is making them."""
+"""Draws between two checks whether they are still wanted, and which threads make them."""
 
 
 class RingPrefetch(NoiseSource):
-    """Blocks of fresh draws, made beside the model's work: by a thread of low priority on a CPU
-    (what it has not begun when its step comes, the step's own threads make), on a stream of the
-    lowest priority on a GPU (that part has not yet run on one).
+    """A noise source that makes blocks of fresh draws beside the model's work.
+
+    On a CPU a thread of low priority makes them; what it has not begun when its step comes, the
+    step's own threads make. On a GPU a stream of the lowest priority does (that part has not yet
+    run on one).
 
     A block is filled for step n, handed out once to step n, and filled with draws of a later step
     when ``done`` gives it back; ``close``, garbage collection and the end of the process zero all
@@ -47,14 +51,14 @@ class RingPrefetch(NoiseSource):
         super().__init__()
         self._depth = check.integer(1, 64, depth=depth)
         self._producer: Producer | None = None
-        self._free: list[Memory] = []
-        self._idle: set[Memory] = set()
+        self._free: list[BlockBuffer] = []
+        self._idle: set[BlockBuffer] = set()
         self._blocks: deque[_Block] = deque()
-        self._used: Memory | None = None
+        self._used: BlockBuffer | None = None
         self._words = {"produced": 0, "consumed": 0, "discarded": 0}
 
     def provenance(self) -> dict[str, Any]:
-        """Fresh draws: words produced, consumed, discarded, and waiting for their step."""
+        """Return counts of words produced, consumed, discarded, and waiting for their step."""
         with self._mine():
             waiting = self._size * sum(block.work.done() for block in self._blocks)
             words = {**self._words, "waiting": waiting}
@@ -70,7 +74,7 @@ class RingPrefetch(NoiseSource):
         }
 
     def _begin(self, step: int) -> None:
-        """Blocks for this step and those after it, as far as there is memory."""
+        """Begin blocks for this step and those after it, as far as there is memory."""
         assert self._layout is not None
         if self._producer is None:
             self._start(self._layout)
@@ -142,7 +146,7 @@ class RingPrefetch(NoiseSource):
             return
 
     def _discard(self, block: _Block) -> None:
-        """Nobody will ever see these draws."""
+        """Discard these draws, which will never be used."""
         if not block.work.cancel() and block.work.exception() is None:
             self._words["produced"] += self._size
             self._words["discarded"] += self._size
@@ -160,8 +164,11 @@ class RingPrefetch(NoiseSource):
             self._free, self._producer = [], None
 
     def _forked(self) -> None:
-        """The parent's blocks, thread and stream stay with the parent, and here only in memory that
-        nobody reads: letting go of a thread's queue would touch locks that are its."""
+        """Drop the parent's blocks, thread and stream, which stay with the parent.
+
+        Here they exist only in memory that is not read: letting go of a thread's queue would touch
+        locks that are its.
+        """
         if self._producer is not None:
             self._finalizer.detach()
             self._parents = (self._producer, self._blocks, self._idle, self._used)
@@ -181,24 +188,24 @@ class RingPrefetch(NoiseSource):
 
 @dataclass(frozen=True)
 class _Pieces:
-    """A block's draws, piece by piece; whoever asks makes the next one.
+    """The draws of a block, piece by piece; each request makes the next one.
 
     Attributes:
         memory: where they go.
         streams: of the draws and of the rounding bits.
         layout: which draws.
-        backend: who makes them.
-        starts: of the pieces that nobody has begun; each is given to one thread.
+        backend: name of the backend that makes them.
+        starts: of the pieces that no thread has begun; each is given to one thread.
     """
 
-    memory: Memory
+    memory: BlockBuffer
     streams: tuple[Stream, Stream]
     layout: Layout
     backend: str | None
     starts: Iterator[int]
 
     def make(self, producer: Producer) -> None:
-        """Make pieces until all are begun, or nobody wants them any more."""
+        """Make pieces until all are begun, or none is wanted any more."""
         for start in self.starts:
             if producer.ended:
                 return
@@ -212,7 +219,7 @@ class _Pieces:
                 noise.rounding_bits(self.streams[1], out=bits, **where)
 
     def fill(self, producer: Producer) -> None:
-        """``make``, by the producer, who wipes what nobody wants any more."""
+        """Run ``make`` in the producer, which wipes what is no longer wanted."""
         try:
             self.make(producer)
         finally:
@@ -226,16 +233,16 @@ class _Block:
 
     step: int
     pieces: _Pieces
-    work: Work
+    work: PendingBlock
 
     @property
-    def memory(self) -> Memory:
-        """Where its draws are."""
+    def memory(self) -> BlockBuffer:
+        """The memory of its draws."""
         return self.pieces.memory
 
     @property
     def streams(self) -> tuple[Stream, Stream]:
-        """What its draws are made from."""
+        """The streams of its draws."""
         return self.pieces.streams
 
 

@@ -1,8 +1,8 @@
-"""Noise from a table of ready-made samples that is read again and again, as the published hardware
-does it.
+"""Read noise again and again from a table of ready-made samples, as published hardware does.
 
-It protects nothing: whoever knows the table, or sees two releases that read the same entries, takes
-the noise off. It is here so that this can be measured; ledgers and reports call it non-private.
+It protects nothing: knowing the table, or seeing two releases that read the same entries, one can
+subtract the noise. It is here so that this can be measured; ledgers and reports call it
+non-private.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAMPLES, POINTER, MASK = 1, 2, 3
 
 
 class SampleTable(NoiseSource):
-    """Draws read from a table that is filled once, from the run's key.
+    """A noise source that reads draws from a table filled once, from the run's key.
 
     A step reads as many samples as it has positions and goes on where the last one stopped. Not
     private, whatever its size: epsilon is infinite.
@@ -54,7 +54,7 @@ class SampleTable(NoiseSource):
         return self.name, self.shape
 
     def words(self, plan: Plan) -> dict[str, int]:
-        """Keystream words of the rounding alone: nothing else is fresh."""
+        """Return keystream words of the rounding alone: nothing else is fresh."""
         inline = plan.words
         drawn = [block.size for block in plan.blocks if block.sd > 0]
         tiles = sum(-(-size // 512) for size in drawn)
@@ -66,7 +66,7 @@ class SampleTable(NoiseSource):
 
     @property
     def warning(self) -> str:
-        """Why nothing is certified."""
+        """The reason why nothing is certified."""
         return (
             f"table of {self.shape.entries} samples reused: no DP guarantee (delta = 1 against an "
             "adversary who knows the table)"
@@ -97,7 +97,7 @@ class SampleTable(NoiseSource):
         self._pointer = self._secret(0, POINTER)
 
     def _secret(self, step: int, which: int) -> int:
-        """A secret index."""
+        """Return a secret index."""
         assert self._key is not None
         stream = self._key.stream(Purpose.TABLES, step, which)
         word = noise.keystream(stream, first_block=0, blocks=1)[0]
@@ -109,7 +109,7 @@ class SampleTable(NoiseSource):
 
 
 def table_of(key: Key, shape: TableShape) -> torch.Tensor:
-    """The samples that this key fills a table with, int64 ``[K]`` in units of 2^-fraction_bits."""
+    """Return the samples that this key fills a table with, int64 ``[K]``, unit 2^-fraction_bits."""
     stream = key.stream(Purpose.TABLES, 0, SAMPLES)
     words = noise.keystream(stream, first_block=0, blocks=-(-shape.entries // 16))
     whole = words[: shape.entries].to(torch.int64) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Where the draws of a private step come from, if not from the update itself.
+"""Noise sources: the origin of a private step's draws, if it is not the update itself.
 
 A draw that is used twice cancels in the difference of two releases. So whatever a source is made
 of, it hands each step's draws out once, in the order of the steps, and takes them back empty.
@@ -31,7 +31,7 @@ LAST_STEP = 2**32 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Which draws a step needs; the same at every step, while scales may change.
+    """The draws that a step needs, the same at every step, while scales may change.
 
     Attributes:
         law: ``gaussian`` or ``laplace``.
@@ -68,7 +68,7 @@ class Layout:
         *,
         rounding: bool,
     ) -> Self:
-        """The draws of tensors of these sizes at these positions of the noise stream.
+        """Lay out the draws of tensors of these sizes at these positions of the noise stream.
 
         Raises:
             InvalidInput: as the class, or positions and sizes that do not fit.
@@ -85,7 +85,7 @@ class Layout:
 
     @classmethod
     def of_plan(cls, plan: Plan, device: torch.device) -> Self | None:
-        """The draws of one release of this plan; None: it adds no noise."""
+        """Return the draws of one release of this plan. None means that it adds no noise."""
         if plan.distribution is None:
             return None
         sizes = [block.size for block in plan.blocks]
@@ -101,7 +101,7 @@ class Layout:
 
 
 class NoiseSource(ABC):
-    """Draws of one ``DPStep``, or of a loop of one's own around ``update.step``.
+    """A source of draws for one ``DPStep``, or for a loop of one's own around ``update.step``.
 
     ``bind`` it once, then for every step ``take`` its draws, launch the update, and say ``done``.
     Calls may come from any thread, but while draws are out they are the thread's that took them:
@@ -112,11 +112,11 @@ class NoiseSource(ABC):
     """
 
     name = ""
-    """What reports call it."""
+    """The name in reports."""
 
     @property
     def warning(self) -> str:
-        """Why nothing that it noises is private; empty: it is."""
+        """The reason why nothing that it noises is private; empty if it is."""
         return ""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class NoiseSource(ABC):
 
     @property
     def layout(self) -> Layout | None:
-        """What it was bound to."""
+        """The layout that it was bound to."""
         return self._layout
 
     def bind(self, key: Key, layout: Layout, *, backend: str | None = None) -> None:
@@ -147,7 +147,7 @@ class NoiseSource(ABC):
         self._key, self._layout, self._backend = key, layout, backend
 
     def prepare(self, step: int) -> None:
-        """The draws of this step will be asked for next: a source that works ahead may begin.
+        """Announce that the draws of this step come next: a source that works ahead may begin.
 
         Raises:
             PrivacyError: no key, a step that is out, or a closed source.
@@ -157,7 +157,7 @@ class NoiseSource(ABC):
             self._begin(step)
 
     def take(self, step: int) -> Draws:
-        """The draws of this step, once; steps in between are never made good.
+        """Return the draws of this step, once; steps in between are never made good.
 
         Raises:
             PrivacyError: a step that is out or lies before one that is, a source without a key, a
@@ -173,7 +173,7 @@ class NoiseSource(ABC):
             return draws
 
     def done(self) -> None:
-        """The update that needed the draws has been launched: whoever keeps them has nothing.
+        """Note that the update that needed the draws was launched, and empty the draws.
 
         Raises:
             PrivacyError: draws that another thread has.
@@ -185,7 +185,7 @@ class NoiseSource(ABC):
                 self._finish()
 
     def close(self) -> None:
-        """Wipe everything and hand out nothing more. Calling it twice changes nothing.
+        """Wipe everything and yield nothing more. Calling it twice changes nothing.
 
         Draws that another thread has are left to it until it says ``done``.
         """
@@ -196,7 +196,7 @@ class NoiseSource(ABC):
                 self._finish()
 
     def covered(self, plan: Plan) -> Accountable:
-        """What a release of this plan with these draws certifies."""
+        """Return what a release of this plan with these draws certifies."""
         return plan
 
     @property
@@ -206,26 +206,26 @@ class NoiseSource(ABC):
 
     @property
     def settings(self) -> tuple[object, ...]:
-        """What decides the draws besides key and layout: the same in every process of a group."""
+        """The settings that decide the draws besides key and layout, the same in all processes."""
         return (self.name,)
 
     def words(self, plan: Plan) -> dict[str, int]:
-        """Keystream words that one release of this plan ``produced`` and ``consumed``."""
+        """Return keystream words that one release of this plan ``produced`` and ``consumed``."""
         return plan.words
 
     @abstractmethod
     def provenance(self) -> dict[str, Any]:
-        """Where the draws came from and how often they were used, as JSON values."""
+        """Return where the draws came from and how often they were used, as JSON values."""
 
     @abstractmethod
     def _made(self, step: int) -> Draws:
-        """The draws of this step; a source's own lock is held."""
+        """Return the draws of this step; a source's own lock is held."""
 
     def _begin(self, step: int) -> None:  # noqa: B027
         """Begin with this step, if the source works ahead."""
 
     def _returned(self) -> None:  # noqa: B027
-        """The draws that were out are empty now."""
+        """Note that the draws that were out are empty now."""
 
     def _end(self) -> None:  # noqa: B027
         """Let go of everything."""
@@ -249,8 +249,10 @@ class NoiseSource(ABC):
             self._refuse("done() by the thread that has the last draws", "a call of another thread")
 
     def _take_back(self) -> None:
-        """Leave whoever still holds the draws with empty tensors, never with zeros: an update
-        without noise."""
+        """Leave any holder of the draws with empty tensors.
+
+        Zeros would make an update without noise.
+        """
         draws, self._out, self._user = self._out, None, None
         if draws is None:
             return
@@ -260,7 +262,7 @@ class NoiseSource(ABC):
         self._returned()
 
     def _mine(self) -> threading.Lock:
-        """The lock, of this process: a fork may have caught the parent's in use."""
+        """Return the lock, of this process: a fork may have caught the parent's in use."""
         if os.getpid() != self._process:
             self._process, self._lock, self._out = os.getpid(), threading.Lock(), None
             self._forked()
@@ -280,7 +282,7 @@ class NoiseSource(ABC):
             type(self).__name__,
             expected=expected,
             got=got,
-            remedy="Every step takes its own draws, once.",
+            remedy="Take the draws of each step once, in the order of the steps.",
         )
 
     def __enter__(self) -> Self:
@@ -295,12 +297,12 @@ class NoiseSource(ABC):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Two sources would hand the same draws out."""
+        """Refuse copies: two sources would yield the same draws."""
         self._refuse("a source that stays where it was made", "a copy or a pickle")
 
 
 def check_source(source: object) -> None:
-    """A noise source, or None.
+    """Check that this is a noise source, or None.
 
     Raises:
         InvalidInput: anything else.
@@ -310,7 +312,7 @@ def check_source(source: object) -> None:
             "noise_source",
             expected="a NoiseSource such as noise_tables.RingPrefetch(), or None",
             got=type(source).__name__,
-            remedy="None draws the noise inside the update.",
+            remedy="Pass None to draw the noise inside the update.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the corpus is made of: releases as plain functions of records, and neighbours for them."""
+"""The parts of the corpus: releases as plain functions of records, and neighbours for them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Generator, Tensor
 
 from dpkern.audit import sensitivity
-from dpkern.audit.claims import Claim, Nothing
+from dpkern.audit.claims import Claim, NoClaim
 from dpkern.audit.findings import Check
 from dpkern.audit.likelihood import LaplaceRatio
 from dpkern.audit.subject import Pair, Subject
 
-NOTHING = Nothing()
+NOTHING = NoClaim()
 
 GRID = 2.0**-20
 """Releases are rounded to multiples of this, so that nothing but their law is looked at."""
@@ -24,7 +24,7 @@ Mechanism = Callable[[Tensor, int, Generator], Tensor]
 """``(records [B, d], runs, generator)`` -> ``[runs, d']`` float64."""
 
 Neighbours = Callable[["Tensor | None"], Sequence[Pair]]
-"""From the direction with least noise to the pairs to try."""
+"""A function from the direction with least noise to the pairs to try."""
 
 Asked = Callable[[bool], Sequence[Check]]
 """Checks of a subject's own; told whether slow ones are to be left out."""

@@ -1,4 +1,4 @@
-"""What is said of a run beside its releases: statements and batches, as a subject's checks."""
+"""Statements about a run and its batches, as a subject's checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kit import Asked, Release, add_record
 from .sound.gaussian import CLAIM, D, dpsgd
 
 RECORDS, BATCH, STEPS = 1000, 50, 200
-"""Of the batches that are drawn."""
+"""Records, batch size and steps of the drawn batches."""
 
 
 def statement(multiplier: float, epsilon: float, *, steps: int = 1, **other: Any) -> plan.Statement:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.guards import (
+    changes,
     empty,
     forward_mixing,
     losses,
@@ -33,6 +34,7 @@ TABLES = [
     right_inputs.TABLE,
     right_losses.TABLE,
     right_loops.TABLE,
+    changes.TABLE,
 ]
 
 LOOPS: list[Loop] = [loop for table in TABLES for loop in table.loops]

@@ -90,7 +90,9 @@ def test_tensors_may_begin_anywhere(emulator: ModuleType, source: str) -> None:
         x, z, a1, a2 = (torch.rand(entries, dtype=dtype)[1:].view(shape) for _ in range(4))
         what = given(shape, dtype, source, False)
         want = coef.perturb(x.clone(), backend="cpu", **what)
-        assert same(coef.perturb(x, out=coef.Coefficients(a1, a2), backend="cuda", **what), want)
+        assert same(
+            coef.perturb(x, out=coef.QuadraticCoefficients(a1, a2), backend="cuda", **what), want
+        )
         want = coef.quadratic(z.clone(), x.clone(), backend="cpu", **what)
         outs = torch.empty(shape[0] + 1, dtype=torch.float64)[1:], a1
         assert same(coef.quadratic(z, x, out=outs, backend="cuda", **what), want)

@@ -26,7 +26,7 @@ from dpkern.ops.backends import _kernels as table
 from dpkern.ops.backends import _launch, _start, cuda, cupy
 from dpkern.ops.backends._cupy_launch import Compiling
 from dpkern.ops.backends._extension import on_cpu
-from dpkern.ops.backends._kernels import Kernel
+from dpkern.ops.backends._kernels import CudaKernel
 from dpkern.ops.backends._start import Device
 from dpkern.ops.ghost import explicit
 from tests.ops.backends.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCupy
@@ -38,7 +38,7 @@ class Both:
     """Starts every kernel in the emulator, and as the cupy backend does; compares the two."""
 
     def __init__(self, emulator: ModuleType) -> None:
-        self.emulated, self.fake = cuda.Compiled(emulator), FakeCupy()
+        self.emulated, self.fake = cuda.ModuleLauncher(emulator), FakeCupy()
         self.other = Compiling(self.fake)
         self.kernels: set[str] = set()
 
@@ -50,7 +50,7 @@ class Both:
 
     def start(
         self,
-        kernel: Kernel,
+        kernel: CudaKernel,
         instance: tuple[str, ...],
         grid: tuple[int, int],
         arguments: list[Any],
@@ -179,7 +179,7 @@ def test_another_grid_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(kernel: Kernel, _: object) -> list[Any]:
+    def short(kernel: CudaKernel, _: object) -> list[Any]:
         return [(name, lambda _: np.float32(0)) for name in kernel.parameters]
 
     monkeypatch.setattr(_start, "_converters", short)

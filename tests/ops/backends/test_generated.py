@@ -110,7 +110,7 @@ def rows(batch: int, *columns: int) -> Any:
     return _tables.one(layouts.ROWS, rows=batch, **sizes)
 
 
-GRIDS: list[tuple[table.Kernel, dict[str, Any], table.Grid]] = [
+GRIDS: list[tuple[table.CudaKernel, dict[str, Any], table.Grid]] = [
     (table.KEYSTREAM, {"blocks": 256}, 1),
     (table.KEYSTREAM, {"blocks": 257}, 2),
     # A block makes eight tiles of 512 coordinates.
@@ -156,7 +156,7 @@ GRIDS: list[tuple[table.Kernel, dict[str, Any], table.Grid]] = [
     GRIDS,
     ids=[f"{kernel.name}-{i}" for i, (kernel, *_) in enumerate(GRIDS)],
 )
-def test_grids(kernel: table.Kernel, arguments: dict[str, Any], grid: table.Grid) -> None:
+def test_grids(kernel: table.CudaKernel, arguments: dict[str, Any], grid: table.Grid) -> None:
     assert kernel.grid(**arguments) == grid
 
 

@@ -42,6 +42,20 @@ def _bins(band: Band, groups: int, *taps: int) -> dict[str, Any]:
     }
 
 
+def _blocks(count: int) -> tuple[dict[str, Any], ...]:
+    """Hidden units, and so many rows of weights for each."""
+    return tuple({"H": hidden, "G": count * hidden} for hidden in (3, 16, 37))
+
+
+def _contracting(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
+    """Weights of states that forget: of others rounding errors grow with every time step."""
+    return call.normal(shape) / (3 * math.sqrt(max(1, shape[1])))
+
+
+BOUNDED = {name: lambda call, shape: call.uniform(shape) for name in ("before", "last")}
+STABLE = {"w_hh": _contracting, "gates": lambda call, shape: call.uniform(shape)}
+
+
 def _ids(call: Call, shape: tuple[int, ...]) -> torch.Tensor:
     return call.integers(call.sizes.get("V", 5), shape)
 
@@ -102,6 +116,11 @@ EMBEDDING = Facts(
     positive=frozenset({"V"}),
     blind=frozenset({"g"}),
 )
+WHOLE = Facts(
+    # Large enough that an integer more or less is a small part of it.
+    entries={"factors": lambda call, shape: (call.uniform(shape) + 0.25) * 2**14},
+    bounds={F32: 2e-4, F64: 2e-4},
+)
 CIRCULANT = Facts(
     examples=(
         {"band": None},
@@ -142,9 +161,17 @@ FACTS: dict[str, Facts] = {
         positive=CHANNELS,
         options={"route": ("auto", "direct")},
     ),
+    "ghost.conv_integer_sum": replace(WHOLE, examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS),
     "ghost.conv_sum": Facts(examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS),
+    "ghost.conv_sum_error": Facts(
+        examples=(*CONVOLUTIONS, VOLUME), positive=CHANNELS, rounded_alike=True
+    ),
+    "ghost.embedding_integer_sum": replace(
+        EMBEDDING, entries={**WHOLE.entries, **EMBEDDING.entries}, bounds=WHOLE.bounds
+    ),
     "ghost.embedding_norm": EMBEDDING,
     "ghost.embedding_sum": EMBEDDING,
+    "ghost.explicit_integer_sum": WHOLE,
     "ghost.explicit_norm": Facts(),
     "ghost.group_norm_backward": Facts(
         examples=({"C": 6, "groups": 3}, {"C": 5, "groups": 1}, {"C": 4, "groups": 4}),
@@ -155,9 +182,22 @@ FACTS: dict[str, Facts] = {
     "ghost.linear_norm": Facts(
         examples=({}, {"T": 1, "route": "rank_one"}), options={"route": ("auto", "gram", "direct")}
     ),
+    "ghost.linear_integer_sum": replace(
+        WHOLE,
+        examples=({}, {"T": 1}, {"T": 1, "rounding": "nearest"}),
+        options={"rounding": ("truncate",)},
+    ),
     "ghost.linear_sum": Facts(),
+    "ghost.linear_sum_error": Facts(rounded_alike=True),
     "ghost.rms_norm_backward": Facts(),
     "ghost.tied_cross": EMBEDDING,
+    "ghost.tied_integer_sum": replace(
+        WHOLE,
+        examples=EMBEDDING.examples,
+        entries={**WHOLE.entries, "ids": lambda call, shape: call.integers(call.sizes["p"], shape)},
+        positive=frozenset({"p"}),
+    ),
+    "ghost.tied_sum_error": replace(EMBEDDING, rounded_alike=True),
     "noise.add_noise": Facts(
         examples=(
             {"stream": STREAM, "scale": _scale, "rounding": ROUNDING},
@@ -173,6 +213,18 @@ FACTS: dict[str, Facts] = {
     "noise.lattice_draws": DRAWS,
     "noise.rounding_bits": DRAWS,
     "product.matmul": Facts(samples="N"),
+    "recurrent.gru": Facts(examples=_blocks(3), entries=STABLE, positive=frozenset({"H", "G"})),
+    "recurrent.gru_backward": Facts(
+        examples=tuple(sizes | {"Q": 4 * sizes["H"]} for sizes in _blocks(3)),
+        entries=STABLE,
+        positive=frozenset({"H", "G", "Q"}),
+    ),
+    "recurrent.lstm": Facts(examples=_blocks(4), entries=STABLE, positive=frozenset({"H", "G"})),
+    "recurrent.lstm_backward": Facts(
+        examples=_blocks(4), entries=STABLE, positive=frozenset({"H", "G"})
+    ),
+    "recurrent.rnn": Facts(entries=STABLE),
+    "recurrent.rnn_backward": Facts(entries=STABLE | BOUNDED),
     "spectral.bins_sum": Facts(
         examples=(_bins(LINE, 1, 3), _bins(PLANE, 2, 3, 2)),
         shapes={

@@ -294,7 +294,7 @@ def test_upstream_excluding_orders_is_not_logged(caplog: pytest.LogCaptureFixtur
     ("law", "first", "log2_mass"), [("Gaussian", 781, -109.25), ("Laplace", 4335, -96.8)]
 )
 def test_where_the_laws_are_cut(law: str, first: int, log2_mass: float) -> None:
-    found, mass = tails.cut(f"{law}DpEvent")
+    found, mass = tails.tail_cutoff(f"{law}DpEvent")
     assert found == first
     assert math.log2(mass) == pytest.approx(log2_mass, abs=0.05)
     assert law != "Gaussian" or mass <= 2.0**-109.2
@@ -319,7 +319,7 @@ def test_reserve_above_delta_certifies_nothing(spent: float) -> None:
 
 def escape(multiplier: float, dimension: int, epsilon: float, **options: Any) -> float:
     leaf = events.leaves(events.gaussian(multiplier), options.get("steps", 1))[0]
-    return tails.escape_mass(leaf, options.get("relation", "add_remove"), dimension, epsilon)
+    return tails.tail_delta(leaf, options.get("relation", "add_remove"), dimension, epsilon)
 
 
 def test_escape_mass() -> None:

@@ -14,7 +14,7 @@ from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.privacy import accounting
 from dpkern.privacy.accounting import Ledger, events
 from dpkern.privacy.accounting.events import EventSpec
-from dpkern.privacy.mechanisms import DPSGD, Open
+from dpkern.privacy.mechanisms import DPSGD, PartialNoiseMap
 from tests.engine.released_cases import CONV, Made, gradients, make
 from tests.privacy.accounting.accounting_cases import Event
 
@@ -157,7 +157,7 @@ def test_the_report_shows_claim_certificate_and_notes() -> None:
         (Made(noise_point="per_sample"), None, "number of samples"),
         (Made(stretches=(1.0, 100.0, 1.0)), None, "below 2^-4"),
         (
-            Made(releases=(Open(site=CONV, noise=np.eye(4)), None, None)),
+            Made(releases=(PartialNoiseMap(site=CONV, noise=np.eye(4)), None, None)),
             None,
             "directions without noise",
         ),

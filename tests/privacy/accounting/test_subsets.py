@@ -13,7 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from numpy.typing import NDArray
 from scipy.stats import laplace, norm
 
-from dpkern.audit import optimistic
+from dpkern.audit import epsilon_lower_bound
 from dpkern.privacy import accounting
 from dpkern.privacy.accounting import accountants, events, subsets
 from dpkern.privacy.accounting.events import GAUSSIAN_EVENT, LAPLACE_EVENT
@@ -240,7 +240,7 @@ def test_certified_between_a_lower_bound_and_the_renyi_bound(
     event = events.sampled_without_replacement(
         100_000, round(fraction * 100_000), events.gaussian(sigma)
     )
-    lower = optimistic.epsilon_lower(event, "replace_one", 1e-5, steps=steps)
+    lower = epsilon_lower_bound.epsilon_lower(event, "replace_one", 1e-5, steps=steps)
     assert lower < found.epsilon < found.bounds["RDP"]
     assert lower > 0.75 * found.epsilon
     assert found.epsilon < fixed(sigma, 1.0, steps).epsilon

@@ -46,7 +46,7 @@ def hockey_stick(p: Floats, q: Floats, epsilon: float) -> float:
 def reserve(sigma: float, epsilon: float, rate: float = 1.0, **options: Any) -> float:
     leaf = events.leaves(events.poisson_sampled(rate, events.gaussian(sigma)))[0]
     relation = options.get("relation", "add_remove")
-    return tails.escape_mass(leaf, relation, options.get("dimension", 1), epsilon)
+    return tails.tail_delta(leaf, relation, options.get("dimension", 1), epsilon)
 
 
 SHIFTS = [400, 500, 560, 640, 700, 780, 1024]
@@ -76,7 +76,7 @@ def test_the_real_law_is_within_the_reserve_of_its_ideal(shift: int, rate: float
 def test_no_split_of_a_shift_exceeds_the_bound(dimension: int) -> None:
     spread = np.random.default_rng(2)
     for law, power in ((GAUSSIAN_EVENT, 2), (LAPLACE_EVENT, 1)):
-        room = tails.cut(law)[0] - 8
+        room = tails.tail_cutoff(law)[0] - 8
         for _ in range(60):
             shifts = np.abs(spread.standard_cauchy(dimension)) ** 2
             shifts *= spread.uniform(1, 1.1 * room) / float(np.sum(shifts**power)) ** (1 / power)
@@ -88,7 +88,7 @@ def test_no_split_of_a_shift_exceeds_the_bound(dimension: int) -> None:
 
 def test_the_bound_is_close_where_one_coordinate_takes_it_all() -> None:
     for shift in (500.0, 600.0, 700.0):
-        one = tails._reaches(GAUSSIAN_EVENT, tails.cut(GAUSSIAN_EVENT)[0] - 8 - shift)
+        one = tails._reaches(GAUSSIAN_EVENT, tails.tail_cutoff(GAUSSIAN_EVENT)[0] - 8 - shift)
         assert one <= tails.outcomes_beyond(GAUSSIAN_EVENT, shift, 10**9) <= one * 1.05
 
 
@@ -128,7 +128,7 @@ def test_sampling_and_relation_scale_the_reserve() -> None:
     assert reserve(0.13, math.inf, 0.01) == pytest.approx(0.01 * whole)
     subset = events.sampled_without_replacement(100, 1, events.gaussian(0.26))
     leaf = events.leaves(subset)[0]
-    found = tails.escape_mass(leaf, "replace_one", 1, math.inf)
+    found = tails.tail_delta(leaf, "replace_one", 1, math.inf)
     assert found == pytest.approx(0.01 * whole)
     replaced = reserve(0.26, math.inf, 0.01, relation="replace_one")
     assert replaced == pytest.approx(2 * found)

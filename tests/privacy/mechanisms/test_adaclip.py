@@ -13,7 +13,7 @@ from dpkern import DPStep
 from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.ops import clip, update
 from dpkern.privacy.mechanisms import DPSGD, AdaClip
-from dpkern.privacy.mechanisms.release import Diagonal
+from dpkern.privacy.mechanisms.release import DiagonalMap
 
 SHAPES = [(3, 4), (5,)]
 BATCH = 6
@@ -84,7 +84,7 @@ def test_noise_is_scaled_and_its_variance_taken_off(arithmetic: str) -> None:
     mechanism = adaclip(initial_scale=0.5, arithmetic=arithmetic)
     step = step_of(mechanism, unsafe_seed=1)
     scale = step.plan.blocks[0].release
-    assert isinstance(scale, Diagonal)
+    assert isinstance(scale, DiagonalMap)
     assert scale.scale is not None
     b = scale.scale.flatten()[0].item()
     assert b == pytest.approx(0.5 * np.sqrt(17))
@@ -113,7 +113,7 @@ def test_the_event_is_dpsgds_whatever_was_learnt(arithmetic: str) -> None:
         assert plan.spec == wanted.spec
         assert plan.private
         for block in plan.blocks:
-            assert isinstance(block.release, Diagonal)
+            assert isinstance(block.release, DiagonalMap)
             assert block.release.norm == "release"
     assert mechanism.event_spec(17) == mechanism.plan(SHAPES).event_spec()
 

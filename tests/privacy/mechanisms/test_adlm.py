@@ -18,12 +18,12 @@ from dpkern.objective.adlm_release import release, relevance_of
 from dpkern.privacy.accounting import accountants, events
 from dpkern.privacy.mechanisms import ILM, AdLM, adlm_noise
 from dpkern.privacy.theory import adlm
-from dpkern.privacy.theory.adlm import CIFAR10, MNIST, FirstLayer, Setting
+from dpkern.privacy.theory.adlm import CIFAR10, MNIST, AdlmSetting, FirstLayer
 from tests.objective.adlm_data import labelled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-TINY = Setting(
+TINY = AdlmSetting(
     name="tiny",
     layer=FirstLayer(features=2, maps=1),
     records=20_000,
@@ -43,7 +43,7 @@ def betas_of(mechanism: AdLM) -> torch.Tensor:
 @pytest.mark.parametrize("sizes", [MNIST, CIFAR10], ids=["mnist", "cifar10"])
 @pytest.mark.parametrize("epsilon", [0.25, 8.0])
 def test_corrected_keeps_its_promise(
-    kind: type[AdLM], labels: str, sizes: Setting, epsilon: float
+    kind: type[AdLM], labels: str, sizes: AdlmSetting, epsilon: float
 ) -> None:
     mechanism = kind(epsilon=epsilon, setting=sizes, labels=labels)
     certified = mechanism.epsilon_certified(visits=10_000)
@@ -226,7 +226,7 @@ def test_refused(options: dict[str, Any], field: str) -> None:
         AdLM(**{"epsilon": 1.0, "setting": MNIST, **options})
 
 
-def sizes_of(architecture: str = "digits", batch: int = 20) -> Setting:
+def sizes_of(architecture: str = "digits", batch: int = 20) -> AdlmSetting:
     data = labelled()
     network = build(architecture, data.row_shape, data.classes, seed=0)
     return setting(network, data.row_shape, records=len(data.x), batch=batch)

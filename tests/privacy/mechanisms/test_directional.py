@@ -15,7 +15,7 @@ from dpkern.base.errors import InvalidInput
 from dpkern.papers.directional import optimum as theory
 from dpkern.privacy import accounting
 from dpkern.privacy.mechanisms import DPSGD, AdaClip, Directional, _shape
-from dpkern.privacy.mechanisms.release import Diagonal
+from dpkern.privacy.mechanisms.release import DiagonalMap
 from dpkern.privacy.theory import rdp
 
 SHAPES = [(3, 4), (5,)]
@@ -251,8 +251,8 @@ def test_elliptic_noise_certifies_the_multiplier_whatever_its_scales(arithmetic:
         plan = mechanism.plan(SHAPES, memory)
         assert plan.spec == plain.spec
         releases = [block.release for block in plan.blocks]
-        assert all(isinstance(r, Diagonal) and r.norm == "release" for r in releases)
-        squares = [r.scale.square().sum() for r in releases if isinstance(r, Diagonal)
+        assert all(isinstance(r, DiagonalMap) and r.norm == "release" for r in releases)
+        squares = [r.scale.square().sum() for r in releases if isinstance(r, DiagonalMap)
                    and r.scale is not None]  # fmt: skip
         assert float(sum(squares)) == pytest.approx(17, rel=1e-6)
     assert mechanism.notes == ()
@@ -282,7 +282,7 @@ def test_scales_learnt_from_their_own_noise_do_not_vanish() -> None:
         for _ in range(40):
             step.finish()
         (block,) = step.plan.blocks
-        assert isinstance(block.release, Diagonal)
+        assert isinstance(block.release, DiagonalMap)
         assert block.release.scale is not None
         return float(block.release.scale.min() / block.release.scale.max())
 

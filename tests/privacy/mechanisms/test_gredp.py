@@ -15,7 +15,7 @@ from dpkern.base.errors import InvalidInput, PrivacyError
 from dpkern.ops.spectral import literal
 from dpkern.privacy.accounting import claimed_epsilon, epsilon
 from dpkern.privacy.accounting.events import non_private
-from dpkern.privacy.mechanisms import DPSGD, Crop, GReDP, Open
+from dpkern.privacy.mechanisms import DPSGD, GReDP, PartialNoiseMap, WhitenedCrop
 from tests.privacy.mechanisms.spectral_sites import NETWORK, circulant, conv, other, shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -79,7 +79,7 @@ def test_published_blocks_are_plain() -> None:
     assert plan.bounds == (0.7,) * 5
     assert [block.clip_group for block in plan.blocks] == list(range(5))
     for block, size in ((plan.blocks[0], (32, 32)), (plan.blocks[2], (14, 14))):
-        assert isinstance(block.release, Crop)
+        assert isinstance(block.release, WhitenedCrop)
         assert (block.release.norm, block.release.size) == ("spectrum", size)
         assert block.release.operands
         assert block.release.plain
@@ -164,7 +164,7 @@ def test_theorem_2_is_false_where_the_noise_is_not_circular() -> None:
 def test_real_noise_is_decided_by_mirrored_lags(site: Any, certified: float) -> None:
     plan = published(noise_kind="real", sites=(site,)).plan([site.shape])
     assert plan.noise_multiplier == pytest.approx(1.1 * certified, rel=1e-8)
-    assert isinstance(plan.blocks[0].release, Crop if certified else Open)
+    assert isinstance(plan.blocks[0].release, WhitenedCrop if certified else PartialNoiseMap)
     assert plan.distribution == "gaussian"  # there is noise, whatever it protects
     assert (plan.spec == non_private()) == (certified == 0)
     assert plan.certified_for == ("real-number sums" if certified else "nothing")
@@ -196,7 +196,7 @@ def test_cropped_norm_is_dpsgd_with_less_noise() -> None:
 
 def test_printed_scaling() -> None:
     plan = published(unitary_scaling="as_printed").plan(shapes(NETWORK))
-    gains = [block.release.gain for block in plan.blocks if isinstance(block.release, Crop)]
+    gains = [block.release.gain for block in plan.blocks if isinstance(block.release, WhitenedCrop)]
     assert gains == pytest.approx([1 / 32, 1 / 14, 1 / math.sqrt(8)])
     (block,) = (b for b in plan.blocks if b.shape == NETWORK[4].shape)
     assert block.mapped
@@ -355,5 +355,5 @@ def test_refuses_other_noise_and_other_parameters() -> None:
     sizes = {"fft_size": ((40, 36), None, None, None, None), "clip_domain": "spectrum"}
     plan = gredp(**sizes).plan(shapes(NETWORK))
     releases = [block.release for block in plan.blocks]
-    assert [r.size for r in releases if isinstance(r, Crop)] == [(40, 36), (14, 14)]
+    assert [r.size for r in releases if isinstance(r, WhitenedCrop)] == [(40, 36), (14, 14)]
     assert other(3).axes == 0

@@ -21,10 +21,10 @@ from dpkern.privacy.mechanisms import (
     CataloguedMechanism,
     Mechanism,
     ObjectivePerturbation,
-    Release,
+    ReleaseMap,
 )
-from dpkern.privacy.mechanisms.examples import Layer
-from dpkern.privacy.mechanisms.work import Work
+from dpkern.privacy.mechanisms.examples import ExampleLayer
+from dpkern.privacy.mechanisms.work import OpAccount
 
 ROOT = Path(dpkern.__file__).parents[1]
 MINE = ("dpkern/privacy/mechanisms/", "dpkern/papers/")
@@ -157,7 +157,7 @@ def test_a_callers_own_class_is_not_in_the_list() -> None:
 
 @pytest.mark.parametrize("kind", Mechanism.all(), ids=lambda kind: kind.name)
 def test_examples_can_be_made_and_told_apart(kind: type[Mechanism]) -> None:
-    made: list[Any] = [kind(**example.at(Layer(5, 3))) for example in kind.examples]
+    made: list[Any] = [kind(**example.at(ExampleLayer(5, 3))) for example in kind.examples]
     assert made
     assert kind.title
     assert kind.source
@@ -169,7 +169,7 @@ def test_examples_can_be_made_and_told_apart(kind: type[Mechanism]) -> None:
 
 def test_what_is_not_said_is_not_counted_as_nothing() -> None:
     class Forgetful(AdaClip):
-        def count_plan(self, work: Work, sizes: Sequence[int], step: int) -> None:
+        def count_plan(self, work: OpAccount, sizes: Sequence[int], step: int) -> None:
             Mechanism.count_plan(self, work, sizes, step)
 
     mechanism = Forgetful(noise_multiplier=1.0, expected_batch_size=1.0)
@@ -178,7 +178,7 @@ def test_what_is_not_said_is_not_counted_as_nothing() -> None:
 
 
 def test_a_map_that_does_not_say_is_not_counted_as_nothing() -> None:
-    class Twice(Release):
+    class Twice(ReleaseMap):
         def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
             return parameter
 

@@ -14,11 +14,11 @@ import torch
 from dpkern.base.errors import InvalidInput
 from dpkern.base.laws import SCALE_UNITS
 from dpkern.privacy.accounting import events
-from dpkern.privacy.mechanisms import DPSGD, Block, Crop, Diagonal, Open, Site
-from dpkern.privacy.mechanisms.base import LATER
+from dpkern.privacy.mechanisms import DPSGD, Block, DiagonalMap, PartialNoiseMap, Site, WhitenedCrop
+from dpkern.privacy.mechanisms.base import OPTIONAL_IN_CHECKPOINT
 from dpkern.privacy.mechanisms.certify import gaussian_spec, laplace_spec, why_not
 from dpkern.privacy.mechanisms.notes import Note, notes
-from dpkern.privacy.mechanisms.plan import laid_out
+from dpkern.privacy.mechanisms.plan import assign_positions
 from tests.engine.released_cases import CONV, SHAPES, Made, crop
 
 
@@ -27,7 +27,7 @@ def block(bound: float = 1.0, sd: float = 2.0, group: int = 0, **more: object) -
 
 
 def test_places_and_words_count_released_coordinates() -> None:
-    noisy = Open(site=CONV, noise=np.ones((4, 6)))
+    noisy = PartialNoiseMap(site=CONV, noise=np.ones((4, 6)))
     plan = Made(releases=(crop(3), None, None)).plan(SHAPES)
     assert [b.release_shape for b in plan.blocks] == [(20, 10, 3), (20,), (9, 7)]
     assert plan.positions == (0, 1024, 1536)  # 600, 20 and 63 coordinates
@@ -98,7 +98,7 @@ def test_rounding_of_float_sums_adds_to_the_norm() -> None:
     assert one == pytest.approx(1 + 2**-36 * d, rel=1e-12)
 
 
-OPEN = Open(site=CONV, noise=np.ones((4, 1)))
+OPEN = PartialNoiseMap(site=CONV, noise=np.ones((4, 1)))
 KERNEL = Block(shape=SHAPES[0], clip_group=1, bound=1.0, sd=1.0)
 
 
@@ -113,7 +113,7 @@ KERNEL = Block(shape=SHAPES[0], clip_group=1, bound=1.0, sd=1.0)
     ids=["no noise", "no bound", "infinite stretch", "open"],
 )
 def test_one_unprotected_layer_makes_all_non_private(silent: Block, says: str) -> None:
-    blocks = laid_out([block(), silent])
+    blocks = assign_positions([block(), silent])
     for law in (gaussian_spec, laplace_spec):
         assert law(blocks, "float") == events.non_private()
         assert law(blocks[:1], "float") != events.non_private()
@@ -133,8 +133,8 @@ def test_multipliers_below_the_certified_range_are_non_private() -> None:
     [
         [block(stretch=2.0)],
         [block(sd=2.0), block(sd=3.0)],
-        [replace(KERNEL, release=Crop(site=CONV, norm="spectrum"))],
-        [replace(block(), release=Diagonal(scale=torch.ones(4), norm="gradient"))],
+        [replace(KERNEL, release=WhitenedCrop(site=CONV, norm="spectrum"))],
+        [replace(block(), release=DiagonalMap(scale=torch.ones(4), norm="gradient"))],
     ],
     ids=["stretch", "two units", "spectrum", "gradient norm"],
 )
@@ -157,7 +157,7 @@ def test_a_plan_without_a_certificate_is_float() -> None:
 @dataclass(frozen=True, kw_only=True)
 class _Later(DPSGD):
     name: ClassVar[str] = "later"
-    added: int = field(default=3, metadata=LATER)
+    added: int = field(default=3, metadata=OPTIONAL_IN_CHECKPOINT)
 
 
 def test_fingerprints_outlive_new_fields() -> None:

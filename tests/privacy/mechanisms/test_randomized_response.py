@@ -63,7 +63,7 @@ def test_the_channel_is_private_exactly_and_wastes_nothing(epsilon: float, k: in
     below = sum(terms)
     assert ratio <= below
     # One more word for the truth would be too many.
-    more = symbols.lie_width(mechanism.keep + 1, k)
+    more = symbols.alternative_width(mechanism.keep + 1, k)
     assert mechanism.keep + 1 > below * (1 + Fraction(1, 1 << 80)) * more
     assert mechanism.ldp_epsilon == pytest.approx(epsilon, rel=1e-5)
     assert divergence.contraction(channel, ratio) == 0

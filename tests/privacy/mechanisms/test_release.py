@@ -7,24 +7,24 @@ import pytest
 import torch
 
 from dpkern.base.errors import InvalidInput
-from dpkern.privacy.mechanisms import Crop, Diagonal, Open, Release, Site
+from dpkern.privacy.mechanisms import DiagonalMap, PartialNoiseMap, ReleaseMap, Site, WhitenedCrop
 from tests.engine.released_cases import CONV, crop
 
 CIRCULANT = Site(kind="circulant", shape=(3, 2, 8), input=(1,), output=(1,))
 MATRIX = np.random.default_rng(3).standard_normal((5, 8))
 SCALE = torch.rand((20, 10, 2, 2), dtype=torch.float64) + 0.5
 
-RELEASES: dict[str, tuple[Release, tuple[int, ...], tuple[int, ...]]] = {
+RELEASES: dict[str, tuple[ReleaseMap, tuple[int, ...], tuple[int, ...]]] = {
     "crop": (crop(), CONV.shape, (20, 10, 4)),
     "low rank": (crop(2), CONV.shape, (20, 10, 2)),
-    "gain": (Crop(site=CONV, gain=0.25), CONV.shape, CONV.shape),
+    "gain": (WhitenedCrop(site=CONV, gain=0.25), CONV.shape, CONV.shape),
     "circulant": (
-        Crop(site=CIRCULANT, signal=MATRIX, post=np.linalg.pinv(MATRIX)),
+        WhitenedCrop(site=CIRCULANT, signal=MATRIX, post=np.linalg.pinv(MATRIX)),
         (3, 2, 8),
         (3, 2, 5),
     ),
-    "diagonal": (Diagonal(scale=SCALE), CONV.shape, CONV.shape),
-    "centre": (Diagonal(centre=SCALE), CONV.shape, CONV.shape),
+    "diagonal": (DiagonalMap(scale=SCALE), CONV.shape, CONV.shape),
+    "centre": (DiagonalMap(centre=SCALE), CONV.shape, CONV.shape),
 }
 each = pytest.mark.parametrize(
     ("release", "parameter", "shape"), list(RELEASES.values()), ids=list(RELEASES)
@@ -33,7 +33,7 @@ each = pytest.mark.parametrize(
 
 @each
 def test_maps_are_linear_and_batched(
-    release: Release, parameter: tuple[int, ...], shape: tuple[int, ...]
+    release: ReleaseMap, parameter: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     rows = torch.randn((3, *parameter), generator=torch.Generator().manual_seed(0))
     out = release.forward(rows)
@@ -77,8 +77,8 @@ def test_a_crop_is_its_matrix_on_every_pair() -> None:
 
 def test_open_adds_mapped_noise_to_the_signal() -> None:
     matrix = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-    release = Open(site=CONV, noise=matrix, gain=0.5)
-    assert not release.protects
+    release = PartialNoiseMap(site=CONV, noise=matrix, gain=0.5)
+    assert not release.covers_all_directions
     assert release.shape(CONV.shape) == (20, 10, 2)
     assert release.signal_shape(CONV.shape) == CONV.shape
     rows = torch.randn(CONV.shape)
@@ -98,21 +98,21 @@ def test_open_adds_mapped_noise_to_the_signal() -> None:
 @pytest.mark.parametrize(
     ("release", "plain", "operands"),
     [
-        (Crop(site=CONV), True, False),
-        (Crop(site=CONV, norm="spectrum"), True, True),
-        (Crop(site=CONV, gain=0.5), False, False),
+        (WhitenedCrop(site=CONV), True, False),
+        (WhitenedCrop(site=CONV, norm="spectrum"), True, True),
+        (WhitenedCrop(site=CONV, gain=0.5), False, False),
         (crop(), False, False),
         (crop(norm="kept"), False, True),
         (crop(band="half"), False, True),
-        (Diagonal(), True, False),
-        (Diagonal(centre=SCALE), False, False),
-        (Diagonal(scale=SCALE, norm="gradient"), False, False),
+        (DiagonalMap(), True, False),
+        (DiagonalMap(centre=SCALE), False, False),
+        (DiagonalMap(scale=SCALE, norm="gradient"), False, False),
     ],
 )
-def test_what_a_release_needs(release: Release, plain: bool, operands: bool) -> None:
+def test_what_a_release_needs(release: ReleaseMap, plain: bool, operands: bool) -> None:
     assert release.plain == plain
     assert release.operands == operands
-    assert release.protects
+    assert release.covers_all_directions
 
 
 def test_releases_are_compared_by_value() -> None:
@@ -121,22 +121,22 @@ def test_releases_are_compared_by_value() -> None:
     assert crop() != crop(seed=1)
     assert crop() != crop(gain=2.0)
     assert crop(band=(3, 4)) != crop(band=(3, 5))
-    assert Diagonal(scale=SCALE) == Diagonal(scale=SCALE.clone())
-    assert Diagonal(scale=SCALE) != Diagonal(scale=SCALE + 1)
-    assert Diagonal(scale=SCALE) != Diagonal(centre=SCALE)
-    assert Crop(site=CONV) != Diagonal()
+    assert DiagonalMap(scale=SCALE) == DiagonalMap(scale=SCALE.clone())
+    assert DiagonalMap(scale=SCALE) != DiagonalMap(scale=SCALE + 1)
+    assert DiagonalMap(scale=SCALE) != DiagonalMap(centre=SCALE)
+    assert WhitenedCrop(site=CONV) != DiagonalMap()
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Crop(site=CONV, signal=np.ones((3, 5))),
-        lambda: Crop(site=CONV, signal=np.ones((3, 4)), post=np.ones((3, 4))),
-        lambda: Crop(site=CONV, signal=np.ones((4, 4))),
-        lambda: Open(site=CONV, noise=np.ones((5, 4))),
-        lambda: Crop(site=Site(kind="other", shape=(3,))),
-        lambda: Crop(site=CONV, norm="whole"),
-        lambda: Diagonal(norm="spectrum"),
+        lambda: WhitenedCrop(site=CONV, signal=np.ones((3, 5))),
+        lambda: WhitenedCrop(site=CONV, signal=np.ones((3, 4)), post=np.ones((3, 4))),
+        lambda: WhitenedCrop(site=CONV, signal=np.ones((4, 4))),
+        lambda: PartialNoiseMap(site=CONV, noise=np.ones((5, 4))),
+        lambda: WhitenedCrop(site=Site(kind="other", shape=(3,))),
+        lambda: WhitenedCrop(site=CONV, norm="whole"),
+        lambda: DiagonalMap(norm="spectrum"),
     ],
     ids=["signal", "post", "no way back", "noise", "site", "norm", "diagonal norm"],
 )

@@ -14,7 +14,7 @@ from dpkern.base.errors import InvalidInput
 from dpkern.ops.spectral import Band, literal, smoothing
 from dpkern.ops.spectral._basis import covariance
 from dpkern.privacy.accounting.events import non_private
-from dpkern.privacy.mechanisms import Crop, Open, Site, SpectralDP
+from dpkern.privacy.mechanisms import PartialNoiseMap, Site, SpectralDP, WhitenedCrop
 from dpkern.privacy.mechanisms._spectral_options import grid, taps
 from dpkern.step.step import DPStep
 from tests.privacy.mechanisms.spectral_sites import NETWORK, circulant, conv, shapes
@@ -102,7 +102,7 @@ def test_corrected_releases_whitened_coordinates_as_integers() -> None:
     assert (plan.arithmetic, plan.certified_for) == ("exact", "released bits")
     assert [block.stretch for block in plan.blocks] == [1.0] * 5
     releases = [plan.blocks[i].release for i in (0, 2, 4)]
-    assert [r.norm for r in releases if isinstance(r, Crop)] == ["release"] * 3
+    assert [r.norm for r in releases if isinstance(r, WhitenedCrop)] == ["release"] * 3
     assert [b.release_shape for b in plan.blocks] == [
         (6, 1, 25), (6,), (16, 6, 25), (16,), (2, 3, 5)
     ]  # fmt: skip
@@ -121,7 +121,7 @@ def test_law_of_the_release(index: int, noise: Any, mask: str) -> None:
     mechanism = published(sites=(site,), noise_kind=noise, mask=mask, clipping="flat")
     (block,) = mechanism.plan([site.shape]).blocks
     release = block.release
-    assert isinstance(release, (Crop, Open))
+    assert isinstance(release, (WhitenedCrop, PartialNoiseMap))
     rank = block.release_shape[-1]
     pairs = math.prod(block.release_shape[:-1])
     lead = block.release_shape[:-1]
@@ -175,7 +175,7 @@ def test_noise_off_is_the_low_pass(index: int, mask: str, keep: float) -> None:
     full = literal.gredp(x, g, pipeline(site, None), generator)
     mechanism = published(sites=(site,), mask=mask, keep_fraction=keep, noise_multiplier=0.0)
     (block,) = mechanism.plan([site.shape]).blocks
-    assert isinstance(block.release, Crop)
+    assert isinstance(block.release, WhitenedCrop)
     # The engine sums filtered gradients; the maps only change their basis.
     again = block.release.back(block.release.forward(low))
     assert torch.allclose(again, low, rtol=0, atol=1e-4 * float(low.abs().max()))
@@ -228,7 +228,7 @@ def test_stretch_is_attained(noise: Any) -> None:
     """The worst correlation map of unit norm has exactly the stretch as its release norm."""
     site = conv(1, 1, 3, 6)
     (block,) = published(sites=(site,), noise_kind=noise).plan([site.shape]).blocks
-    assert isinstance(block.release, Crop)
+    assert isinstance(block.release, WhitenedCrop)
     band = Band((6, 6), "shells", 0.5)
     impulses = torch.eye(36, dtype=torch.float64).reshape(36, 6, 6)
     maps = torch.fft.ifft2(torch.fft.fft2(impulses) * torch.tensor(band.gains)).real
@@ -243,7 +243,7 @@ def test_cropped_is_dominated() -> None:
     site = conv(1, 1, 3, 34)
     mechanism = published(sites=(site,), clip_domain="cropped", noise_kind="circular_full")
     (block,) = mechanism.plan([site.shape]).blocks
-    assert isinstance(block.release, Crop)
+    assert isinstance(block.release, WhitenedCrop)
     M = smoothing(Band((34, 34), "shells", 0.5), (3, 3), (1, 1))
     back, forward = block.release.post, block.release.signal
     assert back is not None
@@ -274,7 +274,7 @@ def test_float_sums_keep_out_of_weak_directions() -> None:
     def magnified(**changes: Any) -> float:
         sites = (conv(2, 3, 5, 14),)
         (block,) = spectral(sites=sites, keep_fraction=0.1, **changes).plan(shapes(sites)).blocks
-        assert isinstance(block.release, Crop)
+        assert isinstance(block.release, WhitenedCrop)
         assert block.release.signal is not None
         return float(np.linalg.cond(block.release.signal))
 
@@ -338,7 +338,7 @@ def test_circulant_steps_as_integers() -> None:
 def test_real_noise_on_circulant_layers_is_open() -> None:
     plan = published(noise_kind="real", sites=(circulant(1, 2, 8),)).plan([(1, 2, 8)])
     (block,) = plan.blocks
-    assert isinstance(block.release, Open)
+    assert isinstance(block.release, PartialNoiseMap)
     assert block.release.band == Band((8,), "shells", 0.5)
     assert plan.spec == non_private()
     assert plan.distribution == "gaussian"
@@ -349,12 +349,12 @@ def test_sizes() -> None:
     seen = {}
     for rule in ("padded", "fast", "linear", ((40, 41),)):
         (block,) = spectral(sites=(site,), fft_size=rule).plan([site.shape]).blocks
-        assert isinstance(block.release, Crop)
+        assert isinstance(block.release, WhitenedCrop)
         seen[str(rule)] = block.release.size
         assert block.release.band == Band(block.release.size or (), "shells", 0.5)
     assert list(seen.values()) == [(35, 35), (36, 36), (67, 67), (40, 41)]
     (line,) = spectral(sites=(LAYER[1],)).plan([LAYER[1].shape]).blocks
-    assert isinstance(line.release, Crop)
+    assert isinstance(line.release, WhitenedCrop)
     assert line.release.size == (1, 12)
     # The size is part of what a checkpoint knows its run by.
     assert len({spectral(fft_size=rule).fingerprint for rule in ("padded", "fast")}) == 2

@@ -11,7 +11,7 @@ import torch
 
 from dpkern.ops.spectral import Band, literal
 from dpkern.privacy.accounting.events import non_private
-from dpkern.privacy.mechanisms import Crop, Open, SpectralDP
+from dpkern.privacy.mechanisms import PartialNoiseMap, SpectralDP, WhitenedCrop
 from tests.privacy.mechanisms.spectral_sites import LENET, NETWORK, circulant, conv, other, shapes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +29,7 @@ def test_lenet_layer_by_layer() -> None:
         plan = mechanism.plan([site.shape])
         (block,) = plan.blocks
         assert plan.noise_multiplier == pytest.approx(10 * expected, abs=6e-4)
-        assert isinstance(block.release, Crop if expected else Open)
+        assert isinstance(block.release, WhitenedCrop if expected else PartialNoiseMap)
         assert block.release.size == (size, size)
         assert (plan.spec == non_private()) == (expected == 0)
     assert coded(LENET, **once).certified_for == "nothing"
@@ -99,7 +99,7 @@ def test_release_is_the_code_without_noise(size: Any) -> None:
     )
     expected = literal.spectral_dp(x, g, config, generator)
     (block,) = coded((site,)).plan([site.shape]).blocks
-    assert isinstance(block.release, Crop)
+    assert isinstance(block.release, WhitenedCrop)
     assert block.release.size == grid
     filtered = literal.spectral_dp(x, g, replace(config, stored=False), generator)
     again = block.release.back(block.release.forward(filtered))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dpkern.base.errors import InvalidInput
+from dpkern.papers.spof import expansion, remainder
 from dpkern.privacy.theory import spof_loss, spof_sensitivity
 from tests.objective.spof_network import CODES, REAL, N, Network, real, seeded
 
@@ -75,22 +76,22 @@ def test_printed_loss_turns_at_one_and_falls_without_bound_s2() -> None:
     low, high = real(0.0, 0.2, 0.499), real(0.501, 0.8, 1.0)
     for x, unbounded in ((low, True), (high, False)):
         alpha = spof_loss.coefficients(x)
-        torch.testing.assert_close(spof_loss.stationary_point(alpha), torch.ones_like(x))
-        assert bool((spof_loss.unbounded_below(alpha) == unbounded).all())
+        torch.testing.assert_close(remainder.stationary_point(alpha), torch.ones_like(x))
+        assert bool((remainder.unbounded_below(alpha) == unbounded).all())
         at = [spof_loss.polynomial(alpha, torch.full_like(x, z)) for z in (0.9, 1.0, 1.1)]
         turns_down = (at[0] < at[1]) & (at[2] < at[1])
         assert bool((turns_down == unbounded).all())
     half = spof_loss.coefficients(real(0.5))
-    assert spof_loss.stationary_point(half).isnan().all()
-    assert not spof_loss.unbounded_below(half).any()
+    assert remainder.stationary_point(half).isnan().all()
+    assert not remainder.unbounded_below(half).any()
     ten = real(10.0)
     found = spof_loss.polynomial(spof_loss.coefficients(real(0.0)), ten).item()
     assert found == near(-19.306853, rel=1e-6)
     assert spof_loss.cross_entropy(ten, real(0.0)).item() == near(10.0000454)
 
     taylor = spof_loss.coefficients(GRID, form="taylor")
-    torch.testing.assert_close(spof_loss.stationary_point(taylor), 4 * (GRID - 0.5))
-    assert not spof_loss.unbounded_below(taylor).any()
+    torch.testing.assert_close(remainder.stationary_point(taylor), 4 * (GRID - 0.5))
+    assert not remainder.unbounded_below(taylor).any()
 
 
 def test_printed_polynomial_is_off_in_the_second_order_s3() -> None:
@@ -100,23 +101,23 @@ def test_printed_polynomial_is_off_in_the_second_order_s3() -> None:
         printed = spof_loss.polynomial(spof_loss.coefficients(x), z) - exact
         torch.testing.assert_close(printed / z**2, 0.5 * x - 0.375, atol=1e-5, rtol=0)
         taylor = spof_loss.polynomial(spof_loss.coefficients(x, form="taylor"), z) - exact
-        assert taylor.abs().item() <= spof_loss.taylor_error_bound_corrected(0.01)
+        assert taylor.abs().item() <= remainder.taylor_error_bound_corrected(0.01)
         assert taylor.item() == pytest.approx(1e-8 / 192, rel=1e-3)
 
 
 def test_no_constant_bounds_the_derivatives_s3() -> None:
-    found = [spof_loss.softplus_derivative(r) for r in range(2, 19, 2)]
+    found = [remainder.softplus_derivative(r) for r in range(2, 19, 2)]
     listed = (0.25, -0.125, 0.25, -1.0625, 7.75, -86.375, 1365.25, -29049.03, 800572.8)
     assert [float(f) for f in found] == pytest.approx(listed, rel=1e-6)
     assert found[:4] == [Fraction(1, 4), Fraction(-1, 8), Fraction(1, 4), Fraction(-17, 16)]
-    assert spof_loss.softplus_derivative(1) == Fraction(1, 2)
-    assert not any(spof_loss.softplus_derivative(r) for r in (3, 5, 7))
+    assert remainder.softplus_derivative(1) == Fraction(1, 2)
+    assert not any(remainder.softplus_derivative(r) for r in (3, 5, 7))
     at = torch.linspace(-4, 4, 8_001, dtype=REAL)
     s = torch.sigmoid(at)
     second = s * (1 - s)
-    assert (second * (1 - 2 * s)).abs().max().item() == near(spof_loss.THIRD)
+    assert (second * (1 - 2 * s)).abs().max().item() == near(remainder.THIRD)
     fourth = second * (1 - 6 * s + 6 * s**2)
-    assert fourth.abs().max().item() == near(spof_loss.FOURTH)
+    assert fourth.abs().max().item() == near(remainder.FOURTH)
 
 
 @pytest.mark.parametrize(
@@ -127,29 +128,29 @@ def test_taylor_error_and_its_bounds_v13(delta: float, observed: float) -> None:
     alpha = spof_loss.coefficients(torch.full_like(z, 0.3), form="taylor")
     error = (spof_loss.polynomial(alpha, z) - spof_loss.cross_entropy(z, real(0.3))).abs()
     assert error.max().item() == pytest.approx(observed, rel=1e-6 if delta == 1 else 4e-3)
-    assert spof_loss.taylor_error(delta) == pytest.approx(error.max().item(), rel=1e-8)
-    bound = spof_loss.taylor_error_bound_corrected(delta)
-    assert spof_loss.taylor_error(delta) <= bound
+    assert remainder.taylor_error(delta) == pytest.approx(error.max().item(), rel=1e-8)
+    bound = remainder.taylor_error_bound_corrected(delta)
+    assert remainder.taylor_error(delta) <= bound
     assert bound == near(delta**4 / 192)
     # Proposition 1 with the first of its derivatives would be below the error of what is printed.
     printed = spof_loss.coefficients(torch.zeros_like(z))
     wrong = (spof_loss.polynomial(printed, z) - torch.nn.functional.softplus(z)).abs().max().item()
-    claimed = spof_loss.taylor_error_bound_published(spof_loss.THIRD, delta)
+    claimed = remainder.taylor_error_bound_published(remainder.THIRD, delta)
     assert wrong > claimed
-    assert claimed == near(2 * spof_loss.THIRD * (math.exp(delta) - 1 - delta - delta**2 / 2))
+    assert claimed == near(2 * remainder.THIRD * (math.exp(delta) - 1 - delta - delta**2 / 2))
 
 
 def test_error_bounds_far_out_and_at_nothing() -> None:
-    assert spof_loss.taylor_error_bound_corrected(10) == near(1000 / (36 * math.sqrt(3)))
-    assert spof_loss.taylor_error(10) <= spof_loss.taylor_error_bound_corrected(10)
-    assert spof_loss.taylor_error_bound_published(3, 2) == near(6 * (math.e**2 - 5))
-    assert spof_loss.taylor_error_bound_published(1, 1e-4) == near(1e-12 / 3, rel=1e-4)
-    assert spof_loss.taylor_error_bound_published(1, 0) == 0
-    assert spof_loss.taylor_error_bound_published(1, 1 + 1e-9) == near(
-        spof_loss.taylor_error_bound_published(1, 1)
+    assert remainder.taylor_error_bound_corrected(10) == near(1000 / (36 * math.sqrt(3)))
+    assert remainder.taylor_error(10) <= remainder.taylor_error_bound_corrected(10)
+    assert remainder.taylor_error_bound_published(3, 2) == near(6 * (math.e**2 - 5))
+    assert remainder.taylor_error_bound_published(1, 1e-4) == near(1e-12 / 3, rel=1e-4)
+    assert remainder.taylor_error_bound_published(1, 0) == 0
+    assert remainder.taylor_error_bound_published(1, 1 + 1e-9) == near(
+        remainder.taylor_error_bound_published(1, 1)
     )
     with pytest.raises(InvalidInput, match="delta"):
-        spof_loss.taylor_error_bound_corrected(-1)
+        remainder.taylor_error_bound_corrected(-1)
 
 
 def test_printed_rewriting_of_the_shift_is_another_function_v7_s5() -> None:
@@ -314,7 +315,7 @@ def test_gradients_carry_the_code_unprotected_s7() -> None:
     # However much noise is on the coefficients, the decoder's gradient is h times a row.
     net = Network(users=1)
     decoder = net.decoder.clone().requires_grad_()
-    noisy = spof_loss.Coefficients(
+    noisy = spof_loss.TaylorCoefficients(
         *(c + 1e3 * torch.randn(N, generator=seeded(k), dtype=REAL)
           for k, c in enumerate(spof_loss.coefficients(net.x)))
     )  # fmt: skip
@@ -337,20 +338,20 @@ def test_local_release_costs_epsilon_once_s7() -> None:
 
 
 def test_printed_curve_v2_s11() -> None:
-    found = spof_sensitivity.minimum(spof_sensitivity.spof_curve, -1, 4)
+    found = expansion.minimum(expansion.spof_curve, -1, 4)
     assert found.at == near(0.9056884)
     assert found.value == near(4.0347750)
-    start = spof_sensitivity.spof_curve(0.0)
+    start = expansion.spof_curve(0.0)
     assert start == near(4.6931472)
     assert start / found.value - 1 == near(0.163174, rel=1e-5)
     listed = {-1: 10.0220, 0.5: 4.1324, 2: 4.4278, 3: 5.1663}
-    found_there = [spof_sensitivity.spof_curve(a) for a in listed]
+    found_there = [expansion.spof_curve(a) for a in listed]
     assert found_there == pytest.approx(list(listed.values()), abs=5e-5)
 
 
 def test_corrected_curve_is_lowest_at_zero_v3_s11() -> None:
-    curve = partial(spof_sensitivity.spof_curve, form="correct")
-    found = spof_sensitivity.minimum(curve, -1, 4)
+    curve = partial(expansion.spof_curve, form="correct")
+    found = expansion.minimum(curve, -1, 4)
     assert found.at == pytest.approx(0, abs=1e-9)
     assert found.value == near(2.8862944)
     assert [curve(a) for a in (-0.5, 0.5, -1, 1)] == pytest.approx(
@@ -363,16 +364,16 @@ def test_corrected_curve_is_lowest_at_zero_v3_s11() -> None:
 def test_the_definition_57_is_the_corrected_curve_and_not_58_s11(a: float) -> None:
     alpha = spof_loss.coefficients(GRID, a)
     defined = 2 * torch.stack(alpha).abs().sum(0).max().item()
-    assert spof_sensitivity.spof_curve(a, form="correct") == near(defined)
-    assert spof_sensitivity.spof_curve(a) != near(defined, rel=1e-2)
+    assert expansion.spof_curve(a, form="correct") == near(defined)
+    assert expansion.spof_curve(a) != near(defined, rel=1e-2)
 
 
 def test_gradient_curve() -> None:
-    assert spof_sensitivity.sgd_curve(0.0) == 1
+    assert expansion.sgd_curve(0.0) == 1
     for a in (-2.0, 0.0, 2.0):
         largest = (torch.sigmoid(real(a)) - GRID).abs().max().item()
-        assert spof_sensitivity.sgd_curve(a, form="correct") == near(2 * largest)
-        printed = spof_sensitivity.sgd_curve(a)
+        assert expansion.sgd_curve(a, form="correct") == near(2 * largest)
+        printed = expansion.sgd_curve(a)
         assert printed == near(2 * math.exp(a) / (1 + math.exp(a)))
         assert (printed == near(2 * largest)) == (a >= 0)
 
@@ -388,12 +389,12 @@ def test_log_ratio_is_that_of_two_densities() -> None:
     ("call", "name"),
     [
         (lambda: spof_loss.coefficients(GRID, form="correct"), "form"),
-        (lambda: spof_loss.softplus_derivative(0), "order"),
+        (lambda: remainder.softplus_derivative(0), "order"),
         (lambda: spof_loss.shift(GRID, -1.0), "constant"),
         (lambda: spof_sensitivity.spof_scale(0, 1.0, 0.0), "n"),
         (lambda: spof_sensitivity.spof_scale(N, 0.0, 0.0), "epsilon"),
         (lambda: spof_sensitivity.sgd_bound(N, 4.0, output_gradient="z"), "output_gradient"),
-        (lambda: spof_sensitivity.minimum(spof_sensitivity.spof_curve, 1, 1), "length"),
+        (lambda: expansion.minimum(expansion.spof_curve, 1, 1), "length"),
     ],
 )
 def test_numbers_out_of_range_are_refused(call: object, name: str) -> None:

@@ -17,18 +17,21 @@ LANES = 16
 BLOCK_WORDS = 16 * LANES
 CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint32)
 N0, N1, ROUNDS = 8, 9, 10
-"""Where they stand behind the key's eight words."""
+"""Their offsets behind the key's eight words."""
 
 
 def words_of(stream: Stream) -> Array:
-    """A stream as kernels take it."""
+    """Return a stream in the form that kernels take."""
     key, n0, n1, rounds = stream.packed()
     return np.array([*np.frombuffer(key, "<u4"), n0, n1, rounds], np.uint32)
 
 
 @inlined
 def rotate_left(x: Number, bits: int) -> Number:
-    """Of 32 bits; every operation on uint32 widens, every conversion takes the low half again."""
+    """Return 32 bits, rotated.
+
+    Every operation on uint32 widens, every conversion takes the low half again.
+    """
     return np.uint32((x << np.uint32(bits)) | (x >> np.uint32(32 - bits)))
 
 
@@ -68,7 +71,7 @@ def double_round(x: Array) -> None:
 
 @inner
 def blocks(stream: Array, n0: Number, counters: Array, start: Array, out: Array) -> None:
-    """``out[16 word + lane]``: the blocks with these sixteen 64-bit counters; ``start`` is room."""
+    """Fill ``out[16 word + lane]`` with the blocks of 16 counters of 64 bits; ``start`` is room."""
     for i in range(LANES):
         for word in range(4):
             start[16 * word + i] = CONSTANTS[word]
@@ -88,7 +91,7 @@ def blocks(stream: Array, n0: Number, counters: Array, start: Array, out: Array)
 
 @inner
 def blocks_from(stream: Array, first: Number, counters: Array, start: Array, out: Array) -> None:
-    """The sixteen blocks from counter ``first`` on."""
+    """Compute the sixteen blocks from counter ``first`` on."""
     for i in range(LANES):
         counters[i] = first + i
     blocks(stream, stream[N0], counters, start, out)
@@ -96,7 +99,7 @@ def blocks_from(stream: Array, first: Number, counters: Array, start: Array, out
 
 @kernel
 def keystream(stream: Array, first: int, out: Array, begin: int, end: int) -> None:
-    """Blocks ``begin .. end - 1`` after block ``first``, words in the order of RFC 8439."""
+    """Fill blocks ``begin .. end - 1`` after block ``first``, words in the order of RFC 8439."""
     counters = np.empty(LANES, np.int64)
     start = np.empty(BLOCK_WORDS, np.uint32)
     rows = np.empty(BLOCK_WORDS, np.uint32)

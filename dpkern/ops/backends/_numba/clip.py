@@ -1,5 +1,7 @@
-"""Norms and clipped sums of explicit per-sample gradients (csrc/cpu/clip.cpp): norm, factor and sum
-of a row follow each other while it is in the cache."""
+"""Clip and sum explicit per-sample gradients (csrc/cpu/clip.cpp).
+
+Norm, factor and sum of a row follow each other while it is in the cache.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ PER_LAYER, AUTOMATIC = STYLES.code("per_layer"), STYLES.code("automatic")
 
 @inner
 def _measure(call: Any, items: Any, row: int, like: Array, norms: Array, factors: Array) -> None:
-    """Norms of one row, and from them its clip factors; 0 for a row that is not finite."""
+    """Write norms of one row, and from them its clip factors; 0 for a row that is not finite."""
     p, style = call
     gradients, columns, max_norms, per_units, _ = items
     total = 0.0
@@ -68,7 +70,7 @@ def _float_sums(
 def _add_integers(
     call: Any, items: Any, likes: Any, factors: Array, sums: Array, row: int, sign: int
 ) -> bool:
-    """Adds ``sign trunc(factor row)``: whether the integers keep the bound of each clip group."""
+    """Add ``sign trunc(factor row)``; return whether the integers keep the bound of each group."""
     p, style = call
     gradients, columns, _, _, most = items
     like, like_sum, _ = likes
@@ -90,8 +92,11 @@ def _add_integers(
 def _integer_sums(
     call: Any, items: Any, likes: Any, norms: Array, sums: Array, begin: int, end: int
 ) -> None:
-    """Integers are added at once and proved afterwards: a sample whose exact norm exceeds M
-    (rounding at the very edge) is taken back and added again a little smaller."""
+    """Add each sample first, then verify it.
+
+    If its exact integer norm exceeds M, which only rounding at the bound can cause, it is
+    subtracted, scaled by 1 - 2^-16 and added again.
+    """
     like, _, like_factor = likes
     factors = np.empty(len(items[0]), like_factor.dtype)
     for row in range(begin, end):
@@ -102,12 +107,12 @@ def _integer_sums(
                 factors[i] *= factors.dtype.type(SHRINK)
 
 
-def _call(request: clip.Request) -> tuple[int, int]:
+def _call(request: clip.ClipRequest) -> tuple[int, int]:
     return request.p, STYLES.code(request.style)
 
 
-def _items(request: clip.Request, held: list[torch.Tensor]) -> tuple[Array, ...]:
-    """Gradients, columns, C, 1 / u and M^p of each tensor."""
+def _items(request: clip.ClipRequest, held: list[torch.Tensor]) -> tuple[Array, ...]:
+    """Return gradients, columns, C, 1 / u and M^p of each tensor."""
     exact = request.arithmetic == "exact"
     return (
         addresses(held),
@@ -123,7 +128,7 @@ def _team(items: tuple[Array, ...], batch: int) -> int:
 
 
 def _sample_norm(grads: clip.Gradients, *, p: int = 2, **_: Any) -> torch.Tensor:
-    request = clip.Request.of(grads, 1.0, p, "flat", "float", None)
+    request = clip.ClipRequest.of(grads, 1.0, p, "flat", "float", None)
     held = [t.contiguous() for t in request.tensors]
     items, batch, kind = _items(request, held), request.batch_size, like(held[0].dtype)
     norms = np.zeros((batch, len(held)))
@@ -144,7 +149,7 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    plan: clip.Request,
+    plan: clip.ClipRequest,
 ) -> clip.ClipResult:
     request = plan
     sums = request.accumulators(out)

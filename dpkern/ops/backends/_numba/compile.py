@@ -1,4 +1,4 @@
-"""How kernels are compiled, where the machine code is kept, and how they reach tensors."""
+"""Compile kernels, keep their machine code, and pass them tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 Function = TypeVar("Function", bound=Callable[..., Any])
 Array = Any
 Number = Any
-"""What numba gives a type of its own at each call: a numpy array, a number of some width."""
+"""Anything that numba gives a type of its own at each call: an array, a number of some width."""
 
 log = logging.getLogger("dpkern")
 _HERE = Path(__file__).parent
@@ -27,7 +27,7 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 
 
 def _sources() -> str:
-    """A digest of everything that compiled code depends on: numba itself looks at one file only."""
+    """Return a digest of everything that compiled code depends on; numba looks at one file."""
     package = _HERE.parents[2]
     files = [*sorted(_HERE.glob("*.py")), package / "ops" / "clip.py"]
     files += [package / "base" / f"{name}.py" for name in ("codes", "laws", "layouts")]
@@ -36,7 +36,7 @@ def _sources() -> str:
 
 
 def _cache_place() -> Path | None:
-    """The first writable place for compiled code."""
+    """Return the first writable place for compiled code."""
     own = [_HERE / "__pycache__", Path("~/.cache/dpkern").expanduser()]
     for parent in [Path(config.CACHE_DIR)] if config.CACHE_DIR else own:
         place = parent / f"numba-{_sources()}"
@@ -64,27 +64,30 @@ def kernel(function: Function) -> Function:
 
 
 def inner(function: Function) -> Function:
-    """A part of kernels, compiled with each of them."""
+    """Compile a part of kernels with each of them."""
     compiled: Function = njit(**_OPTIONS)(function)
     return compiled
 
 
 def inlined(function: Function) -> Function:
-    """A part of kernels whose body stands where it is called."""
+    """Compile a part of kernels whose body stands where it is called."""
     compiled: Function = njit(forceinline=True, **_OPTIONS)(function)
     return compiled
 
 
 def summing(function: Function) -> Function:
-    """A part of kernels whose sums may run in any order, which vectors need; nothing else may be
-    rearranged: NaN and infinity keep their meaning, products and sums their roundings."""
+    """Compile a part of kernels whose sums may run in any order, which vectors need.
+
+    Nothing else may be rearranged: NaN and infinity keep their meaning, products and sums their
+    roundings.
+    """
     compiled: Function = njit(fastmath={"reassoc"}, **_OPTIONS)(function)
     return compiled
 
 
 @intrinsic
 def _pointer(context: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to entries of the array ``like``."""
+    """Return an address as a pointer to entries of the array ``like``."""
     del context, address
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
@@ -95,7 +98,7 @@ def _pointer(context: Any, address: Any, like: Any) -> Any:
 
 @inlined
 def entries(address: Number, count: Number, like: Array) -> Array:
-    """The ``count`` numbers at an address, of the type of ``like``."""
+    """Return the ``count`` numbers at an address, of the type of ``like``."""
     return carray(_pointer(address, like), (count,))
 
 
@@ -109,10 +112,10 @@ _NUMPY = {
 
 
 def like(dtype: torch.dtype) -> Array:
-    """An empty array that tells a kernel what stands at an address; bfloat16 as its bits."""
+    """Return an empty array with the type of what stands at an address; bfloat16 as its bits."""
     return np.empty(0, _NUMPY[dtype])
 
 
 def addresses(tensors: Any) -> Array:
-    """Where the tensors' numbers stand."""
+    """Return where the tensors' numbers stand."""
     return np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)

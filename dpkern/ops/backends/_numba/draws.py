@@ -19,7 +19,7 @@ _MIDDLE = 1 << (FINE_BITS - 1)
 
 @cache
 def law_of(distribution: str) -> tuple[Array, Array]:
-    """Alias table, and the tail's bounds as four words each; no bounds: the law restarts."""
+    """Return the alias table and the tail's bounds, four words each; none if the law restarts."""
     law = LAWS[distribution]
     assert len(law.table) == COLUMNS
     numbers = gaussian_tail() if law.uses_second_uniform else ()
@@ -29,7 +29,7 @@ def law_of(distribution: str) -> tuple[Array, Array]:
 
 @inner
 def room() -> Any:
-    """What the tiles of one thread are made in: counters, states, rows of a tile, escapes."""
+    """Allocate what one thread makes tiles in: counters, states, rows of a tile, escapes."""
     return (
         np.empty(LANES, np.int64),
         np.empty(BLOCK_WORDS, np.uint32),
@@ -41,7 +41,7 @@ def room() -> Any:
 
 @inner
 def gaussian_magnitude(bounds: Array, block: Array, i: int) -> Number:
-    """``255 + #{t : R < N_t}`` with R the first 128 bits of lane i's block: N is decreasing."""
+    """Return ``255 + #{t : R < N_t}``, R the first 128 bits of lane i's block: N is decreasing."""
     low, high = 0, len(bounds) // 4
     while low < high:
         middle = (low + high) // 2
@@ -59,7 +59,7 @@ def gaussian_magnitude(bounds: Array, block: Array, i: int) -> Number:
 
 @inner
 def laplace_magnitude(table: Array, block: Array, i: int) -> Number:
-    """Memoryless: each escape starts the law again 255 further out."""
+    """Return a magnitude of the law without memory: each escape restarts it 255 further out."""
     base = ESCAPE
     for restart in range(LAPLACE_RESTARTS):
         word = block[16 * restart + i]
@@ -73,7 +73,7 @@ def laplace_magnitude(table: Array, block: Array, i: int) -> Number:
 
 @inner
 def extend_escapes(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
-    """The magnitudes 255 of a tile replaced by the tail's, sixteen at a time."""
+    """Replace the magnitudes 255 of a tile by the tail's, sixteen at a time."""
     table, bounds = law
     counters, start, _, escaped, block = work
     n0 = np.uint32(stream[N0] ^ TAIL_DOMAIN)
@@ -96,7 +96,7 @@ def extend_escapes(stream: Array, law: Any, tile: Number, work: Any, x: Array) -
 
 @inner
 def draw_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> None:
-    """The tile's 512 draws, six rows of lanes for 64 of them; ``x`` holds magnitudes first."""
+    """Make the tile's 512 draws, six rows of lanes for 64 of them; ``x`` holds magnitudes first."""
     table, bounds = law
     counters, start, rows, _, _ = work
     for group in range(3):
@@ -120,8 +120,11 @@ def draw_tile(stream: Array, law: Any, tile: Number, work: Any, x: Array) -> Non
 
 @inner
 def assemble(rows: Array, lanes: int, second_uniform: bool, x: Array) -> None:
-    """``X = K 2^14 + U1 + offset`` from the magnitudes in ``x``. Everything is int32: LLVM makes
-    vectors of it, given a number of lanes that it does not know (else it unrolls the loop)."""
+    """Make ``X = K 2^14 + U1 + offset`` from the magnitudes in ``x``.
+
+    Everything is int32: LLVM vectorizes it if it does not know the number of lanes. Otherwise it
+    unrolls the loop.
+    """
     for at in range(0, TILE, 64):
         first = at // 64 * 96
         for b in range(4):
@@ -138,7 +141,7 @@ def assemble(rows: Array, lanes: int, second_uniform: bool, x: Array) -> None:
 
 @inner
 def rounding_tile(stream: Array, tile: Number, work: Any, bits: Array) -> None:
-    """16 bits per coordinate: lane j mod 16, half j div 16 (low first) of its block."""
+    """Make 16 bits per coordinate: lane j mod 16, half j div 16 (low first) of its block."""
     counters, start, rows, _, _ = work
     words = rows[:BLOCK_WORDS]
     blocks_from(stream, LANES * tile, counters, start, words)
@@ -151,13 +154,13 @@ def rounding_tile(stream: Array, tile: Number, work: Any, bits: Array) -> None:
 
 @inlined
 def release_integer(v: Number, x: Number) -> Number:
-    """``floor((v + X) / 2^14)`` without overflow: v's integer part moves past the carry."""
+    """Return ``floor((v + X) / 2^14)`` without overflow: v's integer part moves past the carry."""
     return (v >> FINE_BITS) + (((v & _FINE_MASK) + x) >> FINE_BITS)
 
 
 @inlined
 def release_float(units: Number, bits: Number, x: Number, number: Any) -> Number:
-    """``v / u = units`` rounded stochastically, then released; ``number`` is the float type."""
+    """Round ``v / u = units`` stochastically, then release; ``number`` is the float type."""
     below = np.floor(units)
     fraction = np.int32((units - below) * number(65536))
     carry = 1 if fraction + bits >= 65536 else 0

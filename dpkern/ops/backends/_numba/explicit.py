@@ -46,7 +46,7 @@ def _factors(squares: Array, rule: Any, norms: Array, factors: Array) -> None:
 
 @kernel
 def _contract(items: Any, factors: Array, begin: int, end: int) -> None:
-    """Columns ``begin .. end - 1`` of all sums end to end."""
+    """Sum columns ``begin .. end - 1`` of all sums end to end."""
     rows, columns, outs = items
     before = 0
     for i in range(len(columns)):

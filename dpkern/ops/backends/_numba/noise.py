@@ -113,7 +113,7 @@ def _lattice_draws(
 
 def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
     if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
     return on_cpu(x)

@@ -1,5 +1,8 @@
-"""Work shared among threads. Kernels run without Python's lock, so its threads are enough; a pool
-of OpenMP or numba's own would end a process that was forked from one that used it."""
+"""Share work among threads.
+
+Kernels run without Python's lock, so its threads are enough. A pool of OpenMP or numba's own would
+end a process that was forked from one that used it.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,12 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def team_of(count: int, grain: int) -> int:
-    """As many threads as torch uses, but none with less than ``grain`` items."""
+    """Return as many threads as torch uses, but none with less than ``grain`` items."""
     return max(1, min(allowed(), count // max(1, grain)))
 
 
 def in_parts(count: int, team: int, body: Callable[[int, int, int], Result]) -> list[Result]:
-    """``body(part, begin, end)`` for nearly equal parts of ``0 .. count``, the first one here."""
+    """Run ``body(part, begin, end)`` for nearly equal parts of ``0 .. count``, the first here."""
     cuts = [count * part // team for part in range(team + 1)]
     others = [_threads().submit(body, part, cuts[part], cuts[part + 1]) for part in range(1, team)]
     return [body(0, cuts[0], cuts[1]), *(other.result() for other in others)]

@@ -1,5 +1,7 @@
-"""Over one row of a sample's gradient: its power, and what it adds to the sums (csrc/cpu/rows.h,
-csrc/core/clip_factor.h)."""
+"""Process one row of a sample's gradient: its power, and its share of the sums.
+
+The C++ kernels are csrc/cpu/rows.h and csrc/core/clip_factor.h.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from ... import clip
 from .compile import Array, Number, inlined, inner, summing
 
 SHRINK = 1 - 2.0**-16
-"""Of a sample whose integers exceed their bound."""
+"""The shrink factor of a sample whose integers exceed their bound."""
 SLACK, GAMMA = clip.SLACK, clip.GAMMA
 
 
 @intrinsic
 def _float_of(context: Any, bits: Any) -> Any:
-    """The float32 with these 32 bits."""
+    """Return the float32 with these 32 bits."""
     del context
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> ir.Value:
@@ -30,7 +32,7 @@ def _float_of(context: Any, bits: Any) -> Any:
 
 
 def value_of(x: Number) -> Number:
-    """A gradient's entry as a float; bfloat16 is the upper half of a float32."""
+    """Return a gradient's entry as a float; bfloat16 is the upper half of a float32."""
     raise NotImplementedError  # by type, below
 
 
@@ -47,7 +49,7 @@ def _value_by_type(x: Any) -> Any:
 
 @summing
 def power_sum(row: Array, p: int) -> Number:
-    """``sum |x|^p`` in float64, p = 1 or 2."""
+    """Return ``sum |x|^p`` in float64, p = 1 or 2."""
     total = 0.0
     if p == 2:
         for i in range(len(row)):
@@ -69,21 +71,21 @@ def clip_factor(norm: Number, max_norm: Number, automatic: bool) -> Number:
 
 @inlined
 def round_down(factor: Number, number: Any) -> Number:
-    """The factor in a float type, never above ``factor``."""
+    """Return the factor in a float type, never above ``factor``."""
     rounded = number(factor)
     return np.nextafter(rounded, number(0)) if np.float64(rounded) > factor else rounded
 
 
 @inner
 def add_row(row: Array, weight: Number, total: Array) -> None:
-    """``total += weight row``."""
+    """Add a weighted row: ``total += weight row``."""
     for i in range(len(row)):
         total[i] += weight * value_of(row[i])
 
 
 @inner
 def add_integer_row(row: Array, weight: Number, sign: int, p: int, total: Array) -> Number:
-    """``total += sign trunc(weight row)``; the power of these integers, exactly."""
+    """Add integers, ``total += sign trunc(weight row)``, and return their power, exactly."""
     power = np.int64(0)
     for i in range(len(row)):
         q = np.int32(weight * value_of(row[i]))

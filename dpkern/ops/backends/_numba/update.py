@@ -1,5 +1,7 @@
-"""Noise, division by the public batch size and the optimizer rule in one pass, tile by tile
-(csrc/cpu/update.cpp)."""
+"""Update parameters tile by tile, in one pass (csrc/cpu/update.cpp).
+
+The pass holds the noise, the division by the public batch size and the optimizer rule.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ def float_gradient(total: Array, noise: Any, step: Number, out: Array) -> Number
 
 
 def gradient_of(total: Array, noise: Any, step: Number, out: Array) -> Number:
-    """``out = release(total) * step``, or ``total * step`` without noise.
+    """Write ``out = release(total) * step``, or ``total * step`` without noise.
 
     Returns:
         How many were not finite (they count as zero).
@@ -117,7 +119,7 @@ def _update(
     begin: int,
     end: int,
 ) -> int:
-    """Tiles ``begin .. end - 1`` of all tensors end to end."""
+    """Update tiles ``begin .. end - 1`` of all tensors end to end."""
     stream, rounding = streams
     on, stochastic = rounds
     table, sizes, positions, per_units, steps = items
@@ -156,7 +158,7 @@ def _update(
 
 
 def _rule(rule: update.Rule, t: int, powers: tuple[float, float]) -> tuple[int, list[float]]:
-    """Which formula, and its numbers in float64."""
+    """Return the code of the formula, and its numbers in float64."""
     if isinstance(rule, update.SGD):
         kind = NESTEROV if rule.nesterov else MOMENTUM if rule.momentum else PLAIN
         keep, fresh = (0.0, 1.0) if t == 1 else (rule.momentum, 1 - rule.dampening)
@@ -214,7 +216,7 @@ def _update_step(
 def _refuse_update(params: Any, sums: Any, **kwargs: Any) -> str | None:
     given: update.Noise | None = kwargs.get("noise")
     if given is not None and given.draws is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     return on_cpu(*params)
 
 

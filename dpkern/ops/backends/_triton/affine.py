@@ -22,7 +22,7 @@ _ROWS, _COLUMNS = 16, (1024 if INTERPRETED else 64)
 
 @triton.jit
 def _operands(g, x, weight, at, feature, mask, mean, rstd, WEIGHTED: tl.constexpr):
-    """g, xhat and h of these entries; zeros outside."""
+    """Load g, xhat and h of these entries; zeros outside."""
     grad = tl.load(g + at, mask=mask, other=0)
     xhat = tl.where(mask, (tl.load(x + at, mask=mask, other=0) - mean) * rstd, 0.0)
     h = grad * tl.load(weight + feature, mask=mask, other=0) if WEIGHTED else grad
@@ -42,7 +42,7 @@ def _row_kernel(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The input gradient of one row."""
+    """Write the input gradient of one row."""
     T: tl.constexpr = g.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     at_mean = tl.load(mean + row) if CENTRED else 0.0
@@ -83,7 +83,7 @@ def _column_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``dweight`` and ``dbias`` of one sample and block of columns: sums over the sample's rows."""
+    """Write ``dweight`` and ``dbias`` of one sample and block of columns: sums over its rows."""
     program = tl.program_id(0).to(tl.int64)
     sample, block = program // blocks, program % blocks
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -123,7 +123,7 @@ def _group_kernel(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One group of one sample: its channels' sums, and from them its input gradient."""
+    """Sum the channels of one group of one sample, and write its input gradient."""
     T: tl.constexpr = g.dtype.element_ty
     group = tl.program_id(0).to(tl.int64)  # of all samples
     at_mean, at_rstd = tl.load(mean + group), tl.load(rstd + group)
@@ -166,7 +166,7 @@ def _by_rows(
     rstd: torch.Tensor,
     weight: torch.Tensor | None,
 ) -> Gradients:
-    """Layers over the last dimension; without a mean, ``dbias`` is not written."""
+    """Run layers over the last dimension; without a mean, ``dbias`` is not written."""
     batch, rows, columns = g.shape
     dx = torch.empty_like(g)
     dweight = g.new_empty(batch, columns)

@@ -21,7 +21,7 @@ ROUNDING = tuple(f"r_{name}" for name in STREAM)
 
 
 def arguments(stream: Stream | None) -> tuple[int, ...]:
-    """A stream in the order of ``STREAM``; zeros for none."""
+    """Return a stream in the order of ``STREAM``; zeros for none."""
     if stream is None:
         return (0,) * len(STREAM)
     key, n0, n1, rounds = stream.packed()
@@ -31,7 +31,7 @@ def arguments(stream: Stream | None) -> tuple[int, ...]:
 
 @triton.jit
 def unpack(key0, key1, key2, key3, nonce, rounds):
-    """The stream as the functions below take it: 32-bit key words, n0, n1, rounds."""
+    """Return the stream as the functions below take it: 32-bit key words, n0, n1, rounds."""
     k0, k1 = _halves(key0)
     k2, k3 = _halves(key1)
     k4, k5 = _halves(key2)
@@ -47,7 +47,10 @@ def _halves(x):
 
 @triton.jit
 def _quarter_rounds(a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3):
-    """Four at once. These sums wrap around; in Triton's debug mode plain ones must not."""
+    """Run four quarter rounds at once.
+
+    These sums wrap around; in Triton's debug mode plain ones must not.
+    """
     a0, a1, a2, a3 = (
         tl.add(a0, b0, False),
         tl.add(a1, b1, False),
@@ -105,8 +108,10 @@ def _quarter_rounds(a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, 
 
 @triton.jit
 def blocks(stream, counter, TAIL: tl.constexpr = False):
-    """The 16 words of the blocks with these 64-bit counters, uint32; TAIL is the nonce bit of the
-    tail's own keystream."""
+    """Return the 16 words of the blocks with these 64-bit counters, uint32.
+
+    TAIL is the nonce bit of the tail's own keystream.
+    """
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, rounds = stream
     if TAIL:
         n0 = n0 ^ 0x80000000

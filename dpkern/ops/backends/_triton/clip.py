@@ -1,8 +1,8 @@
-"""Clipping: norms and clipped sums of explicit per-sample gradients, in two arithmetic tiers.
+"""Clip and sum explicit per-sample gradients, in exact or float arithmetic.
 
 Powers of every tensor's rows, then the factors of all rows, then the weighted sums. Integer sums
-are made at once and proved afterwards: samples whose exact norm exceeds M (rounding at the very
-edge) are taken back and added again a little smaller.
+add every sample first and verify it afterwards: a sample whose exact integer norm exceeds M, which
+only rounding at the bound can cause, is subtracted, scaled by 1 - 2^-16 and added again.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def _factor_kernel(
     AUTOMATIC: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Norms ``[B, tensors]`` and factors ``[tensors, B]`` from powers ``[tensors, B]`` and
-    ``bounds``, for each tensor C and 1 / u (1 for float sums)."""
+    """Compute norms ``[B, tensors]`` and factors ``[tensors, B]`` from powers ``[tensors, B]``.
+
+    ``bounds`` holds C and 1 / u (1 for float sums) for each tensor.
+    """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < batch
     total = tl.zeros((ROWS,), tl.float64)
@@ -70,7 +72,7 @@ def _table(
 
 
 def _powers(tensors: Sequence[torch.Tensor], p: int) -> torch.Tensor:
-    """``sum |x|^p`` of every tensor's rows, float64 ``[tensors, B]``."""
+    """Return ``sum |x|^p`` of every tensor's rows, float64 ``[tensors, B]``."""
     batch = tensors[0].shape[0]
     powers = torch.empty(len(tensors), batch, dtype=torch.float64, device=tensors[0].device)
     for tensor, power in zip(tensors, powers, strict=True):
@@ -103,7 +105,7 @@ def _clip_sum(
     arithmetic: str = "float",
     unit: float | tuple[float, ...] | None = None,
     out: list[torch.Tensor] | None = None,
-    plan: clip.Request,
+    plan: clip.ClipRequest,
 ) -> clip.ClipResult:
     request = plan
     sums = request.accumulators(out)
@@ -139,9 +141,9 @@ def _add_integers(
     tensors: Sequence[torch.Tensor],
     factors: torch.Tensor,
     sums: Sequence[torch.Tensor],
-    request: clip.Request,
+    request: clip.ClipRequest,
 ) -> None:
-    """Adds ``trunc(factor row)`` of all rows, whose norms keep every bound."""
+    """Add ``trunc(factor row)`` of all rows, whose norms keep every bound."""
     p, per_layer = request.p, request.style == "per_layer"
     most = torch.tensor([m**p for m in request.unit_bounds], device=factors.device)[:, None]
     while True:

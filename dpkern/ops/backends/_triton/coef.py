@@ -45,7 +45,7 @@ def loss_kernel(
     SHIFTED: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Of coefficients ``first`` and ``second`` if NOISED, else of targets ``first``."""
+    """Compute the loss: of coefficients ``first`` and ``second`` if NOISED, else of ``first``."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     lane = tl.arange(0, LANES)[None, :]
     sums = tl.zeros([ROWS, LANES], tl.float64)
@@ -74,7 +74,7 @@ def loss_kernel(
 
 def refuse(*_: Any, noise: coef.Noise | None = None, **__: Any) -> str | None:
     if noise is not None and noise.draws is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     return None
 
 
@@ -83,8 +83,8 @@ def _perturb(
     *,
     form: coef.Form,
     noise: coef.Noise | None = None,
-    out: coef.Coefficients | None = None,
-) -> coef.Coefficients:
+    out: coef.QuadraticCoefficients | None = None,
+) -> coef.QuadraticCoefficients:
     coef.check_release(targets, noise)
     made = coef.perturb.reference(targets, form=form, out=out)  # a few operations of torch
     if noise is None:
@@ -97,7 +97,7 @@ def _perturb(
 
 
 def release_rows(values: torch.Tensor, noise: coef.Noise, position: int) -> None:
-    """Noise in place. What rows have of their own multiplies before and after the kernel."""
+    """Add noise in place. Factors of single rows multiply before and after the kernel."""
     per_unit = cell = 1.0
     if isinstance(noise.scale, torch.Tensor):
         values *= _lattice.per_unit(noise.scale, values.dtype)[:, None]

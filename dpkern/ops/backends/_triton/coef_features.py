@@ -1,4 +1,4 @@
-"""The loss whose coefficients hold the hidden layer (``ops/coef/features.py``).
+"""The polynomial loss with the hidden layer in its coefficients (``ops/coef/features.py``).
 
 As in ``coef``, coefficients are made, released by the kernel of tensors and then evaluated, a few
 runs of records at a time: here they do pass through memory.
@@ -35,7 +35,7 @@ def rows_kernel(
     width: tl.int64,
     ROWS: tl.constexpr,
 ):
-    """``linear = a1 + a2 W``: a row of a2 for each record, class and feature."""
+    """Compute ``linear = a1 + a2 W``: a row of a2 for each record, class and feature."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     lane = tl.arange(0, LANES)[None, :]
     sums = tl.zeros([ROWS, LANES], tl.float64)
@@ -64,7 +64,7 @@ def columns_kernel(
     width: tl.int64,
     COLUMNS: tl.constexpr,
 ):
-    """``columns = a2^T W``: a column of a2 for each record, class and feature, from the top."""
+    """Compute ``columns = a2^T W`` from the top, one for each record, class and feature."""
     index = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = index < count
     pair, column = index // width, index % width
@@ -105,7 +105,7 @@ def _expanded(
 def _sums(
     a1: torch.Tensor, a2: torch.Tensor, wide: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``a1 + a2 W`` and ``a2^T W``, float64."""
+    """Return ``a1 + a2 W`` and ``a2^T W``, float64."""
     linear, columns = (torch.empty_like(a1, dtype=torch.float64) for _ in range(2))
     sizes = a1.numel(), *wide.shape
     most = min(_MOST, triton.next_power_of_2(a1.numel() or 1))

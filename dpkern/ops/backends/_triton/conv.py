@@ -36,7 +36,7 @@ def _operands(
 
 
 def _norm(x: torch.Tensor, g: torch.Tensor, **arguments: Any) -> torch.Tensor:
-    """The direct way, whatever route is asked for."""
+    """Run the direct way, whatever route is asked for."""
     operands, geometry = _operands(x, g, **arguments)
     highs = x.new_zeros(geometry.batch, geometry.groups, dtype=torch.float64)
     if operands.empty:

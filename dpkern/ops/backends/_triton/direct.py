@@ -16,13 +16,13 @@ import triton.language as tl
 
 from .launch import INTERPRETED, launch
 from .operands import Operands, inputs, outputs, product
-from .precision import SIXTEEN, WIDE, Arithmetic, direct_numbers, first, longest
+from .precision import SIXTEEN, WIDE, SumPrecision, direct_numbers, first, longest
 
 BLOCK = 1024  # partial sums in one step of bound_kernel
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a program's tile, positions in a chunk, and the program's shape."""
+    """The rows and columns of a program's tile, positions in a chunk, and the program's shape."""
 
     rows: int
     columns: int
@@ -32,7 +32,7 @@ class Tile(NamedTuple):
 
 
 def tile_of(dtype: torch.dtype, dense: bool, rows: int, columns: int) -> Tile:
-    """The tile for products of this type: what fits the registers, not yet tuned on a GPU."""
+    """Return the tile for products of this type: what fits the registers, not tuned on a GPU."""
     if INTERPRETED:
         # Its time is that of the operations, not of their sizes.
         most = Tile(128, 256, 256 if dtype is torch.float64 else 64, 4)
@@ -49,7 +49,7 @@ def tile_of(dtype: torch.dtype, dense: bool, rows: int, columns: int) -> Tile:
 
 
 def tiles(operands: Operands, tile: Tile) -> tuple[int, int]:
-    """How many of them cover a gradient's rows and columns."""
+    """Return how many of them cover a gradient's rows and columns."""
     return triton.cdiv(operands.rows, tile.rows), triton.cdiv(operands.columns, tile.columns)
 
 
@@ -65,7 +65,7 @@ def direct_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one gradient: stored (KEEP), or its squares and what its error depends on."""
+    """Compute one tile of one gradient: stored (KEEP), or its squares and its error terms."""
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
@@ -126,7 +126,7 @@ def direct_kernel(
 
 @triton.jit
 def _added(partials, count, BLOCK: tl.constexpr):
-    """The sum of ``count`` float64 numbers, in an order of their own."""
+    """Return the sum of ``count`` float64 numbers, in an order of their own."""
     lanes = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float64)
     for begin in range(0, count, BLOCK):
@@ -142,7 +142,7 @@ def bound_kernel(
     SKIP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The upper end of a gradient's interval, and whether it is tight."""
+    """Write the upper end of a gradient's interval, and whether it is tight."""
     unit = tl.program_id(0).to(tl.int64)
     if SKIP:  # noqa: SIM102 (known when compiled)
         if tl.load(done + unit) != 0:
@@ -172,13 +172,13 @@ def bound_kernel(
 
 def _pass(
     operands: Operands,
-    kind: Arithmetic,
+    kind: SumPrecision,
     dtype: torch.dtype,
     highs: torch.Tensor,
     done: torch.Tensor,
     skip: bool,
 ) -> None:
-    """Bounds of all gradients with products of this type; of those not done yet (``skip``)."""
+    """Bound all gradients with products of this type; only those not done yet with ``skip``."""
     tile = tile_of(dtype, operands.dense, operands.rows, operands.columns)
     m, n = tiles(operands, tile)
     units, like = operands.batch * operands.groups, operands.a
@@ -209,7 +209,7 @@ def _pass(
 def constants(
     dense: bool, dtype: torch.dtype, tile: Tile, *, registers: bool = True
 ) -> dict[str, Any]:
-    """What a tile's kernel is compiled for; ``registers``: all that a thread may have."""
+    """Return the constants of a tile's kernel; ``registers`` is all that a thread may have."""
     return {
         "DENSE": dense,
         "SUMS": tl.float64 if dtype is torch.float64 else tl.float32,
@@ -226,7 +226,7 @@ def constants(
 
 
 def too_long(a: torch.Tensor, positions: int) -> str | None:
-    """Why not, if a 16-bit sample has more positions than the bound of its only pass allows."""
+    """Return why not, if a 16-bit sample has more positions than its only pass allows."""
     most = longest(min(tile_of(a.dtype, dense, 16, 16).depth for dense in (False, True)))
     if a.dtype in SIXTEEN and positions > most:
         return f"has 16-bit samples of up to {most} positions"
@@ -234,11 +234,12 @@ def too_long(a: torch.Tensor, positions: int) -> str | None:
 
 
 def norms(operands: Operands, done: torch.Tensor | None, highs: torch.Tensor) -> torch.Tensor:
-    """``highs``, squares ``[B, groups]`` from above, computed where they are not ``done``.
+    """Return ``highs``, squares ``[B, groups]`` from above, computed where they are not ``done``.
 
     The first pass decides for 16-bit operands: its interval also holds the norm of what
     ``weighted_sum`` adds, whose rounding a narrower one would not cover. Others have a second pass
-    in float64, whose programs end at once where there is nothing to do."""
+    in float64, whose programs end at once where there is nothing to do.
+    """
     dtype = operands.a.dtype
     again = done is not None
     if done is None:

@@ -34,8 +34,10 @@ def _norm_kernel(
     padding: tl.int64,
     COLUMNS: tl.constexpr,
 ):
-    """Over one sample and block of columns, ``ids`` sorted: squares of the sums of equal ids, and
-    of the sums of absolute values."""
+    """Sum squares of the sums of equal ids, and of the sums of absolute values.
+
+    A program takes one sample and block of columns, ``ids`` sorted.
+    """
     program = tl.program_id(0).to(tl.int64)
     sample, block = program // blocks, program % blocks
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -79,8 +81,11 @@ def _sum_kernel(
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """One chunk of sorted positions: whole runs to ``out``, a piece that began before the chunk to
-    ``heads``, one that begins here and goes on behind it to ``tails``."""
+    """Sum one chunk of sorted positions.
+
+    Whole runs go to ``out``, a piece that began before the chunk to ``heads``, one that begins here
+    and goes on behind it to ``tails``.
+    """
     program = tl.program_id(0).to(tl.int64)
     chunk, block = program // blocks, program % blocks
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -132,7 +137,7 @@ def _join_kernel(
     CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The run that begins in this chunk and goes on behind it, if any: its pieces in order."""
+    """Join the run that begins in this chunk and goes on behind it, if any: its pieces in order."""
     program = tl.program_id(0).to(tl.int64)
     chunk, block = program // blocks, program % blocks
     column = block * COLUMNS + tl.arange(0, COLUMNS)

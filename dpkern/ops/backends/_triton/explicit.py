@@ -32,7 +32,7 @@ def _factor_kernel(
     AUTOMATIC: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Norms and factors ``[B]`` from squares ``[parts, B]``."""
+    """Compute norms and factors ``[B]`` from squares ``[parts, B]``."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = row < batch
     total = tl.zeros((ROWS,), tl.float64)

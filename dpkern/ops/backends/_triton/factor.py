@@ -13,7 +13,7 @@ GAMMA = tl.constexpr(clip.GAMMA)
 
 @triton.jit
 def clip_factor(norm, max_norm, AUTOMATIC: tl.constexpr):
-    """Of a finite norm, in float64; 0 for one that is not finite."""
+    """Return the clip factor of a norm, in float64; 0 for one that is not finite."""
     wide = tl.zeros_like(norm)  # a constant alone would be a float32
     aim = max_norm * (wide + SLACK)
     if AUTOMATIC:
@@ -25,7 +25,7 @@ def clip_factor(norm, max_norm, AUTOMATIC: tl.constexpr):
 
 @triton.jit
 def round_down(x, dtype: tl.constexpr):
-    """Numbers >= 0 in another dtype, never larger."""
+    """Round numbers >= 0 to another dtype, never up."""
     if dtype == tl.float64:
         return x
     else:

@@ -35,7 +35,7 @@ def _side(operands: Operands) -> int:
 
 @triton.jit
 def _gram(x, positions, features, SIDE: tl.constexpr, DEPTH: tl.constexpr):
-    """``x x^T`` of ``x [positions, features]``, in float64 once it is complete."""
+    """Return ``x x^T`` of ``x [positions, features]``, in float64 once it is complete."""
     t = tl.arange(0, SIDE)
     total = tl.zeros([SIDE, SIDE], tl.float32)
     for begin in range(0, features, DEPTH):
@@ -48,7 +48,7 @@ def _gram(x, positions, features, SIDE: tl.constexpr, DEPTH: tl.constexpr):
 
 @triton.jit
 def _lengths(gram, positions, gamma, floor, SIDE: tl.constexpr):
-    """The lengths of the rows behind a Gram matrix, from above."""
+    """Return the lengths of the rows behind a Gram matrix, from above."""
     t = tl.arange(0, SIDE)
     squares = tl.sum(tl.where(t[:, None] == t[None, :], gram, 0.0), 1)
     lengths = tl.sqrt(squares * (1.0 + 2.0 * gamma) + floor * (1.0 + 2.0 * gamma))
@@ -59,7 +59,7 @@ def _lengths(gram, positions, gamma, floor, SIDE: tl.constexpr):
 def gram_kernel(
     a, g, highs, done, positions, columns, rows, numbers, SIDE: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """The upper end of a sample's interval, and whether it is tight."""
+    """Write the upper end of a sample's interval, and whether it is tight."""
     sample = tl.program_id(0).to(tl.int64)
     u = _gram(a + sample * positions * columns, positions, columns, SIDE, DEPTH)
     v = _gram(g + sample * positions * rows, positions, rows, SIDE, DEPTH)
@@ -119,7 +119,7 @@ def _square(x, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def rank_one_kernel(a, g, squares, columns, rows, BLOCK: tl.constexpr):
-    """``|a|^2 |g|^2`` of a sample with one position."""
+    """Write ``|a|^2 |g|^2`` of a sample with one position."""
     sample = tl.program_id(0).to(tl.int64)
     square = _square(a + sample * columns, columns, BLOCK)
     square *= _square(g + sample * rows, rows, BLOCK)
@@ -127,7 +127,7 @@ def rank_one_kernel(a, g, squares, columns, rows, BLOCK: tl.constexpr):
 
 
 def rank_one(operands: Operands, squares: torch.Tensor) -> torch.Tensor:
-    """``squares``, filled from above."""
+    """Return ``squares``, filled from above."""
     launch(
         rank_one_kernel,
         operands.batch,

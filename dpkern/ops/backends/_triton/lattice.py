@@ -1,4 +1,4 @@
-"""The integer noise laws (``docs/noise.md``, ``csrc/core/lattice.h``) on tiles of 512 coordinates.
+"""The integer noise distributions (``docs/noise.md``) on tiles of 512 coordinates.
 
 An element of every tensor here is one lane of one tile. Its three cipher blocks are 48 words, eight
 groups of six; a group makes four coordinates. So a lane has 32, the k-th of which stands at
@@ -30,8 +30,11 @@ ESCAPE = tl.constexpr(255)
 
 @cache
 def tables(distribution: str, device: torch.device) -> torch.Tensor:
-    """On the device, int32: the alias table's 256 entries, then the Gaussian tail's bounds of four
-    words each, lowest first."""
+    """Return the tables on the device, int32.
+
+    These are the alias table's 256 entries, then the Gaussian tail's bounds of four words each,
+    lowest first.
+    """
     words = [*LAWS[distribution].table]
     for bound in gaussian_tail():
         words += [bound >> (32 * i) & 0xFFFFFFFF for i in range(4)]
@@ -40,15 +43,17 @@ def tables(distribution: str, device: torch.device) -> torch.Tensor:
 
 @triton.jit
 def lanes_of_program(TILES: tl.constexpr):
-    """This program's tiles, counted from the first of all, and their lanes: ``[16 TILES]``."""
+    """Return this program's tiles, counted from the first, and their lanes ``[16 TILES]``."""
     lanes = tl.arange(0, LANES * TILES)
     return tl.program_id(0).to(tl.int64) * TILES + lanes // LANES, lanes % LANES
 
 
 @triton.jit
 def first_index(tile, lane, skip):
-    """Where a lane's coordinate 0 stands in a tensor whose element 0 is the ``skip``-th coordinate
-    of tile 0 (below 0: before it). Coordinate k is 16 k further."""
+    """Return the index of a lane's coordinate 0 in a tensor; coordinate k is 16 k further.
+
+    Element 0 of the tensor is the ``skip``-th coordinate of tile 0 (below 0: before it).
+    """
     return tile * TILE + lane - skip
 
 
@@ -59,7 +64,7 @@ def _entry(table, column):
 
 @triton.jit
 def _look_up(table, column, threshold):
-    """Walker's alias method: the column or its alias, from the low 8 and 16 bits of these."""
+    """Look up the column or its alias by the low 8 and 16 bits: Walker's alias method."""
     column = column & 0xFF
     entry = tl.load(table + column.to(tl.int32)).to(tl.uint32, bitcast=True)
     return tl.where((threshold & 0xFFFF) < (entry & 0xFFFF), column, entry >> 16)
@@ -67,8 +72,10 @@ def _look_up(table, column, threshold):
 
 @triton.jit
 def _coordinate(w, k: tl.constexpr, table, LAW: tl.constexpr):
-    """X of a lane's coordinate k from its 48 words, and in bits k of two masks whether its
-    magnitude is the escape and whether it is negative."""
+    """Return X of a lane's coordinate k from its 48 words, and bit k of two masks.
+
+    The masks say whether its magnitude is the escape and whether it is negative.
+    """
     b: tl.constexpr = k % 4
     i: tl.constexpr = 6 * (k // 4)
     half: tl.constexpr = 16 * (k % 2)
@@ -88,7 +95,7 @@ def _coordinate(w, k: tl.constexpr, table, LAW: tl.constexpr):
 
 @triton.jit
 def _below(a0, a1, a2, a3, b0, b1, b2, b3):
-    """Whether the 128-bit number a is below b, words from the lowest."""
+    """Return whether the 128-bit number a is below b, words from the lowest."""
     less = a0 < b0
     less = (a1 < b1) | ((a1 == b1) & less)
     less = (a2 < b2) | ((a2 == b2) & less)
@@ -97,7 +104,7 @@ def _below(a0, a1, a2, a3, b0, b1, b2, b3):
 
 @triton.jit
 def _gaussian_beyond(table, b0, b1, b2, b3):
-    """``#{t : R < N_t}`` with R the block's first 128 bits: N is decreasing."""
+    """Return ``#{t : R < N_t}`` with R the block's first 128 bits: N is decreasing."""
     low = tl.zeros_like(b0).to(tl.int32)
     high = low + TAIL_SIZE
     for _ in range(10):  # 2^10 > TAIL_SIZE
@@ -118,7 +125,7 @@ def _gaussian_beyond(table, b0, b1, b2, b3):
 
 @triton.jit
 def _restart(table, word, total, running):
-    """One more try of the Laplace law; it runs on while it escapes."""
+    """Try the Laplace law once more; it runs on while it escapes."""
     k = _look_up(table, word >> 16, word).to(tl.int32)
     total = tl.where(running, total + k, total)
     return total, running & (k == ESCAPE)
@@ -149,7 +156,7 @@ def _laplace_beyond(table, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, b10, b11, b12
 
 @triton.jit
 def _beyond(stream, table, position, LAW: tl.constexpr):
-    """How far beyond the escape the tail's own keystream puts the draws at these positions."""
+    """Return how far beyond the escape the tail's own keystream puts these draws."""
     block = blocks(stream, position, True)
     if LAW == GAUSSIAN:
         return _gaussian_beyond(table, block[0], block[1], block[2], block[3])
@@ -159,7 +166,7 @@ def _beyond(stream, table, position, LAW: tl.constexpr):
 
 @triton.jit
 def draws(stream, table, tile, lane, LAW: tl.constexpr):
-    """X at the 32 coordinates of these lanes (absolute tile numbers), int32."""
+    """Return X at the 32 coordinates of these lanes (absolute tile numbers), int32."""
     counter = tile * 48 + lane
     w = blocks(stream, counter) + blocks(stream, counter + 16) + blocks(stream, counter + 32)
     x = ()
@@ -187,7 +194,7 @@ def draws(stream, table, tile, lane, LAW: tl.constexpr):
 
 @triton.jit
 def rounding_bits(stream, tile, lane):
-    """16 bits at the 32 coordinates of these lanes, int32: two for each word."""
+    """Return 16 bits at the 32 coordinates of these lanes, int32: two for each word."""
     w = blocks(stream, tile * LANES + lane)
     bits = ()
     for k in tl.static_range(32):
@@ -197,20 +204,20 @@ def rounding_bits(stream, tile, lane):
 
 @triton.jit
 def release_integers(v, x):
-    """``floor((v + X) / 2^14)`` without overflow: the integer part of v moves past the carry."""
+    """Return ``floor((v + X) / 2^14)`` without overflow: v's integer part moves past the carry."""
     low = (v & 0x3FFF).to(tl.int32)
     return (v >> FINE_BITS) + ((low + x) >> FINE_BITS).to(v.dtype)
 
 
 @triton.jit
 def finite(x):
-    """Neither NaN nor infinite."""
+    """Return whether numbers are neither NaN nor infinite."""
     return (x - x) == 0
 
 
 @triton.jit
 def release_floats(units, bits, x):
-    """Rounds ``units`` stochastically, then releases: whole numbers in the dtype of ``units``.
+    """Round ``units`` stochastically, then release whole numbers in the dtype of ``units``.
 
     On a device ``floor`` takes subnormal numbers for 0. Below 0 they would give -1 and a fraction
     that rounds to 1, always carried: 0 as well.

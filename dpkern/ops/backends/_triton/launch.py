@@ -1,4 +1,4 @@
-"""Launches, and how the kernels' numbers travel.
+"""Launch kernels, and pass their numbers.
 
 Triton passes floats in single precision, retypes integers by their size and makes a kernel of its
 own for some values. So integers are annotated and left unspecialised, and floating-point numbers
@@ -19,11 +19,11 @@ INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 by ``TRITON_INTERPRET=1``."""
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-"""Where tensors must live."""
+"""The device type of the tensors."""
 
 
 def at(device: torch.device | str) -> torch.device:
-    """Where a kernel runs whose result goes to ``device``: there, if it can."""
+    """Return where a kernel runs whose result goes to ``device``: there, if it can."""
     wanted = torch.device(device)
     return wanted if wanted.type == DEVICE else torch.device(DEVICE)
 
@@ -38,8 +38,11 @@ def launch(
     fused: bool = False,
     **constants: Any,
 ) -> None:
-    """Run ``kernel`` on the device and current stream of ``like``. Products and sums stay apart
-    unless ``fused``: a contracted one would round otherwise than every other backend's."""
+    """Run ``kernel`` on the device and current stream of ``like``.
+
+    Products and sums stay apart unless ``fused``: a contracted one would round otherwise than every
+    other backend's.
+    """
     if grid == 0:
         return
     # The interpreter computes in numpy, which warns where a device's arithmetic goes on.
@@ -53,5 +56,5 @@ def launch(
 
 @triton.jit
 def number(bits, dtype: tl.constexpr):
-    """The float64 of these bits in ``dtype``, which holds it exactly."""
+    """Return the float64 of these bits in ``dtype``, which holds it exactly."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True).to(dtype)

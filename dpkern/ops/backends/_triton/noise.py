@@ -17,22 +17,27 @@ from .launch import INTERPRETED, at, launch, number
 _BLOCKS = 128  # of the cipher in a program
 _MOST_TILES = 1024
 REGISTERS = 128
-"""Per thread, at most. Left alone, ptxas aims at fewer and spills."""
+"""The maximum of registers per thread. Left alone, ptxas aims at fewer and spills."""
 
 
 def tiles_of(position: int, count: int) -> tuple[int, int, int]:
-    """The first tile of these coordinates, those before them in it, and how many tiles they meet"""
+    """Return the first tile, how many coordinates precede these in it, and how many tiles they
+    meet.
+    """
     first, skip = divmod(position, 512)
     return first, skip, -(-(skip + count) // 512)
 
 
 def tiles_per_program(tiles: int) -> int:
-    """The interpreter takes about as long for a thousand tiles as for one."""
+    """Return how many tiles a program takes.
+
+    The interpreter takes about as long for a thousand tiles as for one.
+    """
     return min(_MOST_TILES, triton.next_power_of_2(tiles)) if INTERPRETED else 8
 
 
 def programs(tiles: int) -> int:
-    """That share these tiles."""
+    """Return how many programs share these tiles."""
     return -(-tiles // tiles_per_program(tiles)) if tiles else 0
 
 
@@ -93,8 +98,10 @@ def release_kernel(
     LAW: tl.constexpr,
     TILES: tl.constexpr,
 ):  # fmt: skip
-    """``y = floor((v + X) / 2^14)``, as ``unit y`` where ``out`` has floats; the noise stays in
-    registers."""
+    """Write ``y = floor((v + X) / 2^14)``, as ``unit y`` where ``out`` has floats.
+
+    The noise stays in registers.
+    """
     FLOATS: tl.constexpr = values.dtype.element_ty.is_floating()
     OUT: tl.constexpr = out.dtype.element_ty
     stream = chacha.unpack(key0, key1, key2, key3, nonce, rounds)
@@ -135,8 +142,10 @@ def release(
     per_unit: float,
     unit: float,
 ) -> None:
-    """Noise ``values`` from ``position`` on; ``out`` may be the same tensor. Floats that are not
-    finite count as zero and are added to ``nonfinite``, int64."""
+    """Add noise to ``values`` from ``position`` on; ``out`` may be the same tensor.
+
+    Floats that are not finite count as zero and are added to ``nonfinite``, int64.
+    """
     n = values.numel()
     first, skip, tiles = tiles_of(position, n)
     launch(
@@ -204,7 +213,7 @@ def _refuse_add_noise(x: torch.Tensor, **kwargs: Any) -> str | None:
     if isinstance(kwargs.get("scale"), torch.Tensor):
         return "has one scale per call, got one per coordinate"
     if kwargs.get("draws") is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     return None
 
 

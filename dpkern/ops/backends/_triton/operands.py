@@ -27,7 +27,7 @@ _FLAT = (1,) * 17  # no geometry: columns lie where they are
 
 @dataclass(frozen=True)
 class Operands:
-    """Tensors, sizes and strides of one call.
+    """The tensors, sizes and strides of one call.
 
     Attributes:
         a, g: inputs and output gradients.
@@ -57,7 +57,7 @@ class Operands:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """As the kernels take them."""
+        """The sizes in the form that kernels take."""
         return self.positions, self.rows, self.columns, self.groups, self.channels
 
     @property
@@ -72,7 +72,7 @@ class Operands:
 
     @staticmethod
     def linear(a: torch.Tensor, g: torch.Tensor) -> Operands:
-        """``a [B, T, d]`` and ``g [B, T, p]``."""
+        """Return ``a [B, T, d]`` and ``g [B, T, p]`` as operands."""
         _, positions, d = a.shape
         p = g.shape[2]
         strides = (positions * d, 1, d), (positions * p, 1, p)
@@ -80,7 +80,7 @@ class Operands:
 
     @staticmethod
     def convolution(x: torch.Tensor, g: torch.Tensor, geometry: Geometry) -> Operands:
-        """``x [B, ci, *S]`` and ``g [B, co, *O]``."""
+        """Return ``x [B, ci, *S]`` and ``g [B, co, *O]`` as operands."""
         places = x[0, 0].numel() if x.shape[0] else 1
         channels = geometry.in_channels // geometry.groups
         taps = geometry.taps
@@ -109,7 +109,7 @@ class Operands:
 
 
 def too_large(a: torch.Tensor, g: torch.Tensor, positions: int) -> str | None:
-    """Why not, if indices inside a sample or over all positions do not fit into 32 bits."""
+    """Return why not, if indices inside a sample or over all positions do not fit into 32 bits."""
     if max(a[:1].numel(), g[:1].numel(), positions) >= 2**31:
         return "has samples of up to 2^31 numbers and 2^31 positions in all"
     return None
@@ -121,14 +121,17 @@ def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
 
 @triton.jit
 def outputs(g, i, place, live, rows, stride):
-    """``[rows, positions]`` of g; ``place`` is where the positions begin, ``live`` which count."""
+    """Load ``[rows, positions]`` of g.
+
+    ``place`` is where the positions begin, ``live`` which count.
+    """
     mask = (i < rows)[:, None] & live[None, :]
     return tl.load(g + i[:, None] * stride + place[None, :], mask=mask, other=0.0)
 
 
 @triton.jit
 def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexpr):
-    """``[positions, columns]`` of a; ``sample`` is where each position's sample begins."""
+    """Load ``[positions, columns]`` of a; ``sample`` is where each position's sample begins."""
     mask = live[:, None] & (j < columns)[None, :]
     if DENSE:
         place = (sample + t * strides[2])[:, None] + j[None, :] * strides[1]
@@ -154,7 +157,7 @@ def inputs(a, j, t, sample, live, columns, strides, geometry, DENSE: tl.constexp
 
 @triton.jit
 def product(left, right, SUMS: tl.constexpr):
-    """``left right`` with sums that begin at zero, never in tf32.
+    """Return ``left right`` with sums that begin at zero, never in tf32.
 
     Without the last argument the compiler would take the total that the result is added to as the
     product's own accumulator, and a tensor core's truncation would act on it.

@@ -1,4 +1,4 @@
-"""What rounding can do to a tile of sums: the numbers behind norms that never under-report.
+"""Bound the rounding of tiles of sums: the numbers behind norms that never under-report.
 
 ``docs/ghost.md``, "On GPUs", states the model of the arithmetic and derives these bounds. They are
 rounded up to single precision, in which Triton passes floats.
@@ -20,8 +20,8 @@ _LONGEST = 2**17
 """Chunks."""
 
 
-class Arithmetic(NamedTuple):
-    """How the sums of a pass round.
+class SumPrecision(NamedTuple):
+    """The rounding of sums in one pass.
 
     Attributes:
         unit: unit roundoff of an addition.
@@ -36,40 +36,40 @@ class Arithmetic(NamedTuple):
     tolerance: float
 
     def gamma(self, roundings: float) -> float:
-        """Relative error of sums in which a product meets that many roundings."""
+        """Return the relative error of sums in which a product meets that many roundings."""
         return 1.01 * roundings * self.unit
 
     def chunk(self, depth: int) -> float:
-        """The error of a chunk's products, relative to the sum of their sizes."""
+        """Return the error of a chunk's products, relative to the sum of their sizes."""
         return self.gamma(self.per_term * depth + 1)
 
 
-WIDE = Arithmetic(unit=2.0**-53, per_term=3, tiny=0.0, tolerance=0.0)
+WIDE = SumPrecision(unit=2.0**-53, per_term=3, tiny=0.0, tolerance=0.0)
 """float64, whose result always counts. Products of narrower numbers are exact in it."""
-_SINGLE = Arithmetic(unit=2.0**-24, per_term=1, tiny=_TINY, tolerance=0.99e-4)
-_TENSOR_CORES = Arithmetic(unit=2.0**-24, per_term=3, tiny=_TINY, tolerance=0.99 * 5e-3)
+_SINGLE = SumPrecision(unit=2.0**-24, per_term=1, tiny=_TINY, tolerance=0.99e-4)
+_TENSOR_CORES = SumPrecision(unit=2.0**-24, per_term=3, tiny=_TINY, tolerance=0.99 * 5e-3)
 
 
-def first(dtype: torch.dtype) -> Arithmetic:
-    """What operands of this type are tried in; float64 has no such try."""
+def first(dtype: torch.dtype) -> SumPrecision:
+    """Return the type that operands of this type are tried in first; float64 has no such try."""
     return _TENSOR_CORES if dtype in SIXTEEN else _SINGLE
 
 
 def up(x: float) -> float:
-    """At least ``x``, and a number of single precision."""
+    """Return at least ``x``, and a number of single precision."""
     near = np.float32(x)
     return float(near if float(near) >= x else np.nextafter(near, np.float32(np.inf)))
 
 
 def longest(depth: int) -> int:
-    """For how many positions, in chunks of ``depth``, the bounds below hold in single precision."""
+    """Return the most positions, in chunks of ``depth``, whose bounds hold in single precision."""
     return _LONGEST * depth
 
 
 def direct_numbers(
-    kind: Arithmetic, positions: int, rows: int, columns: int, depth: int, tile_columns: int
+    kind: SumPrecision, positions: int, rows: int, columns: int, depth: int, tile_columns: int
 ) -> tuple[float, ...]:
-    """What ``bound_kernel`` needs, in its order.
+    """Return the numbers that ``bound_kernel`` needs, in its order.
 
     Args:
         kind: the pass's arithmetic.
@@ -96,9 +96,9 @@ def direct_numbers(
 
 
 def gram_numbers(
-    kind: Arithmetic, positions: int, rows: int, columns: int, depth: int
+    kind: SumPrecision, positions: int, rows: int, columns: int, depth: int
 ) -> tuple[float, ...]:
-    """What ``gram_kernel`` needs, in its order."""
+    """Return the numbers that ``gram_kernel`` needs, in its order."""
     longest = max(rows, columns)
     return (
         up(kind.gamma(kind.per_term * depth + ceil(longest / depth) + 1)),

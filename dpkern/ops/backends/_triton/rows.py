@@ -29,7 +29,7 @@ def _power_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``partial[chunk, row] = sum |x|^P`` over the chunk, in float64."""
+    """Compute ``partial[chunk, row] = sum |x|^P`` over the chunk, in float64."""
     program = tl.program_id(0).to(tl.int64)
     chunk, row = program // rows, program % rows
     total = tl.zeros((BLOCK,), tl.float64)
@@ -43,7 +43,7 @@ def _power_kernel(
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def _combine_kernel(partial, power, rows: tl.int64, chunks: tl.int64, BLOCK: tl.constexpr):
-    """``power[row] = sum of partial[chunk, row]``, in the order of the chunks."""
+    """Add ``power[row] = sum of partial[chunk, row]``, in the order of the chunks."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float64)
     for chunk in range(chunks):
@@ -64,8 +64,11 @@ def _sum_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """``out += sign sum_b factors[b] matrix[b]``. Integer sums take ``trunc`` of every product and
-    add its P-th power to ``power[b]`` if P is not 0."""
+    """Add ``out += sign sum_b factors[b] matrix[b]``.
+
+    Integer sums take ``trunc`` of every product and add its P-th power to ``power[b]`` if P is not
+    0.
+    """
     INTEGERS: tl.constexpr = out.dtype.element_ty.is_int()
     VALUE: tl.constexpr = factors.dtype.element_ty
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
@@ -92,7 +95,7 @@ def _sum_kernel(
 
 
 def power_sums(matrix: torch.Tensor, rows: int, columns: int, p: int, power: torch.Tensor) -> None:
-    """``power[row] = sum |x|^p``, float64."""
+    """Compute ``power[row] = sum |x|^p``, float64."""
     chunks = -(-columns // CHUNK)
     partial = torch.empty(chunks, rows, dtype=torch.float64, device=matrix.device)
     meta: dict[str, Any] = {"P": p, "CHUNK": CHUNK, "BLOCK": _BLOCK}
@@ -111,7 +114,7 @@ def add_rows(
     p: int = 0,
     power: torch.Tensor | None = None,
 ) -> None:
-    """``out += sign sum_b factors[b] matrix[b]``; see the kernel."""
+    """Add ``out += sign sum_b factors[b] matrix[b]``; see the kernel."""
     launch(
         _sum_kernel,
         -(-columns // _COLUMNS) if len(factors) else 0,

@@ -50,7 +50,7 @@ def symbols_kernel(
         # By the rounded reciprocal the quotient is at most one too small.
         lie = tl.umulhi(rest, inverse)
         lie = tl.where(rest - lie * wide >= wide, lie + 1, lie).to(tl.int64)
-        # A truth's quotient is no lie's number, and may look negative.
+        # The quotient of a kept symbol is not used, and may look negative.
         move = tl.where(u < truth, 0, 1 + tl.minimum(lie, categories - 2))
         symbol = tl.load(x + index, mask=inside, other=0).to(tl.int64) + move
         symbol = tl.where(symbol >= categories, symbol - categories, symbol)
@@ -58,12 +58,15 @@ def symbols_kernel(
 
 
 def _per_program(blocks: int) -> int:
-    """The interpreter takes about as long for a thousand blocks as for one."""
+    """Return how many blocks a program takes.
+
+    The interpreter takes about as long for a thousand blocks as for one.
+    """
     return min(_MOST_BLOCKS, triton.next_power_of_2(blocks)) if INTERPRETED else _BLOCKS
 
 
 def _bits(number: int) -> int:
-    """The int64 with these 64 bits."""
+    """Return the int64 with these 64 bits."""
     return number - 2 * _SIGNED if number >= _SIGNED else number
 
 
@@ -79,7 +82,7 @@ def _randomize(
     n = symbols.numel()
     first, skip = divmod(position, op.PER_BLOCK)
     blocks = -(-(skip + n) // op.PER_BLOCK)
-    width = op.lie_width(keep, categories)
+    width = op.alternative_width(keep, categories)
     launch(
         symbols_kernel,
         -(-blocks // _per_program(blocks)) if n else 0,

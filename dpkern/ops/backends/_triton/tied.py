@@ -22,7 +22,7 @@ _META: dict[str, Any] = {"ROWS": 16, "DEPTH": 32}
 
 @triton.jit
 def _tile(of, rows, used, first, columns, DEPTH: tl.constexpr):
-    """``DEPTH`` columns of these rows in float64, zeros outside and where not used."""
+    """Load ``DEPTH`` columns of these rows in float64, zeros outside and where not used."""
     column = first + tl.arange(0, DEPTH)
     inside = used[:, None] & (column < columns)[None, :]
     return tl.load(of + rows[:, None] * columns + column[None, :], mask=inside, other=0).to(
@@ -47,8 +47,10 @@ def _cross_kernel(
     ROWS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """``sum g[t, id_s] <a_t, e_s>`` over one block of s and all t, and the sum of
-    ``|g[t, id_s]| |a_t| |e_s|``."""
+    """Sum ``g[t, id_s] <a_t, e_s>`` over one block of s and all t, and its absolute terms.
+
+    The absolute terms are ``|g[t, id_s]| |a_t| |e_s|``.
+    """
     program = tl.program_id(0).to(tl.int64)
     sample, block = program // blocks, program % blocks
     s = block * ROWS + tl.arange(0, ROWS)

@@ -31,7 +31,7 @@ NUMBERS = tuple(f"a{i}" for i in range(8))
 
 @triton.jit
 def _divide(x, y):
-    """Rounded correctly, which Triton's own division of float32 is not."""
+    """Divide with correct rounding, which Triton's own division of float32 has not."""
     if x.dtype == tl.float32:
         return tl.div_rn(x, y)
     else:
@@ -69,8 +69,10 @@ def _rule_kernel(
     CHECKED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient is ``total * step``, 0 and counted where ``total`` is CHECKED and not finite;
-    then the operations of ``csrc/cpu/update.cpp`` in their order."""
+    """Apply the rule with the operations of ``csrc/cpu/update.cpp`` in their order.
+
+    The gradient is ``total * step``, 0 and counted where ``total`` is CHECKED and not finite.
+    """
     T: tl.constexpr = param.dtype.element_ty
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = index < n
@@ -104,7 +106,7 @@ def _rule_kernel(
 
 
 def _rule(rule: update.Rule, t: int, dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
-    """The rule's code and its numbers at update t (from 1), rounded once, as ``csrc`` does."""
+    """Return the rule's code and its numbers at update t (from 1), rounded once, as in ``csrc``."""
     if isinstance(rule, update.Adam):
         beta1, beta2 = rule.betas
         decayed = rule.lr * rule.weight_decay
@@ -136,7 +138,7 @@ def _refuse(
     if params and params[0].dtype not in noise_ops.FLOATS:
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
     if noise is not None and noise.draws is not None:
-        return "makes its draws in registers, got draws made ahead"
+        return "makes its draws in registers, got prefetched draws"
     if noise is not None and noise.clock is not None:
         return "takes the step as a number, got a clock in device memory"
     return None

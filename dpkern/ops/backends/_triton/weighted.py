@@ -38,7 +38,7 @@ def positions_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Over the positions of all samples in a row, factors times g in the type of the sums."""
+    """Sum over the positions of all samples in a row: factors times g in the type of the sums."""
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
@@ -79,7 +79,7 @@ def samples_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """Sample by sample: its tile, then its factor times the tile."""
+    """Sum sample by sample: its tile, then its factor times the tile."""
     positions = sizes[0]
     rows = sizes[1]
     columns = sizes[2]
@@ -124,7 +124,7 @@ def _put(out, total, split, group, i, j, rows, columns, groups, WHOLE: tl.conste
 
 @triton.jit
 def combine_kernel(parts, out, splits, entries, BLOCK: tl.constexpr):
-    """``out += sum_s parts[s]``, in the order of the parts."""
+    """Add ``out += sum_s parts[s]``, in the order of the parts."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = entry < entries
     total = tl.load(parts + entry, mask=mask)
@@ -140,8 +140,10 @@ def by_samples(operands: Operands) -> bool:
 
 
 def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
-    """Into how many parts the samples (or positions) are split, and how many one takes: from the
-    sizes alone, so that results do not depend on the device."""
+    """Return into how many parts the samples (or positions) are split, and how many one takes.
+
+    This follows from the sizes alone, so that results do not depend on the device.
+    """
     m, n = tiles(operands, tile)
     room = max(1, _PROGRAMS // (m * n * operands.groups))
     if by_samples(operands):
@@ -153,7 +155,7 @@ def shares(operands: Operands, tile: Tile) -> tuple[int, int]:
 
 
 def weighted_sum(operands: Operands, factors: torch.Tensor, out: torch.Tensor) -> None:
-    """``out += sum_b factors[b] grad_b``."""
+    """Add ``out += sum_b factors[b] grad_b``."""
     whole_samples = by_samples(operands)
     kernel = samples_kernel if whole_samples else positions_kernel
     dtype = operands.a.dtype if whole_samples else operands.sums

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Pure
+from dpkern.audit.claims import PureDP
 from dpkern.audit.likelihood import LaplaceRatio, ResponseRatio, rounded
 from dpkern.audit.subject import Pair
 from dpkern.privacy.theory import spof_sensitivity
@@ -101,7 +101,7 @@ def l2_clip(records: Tensor, runs: int, generator: Generator) -> Tensor:
 
 
 KEPT = 1 / (1 + math.exp(-EPSILON))
-"""What is right for two symbols."""
+"""The probability of the kept symbol that is right for two symbols."""
 
 
 def wrong_arity(records: Tensor, runs: int, generator: Generator) -> Tensor:
@@ -123,7 +123,7 @@ def row(
     claim: float = EPSILON,
 ) -> Case:
     """A row with one pair."""
-    subject = Release(name=name, claimed=Pure(claim), mechanism=mechanism, neighbours=fixed(pair))
+    subject = Release(name=name, claimed=PureDP(claim), mechanism=mechanism, neighbours=fixed(pair))
     return Case(subject=subject, truth=truth, layers=(layer,), source=source)
 
 

@@ -59,7 +59,7 @@ SHUFFLED = statement(
 NOTES = 5 * math.sqrt(2 * math.log(1e5))
 """mu sqrt(2 log(1 / delta)) at mu = 5."""
 LIMIT = exact_epsilon(1 / (0.01 * math.sqrt(100 * math.expm1(0.6**-2))), 1e-6)
-"""Of mu = q sqrt(T (e^(1 / sigma^2) - 1)), the limit for many steps (Bu et al. 2020)."""
+"""Epsilon at mu = q sqrt(T (e^(1 / sigma^2) - 1)), the limit for many steps (Bu et al. 2020)."""
 CLASSIC = math.sqrt(2 * math.log(1.25e5)) / 0.5
 """Noise of the classical calibration for epsilon 0.5."""
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Gaussian, Pure
+from dpkern.audit.claims import GaussianDP, PureDP
 from dpkern.audit.subject import Pair
 
 from ..kit import Case, Release, fixed, laplace, rows
@@ -45,8 +45,8 @@ CASES = tuple(
         runs=50_000,
     )
     for name, mechanism, claim, source in (
-        ("float32 Gaussian", float32_gaussian, Gaussian(1 / SIGMA), "torch.normal"),
-        ("sum of four Gaussians", four_gaussians, Gaussian(1 / SIGMA), "Holohan, Braghin 2021"),
-        ("float64 Laplace", float64_laplace, Pure(1.0), "Mironov 2012"),
+        ("float32 Gaussian", float32_gaussian, GaussianDP(1 / SIGMA), "torch.normal"),
+        ("sum of four Gaussians", four_gaussians, GaussianDP(1 / SIGMA), "Holohan, Braghin 2021"),
+        ("float64 Laplace", float64_laplace, PureDP(1.0), "Mironov 2012"),
     )
 )

@@ -11,14 +11,14 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.subject import Pair
 from dpkern.papers.directional import optimum as directional
 
 from ..kit import Case, Release, add_record, bounded, clip, fixed, normal, unit
 
 SIGMA = 1.1
-CLAIM = Gaussian(1 / SIGMA)
+CLAIM = GaussianDP(1 / SIGMA)
 D = 16
 
 

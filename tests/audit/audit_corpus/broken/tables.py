@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.subject import Pair
 
 from ..kit import Case, Release, add_record, clip, fixed, normal, unit
@@ -79,7 +79,7 @@ CASES = (
     Case(
         subject=Release(
             name="public table",
-            claimed=Gaussian(1 / SIGMA),
+            claimed=GaussianDP(1 / SIGMA),
             mechanism=public_table,
             neighbours=fixed(
                 Pair(
@@ -98,7 +98,7 @@ CASES = (
     Case(
         subject=Release(
             name="secret table over two steps",
-            claimed=Gaussian(math.sqrt(2) / SIGMA),
+            claimed=GaussianDP(math.sqrt(2) / SIGMA),
             mechanism=shared_table,
             neighbours=add_record(D, (1.0, 1.0)),
             sd=SIGMA,
@@ -110,7 +110,7 @@ CASES = (
     Case(
         subject=Release(
             name="random windows of a secret table",
-            claimed=Gaussian(math.sqrt(2) / SIGMA),
+            claimed=GaussianDP(math.sqrt(2) / SIGMA),
             mechanism=random_windows,
             neighbours=fixed(
                 Pair(
@@ -130,7 +130,7 @@ CASES = (
     Case(
         subject=Release(
             name="reused seed on resume",
-            claimed=Gaussian(2 / SIGMA),
+            claimed=GaussianDP(2 / SIGMA),
             mechanism=resumed,
             neighbours=add_record(D, (1.0,) * 4),
             sd=SIGMA,

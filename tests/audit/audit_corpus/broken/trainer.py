@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.subject import Pair
 
 from ..kit import (
@@ -28,7 +28,7 @@ from ..kit import (
 )
 
 SIGMA = 1.1
-CLAIM = Gaussian(1 / SIGMA)
+CLAIM = GaussianDP(1 / SIGMA)
 D = 16
 LAYERS = 4
 
@@ -216,7 +216,7 @@ def sums(
 
 
 def exact_sum(records: Tensor) -> Tensor:
-    """What it should be, up to what no output can show."""
+    """Return the right sum, up to what no output can show."""
     return clip(records).sum(0)
 
 

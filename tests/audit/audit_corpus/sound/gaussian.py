@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from dpkern.audit import sensitivity
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 from dpkern.audit.findings import Check
 from dpkern.audit.subject import Pair
 from dpkern.base.laws import SCALE_CELLS, SCALE_UNITS
@@ -46,7 +46,7 @@ def dpsgd(records: Tensor, runs: int, generator: Generator) -> Tensor:
 
 
 def clipped_sum(records: Tensor) -> Tensor:
-    """Without the noise."""
+    """Return the clipped sum without noise."""
     return clip(records).sum(0)
 
 
@@ -139,8 +139,8 @@ def row(
     """A row whose certificate is its claim."""
     subject = Release(
         name=name,
-        claimed=Gaussian(mu),
-        certified=Gaussian(mu),
+        claimed=GaussianDP(mu),
+        certified=GaussianDP(mu),
         mechanism=mechanism,
         neighbours=neighbours or add_record(D),
         sd=sd,
@@ -151,7 +151,7 @@ def row(
 
 
 MU = 1 / SIGMA
-CLAIM = Gaussian(MU)
+CLAIM = GaussianDP(MU)
 EMPTY = torch.zeros(0, D, dtype=torch.float64)
 TONES = fixed(*(Pair(name=f"tone {k}", without=EMPTY, present=tone(k)[None]) for k in range(3)))
 

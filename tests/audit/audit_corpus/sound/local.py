@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Generator, Tensor
 
-from dpkern.audit.claims import Laplace, Pure
+from dpkern.audit.claims import Laplace, PureDP
 from dpkern.audit.likelihood import ResponseRatio
 from dpkern.audit.subject import Pair
 
@@ -77,7 +77,7 @@ def row(
     sharp: float = 0.8,
 ) -> Case:
     """A row whose certificate is its claim."""
-    claim = Laplace(EPSILON) if continuous else Pure(EPSILON)
+    claim = Laplace(EPSILON) if continuous else PureDP(EPSILON)
     subject = Release(
         name=name, claimed=claim, certified=claim, mechanism=mechanism, neighbours=neighbours
     )

@@ -1,0 +1,117 @@
+#pragma once
+// One look at the arguments of an op's call, by the op's signature. It decides the common case
+// only: whatever is odd is left to Python, which names what is wrong, or lets the call pass after
+// all.
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "bindings/exchange.h"
+#include "bindings/seen.h"
+
+namespace dpkern::bindings {
+
+// A dtype that ops know.
+struct Dtype {
+  std::uint8_t code, bits;
+  PyObject* object;
+  int sum;  // the place of the dtype of its sums
+};
+
+// What is known of torch: set once, before the first look.
+struct Torch {
+  const Exchange* exchange = nullptr;
+  std::vector<Dtype> dtypes;
+  PyTypeObject* tensor = nullptr;
+  PyTypeObject* parameter = nullptr;
+  PyTypeObject* size = nullptr;
+  PyTypeObject* bound = nullptr;
+  PyObject* cpu = nullptr;
+  PyObject* is_negated = nullptr;
+  PyObject* empty_strided = nullptr;
+  PyObject* changed = nullptr;
+
+  int place(PyObject* dtype) const;
+};
+
+extern Torch torch;
+
+// Whether these are tensors on the CPU of these shapes, each of one of these dtypes, whose memory
+// holds their numbers; false: Python knows better.
+bool alike(PyObject* tensors, PyObject* shapes, PyObject* dtypes, bool contiguous);
+
+enum class Is { kObject, kTensor, kChoice, kInteger, kFloat, kBool, kDtype, kDevice };
+enum class Group { kOwn, kLeading, kSum };
+enum class Layout { kStrided, kContiguous, kTransposable };
+// How a kernel receives an argument that is no tensor.
+enum class Passed { kNot, kInteger, kWord, kFloat, kBool, kIntegers, kFloats, kBytes };
+
+constexpr int kAnySize = -1;
+constexpr int kNoRest = -1;
+constexpr int kAnyRest = -2;
+
+// A parameter of a signature.
+struct Parameter {
+  PyObject* name = nullptr;
+  PyObject* standard = nullptr;  // null: the argument must be given
+  Is is = Is::kObject;
+  Passed passed = Passed::kNot;
+  bool by_name = false;
+  bool optional = false;
+  bool written = false;
+  // tensors
+  Group group = Group::kOwn;
+  std::vector<int> dtypes;
+  std::vector<int> dims;               // places of sizes, or kAnySize
+  std::vector<std::int64_t> literals;  // >= 0: the size itself
+  int rest = kNoRest;                  // place of *S, or kAnyRest
+  Layout layout = Layout::kContiguous;
+  bool many = false;
+  bool alone = false;
+  bool may_be_empty = false;
+  // choices
+  std::vector<PyObject*> options;
+  // numbers
+  std::int64_t least_integer = 0, most_integer = 0;
+  double least = 0, most = 0;
+  bool above = false;  // least is no number of the range
+  int size = -1;       // the size that it is
+  PyObject* pack = nullptr;
+};
+
+// An op's signature, looked up in C++.
+class Look {
+ public:
+  explicit Look(const pybind11::dict& declared);
+
+  // Put the arguments at their places; false: Python knows better.
+  bool arrange(PyObject* args, PyObject* names, Seen& seen) const;
+  // Look at them.
+  bool at(Seen& seen) const;
+  // The op's own check; a new reference, null with an error. None without one.
+  PyObject* own_check(const Seen& seen) const;
+  // The call as Python's kernels take it; a new reference, null with an error.
+  PyObject* bound(const Seen& seen, PyObject* plan) const;
+
+  std::size_t parameters() const { return parameters_.size(); }
+  const Parameter& parameter(std::size_t i) const { return parameters_[i]; }
+  std::size_t named() const { return sizes_; }
+
+ private:
+  bool tensors(const Parameter& parameter, Argument& argument, Seen& seen) const;
+  bool tensor(const Parameter& parameter, PyObject* value, std::size_t item, Argument& argument,
+              Seen& seen) const;
+  bool value(const Parameter& parameter, Argument& argument, Seen& seen) const;
+
+  std::vector<Parameter> parameters_;
+  std::size_t positional_ = 0;
+  std::size_t sizes_ = 0;        // all that are bound; a bound call names the first of them
+  std::vector<int> size_kinds_;  // of the public ones: 0 a number, 1 a shape, 2 a list of shapes
+  bool trusts_ = false;          // tensors come from an op, which has seen whether any is negated
+  PyObject* check_ = nullptr;
+};
+
+}  // namespace dpkern::bindings

@@ -1,0 +1,367 @@
+// Integer sums of linear gradients. Each sample's gradient is a vector of integers that depends on
+// that sample alone: a tile of it is held in registers, truncated, and added to integers, so that
+// the sums do not depend on order, blocks or threads. docs/exact.md.
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cpu/equal_ids.h"
+#include "cpu/exact.h"
+#include "cpu/ghost_embedding.h"
+#include "cpu/ghost_linear.h"
+#include "cpu/ghost_tiles.h"
+#include "cpu/parallel.h"
+
+namespace dpkern::cpu {
+namespace {
+
+using namespace ghost;
+
+constexpr std::int64_t kSteps = 256;         // positions of a packed block of whole samples
+constexpr std::int64_t kSmallest = 1 << 20;  // multiplications worth a thread
+constexpr std::int64_t kUnit = 48;           // rows or columns that threads are given
+
+// The integer part of a product that is rounded first.
+struct Truncated {
+  static constexpr std::uint32_t kExcess = 0;
+  template <class I, class F, class V>
+  static DPK_INLINE I whole(F s, V x) {
+    return __builtin_convertvector(s * x, I);
+  }
+};
+
+// The nearest integer of a product: adding 1.5 2^23 (of doubles 1.5 2^52) leaves no bits behind the
+// point, and the low bits are the integer. In floats they are the sum's own bits, which exceed the
+// integer by kExcess; sums of them wrap around and come out right.
+template <class F>
+struct Nearest {
+  static constexpr bool kSingle = std::is_same_v<F, float>;
+  static constexpr std::uint32_t kExcess = kSingle ? 0x4B400000u : 0;
+  template <class I, class V>
+  static DPK_INLINE I whole(F s, V x) {
+    const V shifted = s * x + (kSingle ? F(0x1.8p23) : F(0x1.8p52));
+    if constexpr (kSingle) {
+      return (I)shifted;
+    } else {
+      using Wide = Vector<std::int64_t, sizeof(V) / sizeof(F)>;
+      return __builtin_convertvector((Wide)shifted, I);
+    }
+  }
+};
+
+// A tile of integers, laid out as the tile of floats that it is truncated from.
+template <class F, int kBytes>
+struct IntegerTile {
+  using T = Tile<F, kBytes>;
+  using V = typename T::V;
+  using I = Vector<std::int32_t, T::kLanes>;
+
+  I at[T::kRows][T::kVectors];
+
+  DPK_INLINE void clear() {
+#pragma GCC unroll 16
+    for (int m = 0; m < T::kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < T::kVectors; ++n) at[m][n] = I{};
+    }
+  }
+  // += trunc(factor tile), entry by entry.
+  DPK_INLINE void add(const T& tile, F factor) {
+#pragma GCC unroll 16
+    for (int m = 0; m < T::kRows; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < T::kVectors; ++n) {
+        at[m][n] += __builtin_convertvector(factor * tile.at[m][n], I);
+      }
+    }
+  }
+  // += the whole number of g a for every sample: packed panels g [samples, kRows], which holds the
+  // factors, and a [samples, kColumns].
+  template <class Round>
+  DPK_INLINE void add_products(const F* g, const F* a, std::int64_t samples) {
+    for (int first = 0; first < T::kRows; first += kTogether) {
+      add_rows<Round>(g + first, a, samples, at + first);
+    }
+  }
+
+ private:
+  // Rows whose sums stay in registers beside what a product and its rounding need.
+  static constexpr int kTogether = kBytes == 64 ? T::kRows : T::kRows / 2;
+
+  template <class Round>
+  static DPK_INLINE void add_rows(const F* g, const F* a, std::int64_t samples,
+                                  I (*to)[T::kVectors]) {
+    using Wrapping = Vector<std::uint32_t, T::kLanes>;
+    Wrapping acc[kTogether][T::kVectors];
+#pragma GCC unroll 16
+    for (int m = 0; m < kTogether; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < T::kVectors; ++n) acc[m][n] = Wrapping{};
+    }
+    for (std::int64_t b = 0; b < samples; ++b) {
+      V x[T::kVectors];
+#pragma GCC unroll 16
+      for (int n = 0; n < T::kVectors; ++n) x[n] = load<V>(a + b * T::kColumns + n * T::kLanes);
+#pragma GCC unroll 16
+      for (int m = 0; m < kTogether; ++m) {
+        const F s = g[b * T::kRows + m];
+#pragma GCC unroll 16
+        for (int n = 0; n < T::kVectors; ++n)
+          acc[m][n] += (Wrapping)Round::template whole<I>(s, x[n]);
+      }
+    }
+    const std::uint32_t excess = Round::kExcess * static_cast<std::uint32_t>(samples);
+#pragma GCC unroll 16
+    for (int m = 0; m < kTogether; ++m) {
+#pragma GCC unroll 16
+      for (int n = 0; n < T::kVectors; ++n) to[m][n] += (I)(acc[m][n] - excess);
+    }
+  }
+};
+
+// The rows of an embedding table that is the linear layer's weight as well: entries that the other
+// use adds to a sample's gradient before it is truncated.
+template <class F>
+struct Table {
+  const std::int64_t* ids;  // [B, S]; null: the weight has no other use
+  const F* rows;            // [B, S, d]
+  std::int64_t places;      // S
+  std::int64_t padding;
+};
+
+// One sample of a block: where it lies, its factor, and its rows of the table with those of equal
+// ids added, ids increasing.
+template <class F>
+struct Member {
+  const F* a;
+  const F* g;
+  F factor;
+  std::vector<std::int64_t> ids;
+  std::vector<F> rows;  // [ids, d]
+};
+
+// Whole samples whose positions are multiplied together.
+template <class F>
+using Block = std::vector<Member<F>>;
+
+template <class F>
+void gather(const Table<F>& table, std::int64_t b, std::int64_t columns, Member<F>& member) {
+  static thread_local EqualIds groups;
+  const F* const rows = table.rows + b * table.places * columns;
+  groups.sort(table.ids + b * table.places, table.places, table.padding);
+  groups.for_each([&](const auto* places, std::size_t count) {
+    member.ids.push_back(places->first);
+    const std::size_t start = member.rows.size();
+    member.rows.resize(start + static_cast<std::size_t>(columns));
+    const double* const sums = sum_rows(rows, columns, {0, columns}, places, count);
+    for (std::int64_t i = 0; i < columns; ++i) {
+      member.rows[start + static_cast<std::size_t>(i)] = static_cast<F>(sums[i]);
+    }
+  });
+}
+
+// Whether factor g is finite in all entries: infinity times a small input would not be small.
+template <class F>
+bool is_finite(const F* g, std::int64_t count, F factor) {
+  bool finite = true;
+  versioned([&]() DPK_INLINE {
+    const F most = std::numeric_limits<F>::max();
+    const F* const row = g;
+    const F scale = factor;
+    const std::int64_t n = count;
+    bool all = true;
+    for (std::int64_t i = 0; i < n; ++i) all &= std::fabs(scale * row[i]) <= most;
+    finite = all;
+  });
+  return finite;
+}
+
+// The used samples in blocks of about kSteps positions, never a part of a sample.
+template <class F>
+std::vector<Block<F>> blocks_of(const F* a, const F* g, const F* factors, const LinearShape& shape,
+                                const Table<F>& table) {
+  std::vector<Block<F>> blocks;
+  const auto most = static_cast<std::size_t>(
+      std::max<std::int64_t>(1, kSteps / std::max<std::int64_t>(1, shape.positions)));
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    if (factors[b] == 0) continue;
+    if (blocks.empty() || blocks.back().size() == most) blocks.emplace_back();
+    const std::int64_t row = b * shape.positions;
+    // One position: the factor joins g.
+    const bool single = shape.positions == 1 && table.ids == nullptr;
+    if (single && !is_finite(g + row * shape.outputs, shape.outputs, factors[b])) continue;
+    Member<F> member{a + row * shape.inputs, g + row * shape.outputs, factors[b], {}, {}};
+    if (table.ids != nullptr) gather(table, b, shape.inputs, member);
+    blocks.back().push_back(std::move(member));
+  }
+  return blocks;
+}
+
+// Adds a sample's rows of the table to a tile of its gradient.
+template <class F, int kBytes>
+DPK_INLINE inline void add_table(const Member<F>& member, std::int64_t columns, Range rows,
+                                 Range wanted, Tile<F, kBytes>& tile) {
+  const auto begin = std::lower_bound(member.ids.begin(), member.ids.end(), rows.begin);
+  for (auto id = begin; id != member.ids.end() && *id < rows.end; ++id) {
+    const F* const from = member.rows.data() + (id - member.ids.begin()) * columns + wanted.begin;
+    const std::int64_t count = wanted.end - wanted.begin;
+    F sums[Tile<F, kBytes>::kColumns];
+    __builtin_memcpy(sums, tile.at[*id - rows.begin], sizeof(sums));
+    for (std::int64_t c = 0; c < count; ++c) sums[c] += from[c];
+    __builtin_memcpy(tile.at[*id - rows.begin], sums, sizeof(sums));
+  }
+}
+
+// out[rows, columns] += the integers of one block.
+template <class F, int kBytes>
+DPK_INLINE inline void add_block(const Block<F>& block, const LinearShape& shape, bool single,
+                                 bool nearest, Range rows, Range columns, std::int32_t* out) {
+  using T = Tile<F, kBytes>;
+  const std::int64_t positions = shape.positions;
+  const auto samples = static_cast<std::int64_t>(block.size());
+  const std::int64_t steps = samples * positions;
+  const std::int64_t panels = (rows.end - rows.begin + T::kRows - 1) / T::kRows;
+  F* const g = scratch<F, 4>(panels * T::kRows * steps);
+  F* const a = scratch<F, 5>(T::kColumns * steps);
+  for (std::int64_t b = 0; b < samples; ++b) {
+    const Member<F>& member = block[static_cast<std::size_t>(b)];
+    pack_panels<T::kRows>(member.g + rows.begin, positions, rows.end - rows.begin, shape.outputs,
+                          single ? member.factor : F{1}, g + b * positions * T::kRows,
+                          T::kRows * steps);
+  }
+  for (std::int64_t column = columns.begin; column < columns.end; column += T::kColumns) {
+    const std::int64_t wide = std::min<std::int64_t>(T::kColumns, columns.end - column);
+    for (std::int64_t b = 0; b < samples; ++b) {
+      pack_panels<T::kColumns>(block[static_cast<std::size_t>(b)].a + column, positions, wide,
+                               shape.inputs, F{1}, a + b * positions * T::kColumns,
+                               T::kColumns * steps);
+    }
+    for (std::int64_t panel = 0; panel < panels; ++panel) {
+      const std::int64_t row = rows.begin + panel * T::kRows;
+      const std::int64_t tall = std::min<std::int64_t>(T::kRows, rows.end - row);
+      const F* const left = g + panel * T::kRows * steps;
+      IntegerTile<F, kBytes> total;
+      total.clear();
+      if (single && nearest) {
+        total.template add_products<Nearest<F>>(left, a, samples);
+      } else if (single) {
+        total.template add_products<Truncated>(left, a, samples);
+      } else {
+        for (std::int64_t b = 0; b < samples; ++b) {
+          const Member<F>& member = block[static_cast<std::size_t>(b)];
+          T tile;
+          tile.multiply(left + b * positions * T::kRows, a + b * positions * T::kColumns,
+                        positions);
+          add_table<F, kBytes>(member, shape.inputs, {row, row + tall}, {column, column + wide},
+                               tile);
+          total.add(tile, member.factor);
+        }
+      }
+      for (std::int64_t m = 0; m < tall; ++m) {
+        std::int32_t* const to = out + (row + m) * shape.inputs + column;
+        std::int32_t sums[T::kColumns];
+        __builtin_memcpy(sums, total.at[m], sizeof(sums));
+        if (wide == T::kColumns) {
+          for (int c = 0; c < T::kColumns; ++c) to[c] += sums[c];
+        } else {
+          for (std::int64_t c = 0; c < wide; ++c) to[c] += sums[c];
+        }
+      }
+    }
+  }
+}
+
+// out += the integers of all samples. Each part of the output belongs to one thread; the longer
+// side is cut, so that the copies of the other side stay small.
+template <class F>
+void add_integers(const F* a, const F* g, const F* factors, const LinearShape& shape,
+                  const Table<F>& table, bool nearest, std::int32_t* out, int threads) {
+  const auto blocks = blocks_of(a, g, factors, shape, table);
+  const bool single = shape.positions == 1 && table.ids == nullptr;
+  const std::int64_t entries = shape.inputs * shape.outputs;
+  const int team = useful_threads(shape.batch * shape.positions * entries, kSmallest, threads);
+  const bool cut_columns = shape.inputs >= shape.outputs;
+  const std::int64_t side = cut_columns ? shape.inputs : shape.outputs;
+  const std::int64_t units = (side + kUnit - 1) / kUnit;
+  parallel_for(team, 1, team, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t part = begin; part < end; ++part) {
+      const Range cut = part_of(units, static_cast<int>(part), team);
+      const Range own{cut.begin * kUnit, std::min(side, cut.end * kUnit)};
+      const Range rows = cut_columns ? Range{0, shape.outputs} : own;
+      const Range columns = cut_columns ? own : Range{0, shape.inputs};
+      for (const auto& block : blocks) {
+        versioned_by_width([&](auto width) DPK_INLINE {
+          add_block<F, decltype(width)::value>(block, shape, single, nearest, rows, columns, out);
+        });
+      }
+    }
+  });
+}
+
+// The rounding of all positions and rows of a table together, at most.
+template <class F>
+void bound_errors(const F* a, const F* g, const LinearShape& shape, const Table<F>& table,
+                  double* errors, int threads) {
+  const std::int64_t roundings = shape.positions + kOtherRoundings;
+  const double entries = static_cast<double>(shape.inputs) * static_cast<double>(shape.outputs);
+  const double flushed = 2 * static_cast<double>(roundings) * kFlushed<F> * std::sqrt(entries);
+  parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      double total = 0;
+      versioned([&]() DPK_INLINE {
+        for (std::int64_t t = b * shape.positions; t < (b + 1) * shape.positions; ++t) {
+          const double x = square_of(a + t * shape.inputs, shape.inputs);
+          const double y = square_of(g + t * shape.outputs, shape.outputs);
+          total += std::sqrt(x) * std::sqrt(y);
+        }
+        for (std::int64_t s = b * table.places; s < (b + 1) * table.places; ++s) {
+          if (table.ids[s] == table.padding) continue;
+          total += std::sqrt(square_of(table.rows + s * shape.inputs, shape.inputs));
+        }
+      });
+      errors[b] = chain_error<F>(roundings, total) + flushed;
+    }
+  });
+}
+
+}  // namespace
+
+template <class F>
+void linear_integer_sum(const LinearIntegerSum<F>& call, int threads) {
+  const bool nearest = call.rounding == LinearRounding::kNearest;
+  add_integers<F>(call.a, call.g, call.factors, shape_of(call), {}, nearest, call.out, threads);
+}
+
+template <class F>
+void tied_integer_sum(const TiedIntegerSum<F>& call, int threads) {
+  const Table<F> table{call.ids, call.e, call.S, call.padding_idx.value_or(kNoPadding)};
+  const LinearShape shape{call.B, call.T, call.d, call.p};
+  add_integers<F>(call.a, call.g, call.factors, shape, table, false, call.out, threads);
+}
+
+// errors[b]: at least the norm of the difference between the gradient that is truncated and the one
+// in real arithmetic.
+template <class F>
+void linear_sum_error(const LinearSumError<F>& call, int threads) {
+  bound_errors(call.a, call.g, shape_of(call), Table<F>{}, call.errors, threads);
+}
+
+template <class F>
+void tied_sum_error(const TiedSumError<F>& call, int threads) {
+  const Table<F> table{call.ids, call.e, call.S, call.padding_idx.value_or(kNoPadding)};
+  bound_errors(call.a, call.g, {call.B, call.T, call.D, call.V}, table, call.errors, threads);
+}
+
+template void linear_integer_sum<float>(const LinearIntegerSum<float>&, int);
+template void linear_integer_sum<double>(const LinearIntegerSum<double>&, int);
+template void tied_integer_sum<float>(const TiedIntegerSum<float>&, int);
+template void tied_integer_sum<double>(const TiedIntegerSum<double>&, int);
+template void linear_sum_error<float>(const LinearSumError<float>&, int);
+template void linear_sum_error<double>(const LinearSumError<double>&, int);
+template void tied_sum_error<float>(const TiedSumError<float>&, int);
+template void tied_sum_error<double>(const TiedSumError<double>&, int);
+
+}  // namespace dpkern::cpu

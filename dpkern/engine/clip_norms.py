@@ -1,0 +1,408 @@
+"""Records in front of a release: normed as the clip bound means it, summed as the release takes it.
+
+A plan's release maps a parameter's sum to the coordinates that noise is added to. What it clips may
+be more than the gradient: the whole spectrum of a layer's correlation, or the release coordinates
+themselves. Sums stay in the parameter's shape; the maps are the step's.
+
+    Spectrum   ||R_b||, of the whole or the kept spectrum         sum of (filtered) gradients
+    Whitened   ||gain signal F_b||, F_b the (filtered) gradient   sum of F_b
+    Scaled     ||(grad_b - m) / s||                               sum of (grad_b - m)
+    Summed     the L1 norm of grad_b                              sum of grad_b
+    Mapped     the norm of any other release's coordinates        sum of grad_b
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..base.errors import PrivacyError, UnsupportedModule
+from ..base.phase import MAP, phase
+from ..ops import spectral
+from ..ops.spectral import Band
+from ..privacy.mechanisms import Plan
+from ..privacy.mechanisms.release import DiagonalMap, ReleaseMap, Taps
+from .per_sample_gradients import (
+    CirculantGradients,
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+    operands,
+    to_sum_dtype_dense,
+)
+from .scaled import scaled_square
+from .uses import ParameterSource
+
+if TYPE_CHECKING:
+    from .capture import Capture
+
+
+@dataclass
+class NormedGradients(PerSampleGradients):
+    """A record and what stands behind it."""
+
+    record: PerSampleGradients
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.record.shape
+
+    @property
+    def batch(self) -> int:
+        return self.record.batch
+
+    @property
+    def device(self) -> torch.device:
+        return self.record.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.record.dtype
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        self.record.add_sum(factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.record.per_sample()
+
+    def part(self, samples: slice) -> NormedGradients:
+        return replace(self, record=self.record.part(samples))
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        return self.record.rounding_terms()
+
+    def coordinates(self, scale: float) -> Tensor:
+        """Each sample's release coordinates, floating; ``scale`` takes captured gradients to those
+        of the sample's own loss."""
+        return self.record.per_sample().double() * scale
+
+
+@dataclass
+class L1Normed(NormedGradients):
+    """Clipped by its L1 norm."""
+
+    def squared_norms(self) -> Tensor:
+        return self.record.l1_norms().square()
+
+
+@dataclass
+class ReleaseNormed(NormedGradients):
+    """Clipped by its coordinates in a release that only gradients written out can tell."""
+
+    release: ReleaseMap
+    p: int
+
+    def squared_norms(self) -> Tensor:
+        def one(piece: PerSampleGradients) -> Tensor:
+            gradients = piece.per_sample().reshape(-1, *self.shape)
+            with phase(MAP):
+                rows = self.release.forward(gradients).flatten(1)
+            return rows.square().sum(1) if self.p == 2 else rows.abs().sum(1).square()
+
+        return self.record.by_pieces(one) * (1 + 2.0**-40)
+
+    def coordinates(self, scale: float) -> Tensor:
+        # The map is linear, and may leave little to scale.
+        rows = self.record.per_sample().reshape(-1, *self.shape)
+        with phase(MAP):
+            return self.release.forward(rows) * scale
+
+
+@dataclass
+class ScaledNormed(NormedGradients):
+    """In front of ``DiagonalMap``: ``(grad - centre) / scale``, one coordinate for one."""
+
+    release: DiagonalMap
+    scale: float = 1.0
+    """What takes captured gradients to those of the sample's own loss, which the centre is of."""
+
+    @property
+    def _centre(self) -> Tensor | None:
+        """In the units of captured gradients."""
+        centre = self.release.centre
+        return None if centre is None else self._on(centre) / self.scale
+
+    def _on(self, constant: Tensor) -> Tensor:
+        return constant.to(device=self.device, dtype=torch.float64).reshape(self.shape)
+
+    def squared_norms(self) -> Tensor:
+        """``sum w grad^2 - 2 <grad, w m> + sum w m^2``, with the rounding of each on top."""
+        centre, weights = self._centre, None
+        scale = None if self.release.norm == "gradient" else self.release.scale
+        if scale is None:
+            squares = self.record.squared_norms()
+        elif isinstance(self.record, LinearGradients) and self.record.a.shape[1] == 1:
+            weights = self._on(scale) ** -2
+            a, g = (t[:, 0].double().square() for t in (self.record.a, self.record.g))
+            squares = (g @ weights * a).sum(1)
+        else:
+            each = 1 / self._on(scale)
+            return scaled_square(self.record, each, None if centre is None else -centre * each)
+        squares = squares * (1 + 2.0**-40)
+        if centre is None:
+            return squares
+        pulled = centre if weights is None else centre * weights
+        product, constant = self.record.inner(pulled), (pulled * centre).sum()
+        terms, products = self.record.rounding_terms()
+        slack = (terms + pulled.numel()) * 2.0**-52 * pulled.abs().max() * products
+        rounding = 2.0**-40 * (product.abs() + constant)
+        return (squares - 2 * product + constant + 2 * slack + rounding).clamp(min=0)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        self.record.add_sum(factors, out)
+        centre = self._centre
+        if centre is not None:
+            out.sub_((factors.double().sum() * centre).to(out.dtype))
+
+    def coordinates(self, scale: float) -> Tensor:
+        # One pass in the gradients' own precision: integers are clipped as they come out, whatever
+        # rounding has made of them.
+        grads = self.record.per_sample().reshape(-1, *self.shape)
+        grads = grads.to(torch.promote_types(grads.dtype, torch.float32))
+        each = 1.0 if self.release.scale is None else 1 / self._on(self.release.scale)
+        factor = torch.as_tensor(scale * each, dtype=grads.dtype, device=grads.device)
+        if self.release.centre is None:
+            return grads * factor
+        shift = (-self._on(self.release.centre) * each).to(grads.dtype)
+        return torch.addcmul(shift, grads, factor)
+
+
+@dataclass
+class SpectrumNormed(NormedGradients):
+    """Clipped by the spectrum of its correlation, or by its plain gradient, and filtered."""
+
+    record: ConvolutionGradients | CirculantGradients
+    release: Taps
+    _bins: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+    """Retained bins of both operands, kept from the norm to the sum."""
+
+    @property
+    def _band(self) -> Band | None:
+        band = self.release.band
+        assert band is None or isinstance(band, Band)
+        return band
+
+    def squared_norms(self) -> Tensor:
+        if self.release.norm == "gradient":
+            squares = self.record.squared_norms()
+        else:
+            squares = self._of_spectrum(self._band if self.release.norm == "kept" else None)
+        return squares * (self.release.gain**2 * (1 + 2.0**-50))
+
+    def _of_spectrum(self, band: Band | None) -> Tensor:
+        x, g = operands(self.record.x, self.record.g)
+        if isinstance(self.record, CirculantGradients):
+            return spectral.circulant_norm(x, g, band=band)
+        if band is None and self._band is not None and self._by_bins():
+            options = self.record.options
+            *bins, squares = spectral.conv_bins(x, g, band=self._band, **options)
+            self._bins = bins[0], bins[1]
+            return squares
+        return spectral.conv_norm(x, g, band=band, **self._options)
+
+    def _by_bins(self) -> bool:
+        """Whether the transforms of the norm serve the sum too."""
+        x, g = operands(self.record.x, self.record.g)
+        assert self._band is not None
+        same = grid_of(self.release) == self._band.size
+        return same and spectral.sum_route(x, g, band=self._band, **self._options) == "bins"
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        assert isinstance(self.record, ConvolutionGradients)
+        return {**self.record.options, "size": grid_of(self.release)}
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        band = self._band
+        if band is None:
+            self.record.add_sum(factors, out)
+            return
+        if self._bins is not None:
+            assert isinstance(self.record, ConvolutionGradients)
+            geometry = self.record.geometry
+            sizes = {"dilation": geometry["dilation"], "groups": geometry["groups"]}
+            spectral.bins_sum(*self._bins, factors, out, band=band, **sizes)
+            return
+        x, g = operands(self.record.x, self.record.g)
+        if isinstance(self.record, CirculantGradients):
+            spectral.circulant_sum(x, g, factors, out, band=band)
+        else:
+            spectral.conv_sum(x, g, factors, out, band=band, **self._options)
+
+    def filtered(self) -> PerSampleGradients:
+        """Whose gradients are the filtered ones."""
+        band = self._band
+        if band is None:
+            return self.record
+        if isinstance(self.record, CirculantGradients):
+            grads = self.record.per_sample()
+            return ExplicitGradients(grads @ self.filter().to(grads).mT)
+        x, g = operands(self.record.x, self.record.g)
+        geometry = self.record.geometry
+        rows = self.release.site.least
+        x = spectral.filtered(x, padding=geometry["padding"], rows=rows, band=band)
+        # The padding is filtered too, and stays.
+        none = {"padding": (0,) * len(rows)}
+        return ConvolutionGradients(x, g.to(x.dtype), self.record.kernel_size, {**geometry, **none})
+
+    def filter(self) -> Tensor:
+        """float64 ``[d, d]``, for circulant blocks: the circular convolution with the band."""
+        assert self._band is not None
+        return torch.tensor(spectral.smoothing(self._band, self.shape[-1:], (1,)))
+
+    def coordinates(self, scale: float) -> Tensor:
+        rows = self.filtered().per_sample().double() * scale
+        with phase(MAP):
+            return self.release.forward(rows)
+
+
+@dataclass
+class WhitenedNormed(NormedGradients):
+    """Clipped by ``||gain matrix F_b||``; without a matrix by ``||gain F_b||``.
+
+    ``record`` has the gradients that the matrix is for; ``behind`` gives the sum if they do not.
+    """
+
+    release: Taps
+    matrix: Tensor | None = None
+    behind: SpectrumNormed | None = None
+
+    def squared_norms(self) -> Tensor:
+        gain = self.release.gain
+        if self.matrix is None:
+            return self.record.squared_norms() * (gain**2 * (1 + 2.0**-50))
+        matrix = self.matrix * gain
+
+        def one(piece: PerSampleGradients) -> Tensor:
+            grads = to_sum_dtype_dense(piece.per_sample())
+            grads = grads if grads.shape[1:] == self.shape else grads.reshape(-1, *self.shape)
+            return spectral.whitened_norm(grads, matrix.to(grads.device))
+
+        return self.record.by_pieces(one)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        (self.record if self.behind is None else self.behind).add_sum(factors, out)
+
+    def coordinates(self, scale: float) -> Tensor:
+        if self.behind is not None:
+            return self.behind.coordinates(scale)
+        return self.release.forward(super().coordinates(scale).reshape(-1, *self.shape))
+
+
+def grid_of(release: Taps) -> tuple[int, ...]:
+    """The transform size that a release's norms refer to."""
+    if release.size is not None:
+        return release.size
+    assert isinstance(release.band, Band)
+    return release.band.size
+
+
+def take_over(capture: Capture, plan: Plan) -> None:
+    """Have the capture's parameters know their releases by this plan.
+
+    Raises:
+        PrivacyError: gradients have been normed for another release.
+    """
+    capture.p = plan.p
+    for slot, block in zip(capture.slots, plan.blocks, strict=True):
+        if slot.release is block.release:
+            continue
+        normed = any(isinstance(arrival.record, NormedGradients) for arrival in slot.arrivals)
+        if normed and slot.release != block.release:
+            raise PrivacyError(
+                slot.name,
+                expected="the plan that was in force in the backward pass",
+                got="another release of this parameter",
+                remedy="Change the mechanism between steps, before the forward pass.",
+            )
+        slot.release = block.release
+
+
+def with_clip_norm(
+    slot: ParameterSource, record: PerSampleGradients, capture: Capture, scale: float = 1.0
+) -> PerSampleGradients:
+    """All that arrived for a parameter, in front of its release.
+
+    Args:
+        slot: the parameter.
+        record: of the whole of it, not in front of anything yet.
+        capture: where it arrived.
+        scale: what takes captured gradients to those of each sample's own loss.
+
+    Raises:
+        UnsupportedModule: a release that needs another use of the parameter.
+    """
+    release, budget = slot.release, capture.budget
+    if release is None:
+        if capture.p == 1:
+            return L1Normed(budget.kept(record, written=True))
+        return budget.kept(record)
+    if capture.p == 1:
+        if release.operands or release.centre is not None or release.norm != "release":
+            raise UnsupportedModule(
+                slot.name,
+                expected="release coordinates that a gradient alone tells, with L1 bounds",
+                got=f"a release clipped by its {release.norm}, {type(release).__name__}",
+                remedy="Bound L2 norms, or coordinates without a centre.",
+            )
+        return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
+    if isinstance(release, DiagonalMap):
+        written = release.scale is not None and release.norm == "release"
+        return ScaledNormed(budget.kept(record, written=written), release, scale)
+    if not isinstance(release, Taps):
+        return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
+    signal = release.signal if release.norm == "release" else None
+    matrix = None if signal is None else torch.tensor(signal)
+    if not release.operands:
+        record = budget.kept(record, written=matrix is not None)
+        return (
+            record
+            if matrix is None and release.gain == 1
+            else WhitenedNormed(record, release, matrix)
+        )
+    check_use(slot, record, release)
+    assert isinstance(record, (ConvolutionGradients, CirculantGradients))
+    whole = SpectrumNormed(record, release)
+    if matrix is None:
+        return whole
+    if isinstance(record, CirculantGradients):
+        return WhitenedNormed(record, release, matrix @ whole.filter(), behind=whole)
+    filtered = whole.filtered()
+    kept = budget.kept(filtered, written=True)
+    return WhitenedNormed(kept, release, matrix, behind=whole if kept is filtered else None)
+
+
+def check_use(slot: ParameterSource, record: PerSampleGradients, release: Taps) -> None:
+    """Refuse a use that is not the one that the release was made for.
+
+    Raises:
+        UnsupportedModule: it is not.
+    """
+    site, got = release.site, f"a use as {type(record).__name__.lower()}"
+    if isinstance(record, ConvolutionGradients) and site.kind == "conv":
+        names = ("stride", "padding", "dilation", "groups")
+        mine = (
+            record.shape,
+            tuple(record.x.shape[2:]),
+            tuple(record.g.shape[2:]),
+            *(record.geometry[name] for name in names),
+        )
+        wanted = (site.shape, site.input, site.output, *(getattr(site, name) for name in names))
+        if mine == wanted:
+            return
+        got = f"a convolution {mine}"
+    elif isinstance(record, CirculantGradients) and site.kind == "circulant":
+        if record.shape == site.shape:
+            return
+        got = f"circulant blocks {record.shape}"
+    raise UnsupportedModule(
+        slot.name,
+        expected=f"one use of the whole parameter, as at {site}",
+        got=got,
+        remedy="Make the sites anew, sites=dpkern.survey(model, example), with inputs of the size "
+        "that is trained on; a layer that is used twice cannot have a spectrum's bound.",
+    )

@@ -1,0 +1,290 @@
+"""Clipped sums in integers, made as the float tier makes its sums: gradients stay in registers.
+
+In units u of the noise lattice, with ``M = floor(C / u)`` of a clip group,
+
+    f_b = min(1 / u, M (1 - 2^-21) / n_b),    q_b = trunc(f_b grad_b),    sum = sum_b q_b
+
+where ``n_b`` bounds the norm of the numbers that are truncated. ``docs/exact.md`` proves that
+every ``|q_b| <= M``, so that no norm of integers is taken. ``q_b`` depends on sample b alone: the
+sums are the same for every order, every number of threads and every division into batches.
+
+Other plans (mapped releases, L1 norms, automatic clipping, float64, devices) are clipped by
+``ops.clip.clip_sum``, which looks at each sample's integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from ..ops import clip, ghost
+from ..ops._count import count
+from ..privacy.mechanisms import Plan
+from .attribution import attributed_to
+from .per_sample_gradients import (
+    ConvolutionGradients,
+    ExplicitGradients,
+    LinearGradients,
+    PerSampleGradients,
+    to_sum_dtype,
+    to_sum_dtype_dense,
+)
+from .sum_store import SumStore
+from .tables import EmbeddingGradients, TiedGradients
+from .uses import CapturedGradients, ParameterSource
+
+Part = tuple[ParameterSource, CapturedGradients]
+_INT32_MOST = 2**31 - 1
+NEAREST_MOST = 1 << 22
+"""M below which gradients of one position may be rounded to nearest."""
+
+
+def sums_in_place(plan: Plan, slots: Sequence[ParameterSource]) -> bool:
+    """Whether the plan's integer sums are made here, of these parameters."""
+    return (
+        plan.arithmetic == "exact"
+        and plan.p == 2
+        and plan.clipping != "automatic"
+        and not plan.needs_raw
+        and all(block.release is None for block in plan.blocks)
+        and all(
+            slot.parameter.is_cpu and clip.sum_dtype(slot.parameter.dtype) is torch.float32
+            for slot in slots
+        )
+    )
+
+
+def integer_sums(
+    plan: Plan,
+    slots: Sequence[ParameterSource],
+    parts: Sequence[Part],
+    *,
+    batch: int,
+    scale: float,
+    store: SumStore,
+) -> clip.ClipResult:
+    """The clipped sums of the current samples, in units of the plan's lattice.
+
+    Args:
+        plan: one that ``sums_in_place`` accepts.
+        slots: all parameters, in the plan's order.
+        parts: what arrived for them; no two touch the same entries.
+        batch: samples.
+        scale: what takes captured gradients to those of each sample's own loss.
+        store: memory for the sums.
+    """
+    groups = [_IntegerGroup(plan, indices, parts) for indices in plan.groups]
+    norms, factors = zip(*(group.factors(batch, scale) for group in groups), strict=True)
+    total = norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(0).sqrt()
+    finite = torch.isfinite(total)
+    if len(groups) > 1:  # a sample that is dropped from one group is dropped from all
+        factors = tuple(each.where(finite, 0.0) for each in factors)
+    shapes = [slot.shape for slot in slots]
+    sums = store.zeros(shapes, torch.int32, torch.device("cpu"))
+    most = max(1, _INT32_MOST // max(1, plan.most_units))
+    if batch <= most:
+        for group, each in zip(groups, factors, strict=True):
+            group.add(each, sums)
+    else:
+        sums = _wide_sums(sums, groups, factors, most)
+    return clip.ClipResult(
+        sums=tuple(sums),
+        norm_bound=math.hypot(*plan.group_bounds),
+        norms=total,
+        nonfinite=count(~finite),
+        batch_size=batch,
+        arithmetic="exact",
+        unit=tuple(unit for unit in plan.units if unit is not None),
+        p=2,
+        max_norms=plan.group_bounds,
+        bounded_by="proved",
+    )
+
+
+def _wide_sums(
+    narrow: list[Tensor], groups: Sequence[_IntegerGroup], factors: Sequence[Tensor], most: int
+) -> list[Tensor]:
+    """int64 sums of more samples than int32 can hold, ``most`` at a time."""
+    sums = [torch.zeros_like(part, dtype=torch.int64) for part in narrow]
+    batch = len(factors[0])
+    for first in range(0, batch, most):
+        chosen = torch.zeros(batch, dtype=torch.bool)
+        chosen[first : first + most] = True
+        for part in narrow:
+            part.zero_()
+        for group, each in zip(groups, factors, strict=True):
+            group.add(each.where(chosen, 0.0), narrow)
+        for total, part in zip(sums, narrow, strict=True):
+            total.add_(part)
+    return sums
+
+
+class _IntegerGroup:
+    """What arrived for the parameters of one clip group."""
+
+    def __init__(self, plan: Plan, indices: Sequence[int], parts: Sequence[Part]) -> None:
+        block = plan.blocks[indices[0]]
+        assert block.unit is not None
+        assert block.integer_bound is not None
+        self.unit, self.most = block.unit, block.integer_bound
+        mine = frozenset(indices)
+        explicit: list[tuple[ParameterSource, CapturedGradients, Tensor]] = []
+        self.others: list[Part] = []
+        for slot, arrival in parts:
+            if slot.index not in mine:
+                continue
+            record = arrival.record
+            if isinstance(
+                record, (LinearGradients, ConvolutionGradients, EmbeddingGradients, TiedGradients)
+            ):
+                self.others.append((slot, arrival))
+            elif isinstance(record, ExplicitGradients):
+                explicit.append((slot, arrival, record.grads))
+            else:
+                explicit.append(
+                    (slot, CapturedGradients(record, arrival.rows), record.per_sample())
+                )
+        self.explicit = [
+            (slot, arrival, to_sum_dtype_dense(grads, torch.float32))
+            for slot, arrival, grads in explicit
+        ]
+        single = [arrival.record for _, arrival in self.others if _has_one_position(arrival.record)]
+        root = math.sqrt(sum(math.prod(record.shape) for record in single))
+        self.nearest = bool(single) and self.most < NEAREST_MOST and root < self.most / 32
+        """Whether gradients of one position are rounded to nearest instead of truncated."""
+        self.rounding = root / 2 * (1 + 2.0**-40) if self.nearest else 0.0
+        """What that can add to a norm, in units."""
+
+    def factors(self, batch: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Each sample's norm in the group and its factor, which leads to units."""
+        squares = list(self._squares())
+        if not squares:
+            squares = [torch.zeros(batch, dtype=torch.float64)]
+        # In units u the bound is M: the factor is min(1 / u, M (1 - 2^-21) / n).
+        factors, norms = ghost.clip_factors(
+            squares, self.most - self.rounding, dtype=torch.float32, scale=scale / self.unit
+        )
+        return norms * self.unit, factors
+
+    def _squares(self) -> Iterator[Tensor]:
+        """Upper bounds of the squared norms of what is made whole, part by part."""
+        for slot, arrival in self.others:
+            with attributed_to(slot):
+                square = (
+                    arrival.square if arrival.square is not None else arrival.record.squared_norms()
+                )
+                error = rounding_error(arrival.record)
+                # 2^-40: more than these few operations lose.
+                yield (
+                    square if error is None else (square.sqrt() + error).square() * (1 + 2.0**-40)
+                )
+        yield from (arrival.square for _, arrival, _ in self.explicit if arrival.square is not None)
+        fresh = [(slot, grads) for slot, arrival, grads in self.explicit if arrival.square is None]
+        if fresh:
+            with attributed_to(*(slot for slot, _ in fresh)):
+                yield ghost.explicit_norm([grads for _, grads in fresh])
+
+    def add(self, factors: Tensor, sums: Sequence[Tensor]) -> None:
+        """Add the samples' integers to the sums of all parameters."""
+        for slot, arrival in self.others:
+            record, out = arrival.record, _place(sums, slot, arrival)
+            with attributed_to(slot):
+                if (
+                    self.nearest
+                    and isinstance(record, LinearGradients)
+                    and _has_one_position(record)
+                ):
+                    a, g = to_sum_dtype(record.a), to_sum_dtype(record.g)
+                    ghost.linear_integer_sum(a, g, factors, out, rounding="nearest")
+                else:
+                    add_integers(record, factors, out)
+        if self.explicit:
+            outs = [_place(sums, slot, arrival) for slot, arrival, _ in self.explicit]
+            with attributed_to(*(slot for slot, _, _ in self.explicit)):
+                ghost.explicit_integer_sum([grads for _, _, grads in self.explicit], factors, outs)
+
+
+def _has_one_position(record: PerSampleGradients) -> bool:
+    return isinstance(record, LinearGradients) and int(record.a.shape[1]) == 1
+
+
+def _place(sums: Sequence[Tensor], slot: ParameterSource, arrival: CapturedGradients) -> Tensor:
+    """Where the sum of this record goes."""
+    out = sums[slot.index]
+    out = out if arrival.rows is None else out[slice(*arrival.rows)]
+    return out.view(arrival.record.shape)
+
+
+@singledispatch
+def rounding_error(record: PerSampleGradients) -> Tensor | None:
+    """How far the numbers that are truncated can lie from the gradient that was normed, in norm.
+
+    float64 ``[B]``; None where the norm bounds the very numbers.
+    """
+    raise NotImplementedError(type(record))
+
+
+@rounding_error.register
+def _(record: LinearGradients) -> Tensor | None:
+    if record.a.shape[1] == 1:
+        return None
+    return ghost.linear_sum_error(to_sum_dtype(record.a), to_sum_dtype(record.g))
+
+
+@rounding_error.register
+def _(record: ConvolutionGradients) -> Tensor:
+    return ghost.conv_sum_error(to_sum_dtype(record.x), to_sum_dtype(record.g), **record.options)
+
+
+@rounding_error.register
+def _(record: EmbeddingGradients) -> None:
+    return None
+
+
+@rounding_error.register
+def _(record: TiedGradients) -> Tensor:
+    table, a, g = record.table, to_sum_dtype(record.head.a), to_sum_dtype(record.head.g)
+    padding = table.padding_idx
+    return ghost.tied_sum_error(table.ids, to_sum_dtype(table.g), a, g, padding_idx=padding)
+
+
+@singledispatch
+def add_integers(record: PerSampleGradients, factors: Tensor, out: Tensor) -> None:
+    """``out += sum_b trunc(factors_b grad_b)``; a factor of zero drops the sample altogether."""
+    raise NotImplementedError(type(record))
+
+
+@add_integers.register
+def _(record: LinearGradients, factors: Tensor, out: Tensor) -> None:
+    ghost.linear_integer_sum(to_sum_dtype(record.a), to_sum_dtype(record.g), factors, out)
+
+
+@add_integers.register
+def _(record: ConvolutionGradients, factors: Tensor, out: Tensor) -> None:
+    ghost.conv_integer_sum(
+        to_sum_dtype(record.x), to_sum_dtype(record.g), factors, out, **record.options
+    )
+
+
+@add_integers.register
+def _(record: EmbeddingGradients, factors: Tensor, out: Tensor) -> None:
+    padding = record.padding_idx
+    ghost.embedding_integer_sum(
+        record.ids, to_sum_dtype(record.g), factors, out, padding_idx=padding
+    )
+
+
+@add_integers.register
+def _(record: TiedGradients, factors: Tensor, out: Tensor) -> None:
+    table, a, g = record.table, to_sum_dtype(record.head.a), to_sum_dtype(record.head.g)
+    padding = table.padding_idx
+    ghost.tied_integer_sum(
+        table.ids, to_sum_dtype(table.g), a, g, factors, out, padding_idx=padding
+    )
+
+
+__all__ = ["add_integers", "integer_sums", "rounding_error", "sums_in_place"]

@@ -1,0 +1,214 @@
+"""Recurrent layers in one call per direction, and the records that they leave behind.
+
+    W_ih: sum_t d_t x_t^T     W_hh: sum_t e_t h_(t-1)^T     b_ih: sum_t d_t     b_hh: sum_t e_t
+
+``d`` and ``e`` are a sample's gradients by what comes from its inputs and from its states; only in
+a GRU do they differ. Each weight so has one record, of a linear layer with T positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ...base.dtypes import FLOATS
+from ...ops import recurrent
+from ...ops.ghost import linear
+from ..parameter import (
+    applied,
+    differentiable_once,
+    is_constant,
+    is_private,
+    plain,
+    source_of,
+    without_torch_function,
+)
+from ..per_sample_gradients import ExplicitGradients, LinearGradients, PerSampleGradients
+from ..uses import CapturedOp, GradientTarget
+from .expression import is_buffer, whole_target_of
+
+State = tuple[Tensor, ...]
+Weights = Sequence[Tensor | None]
+"""``w_ih``, ``w_hh``, ``b_ih``, ``b_hh``, as in the ops."""
+
+
+class Forward(NamedTuple):
+    """What a pass through a layer gives."""
+
+    y: Tensor
+    before: Tensor
+    """``h_(t-1)``, which ``w_hh`` meets."""
+    ends: State
+    """States behind the last step."""
+    kept: tuple[Tensor, ...]
+    """What the way back takes besides the weights."""
+
+
+class Backward(NamedTuple):
+    """What the way back gives."""
+
+    d: Tensor
+    e: Tensor
+    sums_d: Tensor
+    sums_e: Tensor
+    dx: Tensor
+    starts: State
+    """Gradients by the states before the first step."""
+
+
+class FusedCell(Protocol):
+    """The two passes of a kind of layer."""
+
+    def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
+        """All time steps of ``x [B, T, D]``."""
+
+    def backward(self, kept: State, weights: Any, gradients: Any, *, reverse: bool) -> Backward:
+        """Back from the gradients by ``y`` and by the last states; ``weights`` without biases."""
+
+
+class Lstm:
+    """``recurrent.lstm``."""
+
+    def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
+        y, before, gates, cells = recurrent.lstm(x, *state, *weights, reverse=reverse)
+        ends = _last(y, reverse), _last(cells, reverse)
+        return Forward(y, before, ends, (gates, cells, state[1]))
+
+    def backward(self, kept: State, weights: Any, gradients: Any, *, reverse: bool) -> Backward:
+        d, sums, dx, *starts = recurrent.lstm_backward(*kept, *weights, *gradients, reverse=reverse)
+        return Backward(d, d, sums, sums, dx, tuple(starts))
+
+
+class Gru:
+    """``recurrent.gru``."""
+
+    def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
+        y, before, gates = recurrent.gru(x, *state, *weights, reverse=reverse)
+        return Forward(y, before, (_last(y, reverse),), (gates, before))
+
+    def backward(self, kept: State, weights: Any, gradients: Any, *, reverse: bool) -> Backward:
+        d, e, sums_d, sums_e, dx, dh = recurrent.gru_backward(
+            *kept, *weights, *gradients, reverse=reverse
+        )
+        return Backward(d, e, sums_d, sums_e, dx, (dh,))
+
+
+@dataclass(frozen=True)
+class Rnn:
+    """``recurrent.rnn``."""
+
+    nonlinearity: recurrent.Nonlinearity
+
+    def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
+        options: Any = {"nonlinearity": self.nonlinearity, "reverse": reverse}
+        y, before = recurrent.rnn(x, *state, *weights, **options)
+        last = _last(y, reverse)
+        return Forward(y, before, (last,), (before, last))
+
+    def backward(self, kept: State, weights: Any, gradients: Any, *, reverse: bool) -> Backward:
+        options: Any = {"nonlinearity": self.nonlinearity, "reverse": reverse}
+        d, sums, dx, dh = recurrent.rnn_backward(*kept, *weights, *gradients, **options)
+        return Backward(d, d, sums, sums, dx, (dh,))
+
+
+def _last(states: Tensor, reverse: bool) -> Tensor:
+    # Contiguous, and no view of another output.
+    return states[:, 0 if reverse else -1].clone()
+
+
+class _Layer(torch.autograd.Function):
+    """``x [k B, T, D]`` and states ``[k B, H]`` to ``y [k B, T, H]`` and the last states."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        use: CapturedOp,
+        cell: FusedCell,
+        reverse: bool,
+        x: Tensor,
+        *more: Tensor,
+    ) -> State:
+        ctx.use, ctx.cell, ctx.reverse, ctx.states = use, cell, reverse, len(more) - 4
+        ctx.set_materialize_grads(False)
+        x, state, weights = x.contiguous(), more[:-4], more[-4:]
+        made = cell.forward(x, tuple(h.contiguous() for h in state), weights, reverse=reverse)
+        ctx.save_for_backward(x, made.before, *weights[:2], *made.kept)
+        return made.y, *made.ends
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        nothing = (None,) * 4
+        if all(g is None for g in gradients):
+            return *nothing, None, *(None,) * ctx.states, *nothing
+        x, before, w_ih, w_hh, *kept = ctx.saved_tensors
+        use: CapturedOp = ctx.use
+        to_input = ctx.needs_input_grad[4] and use.passes_on
+        weights = w_ih if to_input else w_ih[:, :0], w_hh
+        given = [None if g is None else g.contiguous() for g in gradients]
+        made = ctx.cell.backward(tuple(kept), weights, given, reverse=ctx.reverse)
+        if use.wants(made.d):
+            _arrive(use, x, before, made)
+        return *nothing, made.dx if to_input else None, *made.starts, *nothing
+
+
+def _arrive(use: CapturedOp, x: Tensor, before: Tensor, made: Backward) -> None:
+    with without_torch_function():
+        a, states = use.per_batch(x).flatten(1, 2), use.per_batch(before).flatten(1, 2)
+        d, e = use.per_batch(made.d).flatten(1, 2), use.per_batch(made.e).flatten(1, 2)
+        weights: dict[int, PerSampleGradients] = {
+            0: LinearGradients(a, d),
+            1: LinearGradients(states, e),
+        }
+        use.arrive_together(weights, _joined(a, states, d) if made.e is made.d else None)
+        for which, sums in ((2, made.sums_d), (3, made.sums_e)):
+            if use.targets[which] is not None:
+                each = use.per_batch(sums)
+                use.arrive(
+                    which, ExplicitGradients(each[:, 0] if each.shape[1] == 1 else each.sum(1))
+                )
+
+
+def _joined(a: Tensor, states: Tensor, d: Tensor) -> Callable[[], PerSampleGradients] | None:
+    """Both weights as one matrix, if one table of products of ``d`` then does for both norms."""
+    cheaper = linear.norm_route(a, d) == linear.norm_route(states, d) == "gram"
+    return (lambda: LinearGradients(torch.cat((a, states), 2), d)) if cheaper else None
+
+
+def fits(x: Tensor, state: State, weights: Weights) -> bool:
+    """Whether a layer in one direction can go through ``run``."""
+    given = [w for w in weights if w is not None]
+    private = next((w for w in given if is_private(w)), None)
+    if private is None or any(map(is_private, (x, *state))) or not is_constant(*given):
+        return False
+    alike = all(
+        t.dtype is x.dtype and t.device == x.device and t.dim() == n
+        for t, n in ((x, 3), *((h, 2) for h in state), *zip(given, (2, 2, 1, 1), strict=False))
+    )
+    return (
+        alike
+        and x.is_cpu
+        and x.dtype in FLOATS
+        and not torch.is_autocast_enabled("cpu")
+        and all(w.is_contiguous() for w in given)
+        and not is_buffer(x, private)
+    )
+
+
+def run(
+    cell: FusedCell, x: Tensor, state: State, weights: Weights, *, reverse: bool, operation: str
+) -> tuple[Tensor, State]:
+    """One layer in one direction, ``[B, T, D]`` to ``[B, T, H]`` and the last states."""
+    targets: list[GradientTarget | None] = [
+        whole_target_of(w) if is_private(w) else None for w in weights
+    ]
+    capture = next(source_of(w).capture for w in weights if is_private(w))
+    use = capture.use(operation, targets, x)
+    values = [plain(w) for w in weights]
+    y, *ends = applied(_Layer, capture.anchor, use, cell, reverse, x, *state, *values)
+    return y, tuple(ends)

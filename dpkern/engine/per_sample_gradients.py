@@ -1,0 +1,389 @@
+"""What one use of a parameter leaves behind: enough for its per-sample gradient's norm and sum.
+
+A record belongs to B samples and one gradient shape. ``squared_norms()`` gives upper bounds of the
+squared norms, float64 ``[B]``; ``add_sum(factors, out)`` adds ``sum_b factors_b grad_b``;
+``per_sample()`` writes the gradients ``[B, *shape]`` out. Several records of one parameter are
+merged before any norm is taken (``engine.merge``), so that cross terms are exact.
+
+Besides: ``l1_norms()``, upper bounds of the L1 norms, and ``inner(t)``, which is ``<grad_b, t>``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import clip, ghost, spectral
+
+_WIDE = (torch.float32, torch.float64)
+_PIECE = 1 << 21
+"""Numbers that are written out at a time where nothing cheaper leads to a norm."""
+
+
+def to_sum_dtype(tensor: Tensor) -> Tensor:
+    """Contiguous, in the dtype of norms and sums: float64 stays, everything else is float32."""
+    if tensor.dtype in _WIDE and tensor.is_contiguous():
+        return tensor
+    return tensor.detach().to(clip.sum_dtype(tensor.dtype)).contiguous()
+
+
+SIXTEEN_BITS = {torch.bfloat16, torch.float16}
+KEPT_IN_16_BITS = {"cuda"}
+"""Types of devices whose products take operands of 16 bits as they are; elsewhere they are widened
+for as long as an op runs."""
+
+
+def operands(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer's input and output gradient, contiguous and in the dtype in which products read."""
+    kept = x.device.type in KEPT_IN_16_BITS and x.dtype is g.dtype and x.dtype in SIXTEEN_BITS
+    return (
+        (x.detach().contiguous(), g.detach().contiguous())
+        if kept
+        else (to_sum_dtype(x), to_sum_dtype(g))
+    )
+
+
+def to_sum_dtype_dense(grads: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As ``to_sum_dtype``, but any dense order behind the batch dimension may stay."""
+    grads = grads.detach().to(dtype or clip.sum_dtype(grads.dtype))
+    return grads if grads.is_contiguous() or _is_dense(grads) else grads.contiguous()
+
+
+def _is_dense(grads: Tensor) -> bool:
+    """Whether samples follow each other without gaps, each in any order of its dimensions."""
+    expected = 1
+    for stride, size in sorted(
+        (s, n) for s, n in zip(grads.stride()[1:], grads.shape[1:], strict=True) if n != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return len(grads) > 0 and grads.stride(0) == expected
+
+
+def _gamma(terms: int) -> float:
+    """Relative rounding error of a float64 sum of so many terms."""
+    return (terms + 4) * 2.0**-52
+
+
+def rows_l1(tensor: Tensor) -> Tensor:
+    """L1 norms over the last dimension, float64."""
+    return tensor.double().abs().sum(-1)
+
+
+class PerSampleGradients(ABC):
+    """One use, or several merged ones, of a parameter of this shape."""
+
+    shape: tuple[int, ...]
+
+    @abstractmethod
+    def squared_norms(self) -> Tensor:
+        """Upper bounds of the squared norms, float64 ``[B]``."""
+
+    @abstractmethod
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        """``out += sum_b factors_b grad_b``; a factor of zero drops the sample altogether."""
+
+    @abstractmethod
+    def per_sample(self) -> Tensor:
+        """The gradients, ``[B, *shape]``."""
+
+    @property
+    @abstractmethod
+    def batch(self) -> int:
+        """B."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it lies."""
+
+    @abstractmethod
+    def part(self, samples: slice) -> PerSampleGradients:
+        """The record of these samples alone."""
+
+    @abstractmethod
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        """How many products each entry is a sum of, and float64 ``[B]``: the sum over all entries
+        of the products' absolute values, which rounding errors are a small multiple of."""
+
+    def pieces(self, size: int | None = None) -> Iterator[tuple[slice, PerSampleGradients]]:
+        """The record, some samples at a time: so many that ``size`` numbers each stay few."""
+        size = math.prod(self.shape) if size is None else size
+        each = max(1, _PIECE // max(1, size))
+        for first in range(0, self.batch, each):
+            samples = slice(first, first + each)
+            yield samples, self.part(samples)
+
+    def by_pieces(
+        self, of: Callable[[PerSampleGradients], Tensor], size: int | None = None
+    ) -> Tensor:
+        """``of`` a record, float64 ``[b]``, for all samples."""
+        found = [of(piece) for _, piece in self.pieces(size)]
+        return torch.cat(found) if found else self.rounding_terms()[1]
+
+    def l1_norms(self) -> Tensor:
+        """Upper bounds of the L1 norms ``sum |grad_b|``, float64 ``[B]``."""
+        computed = self.by_pieces(lambda r: r.per_sample().double().abs().flatten(1).sum(1))
+        terms, products = self.rounding_terms()
+        # What is written out is rounded like any sum of products in its dtype.
+        unit = torch.finfo(self.dtype).eps if terms > 1 else 0.0
+        return (computed + (terms + 2) * unit * products) * (1 + _gamma(math.prod(self.shape)))
+
+    def inner(self, t: Tensor) -> Tensor:
+        """``<grad_b, t>`` in float64, ``[B]``, for a tensor of the gradient's shape."""
+        t = t.double().flatten()
+        return self.by_pieces(lambda r: r.per_sample().double().flatten(1) @ t)
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """In which gradients are written out."""
+
+
+@dataclass
+class ExplicitGradients(PerSampleGradients):
+    """Per-sample gradients that exist anyway, ``[B, *shape]``."""
+
+    grads: Tensor
+    squares: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(self.grads.shape[1:])
+
+    @property
+    def batch(self) -> int:
+        return int(self.grads.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.grads.device
+
+    def squared_norms(self) -> Tensor:
+        if self.squares is not None:
+            return self.squares
+        return ghost.explicit_norm([to_sum_dtype_dense(self.grads)])
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.contract([to_sum_dtype_dense(self.grads)], factors, [out])
+
+    def per_sample(self) -> Tensor:
+        return self.grads
+
+    def part(self, samples: slice) -> ExplicitGradients:
+        return ExplicitGradients(self.grads[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.grads.dtype
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        return 1, rows_l1(self.grads.flatten(1))
+
+
+@dataclass
+class LinearGradients(PerSampleGradients):
+    """``grad_b = sum_t g[b, t] (x) a[b, t]``: ``a [B, T, d]``, ``g [B, T, p]``."""
+
+    a: Tensor
+    g: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return int(self.g.shape[2]), int(self.a.shape[2])
+
+    @property
+    def batch(self) -> int:
+        return int(self.a.shape[0])
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the operands, which keeping the gradients would free."""
+        return self.a.nbytes + self.g.nbytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory that the kept gradients would take."""
+        return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
+
+    @property
+    def device(self) -> torch.device:
+        return self.a.device
+
+    def squared_norms(self) -> Tensor:
+        return ghost.linear_norm(*operands(self.a, self.g))
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.linear_sum(*operands(self.a, self.g), factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.materialize().grads
+
+    def materialize(self) -> ExplicitGradients:
+        """The gradients written out, with their squared norms."""
+        return ExplicitGradients(*ghost.linear_gradient(*operands(self.a, self.g)))
+
+    def part(self, samples: slice) -> LinearGradients:
+        return LinearGradients(self.a[samples], self.g[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        return int(self.a.shape[1]), (rows_l1(self.a) * rows_l1(self.g)).sum(1)
+
+    def l1_norms(self) -> Tensor:
+        if self.a.shape[1] != 1:
+            return super().l1_norms()
+        _, products = self.rounding_terms()  # ||g a^T||_1 = ||g||_1 ||a||_1
+        return products * (1 + _gamma(sum(self.shape)))
+
+    def inner(self, t: Tensor) -> Tensor:
+        t = t.double()
+        size = self.a[:1].numel() + self.g[:1].numel()
+
+        def one(piece: PerSampleGradients) -> Tensor:
+            assert isinstance(piece, LinearGradients)
+            return (piece.g.double() @ t * piece.a.double()).flatten(1).sum(1)
+
+        return self.by_pieces(one, size)
+
+
+@dataclass
+class ConvolutionGradients(PerSampleGradients):
+    """A convolution with input ``x [B, ci, *S]`` and output gradient ``g [B, co, *O]``."""
+
+    x: Tensor
+    g: Tensor
+    kernel_size: tuple[int, ...]
+    geometry: dict[str, Any] = field(default_factory=dict)
+    """``stride``, ``padding``, ``dilation`` (tuples) and ``groups``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        groups = int(self.geometry["groups"])
+        return int(self.g.shape[1]), int(self.x.shape[1]) // groups, *self.kernel_size
+
+    @property
+    def batch(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the operands, which keeping the gradients would free."""
+        return self.x.nbytes + self.g.nbytes
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Memory that the kept gradients would take."""
+        return self.batch * math.prod(self.shape) * clip.sum_dtype(self.g.dtype).itemsize
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ops on the operands take besides them."""
+        return {"kernel_size": self.kernel_size, **self.geometry}
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def squared_norms(self) -> Tensor:
+        return ghost.conv_norm(*operands(self.x, self.g), **self.options)
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        ghost.conv_sum(*operands(self.x, self.g), factors, out, **self.options)
+
+    def per_sample(self) -> Tensor:
+        return self.materialize().grads
+
+    def materialize(self) -> ExplicitGradients:
+        """The gradients written out, with their squared norms."""
+        return ExplicitGradients(*ghost.conv_gradient(*operands(self.x, self.g), **self.options))
+
+    def part(self, samples: slice) -> ConvolutionGradients:
+        return ConvolutionGradients(
+            self.x[samples], self.g[samples], self.kernel_size, self.geometry
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        positions, groups = math.prod(self.g.shape[2:]), int(self.geometry["groups"])
+        x, g = (_by_group(t.double().abs(), groups).sum(2) for t in (self.x, self.g))
+        windows = self._convolved(x, x.new_ones(groups, 1, *self.kernel_size))
+        return positions, (windows * g).flatten(1).sum(1)
+
+    def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
+        geometry = (self.geometry[n] for n in ("stride", "padding", "dilation", "groups"))
+        convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[x.dim() - 3]
+        return convolve(x, weight, None, *geometry)
+
+    def inner(self, t: Tensor) -> Tensor:
+        t = t.double()
+        size = self.x[:1].numel() + self.g[:1].numel()
+
+        def one(piece: PerSampleGradients) -> Tensor:
+            assert isinstance(piece, ConvolutionGradients)
+            return (self._convolved(piece.x.double(), t) * piece.g.double()).flatten(1).sum(1)
+
+        return self.by_pieces(one, size)
+
+
+@dataclass
+class CirculantGradients(PerSampleGradients):
+    """Circulant blocks given by their first rows: ``grad_b[i, j, u] = sum_{t, r} g[b, t, i, r]
+    x[b, t, j, r + u mod d]`` with ``x [B, T, q, d]``, ``g [B, T, p, d]``."""
+
+    x: Tensor
+    g: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return int(self.g.shape[2]), int(self.x.shape[2]), int(self.g.shape[3])
+
+    @property
+    def batch(self) -> int:
+        return int(self.x.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def squared_norms(self) -> Tensor:
+        return spectral.circulant_norm(*operands(self.x, self.g))
+
+    def add_sum(self, factors: Tensor, out: Tensor) -> None:
+        spectral.circulant_sum(*operands(self.x, self.g), factors, out)
+
+    def per_sample(self) -> Tensor:
+        return self.materialize().grads
+
+    def materialize(self) -> ExplicitGradients:
+        """The gradients written out, with their squared norms."""
+        return ExplicitGradients(*spectral.circulant_gradient(*operands(self.x, self.g)))
+
+    def part(self, samples: slice) -> CirculantGradients:
+        return CirculantGradients(self.x[samples], self.g[samples])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return clip.sum_dtype(self.g.dtype)
+
+    def rounding_terms(self) -> tuple[int, Tensor]:
+        positions, d = int(self.x.shape[1]), int(self.x.shape[3])
+        return positions * d, (rows_l1(self.x.flatten(2)) * rows_l1(self.g.flatten(2))).sum(1)
+
+
+def _by_group(channels: Tensor, groups: int) -> Tensor:
+    """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
+    return channels.reshape(len(channels), groups, channels.shape[1] // groups, *channels.shape[2:])

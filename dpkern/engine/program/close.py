@@ -1,0 +1,83 @@
+"""Close the samples of a replayed pass: guards, the flat list, and the step takes over."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...base.phase import CLIP, phase
+from ...ops import clip
+from ...step.step import DPStep
+from ..parameter import without_torch_function
+from .flat import Flat
+from .sums import SumMemory
+
+if TYPE_CHECKING:
+    from ..capture import Capture
+
+
+def close_replayed(step: DPStep, capture: Capture) -> bool:
+    """Add the samples of a replayed pass to the step; False where the recorded path has to.
+
+    Raises:
+        PrivacyError: a guard failed; nothing was changed.
+    """
+    program, plan = capture.program, step.plan
+    flat = program.ready(plan)
+    if flat is None:
+        return False
+    capture.check_closed()
+    run = program.run
+    with without_torch_function(), torch.no_grad(), phase(CLIP):
+        flat.check_versions(run)
+        earlier = step.sums
+        memory = flat.sums.first() if earlier is None else flat.sums.further()
+        batch, mean = run.batch, capture.loss_reduction == "mean"
+        flat.close(
+            run,
+            plan.group_bounds[0],
+            (batch if mean else 1) / capture.loss_scale,
+            automatic=plan.clipping == "automatic",
+            outs=memory.addresses,
+            places=memory.tensors,
+        )
+        _hand_over(step, flat, memory)
+    program.done()
+    capture.discard_samples()
+    return True
+
+
+def _hand_over(step: DPStep, flat: Flat, memory: SumMemory) -> None:
+    """Let the step have the sums, which it may add to others before it releases them."""
+    norms, batch = flat.norms, flat.batch
+    lost = 0 if math.isfinite(float(norms.sum())) else int((~torch.isfinite(norms)).sum())
+    joined = flat.sums.of(step.sums)
+    finite = math.isfinite(float(memory.whole.sum()))
+    if not finite or step.watched or (joined is None and step.sums is not None):
+        # Whoever looks at these may keep them.
+        flat.sums.give_away()
+        step.add(sum=_result(step, flat, memory, lost))
+        return
+    if joined is not None:
+        joined.whole.add_(memory.whole)
+        memory = joined
+    step.adopt(memory.tensors, samples=batch, nonfinite=lost)
+
+
+def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:
+    (bound,) = step.plan.group_bounds
+    return clip.ClipResult(
+        sums=tuple(total.clone() for total in memory.tensors),
+        norm_bound=math.hypot(bound),
+        norms=flat.norms.clone(),
+        nonfinite=lost,
+        batch_size=flat.batch,
+        arithmetic="float",
+        unit=None,
+        p=2,
+        max_norms=(bound,),
+        raw=None,
+        clipped_as=(None,) * len(memory.tensors),
+    )

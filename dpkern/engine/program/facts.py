@@ -1,0 +1,92 @@
+"""Facts about one use of parameters that must be the same in every step of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..uses import CapturedOp, ParameterSource
+
+if TYPE_CHECKING:
+    from ..uses import GradientTarget
+
+
+@dataclass(frozen=True)
+class UseFacts:
+    """One use, as the recorded path has seen it in the forward pass.
+
+    Attributes:
+        operation: name of the operation.
+        targets: where its records go.
+        key: its site in ``Capture``: what the batch-dimension probe verifies.
+        fold: rows of the input that each sample has.
+        tail: the input's shape behind its first dimension.
+        dtype: of the input.
+        differentiable: whether the input needs a gradient.
+        saved: options of the operation, as pairs.
+        obstacle: why no program can hold this use; empty if one can.
+    """
+
+    operation: str
+    targets: tuple[GradientTarget | None, ...]
+    key: tuple[Any, ...]
+    fold: int
+    tail: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+    saved: tuple[tuple[str, Any], ...]
+    obstacle: str = ""
+
+    @property
+    def slots(self) -> list[ParameterSource | None]:
+        """The parameters behind the targets."""
+        return [
+            t.source if t and isinstance(t.source, ParameterSource) else None for t in self.targets
+        ]
+
+
+def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFacts:
+    """The facts of a use whose operation has this input.
+
+    Args:
+        use: just registered.
+        x: the input, with the samples in its first dimension.
+        operations: those that a program can hold.
+    """
+    batch = max(use.batch, 1)
+    return UseFacts(
+        operation=use.operation,
+        targets=use.targets,
+        key=use.site,
+        fold=int(x.shape[0]) // batch,
+        tail=tuple(x.shape[1:]),
+        dtype=x.dtype,
+        differentiable=x.requires_grad,
+        saved=tuple(use.saved.items()),
+        obstacle=_obstacle(use, x, operations),
+    )
+
+
+def _obstacle(use: CapturedOp, x: Tensor, operations: Collection[str]) -> str:
+    if torch._C._current_graph_task_id() != -1:
+        return f"{use.operation} runs again inside the backward pass"
+    if use.operation not in operations:
+        return f"{use.operation} is not replayed"
+    if torch.is_autocast_enabled(x.device.type):
+        return f"{use.operation} runs under autocast"
+    if not x.is_cpu:
+        return f"{use.operation} runs on {x.device.type}"
+    if use.batch == 0 or x.numel() == 0:
+        return f"{use.operation} has no rows"
+    if type(x) is not Tensor:
+        return f"the input of {use.operation} is a {type(x).__name__}"
+    for target in use.targets:
+        if target is not None and (target.rows is not None or target.transposed):
+            return f"{use.operation} uses a part of {target.source.name}"
+        if target is not None and not isinstance(target.source, ParameterSource):
+            return f"{use.operation} uses an expression of parameters, {target.source.name}"
+    return ""

@@ -1,0 +1,74 @@
+"""Memory of a program: norms, factors and explicit gradients at addresses that stay.
+
+Everything has room for as many samples as were ever met, so that batches of other sizes (Poisson
+draws) move nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 16
+"""Numbers; a cache line of float32."""
+
+
+class Memory:
+    """Room for the numbers of every sample between the backward pass and the close.
+
+    Args:
+        squares: how many squared norms each sample has.
+        shapes: of the explicit gradients of one sample, one after the other.
+        dtype: of these gradients and of the clip factors.
+    """
+
+    def __init__(self, squares: int, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        self._squares = squares
+        self._shapes = list(shapes)
+        self._sizes = [math.prod(shape) for shape in shapes]
+        self._dtype = dtype
+        self._room = 0
+        """Samples that there is room for."""
+
+    def make_room(self, batch: int) -> bool:
+        """Whether everything had to move to have room for so many samples."""
+        if batch <= self._room:
+            return False
+        self._room = batch
+        self._starts = [0]
+        for size in self._sizes:
+            self._starts.append(self._starts[-1] + -(-batch * size // _ALIGNED) * _ALIGNED)
+        self._all_squares = torch.empty((self._squares, batch), dtype=torch.float64)
+        self._rows = torch.empty(self._starts[-1], dtype=self._dtype)
+        self._factors = torch.empty(batch, dtype=self._dtype)
+        self._norms = torch.empty(batch, dtype=torch.float64)
+        return True
+
+    def square_address(self, number: int) -> int:
+        """Where the squared norms of this number begin."""
+        return self._all_squares.data_ptr() + 8 * self._room * number
+
+    def squares(self, number: int, batch: int) -> Tensor:
+        """The squared norms of this number, float64 ``[batch]``."""
+        return self._all_squares[number, :batch]
+
+    def rows_address(self, number: int) -> int:
+        """Where the explicit gradients of this number begin."""
+        return self._rows.data_ptr() + self._dtype.itemsize * self._starts[number]
+
+    def rows(self, number: int, batch: int) -> Tensor:
+        """The explicit gradients of this number, ``[batch, *shape]``."""
+        start = self._starts[number]
+        flat = self._rows[start : start + batch * self._sizes[number]]
+        return flat.view(batch, *self._shapes[number])
+
+    def factors(self, batch: int) -> Tensor:
+        """Clip factors, ``[batch]``."""
+        return self._factors[:batch]
+
+    def norms(self, batch: int) -> Tensor:
+        """Norms of the samples, float64 ``[batch]``."""
+        return self._norms[:batch]

@@ -1,0 +1,211 @@
+"""Layer norm and group norm with private scale and shift, replayed."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...ops import direct
+from ..layers import norm as recorded
+from ..parameter import REPLAYED, fresh, refuse_double_backward
+from ..uses import CapturedOp
+from .facts import UseFacts
+from .run import ReplayRun, next_site
+from .site import NotReplayed, UseSite, address, apply_of, kind
+
+if TYPE_CHECKING:
+    from .flat import Flat
+
+_differentiable = torch.is_grad_enabled
+_task = torch._C._current_graph_task_id
+_empty = torch.empty
+
+
+class NormSite(UseSite):
+    """A normalisation: its backward pass writes the per-sample gradients of scale and shift."""
+
+    def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
+        super().__init__(facts, kept)
+        self.saved = dict(facts.saved)
+        if facts.fold != 1:
+            raise NotReplayed(f"{facts.operation} sees several rows of each sample")
+        if not math.prod(facts.tail):
+            raise NotReplayed(f"{facts.operation} is empty")
+        self.weight_address = address(self.plain_weight)
+        self.kernel = direct.kernel(f"{facts.operation}_backward", self.dtype)
+
+    sizes: tuple[int, ...]
+    """Of the kernel's operands, for the batch at hand."""
+
+    @property
+    def gradient_shape(self) -> tuple[int, ...]:
+        """The parameters' shape."""
+        return tuple(self.plain_weight.shape)
+
+    @property
+    def weight_kind(self) -> tuple[bool, bool]:
+        return True, False
+
+    def place(self, flat: Flat) -> None:
+        self.weight_rows = flat.memory.rows_address(self.weight_part.rows)
+        number = flat.spare_rows if self.bias_part is None else self.bias_part.rows
+        self.bias_rows = flat.memory.rows_address(number)
+        self.flat = flat
+
+    @abstractmethod
+    def recorded_backward(
+        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Input gradient and those of scale and shift, as the recorded path has them."""
+
+    def hold(self, run: ReplayRun) -> None:
+        """Note that the gradients are in the memory."""
+        run.held[self.index] = ()
+        run.order.append(self.index)
+
+    def deliver(self, use: CapturedOp, held: Any) -> None:
+        memory = self.flat.memory
+        gradients = [memory.rows(self.weight_part.rows, use.batch).clone()]
+        if self.bias_part is not None:
+            gradients.append(memory.rows(self.bias_part.rows, use.batch).clone())
+        recorded._deliver(use, self.gradient_shape, *(g.flatten(1) for g in gradients))
+
+
+def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Input gradient and per-sample gradients of either norm."""
+    x, mean, rstd, weight = ctx.saved_tensors
+    if g is None:
+        return None, None, None, None
+    if _differentiable():
+        refuse_double_backward()
+    run: ReplayRun = ctx.run
+    site: NormSite = ctx.site
+    use: Any = run.task == _task() or run.enters(site, g)
+    if use is True:
+        use = run.repeats(site, g)
+        if use is False:
+            if not x.is_contiguous():
+                x = x.contiguous()
+            if not g.is_contiguous():
+                g = g.contiguous()
+            dx = _empty(site.shape, dtype=site.dtype)
+            site.kernel(
+                *(g.data_ptr(), x.data_ptr(), mean.data_ptr(), rstd.data_ptr()),
+                *(site.weight_address, dx.data_ptr(), site.weight_rows, site.bias_rows),
+                *site.sizes,
+                run.threads,
+            )
+            site.hold(run)
+            return None, None, None, dx
+    dx, *gradients = site.recorded_backward(x, mean, rstd, weight, g)
+    if use is not False:
+        recorded._deliver(use, site.gradient_shape, *gradients)
+    return None, None, None, dx
+
+
+@kind
+class LayerNormSite(NormSite):
+    """Mean and variance over the last dimensions."""
+
+    operations = ("layer_norm",)
+
+    def resize(self, flat: Flat, batch: int) -> None:
+        super().resize(flat, batch)
+        size = math.prod(self.saved["shape"])
+        self.sizes = (batch, math.prod(self.facts.tail) // size, size)
+
+    def recorded_backward(
+        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+    ) -> tuple[Tensor, ...]:
+        return recorded.layer_norm_gradients(x, mean, rstd, weight, g, self.saved["shape"])
+
+
+@kind
+class GroupNormSite(NormSite):
+    """Mean and variance over groups of channels."""
+
+    operations = ("group_norm",)
+
+    def resize(self, flat: Flat, batch: int) -> None:
+        super().resize(flat, batch)
+        channels, groups = self.facts.tail[0], self.saved["groups"]
+        self.sizes = (batch, channels, math.prod(self.facts.tail[1:]), groups)
+
+    def recorded_backward(
+        self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
+    ) -> tuple[Tensor, ...]:
+        return recorded.group_norm_gradients(x, mean, rstd, weight, g)
+
+
+class _ReplayedLayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LayerNormSite, x: Tensor) -> Tensor:
+        ctx.run, ctx.site = run, site
+        ctx.set_materialize_grads(False)
+        weight, saved = site.plain_weight, site.saved
+        out, mean, rstd = torch.native_layer_norm(
+            x, saved["shape"], weight, site.plain_bias, saved["eps"]
+        )
+        ctx.save_for_backward(x, mean, rstd, weight)
+        return fresh(out)
+
+    backward = staticmethod(_backward)
+
+
+class _ReplayedGroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: GroupNormSite, x: Tensor) -> Tensor:
+        ctx.run, ctx.site = run, site
+        ctx.set_materialize_grads(False)
+        weight, saved = site.plain_weight, site.saved
+        x = x.contiguous()
+        rows, channels, size, groups = site.sizes
+        out, mean, rstd = torch.native_group_norm(
+            x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]
+        )
+        ctx.save_for_backward(x, mean, rstd, weight)
+        return fresh(out)
+
+    backward = staticmethod(_backward)
+
+
+_apply_layer_norm = apply_of(_ReplayedLayerNorm)
+_apply_group_norm = apply_of(_ReplayedGroupNorm)
+
+
+def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``F.layer_norm`` as ``nn.LayerNorm`` calls it; None if it is not the next use."""
+    if len(args) != 2 or len(kwargs) != 3:
+        return None
+    found = next_site(kwargs["weight"], kwargs["bias"], args[0], LayerNormSite)
+    if found is None:
+        return None
+    run, site = found
+    if args[1] != site.saved["shape"] or kwargs["eps"] != site.saved["eps"]:
+        run.cursor -= 1
+        return None
+    return _apply_layer_norm(run.program.capture.anchor, run, site, args[0])
+
+
+def group_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``F.group_norm`` as ``nn.GroupNorm`` calls it; None if it is not the next use."""
+    if len(args) != 2 or len(kwargs) != 3:
+        return None
+    found = next_site(kwargs["weight"], kwargs["bias"], args[0], GroupNormSite)
+    if found is None:
+        return None
+    run, site = found
+    if args[1] != site.saved["groups"] or kwargs["eps"] != site.saved["eps"]:
+        run.cursor -= 1
+        return None
+    return _apply_group_norm(run.program.capture.anchor, run, site, args[0])
+
+
+REPLAYED[F.layer_norm] = layer_norm
+REPLAYED[F.group_norm] = group_norm

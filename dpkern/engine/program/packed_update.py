@@ -1,0 +1,244 @@
+"""The fused update with its arguments packed once.
+
+A step changes numbers of the rule, the place in the key stream, and what the tensors hold. All else
+is compared with what was packed; where anything differs, the step takes the recorded way and its
+groups are packed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import is_, itemgetter
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import optimizer as torch_optimizer
+
+from ...base.dtypes import DTYPES
+from ...ops import direct, update
+from ...privacy.mechanisms import Plan
+from ...step.step import DPStep
+from ..capture import Capture
+from ..fused import Group, rule_of
+from .unchanged import Unchanged
+
+_NUMBERS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: (
+        *("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
+        "differentiable",
+    ),
+}
+
+
+@dataclass
+class PackedGroup:
+    """Parameters that one rule updates.
+
+    Attributes:
+        place: of the group in ``param_groups``.
+        indices: the parameters' places in the private step.
+        rule: the rule with the numbers of the last step.
+        written: what the kernel writes, as ordinary tensors.
+        addresses: of the parameters, then of the buffers, those of one name after the other.
+        sizes: of the parameters.
+    """
+
+    place: int
+    indices: list[int]
+    rule: update.Rule
+    written: list[Tensor]
+    params: list[int]
+    buffers: list[int]
+    sizes: list[int]
+    scales: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+
+
+class PackedUpdate:
+    """The update of one private optimizer.
+
+    Args:
+        optimizer: the user's.
+        capture: whose program makes the sums.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
+        self.optimizer = optimizer
+        self.capture = capture
+        self.replays = 0
+        """How many updates ran with packed arguments."""
+        self.reason = "nothing was packed yet"
+        """Why the last one did not; empty if it did."""
+        self._groups: list[PackedGroup] | None = None
+
+    def forget(self) -> None:
+        """Pack anew."""
+        self._groups = None
+
+    # packing
+
+    def pack(self, step: DPStep, groups: Sequence[Group]) -> None:
+        """Keep the arguments of an update that has just run."""
+        self._groups = None
+        numbers = _NUMBERS.get(type(self.optimizer))
+        indices = sorted(i for group in groups for i in group.indices)
+        if numbers is None:
+            self.reason = f"the rule of {type(self.optimizer).__name__}"
+            return
+        if indices != list(range(len(step.params))):
+            self.reason = "parameters that are not updated"
+            return
+        given = self.optimizer.param_groups
+        self._read = itemgetter(*numbers)
+        self._numbers = [self._read(each) for each in given]
+        self._params = [list(each["params"]) for each in given]
+        self._state = self.optimizer.state
+        self._keys, self._inner = list(self._state), list(self._state.values())
+        places = {id(p): k for k, each in enumerate(given) for p in each["params"]}
+        packed = []
+        buffers: list[Tensor] = []
+        for group in groups:
+            own = [b for name in group.rule.buffer_names() for b in group.state.buffers[name]]
+            params = [step.params[i] for i in group.indices]
+            packed.append(
+                PackedGroup(
+                    places[id(group.params[0])],
+                    list(group.indices),
+                    group.rule,
+                    [*params, *own],
+                    [p.data_ptr() for p in params],
+                    [b.data_ptr() for b in own],
+                    [p.numel() for p in params],
+                )
+            )
+            buffers += own
+        self._buffer_name = next(iter(groups[0].rule.buffer_names()), None)
+        if any((next(iter(g.rule.buffer_names()), None)) != self._buffer_name for g in groups):
+            self.reason = "groups with and without momentum"
+            return
+        held = [self._state[p] for g in groups for p in g.params] if self._buffer_name else []
+        self._held = held
+        self._buffers = buffers
+        self._moved = Unchanged(buffers)
+        self._unchanged = Unchanged([slot.used for slot in self.capture.slots])
+        self._dtype = step.params[0].dtype
+        self._kind = DTYPES["Summed"].index(self._dtype)
+        self._kernel = direct.kernel("update_tensors", self._dtype)
+        self._plan: Plan | None = None
+        self._sums: object = None
+        self._groups = packed
+
+    # replay
+
+    def _refused(self, step: DPStep) -> str:
+        optimizer, capture = self.optimizer, self.capture
+        flat = capture.program.flat
+        if self._groups is None:
+            return self.reason or "nothing was packed yet"
+        if flat is None or flat.sums.of(step.sums) is None or not capture.program.enabled:
+            return "sums of the recorded path"
+        if capture.public_gradients:
+            return "public gradients"
+        if (
+            optimizer._optimizer_step_pre_hooks
+            or optimizer._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+        ):
+            return "hooks of the optimizer"
+        why = direct.why_not() or step.obstacle
+        if why:
+            return why
+        if not self._same_groups() or not self._same_state():
+            return "other groups or another state"
+        return "" if self._unchanged.holds() else "parameters that were frozen, moved or replaced"
+
+    def _same_groups(self) -> bool:
+        given = self.optimizer.param_groups
+        return len(given) == len(self._params) and all(
+            len(each["params"]) == len(known) and all(map(is_, each["params"], known))
+            for each, known in zip(given, self._params, strict=True)
+        )
+
+    def _same_state(self) -> bool:
+        state = self.optimizer.state
+        if self._buffer_name is None:
+            return True
+        if state is not self._state or len(state) != len(self._keys):
+            return False
+        if not all(map(is_, state.values(), self._inner)) or not all(map(is_, state, self._keys)):
+            return False
+        try:
+            buffers = map(itemgetter(self._buffer_name), self._held)
+            return all(map(is_, buffers, self._buffers)) and self._moved.holds()
+        except KeyError:
+            return False
+
+    def _rules(self) -> list[update.Rule] | None:
+        """The rules with the numbers of this step."""
+        assert self._groups is not None
+        for place, given in enumerate(self.optimizer.param_groups):
+            numbers = self._read(given)
+            if numbers == self._numbers[place]:
+                continue
+            rule = rule_of(type(self.optimizer), given)
+            for group in self._groups:
+                if group.place == place:
+                    if rule is None or rule.buffer_names() != group.rule.buffer_names():
+                        return None
+                    group.rule = rule
+            self._numbers[place] = numbers
+        return [group.rule for group in self._groups]
+
+    def _take_plan(self, plan: Plan) -> None:
+        """The scales and places of the noise."""
+        assert self._groups is not None
+        scales, positions = plan.scales, plan.positions
+        for group in self._groups:
+            group.scales = [scales[i] for i in group.indices]
+            group.positions = [positions[i] for i in group.indices]
+        self._plan = plan
+
+    def step(self, step: DPStep) -> bool:
+        """Release the step's sums and update the parameters; False where the recorded way must.
+
+        Called inside ``plainly()`` and without gradients.
+        """
+        self.reason = self._refused(step)
+        if self.reason:
+            return False
+        rules = self._rules()
+        if rules is None:
+            self.reason = "a rule with other buffers"
+            return False
+        assert self._groups is not None
+        flat = self.capture.program.flat
+        assert flat is not None
+        memory = flat.sums.of(step.sums)
+        assert memory is not None
+        if step.plan is not self._plan:
+            self._take_plan(step.plan)
+        if memory is not self._sums:
+            for group in self._groups:
+                group.sums = [memory.addresses[i] for i in group.indices]
+            self._sums = memory
+        noise = step.begin_release()
+        drawn = b"" if noise is None else direct.BYTES["UpdateNoise"](noise)
+        threads = direct.threads()
+        for group, rule in zip(self._groups, rules, strict=True):
+            # Torch's SGD asks only whether its buffers have begun.
+            numbers = direct.BYTES["Rule"](rule.packed(2))
+            places = (group.positions, group.scales) if noise is not None else ([], [])
+            self._kernel(
+                *(group.params, group.sums, self._kind, group.buffers, *places, numbers, drawn),
+                *(step.gradient_scale, group.sizes, threads),
+            )
+            increment_version(group.written)
+        self.replays += 1
+        return True
+
+
+__all__ = ["PackedUpdate"]

@@ -1,0 +1,251 @@
+"""A private step that is recorded twice and replayed from then on.
+
+The recorded path (``Capture.use``, records, ``clipping``) knows nothing in advance: every use is
+registered, every gradient becomes a record, and the close walks all of them. Two such steps of one
+structure make a program. A step is replayed as long as each use is the one expected at its place;
+the first that is not hands everything held so far to the recorded path, which goes on as if it had
+seen the step from its beginning. What a program cannot hold is never replayed; ``reason`` says why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...ops import direct
+from ...privacy.mechanisms import Plan
+from ..parameter import without_torch_function
+from ..per_sample_gradients import ExplicitGradients
+from ..uses import CapturedOp
+from .facts import UseFacts, facts_of
+from .flat import Flat
+from .run import ReplayRun
+from .site import KINDS, NotReplayed
+
+if TYPE_CHECKING:
+    from ..capture import Capture
+
+_PATIENCE = 3
+"""Passes in a row that may turn out to be others before the program is forgotten."""
+
+
+class Program:
+    """Records the steps of one capture, and replays them.
+
+    Attributes:
+        enabled: whether steps are replayed at all.
+        replays: how many steps (or physical batches of one) were closed by replay.
+        reason: why the last one was not; empty if it was.
+        run: the uses of the current samples, replayed or not.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+        self.enabled = True
+        self.replays = 0
+        self.reason = "nothing was recorded yet"
+        self.flat: Flat | None = None
+        self.run = ReplayRun(self, (), -1, 0)
+        self._noted: list[UseFacts] = []
+        self._noted_ticket = -1
+        self._last: list[tuple[UseFacts, tuple[bool, ...]]] | None = None
+        self._failed = 0
+        self._fine_plan: Plan | None = None
+
+    def forget(self) -> None:
+        """Record anew."""
+        self.flat, self._last = None, None
+
+    # recording
+
+    def note(self, use: CapturedOp, x: Tensor) -> None:
+        """The recorded path registers a use of the current samples."""
+        if self.run.live and self.run.batch_id == use.batch_id:
+            self.abandon(f"{use.operation} in the place of another use")
+        if use.batch_id != self._noted_ticket:
+            self._noted, self._noted_ticket = [], use.batch_id
+        self._noted.append(facts_of(use, x, KINDS.keys()))
+
+    def learn(self, plan: Plan) -> None:
+        """The recorded path closes the samples; their arrivals are all there."""
+        noted, self._noted = self._noted, []
+        if self._noted_ticket != self.capture.batch_number or not self.enabled:
+            return
+        try:
+            why = self._refused_plan(plan) or self._refused_capture()
+            if why:
+                raise NotReplayed(why)
+            step = [(facts, self._kept(facts)) for facts in noted]
+            if not step:
+                raise NotReplayed("no use of a parameter was seen")
+            if step == self._last:
+                self.flat, self._failed = Flat(self.capture.slots, step), 0
+                self.reason = "recorded twice"
+            elif not self.flat:
+                self.reason = "recorded once"
+            self._last = step
+        except NotReplayed as why_not:
+            self.reason, self._last = str(why_not), None
+
+    def _kept(self, facts: UseFacts) -> tuple[bool, ...]:
+        """By target, whether the step kept gradients in the place of a record's operands."""
+        if facts.obstacle:
+            raise NotReplayed(facts.obstacle)
+        kept = []
+        for slot in facts.slots:
+            if slot is None:
+                kept.append(False)
+                continue
+            if len(slot.arrivals) != 1:
+                raise NotReplayed(f"{slot.name} has {len(slot.arrivals)} gradients")
+            record = slot.arrivals[0].record
+            kept.append(isinstance(record, ExplicitGradients) and record.squares is not None)
+        return tuple(kept)
+
+    # predicates
+
+    def _refused_capture(self) -> str:
+        """Why the capture as it is now keeps steps on the recorded path."""
+        capture = self.capture
+        budget = capture.budget
+        checks = (
+            (capture.p != 2, "L1 norms"),
+            (not capture.norms_on_arrival, "integer clipping"),
+            (
+                capture.make_backward_clipper is not None,
+                "clip groups that end in the backward pass",
+            ),
+            (capture.before_arrivals is not None, "a release with norms of its own"),
+            (capture.any_rank is not None, "several processes"),
+            (capture.on_use is not None, "uses are surveyed"),
+            (capture.collected is not None, "a rehearsal"),
+            (isinstance(budget.limit, int) and budget.limit > 0, "a budget in bytes"),
+        )
+        return next((reason for refused, reason in checks if refused), "")
+
+    def _refused_plan(self, plan: Plan) -> str:
+        """Why steps of this plan stay on the recorded path."""
+        if plan is self._fine_plan:
+            return ""
+        checks = (
+            (plan.arithmetic != "float", f"{plan.arithmetic} arithmetic"),
+            (plan.p != 2, "L1 norms"),
+            (plan.clipping not in ("flat", "automatic"), f"clipping {plan.clipping!r}"),
+            (len(plan.group_bounds) != 1, "several clip groups"),
+            (any(block.release is not None for block in plan.blocks), "a mapped release"),
+            (plan.needs_raw, "sums without clipping"),
+        )
+        for refused, reason in checks:
+            if refused:
+                return reason
+        self._fine_plan = plan
+        return ""
+
+    def _refused_now(self, flat: Flat) -> str:
+        """Why the pass that begins is recorded."""
+        capture = self.capture
+        if capture.probe is not None or capture._fresh or capture._watch_input:
+            return "a probe of the batch dimension is due"
+        if not flat.keys <= capture._verified:
+            return "uses that no probe has seen"
+        if capture.captured:
+            return "gradients of earlier samples"
+        if not capture.batch:
+            return "an empty batch"
+        why = self._refused_capture() or direct.why_not()
+        if why:
+            return why
+        with without_torch_function():
+            if not flat.unchanged.holds():
+                return "parameters that were frozen, moved or replaced"
+        return ""
+
+    # replay
+
+    def begin(self) -> ReplayRun:
+        """The run of the samples that enter now."""
+        self.retire()
+        capture, flat = self.capture, self.flat
+        ticket, batch = capture._ticket, capture.batch or 0
+        if flat is None or not self.enabled:
+            if not self.enabled:
+                self.reason = "replay is switched off"
+            self.run = ReplayRun(self, (), ticket, batch)
+            return self.run
+        why = self._refused_now(flat)
+        if why:
+            self.reason = why
+            self.run = ReplayRun(self, (), ticket, batch)
+            return self.run
+        if batch != flat.batch:
+            flat.resize(batch)
+        self.run = ReplayRun(self, flat.sites, ticket, batch)
+        return self.run
+
+    def retire(self) -> None:
+        """The run of earlier samples is over: what still comes goes the recorded way."""
+        self.run.live, self.run.task = False, None
+        self.run.drop_arrivals()
+
+    def next_samples(self) -> None:
+        """Other samples come; gradients of those before them wait on the recorded path."""
+        if self.run.live and self.run.order:
+            self.abandon("another pass before the step")
+        self.retire()
+
+    def drop_arrivals(self) -> None:
+        """Forget the gradients of the current samples."""
+        self.run.drop_arrivals()
+
+    def abandon(self, reason: str) -> None:
+        """Hand the uses and gradients of the run to the recorded path, in their order."""
+        run = self.run
+        run.live, run.task = False, None
+        self.reason = reason
+        capture = self.capture
+        self._noted = [site.facts for site in run.sites[: run.cursor]]
+        self._noted_ticket = run.batch_id
+        for site in run.sites[: run.cursor]:
+            capture.budget.activations += site.bytes
+            for slot in site.facts.slots:
+                if slot is not None:
+                    slot.uses += 1
+        with without_torch_function(), torch.no_grad():
+            for index in run.order:
+                site = run.sites[index]
+                site.deliver(run.use_of(site), run.held[index])
+        run.drop_arrivals()
+        self._failed += 1
+        if self._failed >= _PATIENCE:
+            self.forget()
+
+    def ready(self, plan: Plan) -> Flat | None:
+        """The flat list of a run that is complete; None where the recorded path closes it."""
+        run, flat = self.run, self.flat
+        if not run.live or flat is None or run.sites is not flat.sites:
+            return None
+        capture = self.capture
+        if run.batch_id != capture._ticket or not run.order:
+            self.abandon("no gradient has arrived")
+            return None
+        if len(run.order) != len(run.sites):
+            self.abandon(f"{len(run.sites) - len(run.order)} uses without a gradient")
+            return None
+        why = self._refused_plan(plan) or self._refused_capture() or direct.why_not()
+        if why:
+            self.abandon(why)
+            return None
+        return flat
+
+    def give_sums_away(self) -> None:
+        """The sums of the step leave as gradients: somebody may keep them."""
+        if self.flat is not None:
+            self.flat.sums.give_away()
+
+    def done(self) -> None:
+        """The run was closed."""
+        self.replays += 1
+        self.reason, self._failed = "", 0
+        self.retire()

@@ -1,0 +1,227 @@
+"""Convolutions and embedding tables, replayed with the records that the recorded path makes."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..layers import conv, embedding
+from ..layers.expression import is_buffer
+from ..parameter import REPLAYED, fresh, refuse_double_backward
+from ..per_sample_gradients import ConvolutionGradients, ExplicitGradients, PerSampleGradients
+from ..tables import EmbeddingGradients
+from ..uses import CapturedOp
+from .facts import UseFacts
+from .run import ReplayRun, next_site
+from .site import NotReplayed, UseSite, apply_of, kind
+
+if TYPE_CHECKING:
+    from .flat import Flat
+
+_differentiable = torch.is_grad_enabled
+_task = torch._C._current_graph_task_id
+
+
+class RecordSite(UseSite):
+    """A use whose weight leaves a record: it is normed on arrival and summed at the close."""
+
+    def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
+        super().__init__(facts, kept)
+        self.saved = dict(facts.saved)
+        if facts.fold != 1:
+            raise NotReplayed(f"{facts.operation} sees several rows of each sample")
+
+    @property
+    def weight_kind(self) -> tuple[bool, bool]:
+        return False, True
+
+    def place(self, flat: Flat) -> None:
+        self.flat = flat
+
+    def resize(self, flat: Flat, batch: int) -> None:
+        super().resize(flat, batch)
+        if self.bias_part is not None:
+            self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
+
+    def admits(self, x: Tensor) -> bool:
+        return self.differentiable or not is_buffer(x, self.weight)
+
+    @abstractmethod
+    def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
+        """The weight's record."""
+
+    def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
+        """Make the record of an arriving gradient, and take its norm."""
+        record = self.record_of(x, g)
+        if self.kept:
+            assert isinstance(record, ConvolutionGradients)
+            record = record.materialize()
+        square = record.squared_norms()
+        self.flat.squares[self.weight_part.square] = square.data_ptr()
+        if self.bias_part is not None:
+            torch.sum(g.flatten(2), 2, out=self.bias_rows)
+        versions = (0, 0) if self.kept else (x._version, g._version)
+        operands = (None, None) if self.kept else (x, g)
+        run.held[self.index] = (*operands, *versions, record, square)
+        run.order.append(self.index)
+
+    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
+        record: PerSampleGradients = held[4]
+        assert run.factors is not None
+        record.add_sum(run.factors, place.view(record.shape))
+
+    def deliver(self, use: CapturedOp, held: Any) -> None:
+        use.arrive(0, held[4])
+        if self.bias_part is not None:
+            use.arrive(1, ExplicitGradients(self.bias_rows.clone()))
+
+
+@kind
+class ConvolutionSite(RecordSite):
+    """A convolution that is not transposed."""
+
+    operations = ("conv1d", "conv2d", "conv3d")
+
+    def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
+        super().__init__(facts, kept)
+        self.kernel_size = tuple(self.plain_weight.shape[2:])
+        names = ("stride", "padding", "dilation", "groups")
+        self.geometry = {name: self.saved[name] for name in names}
+        self.function = conv._DOWNWARDS[len(self.kernel_size) - 1]
+        groups = self.geometry["groups"]
+        if not math.prod(self.kernel_size) or self.plain_weight.shape[1] * groups != facts.tail[0]:
+            raise NotReplayed("a convolution of other channels")
+
+    def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
+        return ConvolutionGradients(x, g, self.kernel_size, self.geometry)
+
+
+@kind
+class EmbeddingSite(RecordSite):
+    """A table that is looked up by ids of the samples' own."""
+
+    operations = ("embedding",)
+
+    def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
+        super().__init__(facts, kept)
+        if not facts.tail:
+            raise NotReplayed("embedding looks up one id for each sample")
+
+    def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
+        each = g.reshape(self.batch, math.prod(self.facts.tail), g.shape[-1])
+        flat = x.reshape(self.batch, each.shape[1]).to(torch.int64).contiguous()
+        return EmbeddingGradients(flat, each, self.saved["rows"], self.saved["padding_idx"])
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, run: ReplayRun, site: ConvolutionSite, x: Tensor
+    ) -> Tensor:
+        ctx.run, ctx.site = run, site
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, site.plain_weight)
+        return fresh(site.function(x, site.plain_weight, site.plain_bias, **site.geometry))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        if g is None:
+            return None, None, None, None
+        if _differentiable():
+            refuse_double_backward()
+        run: ReplayRun = ctx.run
+        site: ConvolutionSite = ctx.site
+        gx = None
+        if ctx.needs_input_grad[3]:
+            probed = run.program.capture.probe is not None
+            few = conv._probed if probed else conv._input_gradient
+            gx = few(g, x.to(g.dtype), weight.to(g.dtype), site.saved).to(x.dtype)
+        use: Any = run.task == _task() or run.enters(site, g)
+        if use is True:
+            use = run.repeats(site, g)
+            if use is False:
+                site.take(run, x, g)
+        if use is not False:
+            conv._arrive(use, x, weight, g)
+        return None, None, None, gx
+
+
+class _ReplayedEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, run: ReplayRun, site: EmbeddingSite, ids: Tensor
+    ) -> Tensor:
+        ctx.run, ctx.site = run, site
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(ids)
+        return fresh(F.embedding(ids, site.plain_weight))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> tuple[None, ...]:
+        (ids,) = ctx.saved_tensors
+        if g is None:
+            return None, None, None, None
+        if _differentiable():
+            refuse_double_backward()
+        run: ReplayRun = ctx.run
+        site: EmbeddingSite = ctx.site
+        use: Any = run.task == _task() or run.enters(site, g)
+        if use is True:
+            use = run.repeats(site, g)
+            if use is False:
+                site.take(run, ids, g)
+        if use is not False:
+            embedding.deliver(use, ids, g)
+        return None, None, None, None
+
+
+_apply_convolution = apply_of(_Convolve)
+_apply_embedding = apply_of(_ReplayedEmbedding)
+
+
+def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a convolution as torch's modules call it; None if it is not the next use."""
+    if len(args) != 7 or kwargs:
+        return None
+    found = next_site(args[1], args[2], args[0], ConvolutionSite)
+    if found is None:
+        return None
+    run, site = found
+    geometry = site.geometry
+    if (
+        args[3] != geometry["stride"]
+        or args[4] != geometry["padding"]
+        or args[5] != geometry["dilation"]
+        or args[6] != geometry["groups"]
+    ):
+        run.cursor -= 1
+        return None
+    return _apply_convolution(run.program.capture.anchor, run, site, args[0])
+
+
+def _embedding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run ``F.embedding`` as ``nn.Embedding`` calls it; None if it is not the next use."""
+    if len(args) != 2 or len(kwargs) != 5 or kwargs["max_norm"] is not None:
+        return None
+    if kwargs["scale_grad_by_freq"]:
+        return None
+    found = next_site(args[1], None, args[0], EmbeddingSite)
+    if found is None:
+        return None
+    run, site = found
+    if kwargs["padding_idx"] != site.saved["padding_idx"]:
+        run.cursor -= 1
+        return None
+    return _apply_embedding(run.program.capture.anchor, run, site, args[0])
+
+
+for _function in conv._DOWNWARDS:
+    REPLAYED[_function] = _convolution
+REPLAYED[F.embedding] = _embedding

@@ -1,0 +1,155 @@
+"""One pass of a program: checks each use against its site, and holds what the backward pass leaves.
+
+Nothing is decided before the close: a pass that turns out to be another one is handed to the
+recorded path as if it had been recorded from its first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ...ops import direct
+from ..parameter import PrivateParameter, without_torch_function
+from ..uses import CapturedOp
+from .site import UseSite
+
+if TYPE_CHECKING:
+    from .program import Program
+
+S = TypeVar("S", bound=UseSite)
+_recording = torch.is_grad_enabled
+_task = torch._C._current_graph_task_id
+_transforms = torch._C._functorch.peek_interpreter_stack
+_autocast = torch.is_autocast_enabled
+
+
+class ReplayRun:
+    """The uses of the current samples.
+
+    Attributes:
+        live: whether every use so far was the expected one. A run that is not live belongs to the
+            recorded path.
+        cursor: how many uses there were.
+        task: the backward pass whose gradients are taken without another look; None: none.
+        held: by site, what its backward pass left; None: nothing yet.
+        order: the sites whose gradients have arrived, in the order of their arrival.
+    """
+
+    __slots__ = (
+        *("program", "sites", "batch_id", "batch", "threads", "own_products", "factors"),
+        *("cursor", "task", "live", "held", "order", "factors_address"),
+    )
+
+    def __init__(
+        self, program: Program, sites: Sequence[UseSite], batch_id: int, batch: int
+    ) -> None:
+        self.program = program
+        self.sites = sites
+        self.batch_id = batch_id
+        self.batch = batch
+        self.threads = 1
+        self.own_products = False
+        self.cursor = 0
+        self.task: int | None = None
+        self.live = bool(sites)
+        self.held: list[Any] = [None] * len(sites)
+        self.order: list[int] = []
+        self.factors: Tensor | None = None
+        self.factors_address = 0
+        if self.live:
+            self.threads = direct.threads()
+            self.own_products = direct.own_products()
+
+    def use_of(self, site: UseSite) -> CapturedOp:
+        """The use as the recorded path would have registered it."""
+        facts = site.facts
+        saved = dict(facts.saved)
+        capture = self.program.capture
+        return CapturedOp(
+            capture, facts.operation, facts.targets, self.batch_id, self.batch, facts.key, saved
+        )
+
+    def enters(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
+        """Look at a gradient of another backward pass than the last one.
+
+        Returns:
+            True if it and all that follow in this pass may be held; False if it is not captured; a
+            use if the recorded path takes it.
+
+        Raises:
+            PrivacyError: gradients of other samples, or of a loss that was not checked.
+        """
+        use = self.use_of(site)
+        with without_torch_function():
+            if not use.wants(g):
+                return False
+        if not self.live:
+            return use
+        if _autocast("cpu"):
+            self.program.abandon("a backward pass under autocast")
+            return use
+        self.task = _task()
+        return True
+
+    def repeats(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
+        """Whether this site has its gradient already, or gets one of another kind.
+
+        Returns:
+            False, or the use that the recorded path takes.
+        """
+        if self.held[site.index] is None and g.dtype is site.gradient_dtype and type(g) is Tensor:
+            return False
+        self.program.abandon("a second gradient, or one of another dtype")
+        return self.use_of(site)
+
+    def drop_arrivals(self) -> None:
+        """Forget the gradients, not the uses."""
+        if self.order:
+            self.held = [None] * len(self.sites)
+            self.order.clear()
+        self.task = None
+
+
+def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun, S] | None:
+    """The run and its next site, if this use is the one expected there.
+
+    Args:
+        weight, bias: as they were passed to the operation.
+        x: its input.
+        kind: the class of sites that replays the operation.
+    """
+    if type(weight) is not PrivateParameter or not _recording():
+        return None
+    capture = weight._private.capture
+    program = capture.program
+    run = program.run
+    if run.batch_id != capture._ticket:
+        if capture._public or capture._skipped or capture.guard.running:
+            return None
+        run = program.begin()
+    if not run.live or run.cursor == len(run.sites):
+        return None
+    site = run.sites[run.cursor]
+    if (
+        not isinstance(site, kind)
+        or site.weight is not weight
+        or site.bias is not bias
+        or type(x) is not Tensor
+        or x.shape != site.shape
+        or x.dtype is not site.dtype
+        or x.requires_grad is not site.differentiable
+        or capture._public
+        or capture._skipped
+        or capture.guard.running
+        or _task() != -1
+        or _autocast("cpu")
+        or _transforms() is not None
+        or not site.admits(x)
+    ):
+        return None
+    run.cursor += 1
+    return run, site

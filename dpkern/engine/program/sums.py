@@ -1,0 +1,74 @@
+"""The clipped sums of a program: memory that is kept until somebody else needs it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from ..uses import ParameterSource
+
+_ALIGNED = 16
+
+
+class SumMemory:
+    """One piece of memory, cut into the shapes of the parameters.
+
+    Attributes:
+        whole: all of it.
+        tensors: the sums, by parameter.
+        addresses: where they begin.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        sizes = [math.prod(shape) for shape in shapes]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
+        self.whole = torch.zeros(starts[-1], dtype=dtype)
+        self.tensors = tuple(
+            self.whole[start : start + size].view(shape)
+            for start, size, shape in zip(starts, sizes, shapes, strict=False)
+        )
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.clean = True
+        """Whether all numbers are zero."""
+
+    def zeros(self) -> SumMemory:
+        """The same memory, all zero."""
+        if not self.clean:
+            self.whole.zero_()
+        self.clean = False
+        return self
+
+
+class Sums:
+    """Memory for the step's sums, and for those of another physical batch of the same step."""
+
+    def __init__(self, slots: Sequence[ParameterSource], dtype: torch.dtype) -> None:
+        self._shapes = [slot.shape for slot in slots]
+        self._dtype = dtype
+        self._first: SumMemory | None = None
+        self._further: SumMemory | None = None
+
+    def first(self) -> SumMemory:
+        """Zeros for the first physical batch of a step."""
+        if self._first is None:
+            self._first = SumMemory(self._shapes, self._dtype)
+        return self._first.zeros()
+
+    def further(self) -> SumMemory:
+        """Zeros for another one."""
+        if self._further is None:
+            self._further = SumMemory(self._shapes, self._dtype)
+        return self._further.zeros()
+
+    def of(self, tensors: object) -> SumMemory | None:
+        """The memory of a step's unfinished sums, if they are these; None if they are others."""
+        mine = self._first
+        return mine if mine is not None and tensors is mine.tensors else None
+
+    def give_away(self) -> None:
+        """Let somebody keep the sums of the step: the next one gets other memory."""
+        self._first = None

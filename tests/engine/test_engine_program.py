@@ -1,0 +1,529 @@
+"""Replayed steps: the same bits as recorded ones, in loops that change everything in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpkern
+from benchmarks.step_cases import _loader
+from benchmarks.step_models import TASKS
+from dpkern.base.errors import DPKernError
+from dpkern.engine.program.packed_update import PackedUpdate
+from dpkern.engine.program.unchanged import Unchanged
+
+STEPS = 9
+"""Three are recorded at least before a change in the middle."""
+
+
+class Net(nn.Module):
+    """Linear, normalisation, convolution and embedding; branches that a test may switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 6)
+        self.first = nn.Linear(5, 6)
+        self.norm = nn.LayerNorm(6)
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)
+        self.groups = nn.GroupNorm(2, 4)
+        self.extra = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+        self.skips = self.twice = self.again = self.edits = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = (x[..., 0].abs() * 3).long() % 11
+        y = self.first(x) + self.table(ids)
+        y = F.relu(self.groups(self.conv(self.norm(y))))
+        if not self.skips:
+            y = y + (
+                checkpoint(self.extra, y, use_reentrant=False) if self.again else self.extra(y)
+            )
+        if self.twice:
+            y = self.first(F.pad(y, (0, -1)))
+        if self.edits:
+            y = y * 2
+            y.mul_(0.5)
+        return self.head(y).mean(1)
+
+
+@dataclass
+class Loop:
+    """One training run, and what a test may change in it."""
+
+    replayed: bool
+    module: Any
+    optimizer: Any
+    loader: Any
+    engine: Any
+    losses: int = 1
+    retains: bool = False
+    between: Callable[[], None] = lambda: None
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def replays(self) -> int:
+        """How many steps were replayed so far."""
+        count: int = self.engine.capture.program.replays
+        return count
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches without an end."""
+        while True:
+            yield from self.loader
+
+    def train(self, steps: int, change: Callable[[Loop], None] | None = None, at: int = 5) -> None:
+        """Take steps; before number ``at`` something changes."""
+        batches = self.batches()
+        for step in range(steps):
+            if change is not None and step == at:
+                change(self)
+            self.one(*next(batches))
+
+    def one(self, x: Tensor, y: Tensor) -> None:
+        """One batch."""
+        self.optimizer.zero_grad()
+        output = self.module(x)
+        for number in range(self.losses):
+            last = number == self.losses - 1
+            loss = F.cross_entropy(output, y) * (1 if number == 0 else 0.5)
+            loss.backward(retain_graph=self.retains or not last)
+        self.between()
+        self.optimizer.step()
+        self.reasons.append(self.engine.capture.program.reason)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Copies of all parameters."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return [p.detach().clone() for p in self.module.parameters()]
+
+
+def loop(replayed: bool, make: Callable[[], nn.Module] = Net, **options: Any) -> Loop:
+    """A run that has begun; the seed is the same whether it replays or records."""
+    torch.manual_seed(3)
+    net = make()
+    rows, length = options.pop("rows", 64), options.pop("length", 4)
+    data = TensorDataset(torch.randn(rows, length, 5), torch.randint(3, (rows,)))
+    if options.pop("nan", False):
+        data.tensors[0][7] = float("nan")
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD
+    numbers = options.pop("numbers", {"lr": 0.1, "momentum": 0.9})
+    groups = options.pop("groups", None)
+    params: Any = net.parameters() if groups is None else groups(net)
+    engine = dpkern.PrivacyEngine()
+    options = {"noise_multiplier": 0.5, "max_grad_norm": 1.0, "sampling": "fixed"} | options
+    batch = options.pop("batch", 8)
+    made = engine.make_private(
+        module=net,
+        optimizer=optimizer(params, **numbers),
+        data_loader=DataLoader(data, batch_size=batch),
+        unsafe_seed=5,
+        **options,
+    )
+    engine.capture.guard._occasions._gap = 1 << 60
+    engine.capture.program.enabled = replayed
+    return Loop(replayed, *made, engine)
+
+
+def both(
+    change: Callable[[Loop], None] | None = None,
+    *,
+    at: int = 5,
+    steps: int = STEPS,
+    replays: bool = True,
+    **options: Any,
+) -> Loop:
+    """Train with replay and without: the same bits; replayed before a change in the middle.
+
+    Returns:
+        The run with replay.
+    """
+    runs = []
+    for replayed in (True, False):
+        run = loop(replayed, **options)
+        before: list[int] = []
+
+        def changed(run: Loop, before: list[int] = before) -> None:
+            before.append(run.replays)
+            assert change is not None
+            change(run)
+
+        run.train(steps, changed if change is not None else None, at)
+        assert bool((before or [run.replays])[0]) is (replayed and replays), run.reasons
+        runs.append(run)
+    for name, one, other in zip(
+        dict(runs[0].module.named_parameters()), runs[0].weights, runs[1].weights, strict=True
+    ):
+        assert torch.equal(one, other), name
+    assert runs[0].engine.get_epsilon(1e-5) == runs[1].engine.get_epsilon(1e-5)
+    return runs[0]
+
+
+def test_loop_without_change_is_replayed() -> None:
+    run = both()
+    assert run.replays >= STEPS - 3
+    assert run.engine.adapter.packed.replays >= STEPS - 3
+    assert run.reasons[-1] == ""
+
+
+@pytest.mark.parametrize("name", ["tiny", "narrow", "mlp", "lenet", "resnet", "encoder"])
+def test_benchmark_models_are_replayed(name: str) -> None:
+    small = TASKS[name].small
+    assert small is not None
+    task = replace(small, batch=8)
+    weights = []
+    for replayed in (True, False):
+        torch.manual_seed(0)
+        model = task.model()
+        engine = dpkern.PrivacyEngine()
+        model, optimizer, loader = engine.make_private(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            data_loader=_loader(task),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sampling="fixed",
+            unsafe_seed=1,
+        )
+        engine.capture.guard._occasions._gap = 1 << 60
+        engine.capture.program.enabled = replayed
+        criterion = nn.CrossEntropyLoss()
+        for _ in range(3):
+            for x, y in loader:
+                task.loss(criterion, model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        program = engine.capture.program
+        if replayed:
+            assert (program.replays, program.reason) >= (8, ""), program.reason
+            assert engine.adapter.packed.replays >= 8, engine.adapter.packed.reason
+        weights.append([p.detach().clone().as_subclass(Tensor) for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def set_flag(name: str) -> Callable[[Loop], None]:
+    def change(run: Loop) -> None:
+        setattr(run.module, name, True)
+
+    return change
+
+
+def freeze(run: Loop) -> None:
+    run.module.extra.weight.requires_grad_(False)
+
+
+def add_hook(run: Loop) -> None:
+    run.module.first.register_forward_hook(lambda m, a, out: out * 0.5)
+
+
+def evaluate(run: Loop) -> None:
+    run.module.eval()
+    with torch.no_grad():
+        run.module(torch.randn(3, 4, 5))
+    run.module.train()
+
+
+def learning_rate(run: Loop) -> None:
+    run.optimizer.param_groups[0]["lr"] = 0.01
+
+
+def momentum(run: Loop) -> None:
+    run.optimizer.param_groups[0]["momentum"] = 0.5
+
+
+def no_momentum(run: Loop) -> None:
+    run.optimizer.param_groups[0]["momentum"] = 0.0
+
+
+def weight_decay(run: Loop) -> None:
+    run.optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+def split_groups(run: Loop) -> None:
+    group = run.optimizer.param_groups[0]
+    moved = group["params"].pop()
+    run.optimizer.param_groups.append({**group, "params": [moved], "lr": 0.02})
+
+
+def load_weights(run: Loop) -> None:
+    state = {k: v.clone() for k, v in run.module.state_dict().items()}
+    run.module.load_state_dict(state)
+
+
+def load_optimizer(run: Loop) -> None:
+    run.optimizer.load_state_dict(run.optimizer.state_dict())
+
+
+def forget_momentum(run: Loop) -> None:
+    run.optimizer.state.clear()
+
+
+def move_buffer(run: Loop) -> None:
+    for state in run.optimizer.state.values():
+        state["momentum_buffer"] = state["momentum_buffer"].clone()
+
+
+def move_parameter(run: Loop) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        run.module.first.weight.data = run.module.first.weight.data.clone()
+
+
+def bound(run: Loop) -> None:
+    run.optimizer.max_grad_norm = 0.3
+
+
+def noise(run: Loop) -> None:
+    run.optimizer.noise_multiplier = 0.7
+
+
+def two_losses(run: Loop) -> None:
+    run.losses = 2
+
+
+def retain(run: Loop) -> None:
+    run.retains = True
+
+
+def optimizer_hook(run: Loop) -> None:
+    run.optimizer.register_step_post_hook(lambda *_: None)
+
+
+def public_pass(run: Loop) -> None:
+    with run.engine.public():
+        run.module(torch.randn(2, 4, 5)).square().mean().backward()
+
+
+CHANGES = {
+    "a branch is skipped": set_flag("skips"),
+    "a layer is used twice": set_flag("twice"),
+    "a segment is checkpointed": set_flag("again"),
+    "an activation is written in place": set_flag("edits"),
+    "a parameter is frozen": freeze,
+    "a forward hook": add_hook,
+    "an evaluation pass": evaluate,
+    "another learning rate": learning_rate,
+    "another momentum": momentum,
+    "no momentum": no_momentum,
+    "weight decay": weight_decay,
+    "other groups": split_groups,
+    "weights are loaded": load_weights,
+    "optimizer state is loaded": load_optimizer,
+    "momentum is forgotten": forget_momentum,
+    "momentum moves": move_buffer,
+    "a parameter moves": move_parameter,
+    "another bound": bound,
+    "another noise": noise,
+    "two losses over one pass": two_losses,
+    "the graph is retained": retain,
+    "a hook of the optimizer": optimizer_hook,
+    "a public pass": public_pass,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_in_the_middle_gives_the_same_bits(name: str) -> None:
+    both(CHANGES[name])
+
+
+def test_back_from_two_uses_to_one() -> None:
+    def once(run: Loop) -> None:
+        run.module.twice = False
+
+    runs = []
+    for replayed in (True, False):
+        run = loop(replayed)
+        run.module.twice = True
+        run.train(10, once, at=4)
+        runs.append(run)
+    assert runs[0].replays > 0
+    assert "more than once" in runs[0].reasons[3] or "gradients" in runs[0].reasons[3]
+    assert all(map(torch.equal, runs[0].weights, runs[1].weights))
+
+
+def test_unfreezing_a_parameter() -> None:
+    def thaw(run: Loop) -> None:
+        run.module.extra.weight.requires_grad_(True)
+
+    runs = []
+    for replayed in (True, False):
+        run = loop(replayed)
+        freeze(run)
+        run.train(10, thaw, at=5)
+        runs.append(run)
+    assert all(map(torch.equal, runs[0].weights, runs[1].weights))
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "Poisson batches of every size": {"sampling": "poisson", "steps": 24},
+    "empty draws": {"sampling": "poisson", "rows": 12, "batch": 2, "steps": 40},
+    "physical batches": {"max_physical_batch_size": 3, "steps": 24},
+    "a smaller last batch": {"sampling": "shuffled", "rows": 60, "steps": 17},
+    "a sample that is not finite": {"nan": True, "steps": 16},
+    "automatic clipping": {"clipping": "automatic"},
+    "without noise": {"noise_multiplier": 0.0},
+    "plain SGD": {"numbers": {"lr": 0.1}},
+    "Nesterov": {"numbers": {"lr": 0.1, "momentum": 0.9, "nesterov": True}},
+    "Adam": {"optimizer": torch.optim.Adam, "numbers": {"lr": 0.01}},
+    "an optimizer without a rule": {"optimizer": torch.optim.Adagrad, "numbers": {"lr": 0.01}},
+    "two groups": {
+        "groups": lambda net: [
+            {"params": list(net.head.parameters()), "lr": 0.01},
+            {"params": [p for n, p in net.named_parameters() if "head" not in n]},
+        ]
+    },
+    "no budget": {"keep_budget": 0},
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_other_loops_give_the_same_bits(name: str) -> None:
+    options = dict(LOOPS[name])
+    steps = options.pop("steps", STEPS)
+    run = both(steps=steps, **options)
+    assert run.replays > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"clipping": "per_layer", "max_grad_norm": 1.0}, "clipping 'per_layer'"),
+        ({"arithmetic": "exact"}, "exact arithmetic"),
+    ],
+)
+def test_what_is_not_held_is_recorded_and_says_why(options: dict[str, Any], why: str) -> None:
+    run = both(replays=False, **options)
+    assert why in run.reasons[-1]
+
+
+class Tied(nn.Module):
+    """One weight as table and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 5)
+        self.head = nn.Linear(5, 7, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        ids = (x[..., 0].abs() * 3).long() % 7
+        return self.head(torch.tanh(self.table(ids))).mean(1)[:, :3]
+
+
+class Long(nn.Sequential):
+    """Linear layers over many positions, whose gradients are smaller than their operands."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        return out.mean(1)
+
+
+def test_tied_weights_are_recorded() -> None:
+    run = both(replays=False, make=Tied)
+    assert "gradients" in run.reasons[-1] or "more than once" in run.reasons[-1]
+
+
+def test_gradients_kept_for_the_sum_are_replayed() -> None:
+    run = both(keep_budget=10.0, make=Long, length=128)
+    assert any(site.kept for site in run.engine.capture.program.flat.sites)
+
+
+def test_operand_changed_after_the_backward_pass_is_refused() -> None:
+    run = loop(True)
+    run.train(5)
+    held: list[Tensor] = []
+
+    def edit() -> None:
+        program = run.engine.capture.program
+        assert program.run.live
+        held.append(next(h[0] for h in program.run.held if h and h[0] is not None))
+        with torch.no_grad():
+            held[0].mul_(2)
+
+    run.between = edit
+    steps = run.engine.adapter.dp_step.steps
+    with pytest.raises(DPKernError, match="changed in place"):
+        run.train(1)
+    assert run.engine.adapter.dp_step.steps == steps
+
+
+def test_ordinary_gradient_is_found_in_a_replayed_step() -> None:
+    run = loop(True)
+    run.train(5)
+
+    def leak() -> None:
+        assert run.engine.capture.program.run.live
+        with torch._C.DisableTorchFunctionSubclass():
+            run.module.head.weight.grad = torch.ones_like(run.module.head.weight)
+
+    run.between = leak
+    with pytest.raises(DPKernError, match="no ordinary gradient"):
+        run.train(1)
+
+
+def test_backward_pass_of_earlier_samples_is_refused() -> None:
+    run = loop(True)
+    run.train(5)
+    batches = run.batches()
+    x, y = next(batches)
+    old = F.cross_entropy(run.module(x), y)
+    run.optimizer.zero_grad()
+    old.backward()
+    run.optimizer.step()
+    x, y = next(batches)
+    other = F.cross_entropy(run.module(x), y)
+    del other
+    with pytest.raises((DPKernError, RuntimeError)):
+        old.backward()
+
+
+def test_create_graph_is_refused_in_a_replayed_step() -> None:
+    run = loop(True)
+    run.train(5)
+    x, y = next(run.batches())
+    with pytest.raises(DPKernError, match="create_graph"):
+        F.cross_entropy(run.module(x), y).backward(create_graph=True)
+
+
+def test_noise_is_never_used_twice() -> None:
+    run = loop(True)
+    streams = []
+    step = run.engine.adapter.dp_step
+    own = step.key.stream
+
+    def stream(purpose: Any, number: int, *more: int) -> Any:
+        streams.append((purpose, number, *more))
+        return own(purpose, number, *more)
+
+    step.key.stream = stream
+    run.train(8)
+    assert run.replays > 3
+    assert len(set(streams)) == len(streams) == 16
+    assert step.steps == 8
+    assert step.ledger.steps == 8
+
+
+def test_a_key_that_looks_at_nothing_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison of both ways fails where a program replays what has changed."""
+    monkeypatch.setattr(PackedUpdate, "_same_groups", lambda self: True)
+    monkeypatch.setattr(PackedUpdate, "_rules", lambda self: [g.rule for g in self._groups])
+    with pytest.raises(AssertionError):
+        both(CHANGES["another learning rate"])
+
+
+def test_a_program_that_does_not_look_where_parameters_are_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Unchanged, "holds", lambda self: True)
+    with pytest.raises(AssertionError):
+        both(CHANGES["a parameter moves"])

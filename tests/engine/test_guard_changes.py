@@ -1,0 +1,136 @@
+"""What makes the usual pass cheap changes no verdict, and a broken comparison does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from dpkern.engine import padding
+from dpkern.engine.guard import ForwardGuard
+from dpkern.engine.occasions import Occasions
+from dpkern.engine.provenance import boundary, leaves, losses, tensor
+from dpkern.engine.reachable import Snapshot
+from dpkern.engine.state import StateGuard
+from tests.engine.guards import changes
+from tests.engine.guards.kit import Loop, Refused, World, run
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True"),
+]
+
+LOOPS = changes.TABLE.loops
+
+
+def take_the_long_way(patch: pytest.MonkeyPatch) -> None:
+    """Let every pass be followed in full, whatever was seen before."""
+    patch.setattr(tensor, "USUAL", {})
+    patch.setattr(boundary, "rows_in_order", lambda values: None)
+    patch.setattr(leaves, "leads_only_to", lambda outputs, loss: False)
+    patch.setattr(padding, "_PLAIN", set())
+    patch.setattr(Snapshot, "_still_holds", lambda self, trusted: False)
+    patch.setattr(ForwardGuard, "_wait", lambda *args: False)
+    marks = StateGuard._marks
+
+    def read_anew(self: StateGuard) -> Any:
+        self._entries = []
+        return marks(self)
+
+    patch.setattr(StateGuard, "_marks", read_anew)
+
+
+def told(world: World) -> tuple[Any, ...]:
+    """Everything that a run of a loop ended with."""
+    error = world.error
+    return type(error), str(error), [total.tolist() for total in world.sums], world.saved.keys()
+
+
+@pytest.mark.parametrize("hostile", [None, 0])
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name.replace(" ", "-"))
+def test_the_long_way_leads_to_the_same_verdict(loop: Loop, hostile: int | None) -> None:
+    short = told(run(loop, target=hostile))
+    with pytest.MonkeyPatch.context() as patch:
+        take_the_long_way(patch)
+        assert told(run(loop, target=hostile)) == short
+
+
+def test_how_many_loops_change() -> None:
+    assert len(LOOPS) >= 40
+    assert sum(isinstance(loop.expected, Refused) for loop in LOOPS) >= 25
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as context:
+        yield context
+
+
+def rows_of_any_state(patch: pytest.MonkeyPatch) -> None:
+    """Take every tracked tensor for the rows of its batch."""
+
+    def found(values: Any) -> Any:
+        batch = getattr(values[0], "_state", None) and values[0]._state.batch
+        return batch.rows if batch is not None else None
+
+    patch.setattr(boundary, "rows_in_order", found)
+
+
+def targets_of_any_state(patch: pytest.MonkeyPatch) -> None:
+    """Take every cross entropy for that of rows with their own targets."""
+
+    def usual(func: Any, args: Any, kwargs: Any) -> Any:
+        for other in args[1:]:
+            other._state = args[0]._state
+        return losses.usual_cross_entropy(func, args, kwargs)
+
+    patch.setattr(tensor, "USUAL", {losses.F.cross_entropy: usual})
+
+
+def any_graph(patch: pytest.MonkeyPatch) -> None:
+    """Look at no loss's graph."""
+    patch.setattr(leaves, "leads_only_to", lambda outputs, loss: True)
+
+
+def no_hooks(patch: pytest.MonkeyPatch) -> None:
+    """Compare no hooks, modules and attributes."""
+    same = Occasions._same
+    patch.setattr(Occasions, "_same", lambda self: self._seen or same(self))
+
+
+def no_versions(patch: pytest.MonkeyPatch) -> None:
+    """Compare no versions of tensors."""
+    patch.setattr("dpkern.engine.state._VERSION", lambda tensor: 0)
+
+
+def no_entries(patch: pytest.MonkeyPatch) -> None:
+    """Compare no identities of tensors."""
+    patch.setattr("dpkern.engine.state.id", lambda tensor: 0, raising=False)
+
+
+BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
+    rows_of_any_state: ("mixup", "standardisation"),
+    targets_of_any_state: ("targets of other records",),
+    any_graph: ("a trained temperature", "a trained head"),
+    no_hooks: (
+        "a hook in front that mixes",
+        "another forward",
+        "a flag that mixes",
+        "a mode that mixes",
+    ),
+    no_versions: ("a buffer written between",),
+    no_entries: ("another buffer",),
+}
+"""Comparisons that were left out, and loops that then train."""
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_a_comparison_that_is_left_out_lets_loops_through(
+    broken: Callable[[pytest.MonkeyPatch], None], patch: pytest.MonkeyPatch
+) -> None:
+    broken(patch)
+    for name in BROKEN[broken]:
+        loop = next(loop for loop in LOOPS if loop.name == name)
+        assert isinstance(loop.expected, Refused)
+        assert len(run(loop).sums) > loop.expected.after, name

@@ -1,0 +1,153 @@
+"""A snapshot that shares an earlier one's copies: every change between the two must show."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkern.engine.reachable import Snapshot
+
+CACHE: Any = None
+
+
+class Plain:
+    """An object that a module holds."""
+
+    kept: Any = None
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
+def with_default(x: Tensor, *, memory: Any = None) -> Any:
+    return memory, CACHE
+
+
+class Model(nn.Module):
+    """Holds state in every place that is walked."""
+
+    shared: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2))
+        self.plain = Plain()
+        self.listed: list[Any] = [None]
+        self.named: dict[str, Any] = {"a": None}
+        self.known: set[Any] = {1}
+        self.partial = functools.partial(with_default, memory=None)
+        self.function = with_default
+        closed: Any = None
+
+        def closure(value: Any = None) -> Any:
+            nonlocal closed
+            closed = value if value is not None else closed
+            return closed
+
+        self.closure = closure
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        return output
+
+
+ONE = torch.ones(2)
+
+
+def set_global(model: Model) -> None:
+    global CACHE
+    CACHE = ONE
+
+
+def set_cell(model: Model) -> None:
+    model.closure(ONE)
+
+
+def set_default(model: Model) -> None:
+    model.function.__kwdefaults__["memory"] = ONE  # type: ignore[attr-defined]
+
+
+CHANGES: dict[str, Callable[[Model], Any]] = {
+    "attribute": lambda m: setattr(m, "scale", 1.5),
+    "attribute of an object": lambda m: setattr(m.plain, "value", ONE),
+    "attributes of an object": lambda m: setattr(m.plain, "__dict__", {"value": None}),
+    "class": lambda m: setattr(Model, "shared", ONE),
+    "new name in a class": lambda m: setattr(Model, "late", ONE),
+    "list": lambda m: m.listed.append(ONE),
+    "entry of a list": lambda m: m.listed.__setitem__(0, ONE),
+    "entry of a dict": lambda m: m.named.__setitem__("a", ONE),
+    "key of a dict": lambda m: m.named.__setitem__("b", None),
+    "set": lambda m: m.known.add(2),
+    "partial": lambda m: m.partial.keywords.__setitem__("memory", ONE),
+    "default": set_default,
+    "global": set_global,
+    "closure": set_cell,
+    "buffer": lambda m: m.mean.add_(1),
+    "buffer past its version": lambda m: m.mean.data.add_(1),
+    "another buffer": lambda m: setattr(m, "mean", torch.zeros(2)),
+    "memory of a buffer": lambda m: setattr(m.mean, "data", torch.ones(2)),
+    "parameter": lambda m: m.layer.weight.data.add_(1),
+    "gradient": lambda m: setattr(m.layer.weight, "grad", torch.zeros(2, 2)),
+    "mode": lambda m: m.eval(),
+    "hook": lambda m: m.layer.register_forward_hook(lambda *_: None),
+    "module": lambda m: m.add_module("more", nn.Identity()),
+    "late buffer": lambda m: m.register_buffer("late", ONE),
+}
+
+
+NOT_PUT_BACK = ("attributes of an object", "class", "default", "global", "partial")
+
+
+@pytest.fixture
+def model() -> Any:
+    torch.manual_seed(0)
+    yield Model()
+    global CACHE
+    CACHE = Model.shared = None
+    with_default.__kwdefaults__["memory"] = None  # type: ignore[index]
+    if "late" in vars(Model):
+        del Model.late  # type: ignore[attr-defined]
+
+
+def test_without_a_change_there_is_no_second_walk(model: Model) -> None:
+    before = Snapshot(model)
+    model(torch.ones(3, 2))
+    after = Snapshot(model, earlier=before)
+    assert before.tells
+    assert after.is_same(before)
+    assert before.changes(after) == set()
+    assert before.restore(after) == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_leads_to_a_walk(change: str, model: Model) -> None:
+    before = Snapshot(model)
+    CHANGES[change](model)
+    after = Snapshot(model, earlier=before)
+    assert not after.is_same(before)
+    apart = Snapshot(model)
+    assert before.changes(after) == before.changes(apart)
+    before.restore(after)
+    if change not in NOT_PUT_BACK:
+        assert before.changes(Snapshot(model)) == set()
+
+
+@pytest.mark.parametrize("held", ["generator", "state"])
+def test_what_does_not_show_a_change_is_walked_every_time(held: str, model: Model) -> None:
+    if held == "generator":
+        model.generator = torch.Generator()
+    else:
+        type(model).get_extra_state = lambda self: 0  # type: ignore[method-assign]
+    try:
+        before = Snapshot(model)
+        assert not before.tells
+        assert not Snapshot(model, earlier=before).is_same(before)
+    finally:
+        if held == "state":
+            del type(model).get_extra_state  # type: ignore[misc]

@@ -1,0 +1,65 @@
+"""Names: one class name for one class, and old public names that still lead to their classes."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import dpkern
+
+ROOT = Path(__file__).parents[1]
+
+
+def classes(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Return the places of each class name, those of nested classes too."""
+    found = defaultdict(list)
+    for place, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(f"{place}:{node.lineno}")
+    return found
+
+
+def twice(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Return the class names that stand in several places."""
+    return {name: places for name, places in classes(sources).items() if len(places) > 1}
+
+
+def test_each_class_has_a_name_of_its_own() -> None:
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "dpkern").rglob("*.py")
+    }
+    assert len(classes(sources)) > 400
+    assert twice(sources) == {}
+
+
+def test_a_name_that_is_used_twice_is_found() -> None:
+    nested = "def make():\n    class Part:\n        pass\n"
+    assert twice({"a.py": "class Part:\n    pass\n", "b.py": nested}) == {
+        "Part": ["a.py:1", "b.py:2"]
+    }
+
+
+OLD_MECHANISM_NAMES = {
+    "Crop": "WhitenedCrop",
+    "Diagonal": "DiagonalMap",
+    "Memory": "MechanismState",
+    "Open": "PartialNoiseMap",
+    "Release": "ReleaseMap",
+}
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_MECHANISM_NAMES.items())
+def test_old_names_lead_to_their_classes_and_warn(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"mechanisms.{old} is now .*{new}"):
+        found = getattr(dpkern.mechanisms, old)
+    assert found is getattr(dpkern.mechanisms, new)
+    assert old not in dpkern.mechanisms.__all__
+
+
+def test_names_that_never_were_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Relase'"):
+        dpkern.mechanisms.Relase  # noqa: B018
