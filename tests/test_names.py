@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import dpkern
+from dpkern import audit
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,3 +65,13 @@ def test_old_names_lead_to_their_classes_and_warn(old: str, new: str) -> None:
 def test_names_that_never_were_are_refused() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Relase'"):
         dpkern.mechanisms.Relase  # noqa: B018
+
+
+@pytest.mark.parametrize(("old", "new"), audit.claims.OLD_NAMES.items())
+@pytest.mark.parametrize("module", [audit, audit.claims])
+def test_old_names_of_claims_lead_to_their_classes_and_warn(
+    module: ModuleType, old: str, new: str
+) -> None:
+    with pytest.warns(DeprecationWarning, match=f"{module.__name__}.{old} is now .*{new}"):
+        found = getattr(module, old)
+    assert found is getattr(module, new)

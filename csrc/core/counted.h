@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/response.h"
 #include "core/numeric.h"
 #include "core/response.h"
 

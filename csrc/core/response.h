@@ -33,7 +33,8 @@ DPK_HD V width_quotient(const ResponseParams& response, V v) {
 
 // The number of categories by which a word moves its symbol: 0, or 1 + j.
 DPK_HD std::uint32_t response_shift(const ResponseParams& response, std::uint64_t word) {
-  const std::uint64_t lie = width_quotient(response, word - response.keep), last = response.categories - 2;
+  const std::uint64_t lie = width_quotient(response, word - response.keep),
+                      last = response.categories - 2;
   const auto told = static_cast<std::uint32_t>(lie < last ? lie : last);
   return word < response.keep ? 0u : 1u + told;
 }

@@ -36,7 +36,7 @@ void clip_factors(const std::vector<const double*>& squares, std::int64_t batch,
                   const ClipRule& rule, double* norms, F* factors);
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const ResponseParams& response, const T* x,
-               std::int64_t n, T* out);
+void randomize(const Stream& stream, std::uint64_t first, const ResponseParams& response,
+               const T* x, std::int64_t n, T* out);
 
 }  // namespace dpkern::counted

@@ -5,8 +5,8 @@
 namespace dpkern::counted {
 
 template <class T>
-void randomize(const Stream& stream, std::uint64_t first, const ResponseParams& response, const T* x,
-               std::int64_t n, T* out) {
+void randomize(const Stream& stream, std::uint64_t first, const ResponseParams& response,
+               const T* x, std::int64_t n, T* out) {
   using Wide = Counted<std::uint64_t>;
   constexpr std::uint64_t kPerBlock = 8;  // symbols of a cipher block
   const Operand<const T> from(x, n);

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kGrain = 1 << 16;       // entries worth a thread
 constexpr std::int64_t kGroupBytes = 1 << 20;  // bytes of the rows that all threads hold at a time
-constexpr int kMaxRows = 4;                   // rows of a group, which shares a pass over the sums
+constexpr int kMaxRows = 4;                    // rows of a group, which shares a pass over the sums
 
 // One thread's share of a call: groups of whole rows, so that norm, factor and sum of a row follow
 // each other while it is in the cache and no thread waits for another before the end. G is the

@@ -7,7 +7,6 @@
 #include "cpu/nontemporal.h"
 #include "cpu/ops.h"
 #include "cpu/parallel.h"
-#include "cpu/nontemporal.h"
 
 namespace dpkern::cpu {
 namespace {

@@ -8,7 +8,6 @@
 #include "cpu/isa.h"
 #include "cpu/nontemporal.h"
 #include "cpu/parallel.h"
-#include "cpu/nontemporal.h"
 #include "cpu/tiles.h"
 
 #if DPK_X86

@@ -38,7 +38,8 @@ DPK_INLINE inline void moves_of(const std::uint32_t* rows, std::uint32_t* moves,
 // 2 (position + i) and 2 (position + i) + 1 of the keystream.
 template <class T>
 void randomize(const Randomize<T>& call, int threads) {
-  const ResponseParams response = make_response_params(static_cast<std::uint32_t>(call.categories), call.keep);
+  const ResponseParams response =
+      make_response_params(static_cast<std::uint32_t>(call.categories), call.keep);
   parallel_for(call.S, kGrain, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end;) {
       const std::uint64_t position = static_cast<std::uint64_t>(call.position + index);

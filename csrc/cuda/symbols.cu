@@ -8,8 +8,8 @@ namespace dpkern::cuda {
 
 template <class T>
 __global__ void __launch_bounds__(kCipherThreads)
-    symbols_kernel(Stream stream, std::uint64_t first, ResponseParams response, const T* x, std::int64_t n,
-                   T* out) {
+    symbols_kernel(Stream stream, std::uint64_t first, ResponseParams response, const T* x,
+                   std::int64_t n, T* out) {
   const std::int64_t block = blockIdx.x * static_cast<std::int64_t>(kCipherThreads) + threadIdx.x;
   const std::int64_t index =
       block * kSymbolsPerCipherBlock - static_cast<std::int64_t>(first % kSymbolsPerCipherBlock);
@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kCipherThreads)
     if (i < 0 || i >= n) continue;
     const std::uint64_t high = words[2 * k + 1];
     const std::uint32_t move = response_shift(response, high << 32 | words[2 * k]);
-    out[i] = static_cast<T>(moved_symbol(static_cast<std::uint32_t>(x[i]), move, response.categories));
+    out[i] =
+        static_cast<T>(moved_symbol(static_cast<std::uint32_t>(x[i]), move, response.categories));
   }
 }
 

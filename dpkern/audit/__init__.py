@@ -5,8 +5,9 @@
 from claim to proof to audit.
 """
 
+from ..base.renamed import old_names
 from .auditing import run
-from .claims import ApproximateDP, Claim, GaussianDP, Laplace, NoClaim, PureDP, of_event
+from .claims import OLD_NAMES, ApproximateDP, Claim, GaussianDP, Laplace, NoClaim, PureDP, of_event
 from .findings import LAYERS, Check, Evidence, Findings
 from .subject import Pair, Score, Subject
 
@@ -27,3 +28,5 @@ __all__ = [
     "of_event",
     "run",
 ]
+
+__getattr__ = old_names(__name__, OLD_NAMES)

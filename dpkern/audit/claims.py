@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..base.errors import PrivacyError
+from ..base.renamed import old_names
 from ..base.validate import non_negative
 from ..privacy.accounting import events, shown_bound, shown_lower_bound
 from ..privacy.accounting.shown import shown_exactly
@@ -257,5 +258,16 @@ def _unknown(spec: Mapping[str, Any], expected: str) -> PrivacyError:
         "event",
         expected=expected,
         got=dict(spec),
-        remedy="State the claim of one release as claims.Gaussian, Laplace, Pure or Approximate.",
+        remedy="State the claim of one release: GaussianDP, Laplace, PureDP or ApproximateDP.",
     )
+
+
+OLD_NAMES = {
+    "Approximate": "ApproximateDP",
+    "Gaussian": "GaussianDP",
+    "Nothing": "NoClaim",
+    "Pure": "PureDP",
+}
+"""Old names of claims, which warn."""
+
+__getattr__ = old_names(__name__, OLD_NAMES)

@@ -21,11 +21,11 @@ from dpkern.base.errors import InvalidInput
 HEAD = """
 import math
 import torch
-from dpkern.audit.claims import Gaussian, Nothing
+from dpkern.audit.claims import GaussianDP, NoClaim
 from dpkern.audit.subject import Pair, Subject
 
 DIMENSION = 6
-CLAIM = Gaussian(1.0)
+CLAIM = GaussianDP(1.0)
 
 
 def noise(*shape):
@@ -56,7 +56,7 @@ LAST = (
 )
 OWN = """
 class Own(Subject):
-    name, claimed, certified = "own", Gaussian(2.0), Nothing()
+    name, claimed, certified = "own", GaussianDP(2.0), NoClaim()
 
     def release(self, data, runs, seed):
         generator = torch.Generator().manual_seed(seed)

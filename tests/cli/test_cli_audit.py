@@ -28,10 +28,10 @@ from tests.audit.audit_samples import BROKEN, SOUND
 SCRIPT = """
 import torch
 
-from dpkern.audit.claims import Gaussian
+from dpkern.audit.claims import GaussianDP
 
 DIMENSION = 6
-CLAIM = Gaussian(1.0)
+CLAIM = GaussianDP(1.0)
 
 print("importing")
 
