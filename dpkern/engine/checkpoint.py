@@ -1,7 +1,7 @@
-"""One file for module, optimizer, engine and schedules; the calls are Opacus'.
+"""Save module, optimizer, engine and schedules to one file, with Opacus' calls.
 
-The file carries a checksum and appears complete or not at all (``_sealed``). Loading checks every
-part before it changes any, so a run goes on as saved or is left as it was.
+The file carries a checksum and appears complete or not at all (``base.sealed``). Loading checks
+every part before it changes any, so a run goes on as saved or is left as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = {
     "noise_scheduler": "noise_scheduler_state_dict",
     "grad_clip_scheduler": "grad_clip_scheduler_state_dict",
 }
-"""Where each part stands in the file."""
+"""Keys of the parts in the file."""
 _KINDS: dict[str, type[Any]] = {
     "module": nn.Module,
     "optimizer": torch.optim.Optimizer,
@@ -52,7 +52,7 @@ def save(
     parts: Parts,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write everything; the file appears complete or not at all.
+    """Write the engine's state and the parts' to a file, which appears complete or not at all.
 
     Args:
         engine: after ``make_private``.
@@ -116,7 +116,7 @@ def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> d
 
 
 def _chosen(parts: Parts) -> dict[str, Part]:
-    """The parts that were given, each of its type."""
+    """Return the parts that are not None, after a check of their types."""
     for name, part in parts.items():
         if part is not None and not isinstance(part, _KINDS[name]):
             raise InvalidInput(
