@@ -66,7 +66,7 @@ class Accountant:
         It is 0 before the first step, and infinite without noise or with a known seed.
 
         Args:
-            delta: of the guarantee, in (0, 1).
+            delta: delta of the guarantee, in (0, 1).
 
         Warns:
             PrivacyWarning: delta is not below 1 / number of records; once for each delta.
@@ -85,7 +85,7 @@ class Accountant:
         """Warn, once for each delta, that it is too large for the number of records.
 
         Args:
-            delta: of the guarantee.
+            delta: delta of the guarantee.
             sampling: ``dataset_size`` (None if unknown) and ``sample_rate`` of the run.
             stacklevel: as in ``warnings.warn``; 2 is the caller.
         """

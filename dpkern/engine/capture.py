@@ -170,7 +170,7 @@ class Capture:
             return
         from .layers import packed  # here, because the rules import this module
 
-        # The probe reads a graph that the backward pass reads again: compiled parts keep buffers.
+        # The probe and the backward pass read the same graph, so compiled parts keep its buffers.
         compiler_config.donated_buffer = False
         for slot in self.slots:
             slot.used.__class__ = PrivateParameter
@@ -295,7 +295,7 @@ class Capture:
                 remedy="Keep the batch first (batch_first=True), with all rows of one sample "
                 "next to each other.",
             )
-        # Frozen since the capture was made: part of the operation, without a gradient.
+        # Parameters frozen since the capture was made are part of the operation, without gradient.
         targets = [t if t is not None and t.source.watched else None for t in targets]
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
@@ -514,7 +514,7 @@ class Capture:
         rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
         self._input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
         if self.handed_out:
-            # Evaluation with other samples: their gradients would be caught as leaked.
+            # Evaluation uses other samples, whose gradients would be refused as leaks.
             fits = rows is None or _fold(rows, self.batch or 0) is not None
             self._skipped = not fits and not module.training
         else:
@@ -547,7 +547,7 @@ class Capture:
         if self.guard.running:
             return None
         if torch.is_grad_enabled() and not self._public:
-            # Within reentrant checkpoints uses show only in the backward pass.
+            # Uses within reentrant checkpoints show only in the backward pass.
             needed = self.watching and (bool(self._fresh) or self._watch_input)
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)

@@ -36,7 +36,7 @@ def load_model(spec: str, presets: Mapping[str, ModelFactory]) -> nn.Module:
     """
     if spec in presets:
         return presets[spec]()
-    # From the right: a path may have a drive letter.
+    # Split from the right, because a path may have a drive letter.
     source, colon, attribute = spec.rpartition(":")
     if not (colon and source and attribute):
         raise InvalidInput(

@@ -55,9 +55,9 @@ def save(
     """Write the engine's state and the parts' to a file, which appears complete or not at all.
 
     Args:
-        engine: after ``make_private``.
-        path: in a folder that exists. The file there, if any, is replaced.
-        parts: by the names of ``save_checkpoint``; None leaves one out.
+        engine: an engine after ``make_private``.
+        path: path in a folder that exists. The file there, if any, is replaced.
+        parts: the parts by their names in ``save_checkpoint``; None leaves one out.
         more: entries of the user's own, of tensors and plain values; the parts' names are taken.
 
     Raises:
@@ -102,7 +102,7 @@ def load(engine: PrivacyEngine, path: str | os.PathLike[str], parts: Parts) -> d
     engine.check_state(content[ENGINE])
     for name, part in chosen.items():
         restore.check(name, part, content[_NAMES[name]])
-    # A part may have a way of loading of its own, which no check knows: the engine comes after it.
+    # A part may load in a way of its own, which no check knows, so the engine comes after it.
     with restore.all_or_none(chosen.values()):
         for name, part in chosen.items():
             if not isinstance(part, Scheduler):

@@ -109,7 +109,7 @@ class ReleaseNormed(NormedGradients):
         return self.record.by_pieces(one) * (1 + 2.0**-40)
 
     def coordinates(self, scale: float) -> Tensor:
-        # The map is linear, and may leave little to scale.
+        # The map is linear, so its result is scaled, which may have fewer entries.
         rows = self.record.per_sample().reshape(-1, *self.shape)
         with phase(MAP):
             return self.release.forward(rows) * scale
@@ -162,8 +162,8 @@ class ScaledNormed(NormedGradients):
             out.sub_((factors.double().sum() * centre).to(out.dtype))
 
     def coordinates(self, scale: float) -> Tensor:
-        # One pass in the gradients' own precision: integers are clipped as they come out, whatever
-        # rounding has made of them.
+        # One pass in the gradients' own precision is enough, because the integers that result are
+        # clipped with their rounding.
         grads = self.record.per_sample().reshape(-1, *self.shape)
         grads = grads.to(torch.promote_types(grads.dtype, torch.float32))
         each = 1.0 if self.release.scale is None else 1 / self._on(self.release.scale)
@@ -248,7 +248,7 @@ class SpectrumNormed(NormedGradients):
         geometry = self.record.geometry
         rows = self.release.site.least
         x = spectral.filtered(x, padding=geometry["padding"], rows=rows, band=band)
-        # The padding is filtered too, and stays.
+        # The filtered input includes the padding, so the convolution pads no more.
         none = {"padding": (0,) * len(rows)}
         return ConvolutionGradients(x, g.to(x.dtype), self.record.kernel_size, {**geometry, **none})
 

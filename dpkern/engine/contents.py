@@ -89,7 +89,7 @@ def _level(words: Tensor) -> Tensor:
         if part.numel() % _WIDTH:
             part = torch.nn.functional.pad(part, (0, -part.numel() % _WIDTH))
         rows = part.view(-1, _WIDTH).to(torch.int64)
-        # Integer products of matrices exist on CPUs alone; there they take one pass.
+        # Only CPUs have integer matrix products, which take one pass.
         found.append(rows @ factors if rows.device.type == "cpu" else (rows * factors).sum(1))
     return torch.cat(found) if found[0].numel() else words.new_zeros(1, dtype=torch.int64)
 

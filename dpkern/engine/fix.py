@@ -65,7 +65,7 @@ def fix(model: nn.Module) -> nn.Module:
         ``model``, changed in place; another module only if the model itself is such a layer.
     """
     made: dict[nn.Module, nn.Module] = {}
-    # Every path of a shared module: the replacement must stay shared.
+    # All paths of a shared module are visited, because the replacement must stay shared.
     for path, part in list(model.named_modules(remove_duplicate=False)):
         if _is_replaceable(part, model):
             if part not in made:

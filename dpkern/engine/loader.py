@@ -278,7 +278,7 @@ class PrivateLoader(DataLoader[Any]):
                 remedy="Save after the optimizer.step() that updates the parameters.",
             )
         return {
-            # Numbers of the whole data set: the state is every rank's.
+            # These are numbers of the whole data set, because all ranks share the state.
             "batches": self.batches.state_dict()
             | {
                 "step": self.position,
@@ -317,7 +317,7 @@ class PrivateLoader(DataLoader[Any]):
         check.plain_values("state.loader", state)
         fits = isinstance(state, Mapping) and state.keys() == self.state_dict().keys()
         ranks = self._parts.shard[1]
-        # Another number of processes draws other batches, which a seed promises not to.
+        # Another number of processes would draw other batches than a seed promises.
         if (
             not fits
             or state["steps"] != self._parts.steps

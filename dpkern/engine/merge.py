@@ -45,7 +45,7 @@ def merge(records: Sequence[PerSampleGradients]) -> PerSampleGradients:
 def _merged_linear(records: Sequence[LinearGradients]) -> LinearGradients:
     if len(records) == 1:
         return records[0]
-    # Where they differ, torch.cat takes both to the wider dtype.
+    # Where dtypes differ, torch.cat takes both to the wider one.
     inputs, gradients = zip(*(operands(r.a, r.g) for r in records), strict=True)
     return LinearGradients(torch.cat(inputs, dim=1), torch.cat(gradients, dim=1))
 

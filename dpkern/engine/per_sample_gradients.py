@@ -116,7 +116,7 @@ class PerSampleGradients(ABC):
         """
 
     def pieces(self, size: int | None = None) -> Iterator[tuple[slice, PerSampleGradients]]:
-        """Yield the gradients of some samples at a time: so many that ``size`` numbers each fit."""
+        """Yield slices of samples with their gradients, of about ``_PIECE`` / ``size`` samples."""
         size = math.prod(self.shape) if size is None else size
         each = max(1, _PIECE // max(1, size))
         for first in range(0, self.batch, each):

@@ -411,7 +411,7 @@ class PrivacyEngine:
         """Return an upper bound of epsilon so far; infinite without noise or with a known seed.
 
         Args:
-            delta: of the guarantee, in (0, 1).
+            delta: delta of the guarantee, in (0, 1).
 
         Warns:
             PrivacyWarning: delta is not below 1 / number of records; once for each delta.

@@ -140,7 +140,7 @@ class Probe:
             self.idle = next_loss is None
             if not anywhere(not self.idle):
                 return
-            # The same graph on every process; zeros add nothing to look at.
+            # Every process needs the same graph; zeros add nothing to the gradients.
             zero = torch.stack([tensor.sum().float() * 0 for tensor in outputs]).sum()
             self._backward(zero if next_loss is None else next_loss + zero, anchor)
 
@@ -150,7 +150,7 @@ class Probe:
         A sample alone does not show hooks and backward passes that are not linear, such as a
         division by the norm of all gradients: what arrives for the other half must be the same.
         """
-        # Of several outputs the first: others may have something else in their first dimension.
+        # Only the first output, since others may have something else in their first dimension.
         whole = self._whole([t for t in _outputs(output) if t.requires_grad])[:1]
         if not whole:
             return
@@ -196,7 +196,7 @@ class Probe:
     def _loss(self, tensor: Tensor) -> Tensor:
         each = tensor.shape[0] // self.batch
         part = tensor[self.sample * each : (self.sample + 1) * each].flatten().float()
-        # Random weights: a plain sum of a softmax, say, has no gradient.
+        # The weights are random because a plain sum of a softmax, say, has no gradient.
         generator = torch.Generator().manual_seed(tensor.shape[0])
         weights = torch.rand(part.shape, generator=generator) + 0.5
         return (part * weights.to(part.device)).sum()

@@ -274,7 +274,7 @@ class Snapshot:
         elif type(thing).__name__ == "ndarray":
             self.tells = False  # its memory and shape may be exchanged
             if thing.flags.writeable and thing.dtype.kind in "biufc":
-                # Kept by the copy of its bytes below.
+                # The tensor shares the array's memory, so its copy holds the array's values.
                 self._alive.append(shared := torch.from_numpy(thing))
                 self._take(path, shared, "attribute")
         elif isinstance(getattr(thing, "bit_generator", None), object) and hasattr(

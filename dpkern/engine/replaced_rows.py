@@ -109,7 +109,7 @@ def replaced_rows(tree: Any, batch: int, rows: Sequence[int], change: Change) ->
             index = torch.as_tensor(list(rows), device=tensor.device)
             values = change(old, index)
             different = different or not same_bits(values, old[index])
-            # In place where the layout allows it, else in a copy.
+            # This writes in place where the layout allows it, else into a copy.
             new = new.reshape(old.shape).index_copy_(0, index, values).reshape(new.shape)
         return new.requires_grad_(tensor.requires_grad)
 
@@ -236,7 +236,7 @@ def _differing_items(
             break
     else:
         return None
-    # A list with one entry per sample: entries of other samples may be anything.
+    # In a list with one entry per sample, entries of other samples may be anything.
     if len(one) == len(other) == batch and all(_equal(one[i], other[i]) for i in kept):
         return None
     return found

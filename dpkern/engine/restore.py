@@ -118,7 +118,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: object)
     if sizes != mine:
         raise _unlike(name, f"groups of {mine} parameters", f"groups of {brief(sizes)}")
     for place, (group, theirs) in enumerate(zip(own["param_groups"], groups, strict=True)):
-        # Flags come and go with versions of torch; numbers are the rule's own.
+        # Flags differ between versions of torch; numbers belong to the rule itself.
         lacking = [k for k in optimizer.defaults if k not in theirs and _is_number(group.get(k))]
         if lacking:
             raise _unlike(
@@ -165,7 +165,7 @@ def _undo(part: object) -> Callable[[], None]:
     if isinstance(part, nn.Module):
         return _undo_module(part)
     if isinstance(part, torch.optim.Optimizer):
-        # Loading makes new lists and dicts.
+        # Loading makes new lists and dicts, so these objects keep the present state.
         state, groups = part.state, part.param_groups
 
         def undo() -> None:

@@ -1,8 +1,8 @@
 """Draw the records of each batch from the secure generator.
 
-Amplification by sampling assumes that nobody can guess the mask, so it comes from the same ChaCha
-keystream as the noise (purpose ``SAMPLING``) and is never logged. Each draw has a nonce of its own:
-no word is used twice. A key serves one sampler.
+Amplification by sampling assumes a secret mask, so it comes from the same ChaCha keystream as the
+noise (purpose ``SAMPLING``) and is never logged. Each draw has a nonce of its own, so no keystream
+word is used twice. A key serves one sampler.
 
 Every sampler yields int64 index tensors on the CPU, has ``sampling``, ``sample_rate`` and
 ``expected_batch_size`` for the accounting, and counts the batches that it has yielded. With a

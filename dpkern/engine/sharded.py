@@ -58,7 +58,7 @@ class ShardedModule:
             PrivacyError: they are private already.
         """
         self._scatter = processes.scatter
-        # FSDP makes them when it first gathers them; one module after the other saves memory.
+        # FSDP makes full-size parameters at the first gathering; one module at a time saves memory.
         for part in self.parts:
             part.unshard()
             part.reshard()

@@ -63,7 +63,7 @@ class StateGuard:
     def refresh(self) -> None:
         """Read anew which modules there are, and their tables of tensors."""
         self._modules = list(self.module.named_modules())
-        # Views show what is in a table now.
+        # Views of the tables show what is in them now.
         self._buffers: list[Iterable[Tensor | None]] = [
             part._buffers.values() for _, part in self._modules
         ]
@@ -111,7 +111,7 @@ class StateGuard:
             return
         (ids, versions), (known, left) = now, self._left
         if ids == known:
-            # Steps change the trained ones, which is all there is in most loops.
+            # Steps change trained parameters, which is the only change in most loops.
             other = self._other
             if [*compress(versions, other)] == [*compress(left, other)]:
                 return
@@ -210,7 +210,7 @@ class StateGuard:
         tables = self._tables_of_all if self._whole() else self._buffers
         entries = [*map(id, chain.from_iterable(tables))]
         if entries != self._entries:
-            # They are held, so that no other tensor gets the same identity.
+            # The tensors are held, so that no other one gets the same identity.
             self._entries = entries
             self._tensors = [t for t in chain.from_iterable(tables) if t is not None]
             self._own_ids = [*map(id, self._tensors)]

@@ -183,7 +183,7 @@ def _time_first(part: nn.Module, root: nn.Module) -> _Said | None:
 
 
 def _wrapper(part: nn.Module, root: nn.Module) -> _Said | None:
-    # By name: importing the classes of rarely used parts of torch takes long.
+    # Compared by name, because importing the classes of rarely used parts of torch takes long.
     kind = f"{type(part).__module__}.{type(part).__name__}"
     for suffix, what, remedy in _WRAPPERS:
         if kind.endswith(suffix):
