@@ -71,8 +71,8 @@ class BatchOrder:
                 "optimizer.step",
                 expected="one call for each batch of the loader",
                 got="a second call for the same samples",
-                remedy="A batch may be used for one step only: take the next one, or "
-                "call optimizer.zero_grad() to forget the repeated gradients.",
+                remedy="Take the next batch, since each is for one step only, or call "
+                "optimizer.zero_grad() to forget the repeated gradients.",
             )
 
     def step_taken(self) -> None:

@@ -71,7 +71,7 @@ class Capture:
                 "loss_reduction",
                 expected="'mean' or 'sum'",
                 got=loss_reduction,
-                remedy="Say how the loss reduces over the samples of a batch.",
+                remedy="Pass 'mean' or 'sum', as the loss reduces over the samples of a batch.",
             )
         self.module = module
         self.loss_reduction = loss_reduction

@@ -117,5 +117,5 @@ def _failing(what: str) -> Iterator[None]:
             "model",
             expected=f"{what} to run without an error",
             got=f"{type(error).__name__}: {error}",
-            remedy=f"Write {_FORMS}, where nothing but the model is made.",
+            remedy=f"Pass {_FORMS} whose code makes the model and does nothing else.",
         ) from error

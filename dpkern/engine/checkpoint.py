@@ -123,6 +123,6 @@ def _chosen(parts: Parts) -> dict[str, Part]:
                 name,
                 expected=f"a {_KINDS[name].__name__}, or None",
                 got=type(part).__name__,
-                remedy="Pass what the run was made with.",
+                remedy="Pass the object that this run was made with.",
             )
     return {name: part for name, part in parts.items() if part is not None}

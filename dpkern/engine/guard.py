@@ -289,6 +289,7 @@ class ForwardGuard:
         ) from failure
 
     def report_late(self, reason: str) -> None:
+        """Report a fault that earlier releases may have had."""
         if self.on_late_finding is not None:
             self.on_late_finding(reason)
 

@@ -298,7 +298,7 @@ class OptimizerAdapter:
                 name,
                 expected=f"one of {', '.join(self._shown)}",
                 got=f"a mechanism {type(self.dp_step.mechanism).__name__} without it",
-                remedy="Schedule what the mechanism has.",
+                remedy="Use a schedule of a number that the mechanism has.",
             )
         return replace(self.dp_step.mechanism, **{name: value})  # type: ignore[type-var]
 
