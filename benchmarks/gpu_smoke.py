@@ -228,7 +228,7 @@ def calls(t: Inputs, b: str) -> dict[str, Callable[[], Any]]:
             stepped(rule) for rule in (update.SGD(lr=0.1), update.AdamW(lr=0.01))
         ],
         "update.advance": lambda: update.advance(
-            update.clock(update.AdamW(lr=0.1), 3, t.device), rule=update.AdamW(lr=0.1), **on
+            update.step_counter(update.AdamW(lr=0.1), 3, t.device), rule=update.AdamW(lr=0.1), **on
         ),
         "update.project": projected,
     }

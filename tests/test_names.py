@@ -75,3 +75,9 @@ def test_old_names_of_claims_lead_to_their_classes_and_warn(
     with pytest.warns(DeprecationWarning, match=f"{module.__name__}.{old} is now .*{new}"):
         found = getattr(module, old)
     assert found is getattr(module, new)
+
+
+def test_the_old_name_of_the_step_counter_leads_to_it_and_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="update.clock is now .*step_counter"):
+        found = dpkern.ops.update.clock
+    assert found is dpkern.ops.update.step_counter

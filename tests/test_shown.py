@@ -28,7 +28,7 @@ from dpkern.papers import cli as cli_reproduce
 from dpkern.papers.result import ComparisonRow, Result
 from dpkern.privacy.accounting import Certificate, shown_bound, shown_lower_bound
 from dpkern.privacy.accounting.shown import LowerBound, UpperBound, shown_exactly
-from dpkern.reports import files, ink
+from dpkern.reports import files, number_format
 from dpkern.reports.page import tied
 from dpkern.train import adlm_report, display, gradient_report, objective_report, report
 from dpkern.train.session import Session
@@ -381,8 +381,8 @@ def test_an_audits_page_rounds_its_bounds_apart(claim: Claim) -> None:
         given = findings(claim, claim, (one,))
         shown = one.shows(claim, given.delta)
         (row, _) = audit.report(given).tables[0].rows
-        assert float(ink.cell(row[3])) >= claim.epsilon(given.delta)
-        assert float(ink.cell(row[5])) <= shown.epsilon(given.delta)
+        assert float(number_format.cell(row[3])) >= claim.epsilon(given.delta)
+        assert float(number_format.cell(row[5])) <= shown.epsilon(given.delta)
         assert found(r"at least \D*#", given.sentence) <= shown.number
 
 

@@ -14,13 +14,13 @@ constexpr int kFlatEach = static_cast<int>(kUpdatePiece) / kFlatThreads;  // ele
 template <class T>
 constexpr int kUpdateBlocks = sizeof(T) == 8 ? 6 : kTileBlocks;  // minimum per multiprocessor
 
-// The rule of this step: with a clock, the numbers that depend on the step count are the clock's.
+// The rule of this step: with a step counter, the numbers that depend on the step count are the step counter's.
 __device__ __forceinline__ RuleNumbers rule_now(const UpdatePlan& plan) {
   RuleNumbers rule = plan.rule;
-  if (plan.clock != nullptr) {
-    rule.first_step = plan.clock->step == 0 ? 1 : 0;
-    rule.root2 = std::sqrt(1 - plan.clock->beta2_power);
-    rule.step = rule.lr / (1 - plan.clock->beta1_power);
+  if (plan.step_counter != nullptr) {
+    rule.first_step = plan.step_counter->step == 0 ? 1 : 0;
+    rule.root2 = std::sqrt(1 - plan.step_counter->beta2_power);
+    rule.step = rule.lr / (1 - plan.step_counter->beta1_power);
   }
   return rule;
 }
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kTileThreads, kUpdateBlocks<T>)
   const UpdateTask& task = tasks[task_of(tasks, plan.tasks, &UpdateTask::first_piece, piece)];
   const TileLane seat(task.first_position, piece - task.first_piece);
   const std::uint32_t steps =
-      plan.clock == nullptr ? 0u : static_cast<std::uint32_t>(plan.clock->step);
+      plan.step_counter == nullptr ? 0u : static_cast<std::uint32_t>(plan.step_counter->step);
   Stream stream = plan.stream;
   stream.n1 += steps;
   draw_lane<Law>(stream, seat, room);
@@ -217,10 +217,10 @@ __global__ void __launch_bounds__(kFlatThreads)
   if (bad != 0) add_atomically(nonfinite, std::int64_t{bad});
 }
 
-__global__ void advance_kernel(UpdateClock* clock, double beta1, double beta2) {
-  clock->step += 1;
-  clock->beta1_power *= beta1;
-  clock->beta2_power *= beta2;
+__global__ void advance_kernel(UpdateStepCounter* step_counter, double beta1, double beta2) {
+  step_counter->step += 1;
+  step_counter->beta1_power *= beta1;
+  step_counter->beta2_power *= beta2;
 }
 
 }  // namespace dpkern::cuda

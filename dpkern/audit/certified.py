@@ -49,8 +49,8 @@ def _protected(plan: Plan) -> Check:
     bare = [
         block.index
         for block in plan.blocks
-        if block.sd <= 0
-        or not math.isfinite(block.bound * block.stretch)
+        if block.noise_scale <= 0
+        or not math.isfinite(block.bound * block.sensitivity_factor)
         or (block.release is not None and not block.release.covers_all_directions)
     ]
     if bare or plan.distribution is None:
@@ -79,7 +79,7 @@ def _integer_bounds(plan: Plan) -> Check:
         most = block.integer_bound
         if most is None or not 1 <= most <= _MOST_UNITS:
             return _check(name, False, f"parameter {block.index} has the integer bound {most}")
-        if most * Fraction(block.sd) > Fraction(block.bound) * SCALE_UNITS:
+        if most * Fraction(block.noise_scale) > Fraction(block.bound) * SCALE_UNITS:
             return _check(name, False, f"parameter {block.index}: {most} units exceed the bound")
     return _check(name, True, "M u <= C for every parameter, as exact rationals")
 
@@ -113,7 +113,8 @@ def _moved(plan: Plan, group: list[Block]) -> Fraction:
     if plan.arithmetic == "exact":
         return max(Fraction(block.integer_bound or 0, SCALE_UNITS) for block in group)
     return max(
-        Fraction(block.bound) * Fraction(block.stretch) / Fraction(block.sd) for block in group
+        Fraction(block.bound) * Fraction(block.sensitivity_factor) / Fraction(block.noise_scale)
+        for block in group
     )
 
 

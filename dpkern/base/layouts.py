@@ -353,7 +353,7 @@ UPDATE_TASK = Struct(
     aligned16=I64("whether every array that this task touches begins at 16 bytes"),
 )
 UPDATE_CLOCK = Struct(
-    "UpdateClock",
+    "UpdateStepCounter",
     "The step count in device memory, so that a recorded graph of launches makes fresh noise.",
     step=U64("joins n1 of both streams; Adam's t is step + 1"),
     beta1_power=F64("beta1^t"),
@@ -368,7 +368,7 @@ UPDATE_PLAN = Struct(
     rounding=STREAM("only read for float sums"),
     draws=pointer("const std::int32_t")("prefetched"),
     rounding_bits=pointer("const std::uint16_t")("prefetched, float sums only"),
-    clock=pointer("const UpdateClock")("or null"),
+    step_counter=pointer("const UpdateStepCounter")("or null"),
     tasks=I64,
     pieces=I64,
     noise=code(NoiseOrigin),

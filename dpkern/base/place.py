@@ -7,18 +7,20 @@ import torch
 from .errors import InvalidInput, PrivacyError
 
 
-def check_recording(device: torch.device, *, clock: torch.Tensor | None = None) -> None:
-    """Check that noise may be recorded by a CUDA graph: every replay takes its step from a clock.
+def check_recording(device: torch.device, *, step_counter: torch.Tensor | None = None) -> None:
+    """Check that noise may be recorded by a CUDA graph.
+
+    Every replay then takes its step from a step counter.
 
     Raises:
         PrivacyError: a recording that would add the same noise at every replay.
     """
-    if device.type != "cuda" or clock is not None:
+    if device.type != "cuda" or step_counter is not None:
         return
     if torch.cuda.is_current_stream_capturing():
         raise PrivacyError(
             "CUDA graph",
-            expected="noise with a clock",
+            expected="noise with a step counter",
             got="a step number that every replay would use again",
             remedy="Record the update with dpkern.graphs.UpdateGraph.",
         )

@@ -205,7 +205,7 @@ def _fused(block: Block, plan: Plan) -> bool:
 def _ready(block: Block, s: CountSetting) -> torch.dtype:
     """Return the dtype of a block's noisy gradient."""
     release = block.release
-    return s.dtype if release is None or release.plain else WIDE
+    return s.dtype if release is None or release.is_identity else WIDE
 
 
 def _weighed(s: CountSetting, plan: Plan) -> Items:
@@ -219,7 +219,7 @@ def _weighed(s: CountSetting, plan: Plan) -> Items:
         items += exact(
             f"{IMPORTANCE}: mean and norm", mean + norm + glue.each(n, MUL=1) + glue.each(n)
         )
-        items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.sd)
+        items += _noise(IMPORTANCE, shaped((n,), WIDE), "gaussian", position, given.noise_scale)
     lines = Lines(IMPORTANCE)
     s.mechanism.count_plan(lines, s.sizes, s.number)
     return items + lines.items
@@ -246,11 +246,11 @@ def _gradient(s: CountSetting, plan: Plan, block: Block) -> Items:
     dtype = _sums_dtype(s, plan)
     scaled = exact(f"{UPDATE}: scaling", glue.each(n, MUL=1))
     noised: Items = []
-    if plan.distribution is not None and block.sd > 0:
+    if plan.distribution is not None and block.noise_scale > 0:
         values = shaped(block.release_shape, dtype)
-        scale = None if exact_sums else block.sd
+        scale = None if exact_sums else block.noise_scale
         noised = _noise(NOISE, values, plan.distribution, block.first_position, scale)
-    if release is None or release.plain:
+    if release is None or release.is_identity:
         return noised + exact(f"{UPDATE}: formats", glue.converted(n, dtype, s.dtype)) + scaled
     restored = Counts()
     if release.restore and release.centre is not None:
@@ -278,7 +278,7 @@ def _updated(s: CountSetting, plan: Plan, blocks: Sequence[Block], *, noised: bo
     if law is not None:
         drawn = update.Noise(
             distribution=law,
-            scales=tuple(block.sd for block in blocks),
+            scales=tuple(block.noise_scale for block in blocks),
             stream=stream(Purpose.NOISE if law == "gaussian" else Purpose.LAPLACE),
             positions=tuple(block.first_position for block in blocks),
             rounding=None if plan.arithmetic == "exact" else stream(Purpose.ROUNDING),

@@ -33,7 +33,7 @@ def centred(block: Block, rows: int, dtype: torch.dtype) -> Items:
 def signal(block: Block, rows: int, dtype: torch.dtype) -> Items:
     """Count ``forward`` of ``rows`` gradients or sums, and the conversion back to their dtype."""
     lines = Lines(MAP)
-    if block.release is not None and not block.release.plain:
+    if block.release is not None and not block.release.is_identity:
         block.release.count_forward(lines, block.shape, rows, dtype)
     return lines.items
 

@@ -346,7 +346,7 @@ def with_clip_norm(
             return L1Normed(budget.kept(record, written=True))
         return budget.kept(record)
     if capture.p == 1:
-        if release.operands or release.centre is not None or release.norm != "release":
+        if release.needs_operands or release.centre is not None or release.norm != "release":
             raise UnsupportedModule(
                 slot.name,
                 expected="release coordinates that a gradient alone tells, with L1 bounds",
@@ -361,7 +361,7 @@ def with_clip_norm(
         return ReleaseNormed(budget.kept(record, written=True), release, capture.p)
     signal = release.signal if release.norm == "release" else None
     matrix = None if signal is None else torch.tensor(signal)
-    if not release.operands:
+    if not release.needs_operands:
         record = budget.kept(record, written=matrix is not None)
         return (
             record

@@ -13,7 +13,7 @@ from ..base.errors import InvalidInput, PrivacyError
 from ..base.laws import LAWS
 from ..base.place import check_recording
 from ..base.rng import Stream
-from . import _clock, _lattice
+from . import _lattice, _step_counter
 from ._draws import Draws, check_draws
 from ._rules import Powers, Rule
 from ._scale import check_scale
@@ -31,8 +31,8 @@ class UpdateNoise:
         positions: where each tensor starts in the stream; ranges must not overlap.
         rounding: keystream of the stochastic rounding, for float sums.
         draws: prefetched output of the streams at these positions. None draws inside the call.
-        clock: the step count in device memory (``update.clock``): it joins ``n1`` of both streams,
-            which are then those of step 0, and takes the place of the rule's own count.
+        step_counter: the step count in device memory (``update.step_counter``): it joins ``n1`` of
+            both streams, which are then those of step 0, and takes the place of the rule's count.
     """
 
     distribution: str
@@ -41,7 +41,7 @@ class UpdateNoise:
     positions: tuple[int, ...]
     rounding: Stream | None = None
     draws: Draws | None = None
-    clock: torch.Tensor | None = None
+    step_counter: torch.Tensor | None = None
 
     def draw(self, i: int, count: int) -> torch.Tensor:
         """Return X of tensor i, int32 ``[count]``."""
@@ -69,14 +69,14 @@ def at_clock(
         rule: the rule.
         steps: updates that the rule's state knows of.
     """
-    if noise is None or noise.clock is None:
+    if noise is None or noise.step_counter is None:
         return noise, steps + 1, rule.powers(steps + 1)
-    steps, powers = _clock.read(noise.clock)
+    steps, powers = _step_counter.read(noise.step_counter)
     stream = replace(noise.stream, n1=noise.stream.n1 + steps)
     rounding = noise.rounding
     if rounding is not None:
         rounding = replace(rounding, n1=rounding.n1 + steps)
-    return replace(noise, stream=stream, rounding=rounding, clock=None), steps + 1, powers
+    return replace(noise, stream=stream, rounding=rounding, step_counter=None), steps + 1, powers
 
 
 def check_noise(
@@ -125,22 +125,22 @@ def check_noise(
     if floats and not made:
         check_rounding("noise.rounding", noise.rounding, noise.stream)
     device = params[0].device
-    if noise.clock is not None:
-        _clock.check_clock("noise.clock", noise.clock, device)
+    if noise.step_counter is not None:
+        _step_counter.check_step_counter("noise.step_counter", noise.step_counter, device)
     if noise.draws is not None:
         _check_draws(noise, noise.draws, taken, device)
-    check_recording(device, clock=noise.clock)
+    check_recording(device, step_counter=noise.step_counter)
 
 
 def _check_draws(
     noise: UpdateNoise, draws: Draws, taken: Sequence[tuple[int, int]], device: torch.device
 ) -> None:
-    if noise.clock is not None:
+    if noise.step_counter is not None:
         raise InvalidInput(
             "noise",
-            expected="prefetched draws, or a clock",
+            expected="prefetched draws, or a step counter",
             got="both",
-            remedy="Pass noise without a clock: draws belong to one step.",
+            remedy="Pass noise without a step_counter: draws belong to one step.",
         )
     needed = [(first, end) for first, end in taken if end > first]
     first, end = (needed[0][0], needed[-1][1]) if needed else (draws.first, draws.first)

@@ -12,13 +12,14 @@ from ..base import validate as check
 from ..base.dispatch import op
 from ..base.errors import InvalidInput
 from ..base.laws import SCALE_CELLS
+from ..base.renamed import old_names
 from ..base.signature import AnyFloat, Float, Int64, Positive, any_number, strided, written
 from . import _lattice, _project
-from ._clock import clock
 from ._count import Count, count
 from ._draws import Draws
 from ._project import Ball, Box, Projection, Simplex
 from ._rules import SGD, Adam, AdamW, Rule, State
+from ._step_counter import step_counter
 from ._update_noise import UpdateNoise as Noise
 from ._update_noise import at_clock, check_noise
 from .noise import INTEGERS
@@ -153,29 +154,29 @@ def _noisy_sum(total: Tensor, noise: Noise, i: int) -> tuple[Tensor, Count]:
     return _lattice.release_floats(total, noise.scales[i], bits, draws)
 
 
-def _check_advance(clock: Tensor, rule: Rule) -> None:
+def _check_advance(step_counter: Tensor, rule: Rule) -> None:
     _check_rule(rule)
 
 
 @op(check=_check_advance)
-def advance(clock: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
+def advance(step_counter: Int64[Tensor, "3", written], *, rule: Rule) -> Tensor:
     """Take one more step, in place: ``steps += 1``, and multiply each power by its beta.
 
     Args:
-        clock: int64 ``[3]``, from ``clock``.
-        rule: the rule that the clock was made for.
+        step_counter: int64 ``[3]``, from ``step_counter``.
+        rule: the rule that the step counter was made for.
 
     Returns:
-        The clock.
+        The step counter.
 
     Raises:
-        InvalidInput: no clock, or no rule.
+        InvalidInput: no step counter, or no rule.
     """
-    clock[0] += 1
-    powers = clock[1:].view(torch.float64)
+    step_counter[0] += 1
+    powers = step_counter[1:].view(torch.float64)
     for i, beta in enumerate(rule.betas if isinstance(rule, Adam) else (1.0, 1.0)):
         powers[i] *= beta
-    return clock
+    return step_counter
 
 
 @op(check=_project.check)
@@ -225,7 +226,9 @@ __all__ = [
     "State",
     "advance",
     "at_clock",
-    "clock",
     "project",
     "step",
+    "step_counter",
 ]
+
+__getattr__ = old_names(__name__, {"clock": "step_counter"})

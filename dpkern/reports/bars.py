@@ -8,8 +8,9 @@ from typing import Any
 
 from ..base.report import Figure, Series
 from ..base.validate import require
-from . import canvas, ink
+from . import canvas, colors
 from .canvas import FigureAxes, FigureSize
+from .number_format import cell, on_bar, wrapped
 
 NAMED = 7
 """Maximum of the parts of a stack with a colour of their own; smaller ones are drawn as one."""
@@ -23,7 +24,7 @@ def categories(figure: Figure) -> list[str]:
 def lie(figure: Figure, size: FigureSize) -> bool:
     """Whether the bars lie: as asked, or because their names would collide."""
     names = categories(figure)
-    letters = sum(max(map(len, ink.wrapped(n, 14).split("\n"))) for n in names)
+    letters = sum(max(map(len, wrapped(n, 14).split("\n"))) for n in names)
     return figure.horizontal or letters > (0 if size.narrow else 60)
 
 
@@ -48,20 +49,22 @@ def palette(figures: Sequence[Figure]) -> dict[str, str]:
     """Assign one colour per name for all stacks of a report, if there are enough colours."""
     stacks = [figure for figure in figures if figure.kind == "stacked"]
     names = list(dict.fromkeys(name for figure in stacks for name in named(figure)))
-    few = len(names) <= len(ink.DATA)
-    return dict(zip(names, ink.DATA, strict=False)) if few else {}
+    few = len(names) <= len(colors.DATA)
+    return dict(zip(names, colors.DATA, strict=False)) if few else {}
 
 
 def parts(figure: Figure, colours: Mapping[str, str]) -> list[tuple[str, list[float], str]]:
     """Return label, values and colour of each part; parts without a name are joined to one."""
     names, kept = categories(figure), named(figure)
     found = {s.label: values(s, names) for s in figure.series}
-    drawn = [(label, found[label], colours.get(label, ink.DATA[i])) for i, label in enumerate(kept)]
+    drawn = [
+        (label, found[label], colours.get(label, colors.DATA[i])) for i, label in enumerate(kept)
+    ]
     rest = [y for label, y in found.items() if label not in kept]
     if not rest:
         return drawn
     other = [sum(v for v in column if v == v) for column in zip(*rest, strict=True)]
-    return [*drawn, (f"{len(rest)} smaller parts", other, ink.OTHER)]
+    return [*drawn, (f"{len(rest)} smaller parts", other, colors.OTHER)]
 
 
 def draw(
@@ -92,13 +95,13 @@ def draw(
             lengths,
             box if stacked else box / across,
             color=colour,
-            edgecolor=ink.PAGE,
+            edgecolor=colors.PAGE,
             linewidth=0.5,
             label=label,
             **start,
         )
         for name, patch, v in zip(names, container, y, strict=True):
-            patch.set_gid(f"tip:{name}, {label}: {ink.cell(v)}")
+            patch.set_gid(f"tip:{name}, {label}: {cell(v)}")
         shown.append((container, y, colour))
         if stacked:
             base = [b + v for b, v in zip(base, lengths, strict=True)]
@@ -125,7 +128,7 @@ def draw(
 
 
 def _side_by_side(figure: Figure, names: list[str]) -> list[tuple[str, list[float], str]]:
-    colours = (*ink.DATA, ink.OTHER)
+    colours = (*colors.DATA, colors.OTHER)
     return [
         (s.label, values(s, names), colours[i % len(colours)]) for i, s in enumerate(figure.series)
     ]
@@ -136,7 +139,7 @@ def _wrapped(names: list[str], size: FigureSize, flat: bool) -> list[str]:
     letters = max(12, 66 // max(len(names), 1))
     if flat:
         letters = 18 if size.narrow else 30
-    return [ink.wrapped(name, letters) for name in names]
+    return [wrapped(name, letters) for name in names]
 
 
 def _axes(figure: Figure, sheet: FigureAxes, names: list[str], flat: bool) -> None:
@@ -145,7 +148,7 @@ def _axes(figure: Figure, sheet: FigureAxes, names: list[str], flat: bool) -> No
     along, across = (axes.yaxis, axes.xaxis) if flat else (axes.xaxis, axes.yaxis)
     along.set_major_locator(ticker.FixedLocator(list(range(len(names)))))
     along.set_major_formatter(ticker.FixedFormatter(_wrapped(names, size, flat)))
-    along.set_tick_params(labelcolor=ink.INK)
+    along.set_tick_params(labelcolor=colors.INK)
     across.grid(True)
     if figure.log_y:
         (axes.set_xscale if flat else axes.set_yscale)("log")
@@ -161,7 +164,7 @@ def _axes(figure: Figure, sheet: FigureAxes, names: list[str], flat: bool) -> No
         axes.set_ylim(len(names) - 0.45, -0.55)
         axes.spines["left"].set_visible(min(numbers, default=0) >= 0)
     if min(numbers, default=0) < 0:
-        (axes.axvline if flat else axes.axhline)(0, color=ink.MUTED, linewidth=0.8)
+        (axes.axvline if flat else axes.axhline)(0, color=colors.MUTED, linewidth=0.8)
 
 
 def _room(axes: Any, flat: bool, log: bool, part: float) -> None:
@@ -182,17 +185,17 @@ def _inside(sheet: FigureAxes, shown: list[Any], flat: bool) -> None:
     for container, y, colour in shown:
         for patch, v in zip(container, y, strict=True):
             box = patch.get_window_extent()
-            width, height = sheet.text_size(ink.on_bar(v), font)
+            width, height = sheet.text_size(on_bar(v), font)
             if v != v or width + 6 > box.width or height + 2 > box.height:
                 continue
             sheet.axes.text(
                 patch.get_x() + patch.get_width() / 2,
                 patch.get_y() + patch.get_height() / 2,
-                ink.on_bar(v),
+                on_bar(v),
                 ha="center",
                 va="center_baseline" if flat else "center",
                 fontsize=font,
-                color=ink.within(colour),
+                color=colors.contrast_color(colour),
             )
 
 
@@ -207,7 +210,7 @@ def _ends(
     for place, end, number in ends:
         away = 3 if number >= 0 else -3
         axes.annotate(
-            ink.on_bar(number),
+            on_bar(number),
             (end, place) if flat else (place, end),
             (away, 0) if flat else (0, away),
             textcoords="offset points",

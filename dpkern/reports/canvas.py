@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from ..base.validate import require
-from . import ink
+from . import colors
+from .number_format import probability, si_format
 
 EXTRA = "demo"
 
@@ -48,13 +49,13 @@ def styled(size: FigureSize, *, text_as_text: bool = False) -> Iterator[Any]:
     settings = {
         "font.size": size.font,
         "font.family": "DejaVu Sans",
-        "text.color": ink.INK,
-        "axes.edgecolor": ink.MUTED,
-        "axes.labelcolor": ink.MUTED,
-        "xtick.color": ink.MUTED,
-        "ytick.color": ink.MUTED,
+        "text.color": colors.INK,
+        "axes.edgecolor": colors.MUTED,
+        "axes.labelcolor": colors.MUTED,
+        "xtick.color": colors.MUTED,
+        "ytick.color": colors.MUTED,
         "axes.linewidth": 0.6,
-        "grid.color": ink.GRID,
+        "grid.color": colors.GRID,
         "grid.linewidth": 0.7,
         "axes.unicode_minus": True,
         "svg.fonttype": "none" if text_as_text else "path",
@@ -98,7 +99,7 @@ class FigureAxes:
 
     def value_label(self, label: str) -> None:
         """Write a vertical axis's label above it: turned text is hard to read and costs width."""
-        self.axes.set_title(label, loc="left", color=ink.MUTED, fontsize=self.size.font, pad=6)
+        self.axes.set_title(label, loc="left", color=colors.MUTED, fontsize=self.size.font, pad=6)
 
     def legend(self, handles: Sequence[Any], names: Sequence[str]) -> None:
         """Write names in rows above the axes, as many in a row as fit."""
@@ -163,7 +164,7 @@ class FigureAxes:
 
     def write_at(self, corner: tuple[float, float], text: str, **options: Any) -> None:
         """Write text on a plate of the page's colour, its lower left corner at these pixels."""
-        plate = {"boxstyle": "square,pad=0.12", "facecolor": ink.PAGE, "edgecolor": "none"}
+        plate = {"boxstyle": "square,pad=0.12", "facecolor": colors.PAGE, "edgecolor": "none"}
         options |= {"va": "bottom", "ha": "left", "linespacing": 1.15}
         self.figure.text(*self.fraction(*corner), text, bbox=plate | {"alpha": 0.8}, **options)
 
@@ -183,7 +184,7 @@ def _anchored(legend: Callable[..., object], x: float, y: float) -> object:
 def scale(axis: Any, values: Iterable[float], *, log: bool, crowded: bool) -> None:
     """Set the ticks of a numeric axis."""
     ticker = require("matplotlib.ticker", extra=EXTRA)
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: ink.short(value)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: si_format(value)))
     if not log:
         counted = all(v == v // 1 for v in values if math.isfinite(v))
         steps = [1, 2, 5, 10] if counted else [1, 2, 2.5, 5, 10]
@@ -208,4 +209,4 @@ def probabilities(axis: Any, place: Callable[[float], float], *, crowded: bool) 
     tails = (1e-6, 1e-4, 0.01, 0.1) if crowded else (1e-6, 1e-5, 1e-4, 0.001, 0.01, 0.05, 0.2)
     ticks = [*tails, 0.5, *(1 - p for p in reversed(tails))]
     axis.set_major_locator(ticker.FixedLocator([place(p) for p in ticks]))
-    axis.set_major_formatter(ticker.FixedFormatter([ink.probability(p) for p in ticks]))
+    axis.set_major_formatter(ticker.FixedFormatter([probability(p) for p in ticks]))

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..base.report import Figure, Series
 from ..base.validate import require
-from . import canvas, ink, labels
+from . import canvas, colors, labels
 from .canvas import FigureAxes, FigureSize
+from .number_format import wrapped
 
 DIRECT = 12
 """Maximum of points that get their names beside them; more get a legend."""
@@ -46,7 +47,7 @@ def draw(figure: Figure, size: FigureSize, title: str = "") -> Any:
     if listed and len(figure.series) > 1:
         chosen = [figure.series[k].label for k in listed]
         sheet.legend([artists[k] for k in listed], chosen)
-    ends = {artists[k]: ink.wrapped(figure.series[k].label, 22) for k in beside}
+    ends = {artists[k]: wrapped(figure.series[k].label, 22) for k in beside}
     if ends:
         widths = [sheet.text_size(text, size.font)[0] for text in ends.values()]
         sheet.room_beside(max(widths) + 14)
@@ -94,26 +95,26 @@ def _boxes(figure: Figure, axes: Any) -> None:
     patches = require("matplotlib.patches", extra=canvas.EXTRA)
     for box in figure.boxes:
         left, bottom, right, top = map(probit, box) if figure.probit else box
-        style = {"facecolor": ink.OTHER, "alpha": 0.35, "edgecolor": "none", "zorder": 1}
+        style = {"facecolor": colors.OTHER, "alpha": 0.35, "edgecolor": "none", "zorder": 1}
         axes.add_patch(patches.Rectangle((left, bottom), right - left, top - bottom, **style))
 
 
 def _one(axes: Any, figure: Figure, series: Series, k: int, names: Names, *, roof: bool) -> Any:
     x, y = _numbers(figure, series, names)
-    colour = ink.DATA[k % len(ink.DATA)]
+    colour = colors.DATA[k % len(colors.DATA)]
     style: dict[str, Any]
     if roof:
-        style = {"color": ink.MUTED, "linewidth": 1.4, "zorder": 2}
+        style = {"color": colors.MUTED, "linewidth": 1.4, "zorder": 2}
     elif series.points:
         style = {"linestyle": "none", "color": colour, "zorder": 4}
         style |= {
-            "marker": ink.MARKERS[k % len(ink.MARKERS)],
+            "marker": colors.MARKERS[k % len(colors.MARKERS)],
             # Small where an interval around the point is to be seen.
             "markersize": 8 if len(x) <= 20 and not figure.boxes else 4.5,
         }
-        style |= {"markeredgecolor": ink.PAGE, "markeredgewidth": 0.7}
+        style |= {"markeredgecolor": colors.PAGE, "markeredgewidth": 0.7}
     else:
-        dash = ink.DASHES[(k // len(ink.DATA)) % len(ink.DASHES)]
+        dash = colors.DASHES[(k // len(colors.DATA)) % len(colors.DASHES)]
         style = {"linestyle": dash, "color": colour, "linewidth": 1.8, "zorder": 3}
         style |= {"marker": "o", "markersize": 3.2} if len(x) <= 12 else {}
     (line,) = axes.plot(x, y, label=series.label, **style)
@@ -142,7 +143,7 @@ def _axes(figure: Figure, sheet: FigureAxes, names: Names) -> None:
         return
     ticker = require("matplotlib.ticker", extra=canvas.EXTRA)
     axes.xaxis.set_major_locator(ticker.FixedLocator(list(names.values())))
-    axes.xaxis.set_major_formatter(ticker.FixedFormatter([ink.wrapped(n, 12) for n in names]))
+    axes.xaxis.set_major_formatter(ticker.FixedFormatter([wrapped(n, 12) for n in names]))
 
 
 def _single_points(figure: Figure) -> bool:
@@ -185,8 +186,8 @@ def _marks(
     axes, font = sheet.axes, sheet.size.font - 0.6
     placer = labels.Placer(axes, [labels.samples(axes, *a.get_data()) for a in artists])
     words: list[tuple[float, float, str]] = []
-    ring = {"marker": "o", "markersize": 7, "markerfacecolor": ink.PAGE, "zorder": 6}
-    ring |= {"markeredgecolor": ink.INK, "markeredgewidth": 1.3, "linestyle": "none"}
+    ring = {"marker": "o", "markersize": 7, "markerfacecolor": colors.PAGE, "zorder": 6}
+    ring |= {"markeredgecolor": colors.INK, "markeredgewidth": 1.3, "linestyle": "none"}
     pairs = zip(figure.series, artists, strict=True)
     drawn = {place for s, a in pairs if s.points for place in zip(*a.get_data(), strict=True)}
     for mark in figure.marks:
@@ -206,8 +207,8 @@ def _marks(
     roofs = [a for s, a in zip(figure.series, artists, strict=True) if _is_roof(figure, s)]
     _limits(sheet, roofs, placer)
     for x, y, text in words:
-        wrapped = ink.wrapped(text, 24 if sheet.size.narrow else 32)
-        width, height = sheet.text_size(wrapped, font)
+        lines = wrapped(text, 24 if sheet.size.narrow else 32)
+        width, height = sheet.text_size(lines, font)
         left, bottom = placer.place(x, y, (width, height))
         px, py = axes.transData.transform((x, y))
         near = (
@@ -215,8 +216,8 @@ def _marks(
             float(np.clip(py, bottom, bottom + height)),
         )
         if math.dist((px, py), near) > 12:  # tied to its point where it stands away from it
-            sheet.rule((px, py), near, ink.MUTED)
-        sheet.write_at((left, bottom), wrapped, fontsize=font, zorder=7)
+            sheet.rule((px, py), near, colors.MUTED)
+        sheet.write_at((left, bottom), lines, fontsize=font, zorder=7)
 
 
 def _limits(sheet: FigureAxes, limits: Sequence[Any], placer: labels.Placer) -> None:
@@ -243,7 +244,7 @@ def _limits(sheet: FigureAxes, limits: Sequence[Any], placer: labels.Placer) -> 
             ha="center" if rising else "right",
             va="bottom",
             fontsize=font,
-            color=ink.MUTED,
+            color=colors.MUTED,
         )
         if not rising:
             placer.taken((x - width, y - 4, x, y + height))

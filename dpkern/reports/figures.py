@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 from ..base.outputs import write_atomically
 from ..base.report import Figure
 from ..base.validate import require
-from . import bars, canvas, curves, ink
+from . import bars, canvas, colors, curves
 from .canvas import NARROW, WIDE, FigureSize
+from .number_format import cell
 
 BARS = ("stacked", "bars")
 
@@ -117,7 +118,7 @@ def _rename(root: ElementTree.Element, prefix: str) -> None:
 
 def _variables(style: str) -> str:
     def variable(found: re.Match[str]) -> str:
-        name = ink.VARIABLES.get(found[0])
+        name = colors.VARIABLES.get(found[0])
         return f"var(--{name})" if name else found[0]
 
     return _FAMILY.sub("var(--sans)", _COLOUR.sub(variable, style))
@@ -132,17 +133,17 @@ def alternative(figure: Figure) -> str:
         for i, name in enumerate(names[:12]):
             column = [values[i] for values in columns]
             if figure.kind == "stacked":
-                told.append(f"{name}: {ink.cell(sum(v for v in column if v == v))}.")
+                told.append(f"{name}: {cell(sum(v for v in column if v == v))}.")
             else:
                 pairs = zip(figure.series, column, strict=True)
-                told.append(f"{name}: {', '.join(f'{s.label} {ink.cell(v)}' for s, v in pairs)}.")
+                told.append(f"{name}: {', '.join(f'{s.label} {cell(v)}' for s, v in pairs)}.")
         if len(names) > 12:
             told.append(f"And {len(names) - 12} more.")
     else:
         for series in figure.series[:12]:
             y = [v for v in series.y if v is not None and math.isfinite(v)]
             if y:
-                told.append(f"{series.label}: from {ink.cell(y[0])} to {ink.cell(y[-1])}.")
+                told.append(f"{series.label}: from {cell(y[0])} to {cell(y[-1])}.")
     told += [f"Marked: {mark.text}." for mark in figure.marks]
     return " ".join(told)
 
@@ -163,7 +164,7 @@ def write(
             "dpi": 220,
             "bbox_inches": "tight",
             "pad_inches": 0.08,
-            "facecolor": ink.PAGE,
+            "facecolor": colors.PAGE,
         }
         for kind, path in paths.items():
             # The same report gives the same file.

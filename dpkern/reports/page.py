@@ -14,9 +14,10 @@ from ..base.json import dumps
 from ..base.report import Figure, Report, ReportTable
 from ..base.validate import require
 from ..base.version import __version__
-from . import figures, ink
+from . import figures
 from .bars import palette
 from .canvas import EXTRA
+from .number_format import cell, scientific_text
 from .text import as_json, condensed, numeric_columns
 
 _SCIENTIFIC = re.compile(r"(?<![\w.])\d+(?:\.\d+)?e[+-]\d+\b")
@@ -60,7 +61,7 @@ def tied(text: str) -> str:
 
 def _in_print(found: re.Match[str]) -> str:
     """Typeset a number; small ones keep their digits: bounds have been rounded before."""
-    return ink.scientific(found[0]) if "e-" in found[0] else ink.cell(float(found[0]))
+    return scientific_text(found[0]) if "e-" in found[0] else cell(float(found[0]))
 
 
 def _source(name: str) -> str:
@@ -90,10 +91,7 @@ def _table(given: ReportTable, markup: Any) -> dict[str, Any]:
             {"name": name, "kind": kind} for name, kind in zip(table.columns, kinds, strict=True)
         ],
         "rows": [
-            [
-                {"text": ink.cell(value), "kind": kind}
-                for value, kind in zip(row, kinds, strict=True)
-            ]
+            [{"text": cell(value), "kind": kind} for value, kind in zip(row, kinds, strict=True)]
             for row in table.rows
         ],
     }

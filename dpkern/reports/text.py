@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..base.json import dumps
 from ..base.report import Report, ReportTable
-from . import ink
+from .number_format import cell
 
 
 def as_json(report: Report) -> str:
@@ -84,5 +84,5 @@ def _rich(table: ReportTable) -> RichTable:
     for heading, numeric in zip(table.columns, numeric_columns(table), strict=True):
         drawn.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(ink.cell(value)) for value in row))
+        drawn.add_row(*(Text(cell(value)) for value in row))
     return drawn

@@ -1,8 +1,8 @@
 """Record the update of a private step once as a CUDA graph, and replay it at every step.
 
-Noise must be fresh at every replay, so whatever depends on the step is read from a clock in device
-memory, which the graph's last node advances. Recording runs nothing: it releases nothing. Not yet
-run on a GPU.
+Noise must be fresh at every replay, so whatever depends on the step is read from a step counter in
+device memory, which the graph's last node advances. Recording runs nothing: it releases nothing.
+Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class UpdateGraph:
         device = step.params[0].device
         # Zeros of the widest dtype of sums: physical batches of any number fit.
         self._sums = summing.accumulators(None, step.params, step.plan, 0, wide=True)
-        self._clock = update.clock(rule, state.steps, device)
-        # The clock counts the state's steps; the streams are those of its step 0.
+        self._step_counter = update.step_counter(rule, state.steps, device)
+        # The step counter counts the state's steps; the streams are those of its step 0.
         noise = noise_of(step.plan, step.key, step.steps + 1 - state.steps)
         assert noise is not None
-        self._noise: update.Noise | None = replace(noise, clock=self._clock)
+        self._noise: update.Noise | None = replace(noise, step_counter=self._step_counter)
         self._addresses = self._places()
         self._steps = step.steps
         self._recording: Recording | None = Recording(self._prepare, self._work, device)
@@ -138,7 +138,7 @@ class UpdateGraph:
     def _work(self) -> Any:
         wanted = self.step.backend or "cuda"
         bad = update.step(self.step.params, list(self._sums), backend=wanted, **self._arguments())
-        update.advance(self._clock, rule=self._rule)
+        update.advance(self._step_counter, rule=self._rule)
         return bad
 
     def _places(self) -> list[int]:
@@ -157,7 +157,7 @@ class UpdateGraph:
         if step.steps != self._steps:
             raise PrivacyError(
                 "UpdateGraph",
-                expected=f"step {self._steps}, where its clock stands",
+                expected=f"step {self._steps}, where its step_counter stands",
                 got=f"step {step.steps}: the step was finished without the graph",
                 remedy="Make a new graph: this one would add an earlier step's noise again.",
             )

@@ -36,7 +36,7 @@ def signals(values: Sequence[torch.Tensor], plan: Plan) -> list[torch.Tensor]:
     with phase(MAP):
         return [
             value
-            if block.release is None or block.release.plain
+            if block.release is None or block.release.is_identity
             else block.release.forward(value).to(clip.sum_dtype(value.dtype)).contiguous()
             for value, block in zip(values, plan.blocks, strict=True)
         ]
@@ -116,7 +116,7 @@ def gradient(
     unit = drawn.scales[i] / SCALE_CELLS if drawn is not None and exact else 1.0
 
     def add_noise(values: torch.Tensor) -> torch.Tensor:
-        if drawn is None or block.sd == 0:
+        if drawn is None or block.noise_scale == 0:
             return values
         with phase(NOISE):
             return noise.add_noise(
@@ -131,7 +131,7 @@ def gradient(
             )
 
     release = block.release
-    if release is None or release.plain:
+    if release is None or release.is_identity:
         return add_noise(signal).to(dtype) * (unit * scale)
     with phase(BACK):
         released = release.noised(signal, add_noise)
@@ -234,7 +234,7 @@ def weigh(
                 mean,
                 stream=stream,
                 position=position,
-                scale=importance.sd,
+                scale=importance.noise_scale,
                 rounding=rounding,
                 backend=step.backend,
             )

@@ -29,7 +29,7 @@ def check_kinds(plan: Plan, *, released: bool) -> None:
                 got=f"parameter {block.index}, clipped by the norm of its {release.norm}",
                 remedy="Let the engine clip, which has the layer's input and output gradient.",
             )
-        if not released and release.operands:
+        if not released and release.needs_operands:
             raise InvalidInput(
                 "per_sample",
                 expected="what a gradient alone can tell",

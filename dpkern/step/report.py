@@ -84,7 +84,7 @@ def _blocks(plan: Plan) -> list[dict[str, Any]]:
     rows = []
     for block in plan.blocks:
         release = block.release
-        alone = block.sd / (block.bound * block.stretch)
+        alone = block.noise_scale / (block.bound * block.sensitivity_factor)
         protected = release is None or release.covers_all_directions
         rows.append(
             {
@@ -95,8 +95,8 @@ def _blocks(plan: Plan) -> list[dict[str, Any]]:
                 "norm": "gradient" if release is None else release.norm,
                 "clip_group": block.clip_group,
                 "bound": json_number(block.bound),
-                "sd": block.sd,
-                "stretch": json_number(block.stretch),
+                "sd": block.noise_scale,
+                "stretch": json_number(block.sensitivity_factor),
                 "multiplier": alone if protected else 0.0,
             }
         )

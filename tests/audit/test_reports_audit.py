@@ -19,7 +19,7 @@ from dpkern.audit.claims import ApproximateDP, Claim, GaussianDP, Laplace, NoCla
 from dpkern.audit.findings import Findings
 from dpkern.base.report import Figure, Report, Series
 from dpkern.privacy.accounting import shown_lower_bound
-from dpkern.reports import canvas, curves, figures, files, ink
+from dpkern.reports import canvas, curves, figures, files, number_format
 from tests.audit.audit_samples import BROKEN, FAILED, PURE, SOUND, evidence, findings
 
 ALL = {"sound": SOUND, "broken": BROKEN, "pure": PURE}
@@ -229,7 +229,7 @@ def test_a_gaussian_promise_is_a_straight_line() -> None:
     [(1e-6, "10⁻⁶"), (0.001, "0.001"), (0.2, "0.2"), (0.999, "0.999"), (1 - 1e-5, "1 − 10⁻⁵")],
 )
 def test_probabilities_on_an_axis(value: float, text: str) -> None:
-    assert ink.probability(value) == text
+    assert number_format.probability(value) == text
 
 
 @pytest.mark.parametrize("name", ALL)

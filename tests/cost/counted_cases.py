@@ -138,14 +138,14 @@ def _noise(rng: random.Random, sizes: Sequence[int], dtype: torch.dtype) -> upda
         positions=tuple(positions),
         rounding=rounding,
         draws=draws,
-        clock=update.clock(_rule(rng), 3, "cpu") if kind == 2 else None,
+        step_counter=update.step_counter(_rule(rng), 3, "cpu") if kind == 2 else None,
     )
 
 
 def advance(rng: random.Random) -> Call:
     rule = _rule(rng)
-    clock = update.clock(rule, rng.randrange(9), "cpu")
-    return Call(update.advance, (clock,), {"rule": rule})
+    step_counter = update.step_counter(rule, rng.randrange(9), "cpu")
+    return Call(update.advance, (step_counter,), {"rule": rule})
 
 
 def project(rng: random.Random) -> Call:

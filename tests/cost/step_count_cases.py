@@ -356,7 +356,7 @@ def spectral(kind: type[GReDP] | type[SpectralDP], mode: str) -> Callable[[rando
         plan = mechanism.plan([s.shape for s in sites])
         release = plan.blocks[0].release
         how = "gradients"
-        if release is not None and release.operands:
+        if release is not None and release.needs_operands:
             both = ("sum", "operands") if release.norm in ("spectrum", "kept") else ("sum",)
             how = "released" if release.norm == "release" else draw.choice(both)
 

@@ -82,7 +82,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
     "recurrent.gru_backward": {"products": ("mm",)},
     "recurrent.lstm_backward": {"products": ("mm",)},
     "recurrent.rnn_backward": {"products": ("mm",)},
-    "update.advance": {"clock": ("add_", "mul_")},
+    "update.advance": {"step counter": ("add_", "mul_")},
     "update.project": {
         "norm": ("linalg_vector_norm :-1",),
         "scaling": ("reciprocal", "mul 1:"),

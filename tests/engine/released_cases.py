@@ -82,9 +82,9 @@ class Made(Mechanism):
                 shape=tuple(shape),
                 clip_group=index if self.clipping == "per_layer" else 0,
                 bound=self.max_grad_norm,
-                sd=0.0 if index in self.silent else sigma * self.max_grad_norm,
+                noise_scale=0.0 if index in self.silent else sigma * self.max_grad_norm,
                 release=self.releases[index],
-                stretch=self.stretches[index],
+                sensitivity_factor=self.stretches[index],
             )
             for index, shape in enumerate(shapes)
         )
@@ -181,4 +181,4 @@ class Learner(Made):
 
 
 def weighing(source: str, bound: float = 1e6, sd: float = 2.0**-4) -> Learner:
-    return Learner(importance=Importance(bound=bound, sd=sd, source=source))
+    return Learner(importance=Importance(bound=bound, noise_scale=sd, source=source))

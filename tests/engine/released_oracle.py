@@ -41,7 +41,13 @@ def plan_of(
 ) -> Plan:
     shapes = [tuple(p.shape) for p in model.parameters()]
     blocks = [
-        Block(shape=shape, clip_group=i if per_layer else 0, bound=bound, sd=0.1, release=release)
+        Block(
+            shape=shape,
+            clip_group=i if per_layer else 0,
+            bound=bound,
+            noise_scale=0.1,
+            release=release,
+        )
         for i, (shape, release) in enumerate(zip(shapes, releases, strict=True))
     ]
     given: dict[str, Any] = {

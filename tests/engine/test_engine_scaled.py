@@ -112,7 +112,7 @@ def test_raw_sums_stand_beside_the_clipped_ones() -> None:
     releases = [
         diagonal(p.shape, i, "centre", norm="gradient") for i, p in enumerate(model.parameters())
     ]
-    importance = Importance(bound=1.0, sd=1.0)
+    importance = Importance(bound=1.0, noise_scale=1.0)
     plan = plan_of(model, releases, bound=0.1, importance=importance)
     result = released(model, [TOKENS], plan, reduction="mean")
     for raw, g in zip(result.raw, reference_gradients(model, [TOKENS]), strict=True):

@@ -150,7 +150,9 @@ CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "randomize": lambda: _call(
         torch.arange(6) % 3, stream=KEY.stream(Purpose.SYMBOLS, 1), keep=2**63 + 7, categories=3
     ),
-    "advance": lambda: _call(update.clock(update.Adam(lr=0.1), 3, "cpu"), rule=update.Adam(lr=0.1)),
+    "advance": lambda: _call(
+        update.step_counter(update.Adam(lr=0.1), 3, "cpu"), rule=update.Adam(lr=0.1)
+    ),
     "project": lambda: _call([r(3), r(2, 2)], update.Ball(0.1)),
     "step": _update,
 }

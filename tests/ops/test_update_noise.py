@@ -11,7 +11,7 @@ import torch
 import dpkern
 from dpkern import BackendError, InvalidInput, PrivacyError
 from dpkern.base.rng import Purpose
-from dpkern.ops import _clock, _lattice, noise, testing, update
+from dpkern.ops import _lattice, _step_counter, noise, testing, update
 from dpkern.ops._count import count
 from dpkern.ops.backends._start import Device
 from tests.ops.backends.every_backend import every_backend
@@ -51,8 +51,8 @@ def trained(rule: update.Rule, given: Any, *, floats: bool, backend: str) -> lis
         step_noise = given(step)
         sums = sums_of(step, floats=floats)
         update.step(params, sums, rule=rule, state=state, noise=step_noise, backend=backend)
-        if step_noise.clock is not None:
-            update.advance(step_noise.clock, rule=rule)
+        if step_noise.step_counter is not None:
+            update.advance(step_noise.step_counter, rule=rule)
     return params
 
 
@@ -68,12 +68,12 @@ def refused(backend: str, error: BackendError, word: str) -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_clock_selects_the_steps_noise(rule: str, floats: bool, backend: str) -> None:
     chosen = RULES[rule]
-    clock = update.clock(chosen, 0, "cpu")
-    base = replace(noise_at(5, floats=floats), clock=clock)
+    step_counter = update.step_counter(chosen, 0, "cpu")
+    base = replace(noise_at(5, floats=floats), step_counter=step_counter)
     try:
         got = trained(chosen, lambda _: base, floats=floats, backend=backend)
     except BackendError as error:
-        refused(backend, error, "clock")
+        refused(backend, error, "step_counter")
     wanted = trained(
         chosen, lambda step: noise_at(5 + step, floats=floats), floats=floats, backend=backend
     )
@@ -82,7 +82,7 @@ def test_a_clock_selects_the_steps_noise(rule: str, floats: bool, backend: str) 
             torch.testing.assert_close(mine, theirs, rtol=4 * 2**-23, atol=4 * 2**-23)
         else:
             assert torch.equal(mine, theirs)
-    assert _clock.read(clock)[0] == STEPS
+    assert _step_counter.read(step_counter)[0] == STEPS
 
 
 @every_backend
@@ -171,19 +171,19 @@ def test_an_automatic_choice_finds_who_can_take_draws() -> None:
 
 def test_advance_multiplies_the_powers() -> None:
     rule = RULES["adamw"]
-    clock = update.clock(rule, 6, "cpu")
-    assert _clock.read(clock) == (6, (0.8**7, 0.99**7))
-    assert update.advance(clock, rule=rule) is clock
-    steps, powers = _clock.read(clock)
+    step_counter = update.step_counter(rule, 6, "cpu")
+    assert _step_counter.read(step_counter) == (6, (0.8**7, 0.99**7))
+    assert update.advance(step_counter, rule=rule) is step_counter
+    steps, powers = _step_counter.read(step_counter)
     assert steps == 7
     assert powers == (0.8**7 * 0.8, 0.99**7 * 0.99)
 
 
 DRAWS = update.Draws(0, torch.zeros(2048, dtype=torch.int32))
 WRONG: dict[str, dict[str, Any]] = {
-    "clock-of-floats": {"clock": torch.zeros(3)},
-    "clock-too-short": {"clock": torch.zeros(1, dtype=torch.int64)},
-    "draws-and-clock": {"clock": torch.zeros(3, dtype=torch.int64), "draws": DRAWS},
+    "step_counter-of-floats": {"step_counter": torch.zeros(3)},
+    "step_counter-too-short": {"step_counter": torch.zeros(1, dtype=torch.int64)},
+    "draws-and-step_counter": {"step_counter": torch.zeros(3, dtype=torch.int64), "draws": DRAWS},
     "draws-end-early": {"draws": replace(DRAWS, values=DRAWS.values[:1000])},
     "draws-begin-late": {"draws": replace(DRAWS, first=1)},
     "draws-too-wide": {"draws": replace(DRAWS, values=DRAWS.values.long())},
@@ -207,7 +207,7 @@ def test_a_recording_without_a_clock_is_refused(monkeypatch: pytest.MonkeyPatch)
     device = torch.device("cuda")
     with pytest.raises(PrivacyError, match="every replay"):
         noise.check_recording(device)
-    noise.check_recording(device, clock=update.clock(RULES["sgd"], 0, "cpu"))
+    noise.check_recording(device, step_counter=update.step_counter(RULES["sgd"], 0, "cpu"))
     noise.check_recording(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     noise.check_recording(device)
@@ -219,8 +219,8 @@ def test_noisy_ops_ask_whether_they_are_recorded(
 ) -> None:
     asked = []
 
-    def refuse(device: torch.device, *, clock: torch.Tensor | None = None) -> None:
-        asked.append(clock)
+    def refuse(device: torch.device, *, step_counter: torch.Tensor | None = None) -> None:
+        asked.append(step_counter)
         raise PrivacyError("CUDA graph", expected="", got="", remedy="")
 
     monkeypatch.setattr(noise, "check_recording", refuse)

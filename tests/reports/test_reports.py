@@ -17,7 +17,7 @@ import pytest
 
 from dpkern.base.errors import InvalidInput, MissingDependency
 from dpkern.base.report import Figure, Report, ReportTable, Series
-from dpkern.reports import bars, figures, files, ink, labels, text
+from dpkern.reports import bars, colors, figures, files, labels, number_format, text
 from dpkern.reports.page import tied
 from tests.reports.cost_samples import PER_LAYER, REPORT, ROOFLINE, STACKED
 
@@ -142,7 +142,7 @@ def test_tables_are_tables(parsed: Page) -> None:
     assert len(parsed.rows) == len(REPORT.tables)
     for rows, table in zip(parsed.rows, REPORT.tables, strict=True):
         assert rows[0] == list(table.columns)
-        assert rows[1:] == [[ink.cell(value) for value in row] for row in table.rows]
+        assert rows[1:] == [[number_format.cell(value) for value in row] for row in table.rows]
     assert Counter(th.get("scope") for th in parsed.named("th")) == {"col": 6, "row": 3}
     assert parsed.said["caption"] == [table.title for table in REPORT.tables]
 
@@ -164,20 +164,22 @@ def test_colours_of_figures_are_the_pages_and_numbers_on_bars_can_be_read(source
     dark = dark.split("* { box-sizing")[0]
     day = variables(light)
     night = day | variables(dark)
-    assert {name: day[name] for name in ink.VARIABLES.values()} == {
-        name: "#ffffff" if colour == ink.ON_DEEP else colour
-        for colour, name in ink.VARIABLES.items()
+    assert {name: day[name] for name in colors.VARIABLES.values()} == {
+        name: "#ffffff" if colour == colors.ON_DEEP else colour
+        for colour, name in colors.VARIABLES.items()
     }
     drawn = re.findall(r"<svg.*?</svg>", source, re.DOTALL)
     assert set(re.findall(r"var\(--(data-\d|ink|page|grid)\)", "".join(drawn))) >= {"ink", "data-1"}
     assert not re.search(r"#[0-9a-fA-F]{6}\b", "".join(drawn))
     for theme in (day, night):
-        assert ink.contrast(theme["ink"], theme["page"]) > 12
-        assert ink.contrast(theme["muted"], theme["page"]) > 4.5
-        for colour in (*ink.DATA, ink.OTHER):
-            bar = theme[ink.VARIABLES[colour]]
-            assert ink.contrast(bar, theme["page"]) > 1.8
-            assert ink.contrast(bar, theme[ink.VARIABLES[ink.within(colour)]]) > 4.3
+        assert colors.contrast(theme["ink"], theme["page"]) > 12
+        assert colors.contrast(theme["muted"], theme["page"]) > 4.5
+        for colour in (*colors.DATA, colors.OTHER):
+            bar = theme[colors.VARIABLES[colour]]
+            assert colors.contrast(bar, theme["page"]) > 1.8
+            assert (
+                colors.contrast(bar, theme[colors.VARIABLES[colors.contrast_color(colour)]]) > 4.3
+            )
 
 
 def words(svg: str) -> list[str]:
@@ -212,7 +214,7 @@ def test_small_parts_of_a_stack_are_one_and_none_is_lost() -> None:
 def test_a_name_has_one_colour_in_all_stacks_of_a_report() -> None:
     fewer = replace(STACKED, series=STACKED.series[2:])
     colours = bars.palette([STACKED, fewer])
-    assert bars.parts(fewer, colours)[0][2] == bars.parts(STACKED, colours)[2][2] != ink.DATA[0]
+    assert bars.parts(fewer, colours)[0][2] == bars.parts(STACKED, colours)[2][2] != colors.DATA[0]
 
 
 @pytest.mark.parametrize("kind", ["lines", "bars", "stacked", "roofline"])
@@ -303,7 +305,7 @@ def test_missing_matplotlib_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_short_numbers(value: float, shown: str) -> None:
-    assert ink.short(value) == shown
+    assert number_format.si_format(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -314,13 +316,17 @@ def test_short_numbers(value: float, shown: str) -> None:
     ],
 )
 def test_cells(value: str | float | None, shown: str) -> None:
-    assert ink.cell(value) == shown
+    assert number_format.cell(value) == shown
 
 
 def test_long_names_break_after_dots() -> None:
-    assert ink.wrapped("layer1.0.conv1.weight", 18) == "layer1.0.\nconv1.weight"
-    assert ink.wrapped("two words", 18) == "two words"
-    assert ink.wrapped("and some more words", 9).split("\n") == ["and some", "more", "words"]
+    assert number_format.wrapped("layer1.0.conv1.weight", 18) == "layer1.0.\nconv1.weight"
+    assert number_format.wrapped("two words", 18) == "two words"
+    assert number_format.wrapped("and some more words", 9).split("\n") == [
+        "and some",
+        "more",
+        "words",
+    ]
 
 
 def test_sentences_of_a_page_have_numbers_as_in_print() -> None:

@@ -51,7 +51,7 @@ def by_hand(mechanism: Made, grads: Sequence[torch.Tensor]) -> list[torch.Tensor
     factors = (mechanism.max_grad_norm / norms).clamp(max=1)
     out = []
     for c, r in zip(coords, releases, strict=True):
-        mean = r.back(torch.tensordot(factors, c, 1)) / 8
+        mean = r.to_gradient(torch.tensordot(factors, c, 1)) / 8
         out.append(mean if not r.restore or r.centre is None else mean + r.centre)
     return out
 

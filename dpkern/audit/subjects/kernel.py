@@ -86,7 +86,9 @@ class NoiseKernel(Subject):
 
     @property
     def _block(self) -> Block:
-        return Block(shape=(self.width,), clip_group=0, bound=1.0, sd=self.noise_multiplier)
+        return Block(
+            shape=(self.width,), clip_group=0, bound=1.0, noise_scale=self.noise_multiplier
+        )
 
     def _claim(self) -> Claim:
         spec = gaussian_spec if self.distribution == "gaussian" else laplace_spec

@@ -65,7 +65,7 @@ def _distance(plan: Plan, one: list[Tensor], other: list[Tensor]) -> tuple[float
     """
     p = plan.p
     lengths = [
-        float(torch.linalg.vector_norm((a - b).double(), p)) / block.stretch
+        float(torch.linalg.vector_norm((a - b).double(), p)) / block.sensitivity_factor
         for a, b, block in zip(one, other, plan.blocks, strict=True)
     ]
     lengths = [math.inf if math.isnan(length) else length for length in lengths]

@@ -131,13 +131,13 @@ class PrivateStep(Subject):
     def _operands(self) -> bool:
         """Whether norm or release coordinates need more than a gradient or its released part."""
         releases = [block.release for block in self.plan.blocks if block.release is not None]
-        return any(each.operands and each.norm != "release" for each in releases)
+        return any(each.needs_operands and each.norm != "release" for each in releases)
 
     @property
     def _released(self) -> bool:
         """Whether samples come as release coordinates, because a gradient is not enough."""
         releases = [block.release for block in self.plan.blocks if block.release is not None]
-        return any(each.operands for each in releases)
+        return any(each.needs_operands for each in releases)
 
     @property
     def _sample_shapes(self) -> list[tuple[int, ...]]:
@@ -210,7 +210,7 @@ class PrivateStep(Subject):
             scales = ones if block.release is None else block.release.entry_scales(block.shape)
             if scales is None:
                 return None
-            found.append(block.sd * scales.flatten())
+            found.append(block.noise_scale * scales.flatten())
         return torch.cat(found).repeat(self.steps) / BATCH
 
     def checks(self, *, quick: bool) -> Sequence[Check]:
@@ -219,7 +219,9 @@ class PrivateStep(Subject):
         if not quick:
             found += batches.checks(fixed=self._fixed)
         if self._on_a_lattice:
-            cells = torch.cat([_each(b, b.sd / SCALE_CELLS / BATCH) for b in self.plan.blocks])
+            cells = torch.cat(
+                [_each(b, b.noise_scale / SCALE_CELLS / BATCH) for b in self.plan.blocks]
+            )
             released = self.release(self.null(), LOOKED_AT, 0)
             found.append(bits.lattice(released, cells.repeat(self.steps)))
         # Records of any width: where the plan speaks of given layers there is no such plan.
@@ -383,7 +385,9 @@ class PrivateStep(Subject):
                 continue
             size = torch.Size(block.release_shape).numel()
             basis = torch.eye(size, dtype=torch.float64)
-            rows = [block.release.back(row.view(block.release_shape)).flatten() for row in basis]
+            rows = [
+                block.release.to_gradient(row.view(block.release_shape)).flatten() for row in basis
+            ]
             found.append(torch.stack(rows) @ part)
         return torch.cat(found)
 

@@ -95,7 +95,9 @@ def _uses(name: str, args: tuple[Any, ...], given: dict[str, Any]) -> Iterator[K
         if drawn is None or drawn.draws is not None:
             return
         for param, first in zip(args[0], drawn.positions, strict=True):
-            yield from _of_sum(drawn.stream, drawn.rounding, first, param.numel(), drawn.clock)
+            yield from _of_sum(
+                drawn.stream, drawn.rounding, first, param.numel(), drawn.step_counter
+            )
     elif name == "noise.add_noise" and given.get("draws") is None:
         count = args[0].numel()
         yield from _of_sum(given["stream"], given.get("rounding"), given.get("position", 0), count)
@@ -110,9 +112,9 @@ def _of_sum(
     rounding: Stream | None,
     first: int,
     count: int,
-    clock: torch.Tensor | None = None,
+    step_counter: torch.Tensor | None = None,
 ) -> Iterator[KeystreamRange]:
-    steps = 0 if clock is None else int(clock[0])
+    steps = 0 if step_counter is None else int(step_counter[0])
     yield _use(stream, first, count, noise_words(count), steps)
     if rounding is not None:
         yield _use(rounding, first, count, rounding_words(count), steps)

@@ -31,7 +31,7 @@ def _step(
 ) -> tuple[int, CountedRun]:
     if not params:
         return 0, CountedRun()
-    clocked = CLOCK if noise is not None and noise.clock is not None else CountedRun()
+    clocked = CLOCK if noise is not None and noise.step_counter is not None else CountedRun()
     given = arguments(params, sums, rule, state, gradient_scale, noise)
     params, sums, buffers, positions, scales, numbers, noise, gradient_scale = given
     bad, tally = tallied(

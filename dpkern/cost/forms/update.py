@@ -61,8 +61,8 @@ def step(
             made += noise_forms.drawn(
                 noise.draws, position, p.numel(), noise.distribution, rounded=floats
             )
-        if noise.clock is not None:
-            made += Itemised((replace(moved([(3, torch.int64)], []), name="clock"),))
+        if noise.step_counter is not None:
+            made += Itemised((replace(moved([(3, torch.int64)], []), name="step counter"),))
     held = kept * n, params[0].dtype
     edge = moved(
         [held, (n, kind)],
@@ -81,7 +81,7 @@ def step(
 def advance(*args: Any, **_: Any) -> Itemised:
     """Count ``update.advance``."""
     edge = moved([(3, torch.int64)], [(3, torch.int64)])
-    line = replace(edge, name="clock", counts=edge.counts + Counts(ADD=1, MUL=2))
+    line = replace(edge, name="step counter", counts=edge.counts + Counts(ADD=1, MUL=2))
     return Itemised((replace(line, evidence=WALK, flops=2),))
 
 

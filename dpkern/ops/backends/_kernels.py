@@ -285,7 +285,7 @@ ADVANCE = CudaKernel(
     "update",
     "advance_kernel",
     1,
-    {**_pointers("clock"), "beta1": F64, "beta2": F64},
+    {**_pointers("step_counter"), "beta1": F64, "beta2": F64},
     lambda **_: 1,
 )
 

@@ -67,7 +67,9 @@ class Planned:
             plan["noise"], plan["law"] = NoiseOrigin.stream, DISTRIBUTIONS.code(noise.distribution)
             plan["stream"] = _tables.stream(noise.stream)
             plan["rounding"] = _tables.stream(noise.rounding or noise.stream)
-            plan["clock"] = 0 if noise.clock is None else noise.clock.data_ptr()
+            plan["step_counter"] = (
+                0 if noise.step_counter is None else noise.step_counter.data_ptr()
+            )
             if noise.draws is not None:
                 bits = noise.draws.rounding
                 plan["noise"], plan["draws"] = NoiseOrigin.draws, noise.draws.values.data_ptr()
@@ -101,7 +103,7 @@ def step(
     if not params:
         return 0
     device = params[0].device
-    if noise is not None and noise.clock is None:
+    if noise is not None and noise.step_counter is None:
         _device.refuse_noise_in_graphs(device)
     with _device.guard(device) as cuda:
         nonfinite = torch.zeros(1, dtype=torch.int64, device=device)
@@ -125,12 +127,12 @@ def prepare(on: Device, params: list[torch.Tensor], *arguments: Any, **named: An
         return Planned.of(params, *arguments, **named)
 
 
-def advance(on: Device, clock: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
+def advance(on: Device, step_counter: torch.Tensor, *, rule: update.Rule) -> torch.Tensor:
     beta1, beta2 = rule.betas if isinstance(rule, update.Adam) else (1.0, 1.0)
-    with _device.guard(clock.device) as cuda:
-        on.start(table.ADVANCE, (), cuda, clock=clock, beta1=beta1, beta2=beta2)
-    increment_version(clock)
-    return clock
+    with _device.guard(step_counter.device) as cuda:
+        on.start(table.ADVANCE, (), cuda, step_counter=step_counter, beta1=beta1, beta2=beta2)
+    increment_version(step_counter)
+    return step_counter
 
 
 def _refuse(on: Device, params: Tensors, sums: Tensors, **kwargs: Any) -> str | None:

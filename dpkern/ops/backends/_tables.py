@@ -112,7 +112,7 @@ def rule_numbers(rule: update.Rule, t: int) -> Table:
     return one(
         layouts.RULE_NUMBERS,
         form=codes.RuleForm.adam,
-        lr=rule.lr,  # with a clock, the step size is made on the device
+        lr=rule.lr,  # with a step counter, the step size is made on the device
         decay=0.0 if rule.decoupled else rule.weight_decay,
         shrink=1 - rule.lr * rule.weight_decay if rule.decoupled else 1.0,
         fresh1=1 - beta1,

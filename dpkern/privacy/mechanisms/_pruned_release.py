@@ -30,7 +30,7 @@ class SubsetMap(ReleaseMap):
     @property
     def mask(self) -> torch.Tensor:
         """float64, of the parameter's shape: 1 where a coordinate is kept, else 0."""
-        return self.back(torch.ones(len(self.places), device=self.places.device))
+        return self.to_gradient(torch.ones(len(self.places), device=self.places.device))
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
         return (len(self.places),)
@@ -39,7 +39,7 @@ class SubsetMap(ReleaseMap):
         lead = rows.shape[: rows.dim() - len(self.parameter)]
         return rows.reshape(*lead, -1)[..., self.places.to(rows.device)].double()
 
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
+    def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         whole = noisy.new_zeros(math.prod(self.parameter), dtype=torch.float64)
         return whole.index_copy_(0, self.places.to(noisy.device), noisy.double()).view(
             self.parameter
@@ -80,7 +80,7 @@ class TopKMap(DiagonalMap):
     batch: float
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         return False
 
     @property

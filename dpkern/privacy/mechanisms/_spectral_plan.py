@@ -239,7 +239,9 @@ class SpectralMechanism(Mechanism):
         scale = self._sd(min(1.0, self.parts[0]))
         stretch = 1.0 if self.arithmetic == "exact" else SLACK
         blocks = [
-            Block(shape=(), clip_group=i, bound=bound, sd=scale, stretch=stretch)
+            Block(
+                shape=(), clip_group=i, bound=bound, noise_scale=scale, sensitivity_factor=stretch
+            )
             for i in range(layers)
         ]
         return gaussian_spec(blocks, str(self.arithmetic), size)
@@ -328,9 +330,9 @@ def _plan(mechanism: SpectralMechanism, shapes: tuple[tuple[int, ...], ...]) -> 
                 shape=shape,
                 clip_group=groups[index],
                 bound=bound,
-                sd=mechanism._sd(released.scale) if mechanism.noisy else 0.0,
+                noise_scale=mechanism._sd(released.scale) if mechanism.noisy else 0.0,
                 release=released.release,
-                stretch=released.stretch,
+                sensitivity_factor=released.stretch,
             )
         )
     placed = assign_positions(blocks)

@@ -214,4 +214,4 @@ class AdaClip(Mechanism):
     def _block(self, shape: tuple[int, ...], release: DiagonalMap | None = None) -> Block:
         bound = self.max_grad_norm
         sd = self.noise_multiplier * bound if self.private else 0.0
-        return Block(shape=shape, clip_group=0, bound=bound, sd=sd, release=release)
+        return Block(shape=shape, clip_group=0, bound=bound, noise_scale=sd, release=release)

@@ -84,9 +84,9 @@ def laplace_spec(
 def why_not(blocks: Sequence[Block]) -> str:
     """Return why a release of these blocks is not private; empty if every one is protected."""
     for block in blocks:
-        if block.sd == 0:
+        if block.noise_scale == 0:
             return f"parameter {block.index} is released without noise"
-        if math.isinf(block.bound * block.stretch):
+        if math.isinf(block.bound * block.sensitivity_factor):
             return f"no bound limits what one sample does to parameter {block.index}"
         if block.release is not None and not block.release.covers_all_directions:
             return f"parameter {block.index} has directions without noise"
@@ -122,7 +122,7 @@ def lattice_bound(bound: float, sd: float) -> int:
     Raises:
         InvalidInput: it is 0: nothing of a sample would be left.
     """
-    block = Block(shape=(), clip_group=0, bound=bound, sd=sd)
+    block = Block(shape=(), clip_group=0, bound=bound, noise_scale=sd)
     integers = block.integer_bound
     if not integers:
         raise InvalidInput(
@@ -143,8 +143,8 @@ def _groups(blocks: Sequence[Block]) -> list[list[Block]]:
 
 def _worst(group: Sequence[Block]) -> tuple[float, float]:
     """Return ``(norm, scale)`` of the block that one sample moves most, in units of its noise."""
-    worst = max(group, key=lambda block: block.bound * block.stretch / block.sd)
-    return worst.bound * worst.stretch, worst.sd
+    worst = max(group, key=lambda block: block.bound * block.sensitivity_factor / block.noise_scale)
+    return worst.bound * worst.sensitivity_factor, worst.noise_scale
 
 
 def _exact_bound(group: Sequence[Block]) -> int:
@@ -152,15 +152,20 @@ def _exact_bound(group: Sequence[Block]) -> int:
     first = group[0]
     for block in group:
         norm = "release" if block.release is None else block.release.norm
-        if block.stretch != 1 or block.sd != first.sd or norm != "release":
+        if (
+            block.sensitivity_factor != 1
+            or block.noise_scale != first.noise_scale
+            or norm != "release"
+        ):
             raise InvalidInput(
                 "arithmetic",
                 expected="'float' where clip norm and release norm differ, or noise differs "
                 "within a clip group",
-                got=f"'exact' with stretch {block.stretch:g}, norm {norm!r}, sd {block.sd:g}",
+                got=f"'exact' with sensitivity factor {block.sensitivity_factor:g}, norm {norm!r}, "
+                f"noise scale {block.noise_scale:g}",
                 remedy="Use arithmetic='float', or a clip norm on the released coordinates.",
             )
-    return lattice_bound(first.bound, first.sd)
+    return lattice_bound(first.bound, first.noise_scale)
 
 
 def _dimension(blocks: Sequence[Block], dimension: int | None) -> int:

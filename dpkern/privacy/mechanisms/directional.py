@@ -261,7 +261,7 @@ class Directional(Mechanism):
         if not self._releases_importance or self.importance_multiplier is None:
             return None
         sd = self.importance_multiplier * self.max_grad_norm
-        return Importance(bound=self.max_grad_norm, sd=sd, source=self.w_source)
+        return Importance(bound=self.max_grad_norm, noise_scale=sd, source=self.w_source)
 
     def event_spec(self, dimension: int | None = None) -> EventSpec:
         """Return the Gaussian event of one release, and of its importance if ``w_source="lot"``."""
@@ -417,9 +417,9 @@ class Directional(Mechanism):
             shape=shape,
             clip_group=0,
             bound=bound,
-            sd=self._noise * bound if self.private else 0.0,
+            noise_scale=self._noise * bound if self.private else 0.0,
             release=release,
-            stretch=self._stretch,
+            sensitivity_factor=self._stretch,
         )
 
     def _importance_blocks(self) -> list[Block]:
@@ -428,8 +428,8 @@ class Directional(Mechanism):
         if given is None:
             return []
         # Above 2^10 as if it were 2^10, where the noise law is certified.
-        bound = max(2 * given.bound, given.sd * _ROUNDED / MAX_NOISE_MULTIPLIER)
-        return [Block(shape=(1,), clip_group=1, bound=bound, sd=given.sd)]
+        bound = max(2 * given.bound, given.noise_scale * _ROUNDED / MAX_NOISE_MULTIPLIER)
+        return [Block(shape=(1,), clip_group=1, bound=bound, noise_scale=given.noise_scale)]
 
     def _unsampled(self, dimension: int) -> EventSpec:
         if self.importance is None or self.importance.source != "full":

@@ -280,7 +280,7 @@ class DPSGD(Mechanism):
         for index, shape in enumerate(sizes):
             group = index if per_layer else 0 if self.groups is None else self.groups[index]
             bound, sd = groups[group]
-            blocks.append(Block(shape=shape, clip_group=group, bound=bound, sd=sd))
+            blocks.append(Block(shape=shape, clip_group=group, bound=bound, noise_scale=sd))
         placed = assign_positions(blocks)
         return Plan(
             mechanism=self.name,

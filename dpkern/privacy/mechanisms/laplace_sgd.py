@@ -156,8 +156,10 @@ class LaplaceSGD(Mechanism):
                     shape=shape,
                     clip_group=index if per_layer else 0,
                     bound=bound,
-                    sd=self.noise_multiplier * self.max_grad_norm if self.noised else 0.0,
-                    stretch=1.0 if self.mode == "corrected" else math.sqrt(max(1, reached)),
+                    noise_scale=self.noise_multiplier * self.max_grad_norm if self.noised else 0.0,
+                    sensitivity_factor=1.0
+                    if self.mode == "corrected"
+                    else math.sqrt(max(1, reached)),
                 )
             )
         return blocks

@@ -30,33 +30,33 @@ class Block:
         shape: its shape.
         clip_group: blocks with the same number share one clipping bound.
         bound: clipping bound of one sample's contribution to the whole clip group.
-        sd: certified scale of the noise (standard deviation, or Laplace b) on each release
+        noise_scale: certified scale of the noise (standard deviation, or Laplace b) on each release
             coordinate of the sum; 0: no noise. With ``noise_point="per_sample"`` and an unknown
             number of samples: of each sample's noise.
         first_position: its first coordinate in the noise stream, a multiple of 512.
         release: linear map from the clipped sum to the coordinates that receive noise. None means
             the identity.
-        stretch: largest norm of one sample's release coordinates / its clip norm.
+        sensitivity_factor: largest norm of one sample's release coordinates / its clip norm.
     """
 
     index: int = 0
     shape: tuple[int, ...]
     clip_group: int
     bound: float
-    sd: float
+    noise_scale: float
     first_position: int = 0
     release: ReleaseMap | None = None
-    stretch: float = 1.0
+    sensitivity_factor: float = 1.0
 
     @property
     def mapped(self) -> bool:
         """Whether sums are mapped before noise is added."""
-        return self.release is not None and not self.release.plain
+        return self.release is not None and not self.release.is_identity
 
     @property
     def fused(self) -> bool:
         """Whether the sum can be noised as it is, inside the update."""
-        return not self.mapped and self.sd > 0
+        return not self.mapped and self.noise_scale > 0
 
     @property
     def release_shape(self) -> tuple[int, ...]:
@@ -75,33 +75,33 @@ class Block:
 
     @property
     def unit(self) -> float | None:
-        """Lattice unit u = sd / 2^20. None without noise."""
-        return self.sd / SCALE_UNITS if self.sd > 0 else None
+        """Lattice unit u = noise_scale / 2^20. None without noise."""
+        return self.noise_scale / SCALE_UNITS if self.noise_scale > 0 else None
 
     @property
     def integer_bound(self) -> int | None:
         """M, the largest integer with M u <= bound exactly. None without noise."""
-        if self.sd == 0:
+        if self.noise_scale == 0:
             return None
-        return math.floor(Fraction(self.bound) * SCALE_UNITS / Fraction(self.sd))
+        return math.floor(Fraction(self.bound) * SCALE_UNITS / Fraction(self.noise_scale))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Importance:
     """The release of how much each parameter matters, before the noise of a step is shaped.
 
-    ``w = clip_2(raw sum / expected batch size, bound) + N(0, sd^2)``: its event belongs to the
-    mechanism (inside ``spec`` if the samples of the step are used, else in ``unsampled``).
+    ``w = clip_2(raw sum / expected batch size, bound) + N(0, noise_scale^2)``: its event belongs to
+    the mechanism (inside ``spec`` if the samples of the step are used, else in ``unsampled``).
 
     Attributes:
         bound: L2 norm that the mean of raw gradients is clipped to.
-        sd: standard deviation of the noise on each coordinate.
+        noise_scale: standard deviation of the noise on each coordinate.
         source: ``lot`` (the step's own samples, not clipped one by one) or ``full`` (what the
             caller sets before each step).
     """
 
     bound: float
-    sd: float
+    noise_scale: float
     source: str = "lot"
 
 
@@ -121,10 +121,10 @@ class Plan:
         certified_for: what the certificate speaks about.
         spec: the event of one release, inside the sampling, as plain values.
         p: the norm of all bounds, 1 or 2.
-        noise_point: ``per_batch``, or ``per_sample``: noise of scale ``sd`` once for each sample,
-            drawn as noise of scale ``sd sqrt(samples)`` on the sum.
-        samples: how many samples a step must have; ``sd`` is then that of the sum. None allows any
-            number.
+        noise_point: ``per_batch``, or ``per_sample``: noise of scale ``noise_scale`` once for each
+            sample, drawn as noise of scale ``noise_scale sqrt(samples)`` on the sum.
+        samples: how many samples a step must have; ``noise_scale`` is then that of the sum. None
+            allows any number.
         unsampled: what every step releases of all records besides, without sampling.
         notes: what the reader of a report must know.
         importance: a release that shapes the noise first. None means that there is none.
@@ -236,7 +236,7 @@ class Plan:
     @property
     def scales(self) -> tuple[float, ...]:
         """Certified noise scale per block."""
-        return tuple(block.sd for block in self.blocks)
+        return tuple(block.noise_scale for block in self.blocks)
 
     @property
     def units(self) -> tuple[float | None, ...]:
@@ -257,7 +257,7 @@ class Plan:
         words = {"produced": 0, "consumed": 0}
         if self.distribution is None:
             return words
-        noised = [block.size for block in self.blocks if block.sd > 0]
+        noised = [block.size for block in self.blocks if block.noise_scale > 0]
         for size in (*noised, *self._importance_sizes):
             tiles = -(-size // TILE)
             for name, draws, times in (("produced", TILE, tiles), ("consumed", size, 1)):

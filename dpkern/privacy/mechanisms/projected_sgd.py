@@ -239,4 +239,4 @@ class ProjectedSGD(Mechanism):
     def _block(self, shape: tuple[int, ...]) -> Block:
         bound = self.max_grad_norm
         sd = self.noise_multiplier * bound if self.private else 0.0
-        return Block(shape=shape, clip_group=0, bound=bound, sd=sd)
+        return Block(shape=shape, clip_group=0, bound=bound, noise_scale=sd)

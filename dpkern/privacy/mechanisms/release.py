@@ -3,11 +3,11 @@
 A block's clipped sum is mapped linearly to coordinates ``y``, the noise is added to *those*, and a
 map leads back:
 
-    y = forward(sum)          noisy = y + sd z          gradient = back(noisy)
+    y = forward(sum)          noisy = y + sd z          gradient = to_gradient(noisy)
 
-``back`` is post-processing, so a certificate speaks of ``y`` alone: of the norm that one sample can
-have there, which is at most ``Block.stretch`` times its clip norm. A block without a release is the
-identity, and stays inside the fused update.
+``to_gradient`` is post-processing, so a certificate speaks of ``y`` alone: of the norm that one
+sample can have there, which is at most ``Block.sensitivity_factor`` times its clip norm. A block
+without a release is the identity, and stays inside the fused update.
 
 Maps hold float64 constants; they are compared by value.
 """
@@ -58,12 +58,12 @@ class ReleaseMap(ABC):
     """Word for this map in reports."""
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         """Whether both maps are the identity, so that the sum is noised as it is."""
         return False
 
     @property
-    def operands(self) -> bool:
+    def needs_operands(self) -> bool:
         """Whether norm or signal need the layer's input and output gradient.
 
         A gradient alone is then not enough: the sum comes from the engine, which clips by ``norm``
@@ -95,7 +95,7 @@ class ReleaseMap(ABC):
         """Map ``[..., *parameter] -> [..., *release]``, float64, linear (no centre)."""
 
     @abstractmethod
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
+    def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         """Map ``[*release] -> [*parameter]``, float64, linear."""
 
     def signal_shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ class ReleaseMap(ABC):
 
     def noised(self, signal: torch.Tensor, add_noise: AddNoise) -> torch.Tensor:
         """Add noise to what ``forward`` returned, and map it back: float64 ``[*parameter]``."""
-        return self.back(add_noise(signal))
+        return self.to_gradient(add_noise(signal))
 
     def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:
         """Return each entry's noise scale in units of the block's, float64 ``[*parameter]``.
@@ -126,7 +126,7 @@ class ReleaseMap(ABC):
         work.converted("formats", rows * given, torch.float64, dtype)
 
     def count_back(self, work: OpAccount, parameter: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Count ``back`` of noisy coordinates of this dtype.
+        """Count ``to_gradient`` of noisy coordinates of this dtype.
 
         Raises:
             InvalidInput: a map that does not say.
@@ -174,7 +174,7 @@ class DiagonalMap(ReleaseMap):
         choice(("release", "gradient"), norm=self.norm)
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         return self.scale is None and self.centre is None
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
@@ -183,7 +183,7 @@ class DiagonalMap(ReleaseMap):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.double() if self.scale is None else rows.double() / _on(self.scale, rows)
 
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
+    def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         return noisy.double() if self.scale is None else noisy.double() * _on(self.scale, noisy)
 
     def entry_scales(self, parameter: tuple[int, ...]) -> torch.Tensor | None:
@@ -233,7 +233,7 @@ class Taps(ReleaseMap):
             )
 
     @property
-    def operands(self) -> bool:
+    def needs_operands(self) -> bool:
         return self.norm in ("spectrum", "kept") or self.band is not None
 
     @property
@@ -309,7 +309,7 @@ class WhitenedCrop(Taps):
         return self.site.taps if self.signal is None else len(self.signal)
 
     @property
-    def plain(self) -> bool:
+    def is_identity(self) -> bool:
         return self.signal is None and self.post is None and self.gain == 1
 
     def shape(self, parameter: tuple[int, ...]) -> tuple[int, ...]:
@@ -320,7 +320,7 @@ class WhitenedCrop(Taps):
             return rows.double() * self.gain
         return self._taps(rows) @ _on(self.signal, rows).T * self.gain
 
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
+    def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         if self.post is None:
             return noisy.double().clone()
         lead = noisy.shape[:-1] if self.signal is not None else self._lead(tuple(noisy.shape))
@@ -372,7 +372,7 @@ class PartialNoiseMap(Taps):
         """Return the signal itself, in the parameter's shape: the noise is added elsewhere."""
         return rows.double() * self.gain
 
-    def back(self, noisy: torch.Tensor) -> torch.Tensor:
+    def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
         """Return the noise's coordinates in the parameter's shape."""
         spread = noisy.double() @ _on(self.noise, noisy).T
         return spread.reshape(*noisy.shape[:-1], *self.site.kernel)
@@ -384,7 +384,7 @@ class PartialNoiseMap(Taps):
         with phase(NOISE):
             zeros = signal.new_zeros(self.shape(tuple(signal.shape)), dtype=torch.float64)
             noisy = add_noise(zeros)
-        spread = self.back(noisy)
+        spread = self.to_gradient(noisy)
         with phase(NOISE):
             return signal.double() + spread
 

@@ -64,7 +64,7 @@ class CdtTable(NoiseSource):
         found = dict(plan.words)
         if plan.distribution is None:
             return found
-        size = sum(block.size for block in plan.blocks if block.sd > 0)
+        size = sum(block.size for block in plan.blocks if block.noise_scale > 0)
         inline = noise.noise_words(size)
         more = self._each * size - inline
         return {name: count + more for name, count in found.items()}

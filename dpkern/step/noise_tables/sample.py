@@ -56,7 +56,7 @@ class SampleTable(NoiseSource):
     def words(self, plan: Plan) -> dict[str, int]:
         """Return keystream words of the rounding alone: nothing else is fresh."""
         inline = plan.words
-        drawn = [block.size for block in plan.blocks if block.sd > 0]
+        drawn = [block.size for block in plan.blocks if block.noise_scale > 0]
         tiles = sum(-(-size // 512) for size in drawn)
         own = {
             "produced": tiles * noise.noise_words(512),

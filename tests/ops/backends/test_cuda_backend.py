@@ -108,8 +108,8 @@ def parameters(module: Any) -> dict[str, str]:
 
 
 def _start_advance(on: Device) -> None:
-    clock = torch.zeros(3, dtype=torch.float64)
-    on.start(table.ADVANCE, (), 0, clock=clock, beta1=1.0, beta2=1.0)
+    step_counter = torch.zeros(3, dtype=torch.float64)
+    on.start(table.ADVANCE, (), 0, step_counter=step_counter, beta1=1.0, beta2=1.0)
 
 
 # what it refuses
@@ -200,7 +200,7 @@ def test_a_prepared_update_may_be_recorded(
         scales=(1.0,),
         stream=STREAM,
         positions=(0,),
-        clock=update.clock(rule, 0, "cpu"),
+        step_counter=update.step_counter(rule, 0, "cpu"),
     )
     arguments: dict[str, Any] = {"rule": rule, "state": state, "noise": drawn}
     sums = [torch.ones(600, dtype=torch.int64)]

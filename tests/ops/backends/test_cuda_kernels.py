@@ -192,13 +192,13 @@ def sums_of(
     return made
 
 
-@pytest.mark.parametrize("source", ["none", "stream", "draws", "clock"])
+@pytest.mark.parametrize("source", ["none", "stream", "draws", "step_counter"])
 @pytest.mark.parametrize("rule", RULES)
 def test_updates(emulator: ModuleType, rule: str, source: str) -> None:
     law = "laplace" if rule.startswith("adam") else "gaussian"
     for dtype, sizes, skip in product(FLOATS, SIZES, (0, 1)):
-        for total in (dtype,) if source in ("none", "clock") else (dtype, *INTEGERS):
-            how = "stream" if source == "clock" else source
+        for total in (dtype,) if source in ("none", "step_counter") else (dtype, *INTEGERS):
+            how = "stream" if source == "step_counter" else source
             given = released(sizes, 5 * skip, law, how)
             results = []
             for backend in ("cuda", "cpu"):
@@ -209,9 +209,9 @@ def test_updates(emulator: ModuleType, rule: str, source: str) -> None:
                 sums = [shifted(x, skip) for x in sums_of(sizes, given, law, total)]
                 state = RULES[rule].init(params)
                 at = given
-                if source == "clock":
+                if source == "step_counter":
                     assert given is not None
-                    at = replace(given, clock=update.clock(RULES[rule], 0, "cpu"))
+                    at = replace(given, step_counter=update.step_counter(RULES[rule], 0, "cpu"))
                 bad = []
                 for _ in range(2):
                     found = update.step(
@@ -224,8 +224,10 @@ def test_updates(emulator: ModuleType, rule: str, source: str) -> None:
                         backend=backend,
                     )
                     bad.append(int(found))
-                    if at is not None and at.clock is not None:
-                        update.advance(at.clock, rule=RULES[rule], backend=ADVANCERS[backend])
+                    if at is not None and at.step_counter is not None:
+                        update.advance(
+                            at.step_counter, rule=RULES[rule], backend=ADVANCERS[backend]
+                        )
                 buffers = [b for group in state.buffers.values() for b in group]
                 results.append((params, buffers, bad))
             (got, kept, found), (want, wanted, expected) = results

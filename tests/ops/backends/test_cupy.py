@@ -125,7 +125,7 @@ def update_everything() -> None:
             values, bits = torch.zeros(609, dtype=torch.int32), torch.zeros(609, dtype=torch.int16)
             ahead = replace(drawn, draws=update.Draws(0, values, bits))
             update.step(params, sums, rule=rule, state=state, noise=ahead, backend="cupy")
-    update.advance(update.clock(rule, 0, "cpu"), rule=rule, backend="cupy")
+    update.advance(update.step_counter(rule, 0, "cpu"), rule=rule, backend="cupy")
 
 
 def randomize_everything() -> None:
@@ -185,13 +185,15 @@ def test_another_argument_is_noticed(both: Both, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_start, "_converters", short)
     with pytest.raises(ValueError, match="advance_kernel: an argument of another size"):
         update.advance(
-            update.clock(update.SGD(lr=0.1), 0, "cpu"), rule=update.SGD(lr=0.1), backend="cupy"
+            update.step_counter(update.SGD(lr=0.1), 0, "cpu"),
+            rule=update.SGD(lr=0.1),
+            backend="cupy",
         )
 
 
 def test_missing_and_unknown_arguments_are_noticed(both: Both) -> None:
     on = Device(both, "cupy", "cpu", on_cpu)
-    for names in (("clock", "beta1"), ("clock", "beta1", "beta2", "beta3")):
+    for names in (("step_counter", "beta1"), ("step_counter", "beta1", "beta2", "beta3")):
         with pytest.raises(AssertionError, match="advance_kernel"):
             on.start(table.ADVANCE, (), 0, **dict.fromkeys(names, 0))
     with pytest.raises(AssertionError, match="draws_kernel"):

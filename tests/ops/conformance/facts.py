@@ -274,7 +274,12 @@ FACTS: dict[str, Facts] = {
     ),
     "update.advance": Facts(
         examples=tuple(
-            {"rule": rule, "clock": lambda call: update.clock(call.case.example["rule"], 7, "cpu")}
+            {
+                "rule": rule,
+                "step_counter": lambda call: update.step_counter(
+                    call.case.example["rule"], 7, "cpu"
+                ),
+            }
             for rule in (update.SGD(lr=0.1), update.Adam(lr=0.1))
         ),
         bits=True,

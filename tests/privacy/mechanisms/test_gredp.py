@@ -81,8 +81,8 @@ def test_published_blocks_are_plain() -> None:
     for block, size in ((plan.blocks[0], (32, 32)), (plan.blocks[2], (14, 14))):
         assert isinstance(block.release, WhitenedCrop)
         assert (block.release.norm, block.release.size) == ("spectrum", size)
-        assert block.release.operands
-        assert block.release.plain
+        assert block.release.needs_operands
+        assert block.release.is_identity
     # A circulant layer releases all lags: its spectrum's norm is its gradient's.
     assert plan.blocks[4].release is None
     assert (plan.arithmetic, plan.distribution, plan.p) == ("float", "gaussian", 2)
@@ -143,8 +143,8 @@ def test_theorem_2_is_false_where_the_noise_is_not_circular() -> None:
     """Half the variance at generic indices only: the odd part has b^2 of it."""
     plan = published(noise_kind=AB, clipping="flat").plan(shapes(NETWORK))
     assert plan.noise_multiplier == pytest.approx(1.1 * AB[2], rel=1e-8)
-    assert plan.blocks[0].stretch == pytest.approx(math.sqrt(2), rel=1e-8)  # generic and (0, 0)
-    assert plan.blocks[4].stretch == pytest.approx(1 / AB[2], rel=1e-8)
+    assert plan.blocks[0].sensitivity_factor == pytest.approx(math.sqrt(2), rel=1e-8)  # generic and (0, 0)
+    assert plan.blocks[4].sensitivity_factor == pytest.approx(1 / AB[2], rel=1e-8)
     # With a < b the corner entry, which is its own mirror, is the weakest.
     weak = published(noise_kind=("ab", 0.1, math.sqrt(0.99)), clipping="flat", sites=NETWORK[:1])
     assert weak.event_spec()["noise_multiplier"] == pytest.approx(0.11, rel=1e-8)

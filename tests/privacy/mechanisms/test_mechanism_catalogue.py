@@ -185,9 +185,9 @@ def test_a_map_that_does_not_say_is_not_counted_as_nothing() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return 2 * rows.double()
 
-        def back(self, noisy: torch.Tensor) -> torch.Tensor:
+        def to_gradient(self, noisy: torch.Tensor) -> torch.Tensor:
             return noisy.double() / 2
 
-    block = Block(shape=(2, 3), clip_group=0, bound=1.0, sd=1.0, release=Twice())
+    block = Block(shape=(2, 3), clip_group=0, bound=1.0, noise_scale=1.0, release=Twice())
     with pytest.raises(InvalidInput, match="Define its count_forward and count_back"):
         _step_maps.noised(block, torch.float32)

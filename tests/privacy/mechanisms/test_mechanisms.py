@@ -48,7 +48,7 @@ def test_flat_plan(clipping: str) -> None:
 def test_integer_bound_is_the_largest_that_fits(sigma: float, bound: float) -> None:
     plan = dpsgd(noise_multiplier=sigma, max_grad_norm=bound).plan([(4,)])
     (block,) = plan.blocks
-    unit = Fraction(block.sd) / SCALE_UNITS
+    unit = Fraction(block.noise_scale) / SCALE_UNITS
     assert block.unit == float(unit)
     assert block.integer_bound is not None
     assert block.integer_bound * unit <= Fraction(bound) < (block.integer_bound + 1) * unit

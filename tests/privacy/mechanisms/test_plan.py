@@ -23,7 +23,7 @@ from tests.engine.released_cases import CONV, SHAPES, Made, crop
 
 
 def block(bound: float = 1.0, sd: float = 2.0, group: int = 0, **more: object) -> Block:
-    return Block(shape=(4,), clip_group=group, bound=bound, sd=sd, **more)  # type: ignore[arg-type]
+    return Block(shape=(4,), clip_group=group, bound=bound, noise_scale=sd, **more)  # type: ignore[arg-type]
 
 
 def test_places_and_words_count_released_coordinates() -> None:
@@ -62,7 +62,7 @@ def test_the_multiplier_is_the_worst_contribution_and_reached(p: int) -> None:
         for group, share in ((MIXED[:2], first), (MIXED[2:], second)):
             norms = group[0].bound * share ** (1 / p)  # clip norms of the two blocks
             for norm, one in zip(norms, group, strict=True):
-                moved += (norm * one.stretch / one.sd) ** p
+                moved += (norm * one.sensitivity_factor / one.noise_scale) ** p
         reached.append(moved ** (1 / p))
     assert max(reached) <= mu
     assert max(reached) > 0.999999 * mu
@@ -91,7 +91,7 @@ def test_exact_events_count_lattice_units() -> None:
 
 def test_rounding_of_float_sums_adds_to_the_norm() -> None:
     d = 10**6
-    blocks = [Block(shape=(d,), clip_group=0, bound=1.0, sd=1.0)]
+    blocks = [Block(shape=(d,), clip_group=0, bound=1.0, noise_scale=1.0)]
     two = 1 / gaussian_spec(blocks, "float")["noise_multiplier"]
     assert two == pytest.approx(1 + 2**-36 * math.sqrt(d), rel=1e-12)
     one = 1 / laplace_spec(blocks, "float")["noise_multiplier"]
@@ -99,7 +99,7 @@ def test_rounding_of_float_sums_adds_to_the_norm() -> None:
 
 
 OPEN = PartialNoiseMap(site=CONV, noise=np.ones((4, 1)))
-KERNEL = Block(shape=SHAPES[0], clip_group=1, bound=1.0, sd=1.0)
+KERNEL = Block(shape=SHAPES[0], clip_group=1, bound=1.0, noise_scale=1.0)
 
 
 @pytest.mark.parametrize(

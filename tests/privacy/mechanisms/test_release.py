@@ -44,7 +44,7 @@ def test_maps_are_linear_and_batched(
         torch.testing.assert_close(release.forward(row), mapped, rtol=1e-13, atol=1e-13)
     both = release.forward(2 * rows[0].double() - rows[1])
     torch.testing.assert_close(both, 2 * out[0] - out[1], rtol=1e-12, atol=1e-12)
-    back = release.back(out[0])
+    back = release.to_gradient(out[0])
     assert back.shape == parameter
     gain = getattr(release, "gain", 1.0)
     if out[0].numel() == rows[0].numel():
@@ -68,9 +68,9 @@ def test_a_crop_is_its_matrix_on_every_pair() -> None:
         noisy = torch.zeros((20, 10, 3), dtype=torch.float64)
         noisy[o, c] = torch.from_numpy(y)
         torch.testing.assert_close(
-            release.back(noisy)[o, c], torch.from_numpy(release.post @ y).view(2, 2)
+            release.to_gradient(noisy)[o, c], torch.from_numpy(release.post @ y).view(2, 2)
         )
-        assert float(release.back(noisy).abs().sum()) == pytest.approx(
+        assert float(release.to_gradient(noisy).abs().sum()) == pytest.approx(
             float(np.abs(release.post @ y).sum())
         )
 
@@ -110,8 +110,8 @@ def test_open_adds_mapped_noise_to_the_signal() -> None:
     ],
 )
 def test_what_a_release_needs(release: ReleaseMap, plain: bool, operands: bool) -> None:
-    assert release.plain == plain
-    assert release.operands == operands
+    assert release.is_identity == plain
+    assert release.needs_operands == operands
     assert release.covers_all_directions
 
 

@@ -100,7 +100,7 @@ def test_claimed_and_certified(changes: dict[str, Any], expected: float) -> None
 def test_corrected_releases_whitened_coordinates_as_integers() -> None:
     plan = spectral().plan(shapes(NETWORK))
     assert (plan.arithmetic, plan.certified_for) == ("exact", "released bits")
-    assert [block.stretch for block in plan.blocks] == [1.0] * 5
+    assert [block.sensitivity_factor for block in plan.blocks] == [1.0] * 5
     releases = [plan.blocks[i].release for i in (0, 2, 4)]
     assert [r.norm for r in releases if isinstance(r, WhitenedCrop)] == ["release"] * 3
     assert [b.release_shape for b in plan.blocks] == [
@@ -109,7 +109,7 @@ def test_corrected_releases_whitened_coordinates_as_integers() -> None:
     assert plan.dimension == 6 * 25 + 6 + 96 * 25 + 16 + 30
     assert set(plan.scales) == {1.1 * 0.7}
     # Only convolutions need their operands; circulant layers filter their own gradient.
-    assert [r.operands for r in releases if r is not None] == [True, True, False]
+    assert [r.needs_operands for r in releases if r is not None] == [True, True, False]
 
 
 @pytest.mark.parametrize("index", range(len(LAYER)))
@@ -127,10 +127,10 @@ def test_law_of_the_release(index: int, noise: Any, mask: str) -> None:
     lead = block.release_shape[:-1]
     columns = torch.eye(rank, dtype=torch.float64)
     factor = torch.stack(
-        [release.back(row.expand(*lead, rank).contiguous()) for row in columns]
+        [release.to_gradient(row.expand(*lead, rank).contiguous()) for row in columns]
     ).reshape(rank, pairs, -1)
     assert (factor == factor[:, :1]).all()  # every pair has the same law
-    factor = factor[:, 0] * block.sd / (1.1 * 0.7)
+    factor = factor[:, 0] * block.noise_scale / (1.1 * 0.7)
     size = (site.block,) if site.kind == "circulant" else grid(site.padded)
     kernel, dilation = taps(site)
     a, b = mechanism.parts
@@ -177,7 +177,7 @@ def test_noise_off_is_the_low_pass(index: int, mask: str, keep: float) -> None:
     (block,) = mechanism.plan([site.shape]).blocks
     assert isinstance(block.release, WhitenedCrop)
     # The engine sums filtered gradients; the maps only change their basis.
-    again = block.release.back(block.release.forward(low))
+    again = block.release.to_gradient(block.release.forward(low))
     assert torch.allclose(again, low, rtol=0, atol=1e-4 * float(low.abs().max()))
     assert not torch.allclose(low, full, rtol=0.1)
 
@@ -200,8 +200,8 @@ def test_circulant_layers_are_filtered_by_a_matrix(mask: str, convention: str) -
     for mechanism in (published(sites=(site,), mask=mask), whitened):
         (block,) = mechanism.plan([site.shape]).blocks
         assert block.release is not None
-        assert not block.release.operands
-        again = block.release.back(block.release.forward(gradient))
+        assert not block.release.needs_operands
+        again = block.release.to_gradient(block.release.forward(gradient))
         assert torch.allclose(again, low, rtol=0, atol=1e-12)
 
 
@@ -234,8 +234,8 @@ def test_stretch_is_attained(noise: Any) -> None:
     maps = torch.fft.ifft2(torch.fft.fft2(impulses) * torch.tensor(band.gains)).real
     rows = block.release.forward(maps[:, None, None, :3, :3]).reshape(36, -1)
     top = float(torch.linalg.svdvals(rows)[0])
-    assert top <= block.stretch
-    assert top == pytest.approx(block.stretch, rel=1e-8)
+    assert top <= block.sensitivity_factor
+    assert top == pytest.approx(block.sensitivity_factor, rel=1e-8)
 
 
 def test_cropped_is_dominated() -> None:
@@ -250,8 +250,8 @@ def test_cropped_is_dominated() -> None:
     assert forward is not None
     assert back @ forward == pytest.approx(M, abs=1e-12)
     assert back @ back.T == pytest.approx(M, abs=1e-12)
-    assert block.stretch == pytest.approx(np.linalg.norm(forward, 2), rel=1e-8)
-    assert block.stretch >= np.linalg.norm(forward, 2)
+    assert block.sensitivity_factor == pytest.approx(np.linalg.norm(forward, 2), rel=1e-8)
+    assert block.sensitivity_factor >= np.linalg.norm(forward, 2)
     assert np.trace(M) == pytest.approx(4.62, abs=0.05)
     assert np.linalg.eigvalsh(M - M @ M)[0] > -1e-12
 
@@ -323,7 +323,7 @@ def test_circulant_steps_as_integers() -> None:
     coordinates = release.forward(gradients)
     norms = coordinates.flatten(1).norm(dim=1)
     assert (norms > 0.7).all()
-    clean = release.back((coordinates * (0.7 / norms)[:, None, None, None]).sum(0))
+    clean = release.to_gradient((coordinates * (0.7 / norms)[:, None, None, None]).sum(0))
     rows = []
     for _ in range(300):
         step.add([gradients])

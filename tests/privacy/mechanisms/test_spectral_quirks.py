@@ -102,5 +102,5 @@ def test_release_is_the_code_without_noise(size: Any) -> None:
     assert isinstance(block.release, WhitenedCrop)
     assert block.release.size == grid
     filtered = literal.spectral_dp(x, g, replace(config, stored=False), generator)
-    again = block.release.back(block.release.forward(filtered))
+    again = block.release.to_gradient(block.release.forward(filtered))
     assert torch.allclose(again, expected, rtol=0, atol=1e-9 * float(expected.abs().max()))

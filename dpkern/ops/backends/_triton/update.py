@@ -139,8 +139,8 @@ def _refuse(
         return f"updates float32 and float64 parameters, got {params[0].dtype}"
     if noise is not None and noise.draws is not None:
         return "makes its draws in registers, got prefetched draws"
-    if noise is not None and noise.clock is not None:
-        return "takes the step as a number, got a clock in device memory"
+    if noise is not None and noise.step_counter is not None:
+        return "takes the step as a number, got a step counter in device memory"
     return None
 
 
