@@ -1,4 +1,4 @@
-"""Keep rows through operations along one dimension, which must not be that of the rows."""
+"""Follow rows through operations along one dimension, which must not be that of the rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def indexed(call: TrackedCall, out: Tensor) -> State | None:
 
 @action("sort")
 def sort(call: TrackedCall) -> Any:
-    """Sort within samples, or sort one number for each sample and move the rows with it."""
+    """Sort within samples, or sort one number per sample and reorder the records with it."""
     x, state = call.args[0], state_of(call.args[0])
     dim = call.argument(1, "dim", default=-1)
     dim = -1 if isinstance(dim, bool) else int(dim)

@@ -1,4 +1,4 @@
-"""Keep rows through layers that work on each sample: convolution, pooling, attention."""
+"""Follow rows through layers that work on each sample: convolution, pooling, attention."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def within_rows(call: TrackedCall, out: Tensor) -> State | None:
 
 @rule("batch_norm", "native_batch_norm")
 def batch_norm(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep rows with running statistics, where it is a constant map of each sample."""
+    """Keep rows with running statistics, which make the layer a constant map of each sample."""
     training = call.argument(5, "training", default=False)
     if training and call.argument(1, "running_mean") is not None:
         raise PrivacyError(
