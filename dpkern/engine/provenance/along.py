@@ -53,7 +53,7 @@ def along(call: TrackedCall, out: Tensor) -> State | None:
     if call.name == "msort":
         given = 0
     if call.name in ("gather", "take_along_dim") and state_of(x) is None and given is not None:
-        # A table of constants, read where each sample's own indices say.
+        # A table of constants, which each sample indexes by its own numbers.
         return combined(call, out.shape, from_right=call.name != "gather")
     dims = dims_of(given, x.dim())
     if any(isinstance(s, PerRecord) and (dims is None or s.dim in dims) for s in call.states):

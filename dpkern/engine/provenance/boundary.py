@@ -106,7 +106,7 @@ class ModuleBoundary:
         capture = self.capture
         if self.has_loader and torch.is_grad_enabled() and capture.watching:
             rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
-            if rows is not None:  # the plain loop, at the price of a few comparisons
+            if rows is not None:  # the usual loop, found by a few comparisons
                 self._begin(rows)
                 self._rows = rows
                 if len(args) == 1 and not kwargs:

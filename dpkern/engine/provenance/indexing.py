@@ -164,7 +164,7 @@ def _place_of_advanced(parts: list[Any]) -> int:
     """Return the first dimension of the result that advanced indices make; 0 if they are apart."""
     places = [i for i, p in enumerate(parts) if _is_advanced(p)]
     between = parts[places[0] : places[-1] + 1] if places else []
-    # Torch takes numbers first, so that only slices and new dimensions set indices apart.
+    # Torch applies integers first, so that only slices and new dimensions separate indices.
     if any(p is None or isinstance(p, slice) for p in between):
         return 0
     return sum(1 for p in parts[: places[0]] if p is None or isinstance(p, slice)) if places else 0
@@ -176,7 +176,7 @@ def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
            for p in parts):  # fmt: skip
         return None
     if any(isinstance(p, (list, tuple)) and np.ndim(p) > 1 for p in parts):
-        return None  # torch takes some nested lists apart and others not
+        return None  # torch unpacks some nested lists and not others
     index: Any = []
     shape: list[int] = []
     source = 0

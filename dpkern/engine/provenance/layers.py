@@ -13,7 +13,7 @@ from .states import Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
 
 _MIN_NDIM = {
-    # a batched input has at least so many dimensions; with fewer, the first is no batch
+    # fewest dimensions of a batched input; with fewer, the first dimension is no batch
     **dict.fromkeys("embedding one_hot prelu".split(), 1),
     **dict.fromkeys("embedding_bag group_norm instance_norm feature_dropout".split(), 2),
     **dict.fromkeys(

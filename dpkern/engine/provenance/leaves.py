@@ -68,8 +68,8 @@ class Leaves:
             "loss",
             expected="no trained tensor besides the parameters of the private module",
             got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-            remedy="It would be trained without clipping and noise. Put it into the module "
-            "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+            remedy="Put it into the module before make_private, or freeze it with "
+            "requires_grad_(False): it would be trained without clipping and noise.",
         )
 
     def _is_foreign(self, leaf: Tensor) -> bool:

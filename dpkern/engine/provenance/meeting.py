@@ -64,7 +64,7 @@ def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True
     if type(state) is PerRecord and state.dim < ndim and shape[state.dim] == len(state.ids):
         same = (s is state or _same_rows(s, state) for s in states)
         if all(same) and (not from_right or all(t.dim() == ndim for t in tracked)):
-            return state  # the plain case, at the price of a few comparisons
+            return state  # the usual case, found by a few comparisons
     if any(isinstance(s, RecordSum) for s in states):
         return call.mixed("is not linear in a sum over samples")
     single = {s.record for s in states if isinstance(s, OneRecord)}

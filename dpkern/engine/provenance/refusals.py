@@ -120,8 +120,8 @@ def partly_entered(entered: int, size: int) -> PrivacyError:
         "optimizer.step",
         expected="all records of the batch in the module",
         got=f"{entered} of {size}",
-        remedy="Which record stands at a place depends on the others: pass all rows, or leave out "
-        "those that a mask of their own values says, x[mask].",
+        remedy="Pass all rows, or select them by a mask of their own values, x[mask]: which record "
+        "stands at a place depends on the others.",
     )
 
 
@@ -131,9 +131,9 @@ def left_out() -> PrivacyError:
         "data_loader",
         expected="optimizer.step() for every batch whose samples entered the module",
         got="a batch left out after its forward pass",
-        remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
-        "every batch, and run passes that train nothing under torch.no_grad(). Samples that are "
-        "not finite are dropped by the clipping.",
+        remedy="Call optimizer.step() for every batch, and run passes that train nothing under "
+        "torch.no_grad(): whether a step is taken must not depend on the samples. The clipping "
+        "drops samples that are not finite.",
     )
 
 
@@ -193,6 +193,6 @@ def parameter_term(operation: str) -> UnsupportedModule:
         "loss",
         expected="a loss of the module's outputs alone",
         got=f"{operation} with a term of the parameters",
-        remedy="Terms that belong to no sample go into weight_decay, or backward under "
-        "engine.public().",
+        remedy="Move terms that belong to no sample to weight_decay, or call backward() on them "
+        "under engine.public().",
     )

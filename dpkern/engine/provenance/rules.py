@@ -245,7 +245,7 @@ def with_state(call: TrackedCall, out: Tensor, state: State | None) -> Tensor:
     if not any(out is t for t in call.operands):
         return retrack(out, state)
     if _returns_operand(call, out):
-        # x.contiguous() and the like gave x itself: it may stand elsewhere with another state.
+        # x.contiguous() and the like returned x itself, which keeps its own state elsewhere.
         return out if before is state else track(out, state)
     if before is None and state.batch is not None and state.batch.boundary is not None:
         state.batch.boundary.check_target(out, call.name)
