@@ -121,7 +121,7 @@ class Program:
             (capture.before_arrivals is not None, "a release with norms of its own"),
             (capture.any_rank is not None, "several processes"),
             (capture.on_use is not None, "uses are surveyed"),
-            (capture.collected is not None, "a rehearsal"),
+            (capture.collected is not None, "a dry run"),
             (isinstance(budget.limit, int) and budget.limit > 0, "a budget in bytes"),
         )
         return next((reason for refused, reason in checks if refused), "")
