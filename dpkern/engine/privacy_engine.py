@@ -86,7 +86,7 @@ class PrivacyEngine:
             noise_multiplier: noise standard deviation / max_grad_norm.
             max_grad_norm: largest norm of one sample's gradient; one per layer or group also.
             mechanism: a dpkern mechanism, instead of the two.
-            options: see ``engine.arguments.MakePrivateOptions``.
+            options: see ``engine.arguments.Options``.
 
         Returns:
             ``(module, optimizer, loader)``; with ``grad_sample_mode="ghost"`` also ``criterion``,

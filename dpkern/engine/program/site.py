@@ -96,7 +96,7 @@ class UseSite(ABC):
     @property
     @abstractmethod
     def weight_kind(self) -> tuple[bool, bool]:
-        """Whether the weight's gradients are materialized, and whether they are normed on arrival."""
+        """Whether the weight's gradients are materialized, and whether normed on arrival."""
 
     @abstractmethod
     def place(self, flat: Flat) -> None:
