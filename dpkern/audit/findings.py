@@ -212,7 +212,7 @@ class Findings:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON; ``train.report.plain`` spells infinities."""
+        """Return plain values, for JSON; ``base.json.plain`` spells infinities."""
         return {
             "subject": self.subject,
             "verdict": self.sentence,

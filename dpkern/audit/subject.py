@@ -48,7 +48,7 @@ class Subject(ABC):
     Attributes:
         name: name of the mechanism and its setting.
         claimed: claim by its paper, or by the caller, about one call of ``release``.
-        certified: what is proved of one call; ``Nothing()`` if nothing is.
+        certified: what is proved of one call; ``NoClaim()`` if nothing is.
         usual_runs: default number of counted runs: seconds of work, or a minute of slow ones.
     """
 

@@ -179,7 +179,7 @@ class Op(Generic[P, R]):
         return _costs[self.name](*args, **kwargs)
 
     def backend_of(self, *args: Any, **kwargs: Any) -> str:
-        """The name of the backend that would run this call; it is not run."""
+        """Return the name of the backend that would run this call; it is not run."""
         wanted = kwargs.pop("backend", None) or wanted_backend()
         return self._chosen(wanted, self.schema.bind(*args, **kwargs))[0]
 
@@ -231,7 +231,7 @@ class Op(Generic[P, R]):
         order.found.append((name, kernel))
 
     def forget(self) -> None:
-        """Choose anew: kernels have come or gone."""
+        """Forget the chosen kernels, because some have been added or removed."""
         self._orders.clear()
         self._direct.clear()
 
@@ -396,12 +396,15 @@ def intercepted(interceptor: Interceptor | None) -> Iterator[None]:
 
 
 def observed() -> bool:
-    """Whether somebody intercepts or profiles calls of ops now."""
+    """Whether calls of ops are intercepted or profiled now."""
     return _interceptor is not None or torch._C._autograd._profiler_enabled()
 
 
 def wanted_backend() -> str | None:
-    """The backend that calls without ``backend`` must run on; None: the first that can."""
+    """Return the backend that calls without ``backend`` must run on.
+
+    None selects the first backend that supports the call.
+    """
     return _wanted.get() or environment_choice()
 
 

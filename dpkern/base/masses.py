@@ -51,7 +51,7 @@ def gaussian_masses(counts: Sequence[int], tail: Sequence[int]) -> list[int]:
             "tail",
             expected=f"integers strictly decreasing from below 2^{TAIL_BITS} to above 0",
             got=f"{len(tail)} integers that are not",
-            remedy="Pass the table of laws.gaussian_tail().",
+            remedy="Pass the table of dpkern.base.laws.gaussian_tail().",
         )
     body = [count << TAIL_BITS for count in counts[:ESCAPE]]
     return body + [counts[ESCAPE] * (before - after) for before, after in pairwise(survival)]

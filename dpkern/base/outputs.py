@@ -61,7 +61,7 @@ def check_output(directory: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Make the folder if need be, and let ``write`` fill the file (``_files.write_atomically``).
+    """Make the folder if need be, and let ``write`` fill the file (``files.write_atomically``).
 
     Raises:
         InvalidInput: the file system refuses; a file that was there stands.

@@ -14,12 +14,12 @@ from .signature import NumberParameter
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that an op takes: the check that names them, and the common case.
+    """Range of the numbers that an op takes, with the check that enforces it.
 
     Attributes:
         check: raises ``InvalidInput`` for all others.
-        type: of a number in the common case.
-        least, most: its bounds; None: there is none.
+        type: type of a number in the common case.
+        least, most: bounds of the number. None means that there is no such bound.
         open: whether ``least`` itself is too small.
     """
 
@@ -30,7 +30,7 @@ class Range:
     open: bool = False
 
     def common(self, x: str) -> str:
-        """The common case as Python's source."""
+        """Return the test for a valid number ``x`` of the usual type, as Python source."""
         text = f"{x}.__class__ is {self.type.__name__}"
         least = "" if self.least is None else f"{self.least} {'<' if self.open else '<='} "
         most = "" if self.most is None else f" <= {self.most}"
@@ -50,7 +50,7 @@ RANGES: dict[str, Range] = {
 
 
 def has_range(parameter: NumberParameter) -> bool:
-    """Whether a number's range is declared, and not left to the op."""
+    """Whether a number's range is declared here rather than checked by the op itself."""
     return parameter.rule in RANGES and not parameter.many
 
 

@@ -29,7 +29,7 @@ _DAMAGED = "Take another copy of the file, or a checkpoint saved before it."
 
 
 def write(path: str | os.PathLike[str], content: Any, *, name: str = "path") -> None:
-    """Save ``content`` and its seal, atomically (``_files.write_atomically``).
+    """Save ``content`` and its seal, atomically (``files.write_atomically``).
 
     Args:
         path: in a folder that exists.

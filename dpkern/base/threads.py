@@ -1,4 +1,4 @@
-"""The number of threads that a kernel may use on the thread that calls it."""
+"""Limit the number of threads that kernels may use on the thread that calls them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class _Here(threading.local):
-    """What ``limited`` says on this thread; a missing attribute would take longer to read."""
+    """Limit set by ``limited`` on this thread; a missing attribute would take longer to read."""
 
     most: int | None = None
 
@@ -19,14 +19,14 @@ _here = _Here()
 
 
 def allowed() -> int:
-    """As many as torch uses, or what ``limited`` says on this thread."""
+    """Return the number of threads of a kernel: torch's, or the limit set on this thread."""
     most = _here.most
     return torch.get_num_threads() if most is None else most
 
 
 @contextmanager
 def limited(most: int) -> Iterator[None]:
-    """At most this many threads for the kernels that this thread calls inside the block."""
+    """Limit kernels that this thread calls inside the block to ``most`` threads."""
     before = _here.most
     _here.most = most
     try:

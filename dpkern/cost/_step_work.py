@@ -12,7 +12,7 @@ from ._ops import call
 
 
 class Lines:
-    """An implementation of ``mechanisms.work.Work`` for one phase; equal lines of a kind add up.
+    """An implementation of ``mechanisms.work.OpAccount`` for one phase; equal lines add up.
 
     Attributes:
         items: the lines, of every phase that was booked, in order.

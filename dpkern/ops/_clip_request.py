@@ -37,8 +37,8 @@ class ClipResult:
         max_norms: the bound per clip group: one number, or one per tensor (per layer).
         raw: sums of the same samples without clipping, for a release that bounds them itself; never
             returned, saved or logged.
-        clipped_as: per tensor, the mechanism's release whose norm was clipped; None: the norms are
-            the tensors' own.
+        clipped_as: per tensor, the mechanism's release whose norm was clipped. None means that the
+            norms are the tensors' own.
         bounded_by: of exact sums, ``checked``: each sample's norm of integers was computed; or
             ``proved``: it follows from the norms of its gradient (``docs/exact.md``).
     """

@@ -1,4 +1,4 @@
-"""Compiled CPU kernels without the dispatcher, for callers that have checked their operands once.
+"""Give compiled CPU kernels without the dispatcher to callers that check their operands once.
 
 A kernel takes addresses of tensors and codes of options in the order of its op's signature, then
 addresses of results, then sizes, and at last the number of threads
@@ -19,13 +19,13 @@ from .backends._structs import BYTES
 
 
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
-    """The compiled kernel of this function for float32 or float64 operands."""
+    """Return the compiled kernel ``name`` for operands of this dtype, float32 or float64."""
     found: Callable[..., Any] = getattr(compiled(), f"{name}_{str(dtype).removeprefix('torch.')}")
     return found
 
 
 def why_not() -> str | None:
-    """Why calls of ops are to go through the dispatcher now, or None."""
+    """Return the reason why calls of ops must go through the dispatcher now, or None."""
     if dispatch.observed():
         return "calls of ops are counted or timed"
     wanted = dispatch.wanted_backend()

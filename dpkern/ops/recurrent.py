@@ -105,12 +105,12 @@ def _check_gru_backward(
 
 
 def _steps(count: int, reverse: bool) -> Iterator[int]:
-    """Time steps from the first one that is computed."""
+    """Return the time steps in the order in which they are computed."""
     return iter(range(count - 1, -1, -1) if reverse else range(count))
 
 
 def _before(states: Tensor, start: Tensor, t: int, reverse: bool) -> Tensor:
-    """The state before step ``t``."""
+    """Return the state before step ``t``."""
     before = t + 1 if reverse else t - 1
     return states[:, before] if 0 <= before < states.shape[1] else start
 
@@ -184,13 +184,13 @@ def lstm_backward(
     Float[Tensor, "dh: B H"],
     Float[Tensor, "dc: B H"],
 ]:
-    """Lead gradients back through all time steps of ``lstm``.
+    """Propagate gradients back through all time steps of ``lstm``.
 
     Args:
         gates, cells: what ``lstm`` returned.
         c: the state before the first step, ``[B, H]``.
-        w_ih, w_hh: the weights. Where nobody asks for ``dx``, ``w_ih`` may have no columns.
-        gy: gradient by ``y``; gh, gc: by the states behind the last step; None: zeros.
+        w_ih, w_hh: the weights. If ``dx`` is not needed, ``w_ih`` may have no columns.
+        gy: gradient by ``y``; gh, gc: by the states after the last step. None means zeros.
         reverse: as in ``lstm``.
 
     Returns:
@@ -288,12 +288,12 @@ def gru_backward(
     Float[Tensor, "dx: B T D"],
     Float[Tensor, "dh: B H"],
 ]:
-    """Lead gradients back through all time steps of ``gru``.
+    """Propagate gradients back through all time steps of ``gru``.
 
     Args:
         gates, before: what ``gru`` returned.
-        w_ih, w_hh: the weights. Where nobody asks for ``dx``, ``w_ih`` may have no columns.
-        gy: gradient by ``y``; gh: by the state behind the last step; None: zeros.
+        w_ih, w_hh: the weights. If ``dx`` is not needed, ``w_ih`` may have no columns.
+        gy: gradient by ``y``; gh: by the state after the last step. None means zeros.
         reverse: as in ``gru``.
 
     Returns:
@@ -380,12 +380,12 @@ def rnn_backward(
     Float[Tensor, "dx: B T D"],
     Float[Tensor, "dh: B H"],
 ]:
-    """Lead gradients back through all time steps of ``rnn``.
+    """Propagate gradients back through all time steps of ``rnn``.
 
     Args:
-        before: what ``rnn`` returned; last: the state behind the last step, ``[B, H]``.
-        w_ih, w_hh: the weights. Where nobody asks for ``dx``, ``w_ih`` may have no columns.
-        gy: gradient by ``y``; gh: by the state behind the last step; None: zeros.
+        before: what ``rnn`` returned; last: the state after the last step, ``[B, H]``.
+        w_ih, w_hh: the weights. If ``dx`` is not needed, ``w_ih`` may have no columns.
+        gy: gradient by ``y``; gh: by the state after the last step. None means zeros.
         nonlinearity, reverse: as in ``rnn``.
 
     Returns:

@@ -65,7 +65,7 @@ def subject(
     """Return the model, and random rows and labels for it.
 
     Args:
-        model: a name of ``train.models``; ``package.module:callable``, which returns a module, or
+        model: a name of ``demo.models``; ``package.module:callable``, which returns a module, or
             a module and an example input ``[B', ...]`` that its rows are drawn from; or a module.
         batch_size: number of rows.
         row_shape: shape of one sample. None selects the model's usual one, or the example's.

@@ -264,7 +264,7 @@ class DPStep:
 
     @property
     def obstacle(self) -> str:
-        """Why the update of this step cannot be prepared by a program; empty if it can."""
+        """The reason why no program can prepare this step's update; empty if one can."""
         plan = self.plan
         checks = (
             (self._optimizer is not None, "a rule of its own"),

@@ -1,1 +1,1 @@
-"""Networks of the experiments, by name."""
+"""Build the networks of the experiments by name."""

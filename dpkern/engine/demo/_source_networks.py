@@ -1,7 +1,7 @@
-"""The networks of the sources as modules; ``sources`` says which reading of which table they are.
+"""Build the networks of the papers; ``sources`` states how each paper's table was read.
 
-No module mixes the samples of a batch: where the sources normalise batches, groups are normalised
-(Wu and He 2018), or nothing is.
+No module mixes the samples of a batch: where the papers use batch normalisation, group
+normalisation (Wu and He 2018) or none takes its place.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ NORM_GROUPS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
-    """What is free in every network.
+    """Choices that apply to every network.
 
     Attributes:
-        dense: makes a linear layer of (inputs, outputs).
-        norm: makes a normalisation of that many maps.
+        dense: makes a linear layer from the numbers of inputs and outputs.
+        norm: makes a normalisation from the number of maps.
         width: factor on every number of maps and hidden units.
     """
 
@@ -33,12 +33,12 @@ class Style:
     width: float = 1.0
 
     def maps(self, count: int) -> int:
-        """``count`` maps at this width, a multiple of the normalisation's groups where it was."""
+        """Return ``count`` maps scaled by the width; if scaled, a multiple of the norm's groups."""
         scaled = max(1, round(count * self.width))
         return count if self.width == 1 else -(-scaled // NORM_GROUPS) * NORM_GROUPS
 
     def head(self, *sizes: int) -> list[nn.Module]:
-        """Linear layers with ReLU between them; only the hidden sizes are scaled."""
+        """Build linear layers with ReLU between them; only the hidden sizes are scaled."""
         inner = [self.maps(size) for size in sizes[1:-1]]
         widths = [sizes[0], *inner, sizes[-1]]
         layers: list[nn.Module] = []
@@ -48,10 +48,10 @@ class Style:
 
 
 def images(rows: tuple[int, ...], divisor: int, model: str, *, least: int = 1) -> tuple[int, int]:
-    """``(channels, side)`` of square rows; the side is a multiple of ``divisor`` from ``least`` on.
+    """Return ``(channels, side)`` of rows that are square images.
 
     Raises:
-        InvalidInput: other rows.
+        InvalidInput: other rows, or a side below ``least`` or not a multiple of ``divisor``.
     """
     shape = rows if len(rows) == 3 else (1, *rows)
     if len(shape) != 3 or shape[1] != shape[2] or shape[1] % divisor or shape[1] < least:
@@ -66,7 +66,7 @@ def images(rows: tuple[int, ...], divisor: int, model: str, *, least: int = 1) -
 
 
 def lenet(rows: tuple[int, ...], classes: int, style: Style, *, second: int) -> nn.Module:
-    """conv 6 of 5 x 5, pool, conv ``second`` of 5 x 5, pool, 120, 84, classes."""
+    """Build LeNet-5: 5 x 5 convolutions to 6 and to ``second`` maps, then 120, 84, classes."""
     channels, side = images(rows, 4, "LeNet-5", least=12)
     six, second = style.maps(6), style.maps(second)
     last = (side // 2 - 4) // 2
@@ -91,7 +91,7 @@ def stacked(
     stages: tuple[tuple[int, ...], ...],
     hidden: tuple[int, ...],
 ) -> nn.Module:
-    """3 x 3 convolutions in stages, each stage ended by a maximum over 2 x 2; then a head."""
+    """Build stages of 3 x 3 convolutions, each ended by 2 x 2 max pooling, and a head."""
     channels, side = images(rows, 2 ** len(stages), "this network")
     layers: list[nn.Module] = [nn.Unflatten(1, (channels, side))] if len(rows) == 2 else []
     before = channels
@@ -107,13 +107,14 @@ def stacked(
 
 
 class BasicBlock(nn.Module):
-    """``relu(norm(conv(relu(norm(conv x)))) + shortcut(x))`` with 3 x 3 convolutions.
+    """Residual block ``relu(norm(conv(relu(norm(conv x)))) + shortcut(x))`` of 3 x 3 convolutions.
 
     Args:
-        before, after: maps.
-        stride: of the first convolution.
-        style: normalisation.
-        projection: the shortcut to other maps is a 1 x 1 convolution; else zeros are appended.
+        before, after: numbers of maps.
+        stride: stride of the first convolution.
+        style: source of the normalisation.
+        projection: whether the shortcut to other maps is a 1 x 1 convolution rather than appended
+            zeros.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet20(rows: tuple[int, ...], classes: int, style: Style) -> nn.Module:
-    """A stem and three stages of three blocks of 16, 32, 64 maps, halved by averages."""
+    """Build a stem and three stages of three blocks of 16, 32, 64 maps, halved by averages."""
     channels, side = images(rows, 8, "ResNet-20")
     widths = tuple(style.maps(count) for count in (16, 32, 64))
     layers: list[nn.Module] = [nn.Unflatten(1, (channels, side))] if len(rows) == 2 else []
@@ -161,8 +162,10 @@ def resnet20(rows: tuple[int, ...], classes: int, style: Style) -> nn.Module:
 
 
 def resnet18(rows: tuple[int, ...], classes: int, style: Style, *, stem: int) -> nn.Module:
-    """Four stages of two blocks of 64, 128, 256, 512 maps; the stem is 3 x 3, or 7 x 7 with stride
-    2 and a maximum over 3 x 3."""
+    """Build four stages of two blocks of 64, 128, 256, 512 maps.
+
+    The stem is 3 x 3, or 7 x 7 with stride 2 and max pooling over 3 x 3.
+    """
     channels, side = images(rows, 8 if stem == 3 else 32, "ResNet-18")
     widths = tuple(style.maps(count) for count in (64, 128, 256, 512))
     layers: list[nn.Module] = [nn.Unflatten(1, (channels, side))] if len(rows) == 2 else []

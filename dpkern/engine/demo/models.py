@@ -1,4 +1,4 @@
-"""The demonstration models and those of the sources by name, and their evaluation."""
+"""Build and evaluate the demonstration models and those of the papers, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def build(
     norm: str = "group",
     width: float = 1.0,
 ) -> nn.Module:
-    """A freshly initialised model that maps ``[B, *row_shape]`` to logits ``[B, classes]``.
+    """Return a freshly initialised model from ``[B, *row_shape]`` to logits ``[B, classes]``.
 
     The initial parameters come from a public seed and leave the caller's generator as it was.
     No model mixes the samples of a batch (no batch normalisation).
@@ -74,13 +74,13 @@ def build(
 
 
 def example_rows(name: str) -> tuple[int, ...]:
-    """Rows that the model takes: those of its source, else the digits'."""
+    """Return the shape of the model's usual rows: its paper's data set, else the digits."""
     return SOURCES[name].rows if name in SOURCES else DIGITS_ROWS
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, chunk: int = 1024) -> tuple[float, float]:
-    """Mean cross entropy and accuracy over all rows."""
+    """Return mean cross entropy and accuracy over all rows."""
     loss, correct = 0.0, 0
     for start in range(0, len(x), chunk):
         labels = y[start : start + chunk]

@@ -1,4 +1,4 @@
-"""The larger demonstration networks, each for the rows that it can take.
+"""Build the larger demonstration networks, each for the rows that it can take.
 
 Rows are ``[F]``, ``[H, W]`` or ``[C, H, W]``, without the batch dimension.
 """
@@ -17,11 +17,11 @@ RESNET_WIDTHS = (16, 32)
 NORM_GROUPS = 4
 TOKEN_WIDTH = 32
 HEADS = 4
-MAX_TOKENS = 1024  # attention takes memory with its square
+MAX_TOKENS = 1024  # the memory of attention grows with its square
 
 
 def lenet5(row_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998: tanh, average pooling, 6 and 16 maps, 120-84 units).
+    """Build LeNet-5 (LeCun et al. 1998: tanh, average pooling, 6 and 16 maps, 120-84 units).
 
     Images under 18 pixels get a 3 x 3 second convolution, those under 32 pixels padding, because
     two 5 x 5 convolutions would leave nothing of them.
@@ -53,7 +53,7 @@ def lenet5(row_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """``relu(norm(conv(relu(norm(conv(x))))) + shortcut(x))``, with group normalisation."""
+    """Residual block ``relu(norm(conv(relu(norm(conv(x))))) + shortcut(x))`` with group norm."""
 
     def __init__(self, before: int, after: int, *, stride: int) -> None:
         super().__init__()
@@ -74,10 +74,10 @@ class ResidualBlock(nn.Module):
 
 
 def resnet(row_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A residual network (He et al. 2016) with one block of 16 and one of 32 maps.
+    """Build a residual network (He et al. 2016) with one block of 16 and one of 32 maps.
 
     Group normalisation (Wu and He 2018) keeps the samples of a batch apart. The last maps are
-    averaged to 2 x 2, not to a point: in small images it matters where something stands.
+    averaged to 2 x 2, not to a point, because positions matter in small images.
 
     Raises:
         InvalidInput: rows that are not square images.
@@ -99,10 +99,10 @@ def resnet(row_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """One encoder layer over the tokens of one row, with learned positions; the mean is classified.
+    """Encoder layer over the tokens of a row, with learned positions and a classified mean.
 
     Args:
-        tokens, features: a row has ``tokens * features`` numbers, or fewer: then zeros follow.
+        tokens, features: a row has up to ``tokens * features`` numbers, and is padded with zeros.
     """
 
     def __init__(self, tokens: int, features: int, classes: int) -> None:
@@ -132,10 +132,10 @@ class Transformer(nn.Module):
 
 
 def transformer(row_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A transformer encoder (Vaswani et al. 2017; normalisation first): one layer of width 32.
+    """Build a transformer encoder (Vaswani et al. 2017; norm first) of one layer of width 32.
 
     Tokens are the rows of ``[H, W]``, the rows of all channels together of ``[C, H, W]``, and
-    about ``sqrt(F)`` equal chunks of ``[F]``, the last one filled up with zeros.
+    about ``sqrt(F)`` equal chunks of ``[F]``, the last one padded with zeros.
 
     Raises:
         InvalidInput: rows that give fewer than 2 or more than 1024 tokens.
@@ -157,7 +157,7 @@ def transformer(row_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def _square_image(row_shape: tuple[int, ...], model: str) -> tuple[int, int]:
-    """``(channels, side)`` of square rows ``[H, W]``, ``[C, H, W]`` or flattened ``[H * W]``."""
+    """Return ``(channels, side)`` of square rows ``[H, W]``, ``[C, H, W]`` or ``[H * W]``."""
     shape = row_shape
     if len(shape) == 1:
         side = math.isqrt(shape[0])

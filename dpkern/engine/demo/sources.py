@@ -1,4 +1,4 @@
-"""The models of the sources by name, each with the reading of what its paper leaves open.
+"""Build the models of the papers by name, each with the reading of what its paper leaves open.
 
 GReDP prints tables of layers (II to VI) without channel counts; the paper on directional noise
 names LeNet, "AlexNet, all conv kernels 3" and ResNet-18 without any table. What is filled in here
@@ -29,12 +29,12 @@ MNIST_ROWS, CIFAR_ROWS = (1, 28, 28), (3, 32, 32)
 
 @dataclass(frozen=True, kw_only=True)
 class PaperModel:
-    """A model of a paper.
+    """Model of a paper.
 
     Attributes:
         make: builds it from rows, classes and style.
-        rows: the rows it was printed for.
-        readings: what the paper leaves open and how it was read.
+        rows: shape of the rows that the paper uses.
+        readings: choices where the paper leaves something open.
     """
 
     make: Callable[[tuple[int, ...], int, Style], nn.Module]
@@ -108,7 +108,7 @@ def build(
     norm: str = "group",
     width: float = 1.0,
 ) -> nn.Module:
-    """A model of ``SOURCES`` that maps ``[B, *row_shape]`` to logits ``[B, classes]``.
+    """Build a model of ``SOURCES`` that maps ``[B, *row_shape]`` to logits ``[B, classes]``.
 
     Args:
         name: one of ``SOURCES``.

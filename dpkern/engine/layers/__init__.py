@@ -1,4 +1,4 @@
-"""One rule per operation: how its per-sample gradient follows from inputs and output gradients."""
+"""Define rules that derive per-sample gradients from an operation's inputs and output gradients."""
 
 from . import (
     circulant,

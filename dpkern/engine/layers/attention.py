@@ -1,8 +1,8 @@
-"""Multi-head attention as ordinary torch code on batch-first tensors.
+"""Compute multi-head attention with ordinary torch code on batch-first tensors.
 
 torch's own function takes seven parameters at once and folds time and batch into one axis. Here the
-same sums are written with ``F.linear`` on ``[N, L, E]``, so that every parameter meets a rule that
-sees the sample axis first. Where torch copies a parameter over the batch, it is expanded.
+same sums are written with ``F.linear`` on ``[N, L, E]``, so that each parameter has a rule to which
+the samples are the first axis. Where torch copies a parameter over the batch, it is expanded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHAPE_REMEDY = "See the shapes in the documentation of torch.nn.MultiheadAttent
 
 
 def rows(parameter: Tensor, start: int, stop: int) -> Tensor:
-    """Rows ``start`` to ``stop`` of a stacked projection."""
+    """Return rows ``start`` to ``stop - 1`` of a stacked projection."""
     return parameter[start:stop]
 
 
@@ -50,7 +50,7 @@ def multi_head_attention_forward(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """``torch.nn.functional.multi_head_attention_forward``: same arguments, same results.
+    """Run ``torch.nn.functional.multi_head_attention_forward``: same arguments, same results.
 
     With heads ``h`` of width ``d = E / num_heads``:
     ``output = concat_h(softmax(q_h k_h^T / sqrt(d) + mask) v_h) W_out^T + b_out``, where q, k and v
@@ -128,14 +128,14 @@ def multi_head_attention_forward(
         shares = None
     mixed = mixed.transpose(1, 2).reshape(batch, length, width)
     output = F.linear(mixed, out_proj_weight, out_proj_bias).transpose(0, 1)
-    # Callers with time first may rely on view(); those with the batch first transpose it back.
+    # Callers with time first may use view(); those with the batch first transpose it back.
     return (output.contiguous() if query.is_contiguous() else output), shares
 
 
 def _project(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch-first q, k, v from one stacked weight ``[3 E, E]``, in as few products as possible."""
+    """Return batch-first q, k, v from one stacked weight ``[3 E, E]``, in the fewest products."""
     if weight is None:
         raise _missing("in_proj_weight")
     width = query.shape[-1]
@@ -161,7 +161,7 @@ def _project_apart(
     weights: tuple[Tensor | None, Tensor | None, Tensor | None],
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch-first q, k, v from three weights; the bias ``[3 E]`` is stacked all the same."""
+    """Return batch-first q, k, v from three weights and one stacked bias ``[3 E]``."""
     width = query.shape[-1]
     found = []
     for index, (name, x, weight) in enumerate(
@@ -176,7 +176,7 @@ def _project_apart(
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """``[N, L, E]`` as ``[N, heads, L, E / heads]``."""
+    """Return ``[N, L, E]`` as ``[N, heads, L, E / heads]``."""
     batch, length, width = x.shape
     return x.view(batch, length, num_heads, width // num_heads).transpose(1, 2)
 
@@ -191,7 +191,7 @@ def _static(name: str, given: Tensor, q: Tensor) -> Tensor:
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float
 ) -> tuple[Tensor, Tensor]:
-    """``softmax(q k^T / sqrt(d) + mask) v`` and the weights, after dropout as in torch."""
+    """Return ``softmax(q k^T / sqrt(d) + mask) v`` and the weights, after dropout as in torch."""
     scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
     if mask is not None:
         scores = scores + mask
@@ -202,7 +202,7 @@ def _attend(
 
 
 def _additive(name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask that is added to the scores: minus infinity where a bool mask is True."""
+    """Return a mask to add to the scores: minus infinity where a bool mask is True."""
     if mask is None or mask.is_floating_point():
         return mask
     if mask.dtype != torch.bool:
@@ -216,7 +216,7 @@ def _additive(name: str, mask: Tensor | None, dtype: torch.dtype) -> Tensor | No
 
 
 def _per_sample(mask: Tensor, batch: int, heads: int, length: int, source: int) -> Tensor:
-    """``[N, 1, L, S]`` or ``[N, heads, L, S]``: a learned mask is a parameter like any other."""
+    """Return a mask as ``[N, 1, L, S]`` or ``[N, heads, L, S]``; it may be a parameter."""
     if mask.shape == (length, source):
         return mask.expand(batch, length, source).unsqueeze(1)
     if mask.shape == (batch * heads, length, source):
@@ -239,7 +239,7 @@ def _check(
             "multi_head_attention_forward",
             expected="a batched query of three dimensions",
             got=f"shape {list(query.shape)}",
-            remedy="Attention over a 2-D query has no sample axis: add one with unsqueeze.",
+            remedy="Add the batch dimension with unsqueeze(1): a 2-D query has no sample axis.",
         )
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 3:

@@ -1,4 +1,4 @@
-"""Block-circulant products: ``nn.functional.circulant_product`` with a private weight."""
+"""Define the rule of block-circulant products, ``nn.functional.circulant_product``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _OTHER = {"row": "column", "column": "row"}
 
 
 class _Circulant(torch.autograd.Function):
-    """``x [k B, ..., q, d] -> [k B, ..., p, d]``; ``use.saved`` holds the convention."""
+    """Block-circulant map ``x [k B, ..., q, d] -> [k B, ..., p, d]``.
+
+    ``use.saved`` holds the convention.
+    """
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor) -> Tensor:

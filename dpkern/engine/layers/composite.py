@@ -1,4 +1,4 @@
-"""Operations on several parameters at once, taken apart into ones that have rules."""
+"""Split operations on several parameters into operations that have rules."""
 
 from __future__ import annotations
 

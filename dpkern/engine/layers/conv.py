@@ -1,4 +1,4 @@
-"""Convolutions in one to three dimensions, also transposed ones."""
+"""Define the rules of convolutions in one to three dimensions, also of transposed ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _UPWARDS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose
 
 
 class Convolve(torch.autograd.Function):
-    """``aten::convolution``; ``use.saved`` holds its geometry."""
+    """Convolution (``aten::convolution``); ``use.saved`` holds its geometry."""
 
     @staticmethod
     def forward(
@@ -47,7 +47,7 @@ class Convolve(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.dtype, x = x.dtype, in_product(x)
         ctx.save_for_backward(x, weight)
-        # The public functions, which autocast knows.
+        # Autocast applies to the public functions only.
         dims, geometry = x.dim() - 3, dict(use.saved)
         more = geometry.pop("output_padding")
         if geometry.pop("transposed"):
@@ -75,7 +75,7 @@ def _input_gradient(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any
     stride = options["stride"]
     pointwise = all(size == 1 for size in weight.shape[2:]) and not any(options["padding"])
     if pointwise and max(stride) > 1 and options["groups"] == 1 and not options["transposed"]:
-        # Each output position sees one input position: two to three times as fast as torch's way.
+        # Each output position reads one input position: two to three times as fast as in torch.
         gx = torch.zeros_like(x, memory_format=torch.contiguous_format)
         seen = (slice(None), slice(None), *(slice(None, None, step) for step in stride))
         gx[seen] = _DOWNWARDS[x.dim() - 3](g, weight.transpose(0, 1))
@@ -88,7 +88,7 @@ def _input_gradient(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any
 
 
 def _probed(g: Tensor, x: Tensor, weight: Tensor, options: dict[str, Any]) -> Tensor:
-    """The same where only a sample or two have a gradient: not the memory of a whole batch."""
+    """Return the input gradient if few samples have one, in memory for these samples only."""
     gx = torch.zeros_like(x)
     rows = (g != 0).flatten(1).any(1).nonzero().flatten()
     if len(rows):
@@ -103,7 +103,7 @@ def _arrive(use: CapturedOp, x: Tensor, weight: Tensor, g: Tensor) -> None:
         if use.targets[0] is not None:
             pair = x, g
             if use.saved["transposed"]:
-                # A transposed convolution is a convolution read backwards.
+                # A transposed convolution is a convolution with input and output exchanged.
                 pair = _reached(g, x.shape[2:], kernel_size, geometry), x
             use.arrive(0, _record(use, *pair, kernel_size, geometry))
         if use.targets[1] is not None:
@@ -125,7 +125,7 @@ def _record(
 
 
 def _reached(x: Tensor, out: Sequence[int], kernel_size: Ints, geometry: dict[str, Any]) -> Tensor:
-    """The part of ``x`` that a convolution to ``out`` positions reads (output_padding aside)."""
+    """Return ``x`` without positions that would give a convolution more than ``out`` outputs."""
     for i, (size, kernel) in enumerate(zip(out, kernel_size, strict=True)):
         stride, padding, dilation = (geometry[n][i] for n in ("stride", "padding", "dilation"))
         # One position more than these would give a further output.
@@ -193,7 +193,7 @@ def _conv_transpose(func: Function, args: Sequence[Any], kwargs: dict[str, Any])
 def geometry_of(
     dims: int, stride: Any, padding: Any, dilation: Any, groups: int | None
 ) -> dict[str, Any]:
-    """The options of a convolution that is not transposed, None where left out."""
+    """Return the options of a convolution that is not transposed; None selects the default."""
     return {
         "stride": _spread(stride, 1, dims),
         "padding": _spread(padding, 0, dims),
@@ -218,7 +218,10 @@ def _unbatched(x: Tensor, dims: int) -> Tensor:
 def _named_padding(
     x: Tensor, weight: Tensor, padding: str, dilation: Ints
 ) -> tuple[Tensor, int | Ints]:
-    """``same`` as numbers; what is left over goes to the right, as in torch."""
+    """Return input and padding as numbers for ``same`` or ``valid``.
+
+    If the padding of ``same`` is odd, the input is padded by one more on the right, as in torch.
+    """
     if padding == "valid":
         return x, 0
     with without_torch_function():

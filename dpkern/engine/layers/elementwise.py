@@ -1,4 +1,4 @@
-"""Elementwise scale and shift, and copies of a parameter for every sample of the batch."""
+"""Define the rules of elementwise scale and shift, and of copies of a parameter per sample."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_data(x: Tensor, w: Tensor, batch: int | None) -> bool:
 
 @rule(Tensor.expand, Tensor.expand_as, torch.broadcast_to, Tensor.broadcast_to)
 def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``w.expand(B, ...)``: a copy per sample, if that is what the first dimension is."""
+    """Expand ``w`` to a copy per sample, if the first dimension of the result is the batch."""
     w = args[0]
     if not is_private(w):
         return func(*plain(tuple(args)), **plain(kwargs))  # only the shape of the other is used
@@ -105,7 +105,7 @@ def _expand(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 @rule(Tensor.repeat)
 def _repeat(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``w.repeat(B, 1, ...)`` of ``[1, ...]``, or with new dimensions in front."""
+    """Repeat ``w`` along new first dimensions, or along a first dimension of size 1."""
     w, *sizes = args
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)):
         sizes = list(sizes[0])

@@ -1,4 +1,4 @@
-"""Embedding tables: F.embedding, and F.embedding_bag made of it."""
+"""Define the rules of embedding tables: F.embedding, and F.embedding_bag built on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Function = Callable[..., Any]
 
 
 class _Embedding(torch.autograd.Function):
-    """``ids [B, ...] -> [B, ..., D]``."""
+    """Table look-up ``ids [B, ...] -> [B, ..., D]``."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: CapturedOp, ids: Tensor, weight: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class _Embedding(torch.autograd.Function):
 
 
 def deliver(use: CapturedOp, ids: Tensor, g: Tensor) -> None:
-    """Hand over the record of a look-up."""
+    """Capture the per-sample gradients of a look-up."""
     each = g.reshape(use.batch, ids.numel() // max(1, use.batch), g.shape[-1])
     flat = ids.reshape(use.batch, each.shape[1]).to(torch.int64).contiguous()
     use.arrive(0, EmbeddingGradients(flat, each, use.saved["rows"], use.saved["padding_idx"]))
@@ -90,7 +90,7 @@ def _embedding(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 
 def _is_shared(capture: Capture, ids: Tensor) -> bool:
-    """Ids that all samples share, such as positions: no batch in the first dimension."""
+    """Whether all samples share the ids, such as positions: the first dimension is no batch."""
     batch = capture.require_batch("embedding", ())
     if ids.dim() == 0 or ids.shape[0] != batch:
         folded = ids.dim() > 1 and batch > 0 and ids.shape[0] % batch == 0
@@ -133,7 +133,7 @@ def _embedding_bag(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) 
 def _padded(
     ids: Tensor, offsets: Tensor, weights: Tensor | None, last: bool
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Bags given by offsets as rows ``[B, longest]`` with a mask of what is inside."""
+    """Return bags given by offsets as padded rows ``[B, longest]``, with a mask of their ids."""
     starts = offsets[:-1] if last else offsets
     ends = offsets[1:] if last else torch.cat([offsets[1:], offsets.new_tensor([len(ids)])])
     longest = int((ends - starts).max()) if len(starts) else 0

@@ -1,8 +1,8 @@
-"""Expressions: tensors computed from parameters alone, such as ``w.t()`` or ``w + b @ a``.
+"""Handle expressions: tensors computed from parameters alone, such as ``w.t()`` or ``w + b @ a``.
 
-Their per-sample gradients are led back to the parameters after the backward pass, all samples at
-once, through the expression's own graph. Rows of a parameter and its transpose need no such step:
-they are other names for a part of the same gradient.
+After the backward pass their per-sample gradients are propagated to the parameters, for all samples
+at once, through the expression's own graph. Rows of a parameter and its transpose need no such
+step, because their gradient is a part of the parameter's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ..tables import EmbeddingGradients
 from ..uses import CapturedGradients, GradientSource, GradientTarget, ParameterSource
 
 LARGEST = 1 << 28
-"""Bytes that per-sample copies of one tensor may take where no rule has a cheaper route."""
+"""The most bytes of per-sample copies of one tensor where no rule has a cheaper route."""
 
 
 class Expression(GradientSource):
-    """A source that is led back to the slots it was made of."""
+    """A source whose gradients are propagated to the parameters it was computed from."""
 
     def __init__(self, tensor: Tensor, name: str, slots: Sequence[ParameterSource]) -> None:
         super().__init__(slots[0].capture, name, tensor.shape)
         self.tensor = tensor
         self.slots = list(slots)
         self.view: GradientTarget | None = None
-        """Set if this is a part of one parameter, or its transpose."""
+        """The target in the parameter, if this is a part of one or its transpose."""
         self.looked_up: tuple[Tensor, int, int | None] | None = None
-        """ids, rows and padding index, if this is an embedding of ids that all samples share."""
+        """The ids, rows and padding index of an embedding of ids that all samples share."""
         self.capture.expressions.append(self)
 
     @property
@@ -52,7 +52,7 @@ class Expression(GradientSource):
         return any(slot.watched for slot in self.slots)
 
     def lead_back(self) -> None:
-        """Turn what arrived here into arrivals of the slots."""
+        """Turn the gradients captured for the expression into gradients of its parameters."""
         if not self.arrivals:
             return
         record = merge([arrival.record for arrival in self.arrivals])
@@ -87,7 +87,7 @@ class Expression(GradientSource):
 
 
 def check_size(source: GradientSource, numbers: int) -> None:
-    """Refuse copies per sample that would not fit.
+    """Refuse copies per sample that would take too much memory.
 
     Raises:
         UnsupportedModule: more than ``LARGEST`` bytes.
@@ -103,7 +103,7 @@ def check_size(source: GradientSource, numbers: int) -> None:
 
 
 def slots_in(tree: Any) -> list[ParameterSource]:
-    """The parameters that private tensors in nested arguments are made of, each once."""
+    """Return the trained parameters behind private tensors in nested arguments, each once."""
     found: dict[int, ParameterSource] = {}
     for tensor in tensors_in(tree):
         if is_private(tensor):
@@ -127,7 +127,7 @@ def is_of_parameters_alone(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | None) -> bool:
-    """Data, rather than a constant: differentiable, or with the batch as its first dimension."""
+    """Whether a tensor may hold samples: it needs a gradient, or its first dimension is B."""
     if tensor.requires_grad:
         return True
     if tensor.dim() == 0 or tensor.shape[0] != batch or is_buffer(tensor, private[0]):
@@ -139,7 +139,7 @@ def looks_like_samples(tensor: Tensor, private: Sequence[Tensor], batch: int | N
 
 
 def is_buffer(tensor: Tensor, private: Tensor) -> bool:
-    """Whether this shows a buffer of the module, which is no sample's whatever its shape."""
+    """Whether a tensor shares the memory of a buffer, which belongs to no sample."""
     if tensor.requires_grad or source_of(private).capture.given(tensor):
         return False
     place = tensor.untyped_storage().data_ptr()
@@ -175,7 +175,7 @@ def of(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], re
 
 @rule(Tensor.to, Tensor.type_as, Tensor.view_as, Tensor.reshape_as)
 def _like(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Of the second tensor only the dtype, device or shape is used, never a sample."""
+    """Use only the dtype, device or shape of the second tensor, which may hold samples."""
     first, *rest = args
     if not is_private(first):
         return func(first, *plain(tuple(rest)), **plain(kwargs))
@@ -185,7 +185,7 @@ def _like(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
 
 
 def target_of(tensor: Tensor) -> GradientTarget:
-    """Where the gradient of a private tensor goes."""
+    """Return the target of a private tensor's gradient."""
     source = source_of(tensor)
     if isinstance(source, Expression):
         return source.view or GradientTarget(source)
@@ -194,21 +194,21 @@ def target_of(tensor: Tensor) -> GradientTarget:
 
 
 def whole_target_of(tensor: Tensor) -> GradientTarget:
-    """As ``target_of``, for rules that know no transposes."""
+    """Return the target of a private tensor's gradient for rules that support no transposes."""
     target = target_of(tensor)
     return GradientTarget(source_of(tensor)) if target.transposed else target
 
 
 def values(tensor: Tensor) -> Tensor:
-    """The numbers of a private tensor."""
+    """Return a private tensor's values as an ordinary tensor."""
     result: Tensor = plain(tensor)
     return result
 
 
 def _view_of(result: Tensor, slots: Sequence[ParameterSource]) -> GradientTarget | None:
-    """The part of a parameter that a view shows, or its transpose, if this is one.
+    """Return the target of rows of one parameter, or of its transpose; None for other tensors.
 
-    A view's gradient is the same numbers as the parameter's there.
+    The gradient of such a view is that part of the parameter's gradient.
     """
     if len(slots) != 1 or result.numel() == 0:
         return None

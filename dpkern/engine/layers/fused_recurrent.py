@@ -1,9 +1,9 @@
-"""Recurrent layers in one call per direction, and the records that they leave behind.
+"""Run recurrent layers in one call per direction, and capture the gradients of their weights.
 
     W_ih: sum_t d_t x_t^T     W_hh: sum_t e_t h_(t-1)^T     b_ih: sum_t d_t     b_hh: sum_t e_t
 
-``d`` and ``e`` are a sample's gradients by what comes from its inputs and from its states; only in
-a GRU do they differ. Each weight so has one record, of a linear layer with T positions.
+``d`` and ``e`` are a sample's gradients by ``W_ih x + b_ih`` and by ``W_hh h + b_hh``; they differ
+only in a GRU. The per-sample gradient of each weight is that of a linear layer with T positions.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ Weights = Sequence[Tensor | None]
 
 
 class Forward(NamedTuple):
-    """What a pass through a layer gives."""
+    """Results of the forward pass of a layer."""
 
     y: Tensor
     before: Tensor
-    """``h_(t-1)``, which ``w_hh`` meets."""
+    """The states ``h_(t-1)``, which ``w_hh`` multiplies."""
     ends: State
-    """States behind the last step."""
+    """The states after the last step."""
     kept: tuple[Tensor, ...]
-    """What the way back takes besides the weights."""
+    """Tensors that the backward pass needs besides the weights."""
 
 
 class Backward(NamedTuple):
-    """What the way back gives."""
+    """Results of the backward pass of a layer."""
 
     d: Tensor
     e: Tensor
@@ -57,21 +57,24 @@ class Backward(NamedTuple):
     sums_e: Tensor
     dx: Tensor
     starts: State
-    """Gradients by the states before the first step."""
+    """The gradients by the states before the first step."""
 
 
 class FusedCell(Protocol):
-    """The two passes of a kind of layer."""
+    """Interface of a kind of recurrent layer: its forward and its backward pass."""
 
     def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
-        """All time steps of ``x [B, T, D]``."""
+        """Run all time steps of ``x [B, T, D]``."""
 
     def backward(self, kept: State, weights: Any, gradients: Any, *, reverse: bool) -> Backward:
-        """Back from the gradients by ``y`` and by the last states; ``weights`` without biases."""
+        """Propagate the gradients by ``y`` and by the last states back through all time steps.
+
+        ``weights`` are ``w_ih`` and ``w_hh``.
+        """
 
 
 class Lstm:
-    """``recurrent.lstm``."""
+    """LSTM that runs in ``recurrent.lstm``."""
 
     def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
         y, before, gates, cells = recurrent.lstm(x, *state, *weights, reverse=reverse)
@@ -84,7 +87,7 @@ class Lstm:
 
 
 class Gru:
-    """``recurrent.gru``."""
+    """GRU that runs in ``recurrent.gru``."""
 
     def forward(self, x: Tensor, state: State, weights: Any, *, reverse: bool) -> Forward:
         y, before, gates = recurrent.gru(x, *state, *weights, reverse=reverse)
@@ -99,7 +102,7 @@ class Gru:
 
 @dataclass(frozen=True)
 class Rnn:
-    """``recurrent.rnn``."""
+    """Elman network that runs in ``recurrent.rnn``."""
 
     nonlinearity: recurrent.Nonlinearity
 
@@ -121,7 +124,7 @@ def _last(states: Tensor, reverse: bool) -> Tensor:
 
 
 class _Layer(torch.autograd.Function):
-    """``x [k B, T, D]`` and states ``[k B, H]`` to ``y [k B, T, H]`` and the last states."""
+    """Map of ``x [k B, T, D]`` and states ``[k B, H]`` to ``y [k B, T, H]`` and the last states."""
 
     @staticmethod
     def forward(
@@ -175,13 +178,16 @@ def _arrive(use: CapturedOp, x: Tensor, before: Tensor, made: Backward) -> None:
 
 
 def _joined(a: Tensor, states: Tensor, d: Tensor) -> Callable[[], PerSampleGradients] | None:
-    """Both weights as one matrix, if one table of products of ``d`` then does for both norms."""
+    """Return a maker of both weights' gradients as one, if that saves products, else None.
+
+    If both norms are taken from Gram matrices, the joined norm needs that of ``d`` only once.
+    """
     cheaper = linear.norm_route(a, d) == linear.norm_route(states, d) == "gram"
     return (lambda: LinearGradients(torch.cat((a, states), 2), d)) if cheaper else None
 
 
 def fits(x: Tensor, state: State, weights: Weights) -> bool:
-    """Whether a layer in one direction can go through ``run``."""
+    """Whether ``run`` can take a layer in one direction."""
     given = [w for w in weights if w is not None]
     private = next((w for w in given if is_private(w)), None)
     if private is None or any(map(is_private, (x, *state))) or not is_constant(*given):
@@ -203,7 +209,7 @@ def fits(x: Tensor, state: State, weights: Weights) -> bool:
 def run(
     cell: FusedCell, x: Tensor, state: State, weights: Weights, *, reverse: bool, operation: str
 ) -> tuple[Tensor, State]:
-    """One layer in one direction, ``[B, T, D]`` to ``[B, T, H]`` and the last states."""
+    """Run a layer in one direction, ``[B, T, D]`` to ``[B, T, H]`` and the last states."""
     targets: list[GradientTarget | None] = [
         whole_target_of(w) if is_private(w) else None for w in weights
     ]

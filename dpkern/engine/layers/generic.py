@@ -1,4 +1,4 @@
-"""Operations without a rule: one copy of the parameter per sample, and the operation per sample.
+"""Run operations without a rule once per sample, each on its own copy of the parameter.
 
 The parameter is expanded to ``[B, *shape]`` (a view, no copy) and the operation runs under
 ``torch.vmap``, every sample as a batch of one. Autograd's gradient of the expanded parameter is
@@ -21,7 +21,7 @@ from .expression import check_size, looks_like_samples, slots_in, values, whole_
 
 
 class _Expand(torch.autograd.Function):
-    """``w [*shape] -> [rows, *shape]``; the gradient's rows are summed per sample and captured."""
+    """Map ``w [*shape] -> [rows, *shape]``, which captures its gradient's rows per sample."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: CapturedOp, w: Tensor, rows: int) -> Tensor:
@@ -42,7 +42,7 @@ class _Expand(torch.autograd.Function):
 
 
 def expand(private: Tensor, rows: int, operation: str) -> Tensor:
-    """``[rows, *shape]``, data whose gradient is the parameter's per-sample gradient."""
+    """Expand a parameter to ``[rows, *shape]``, whose gradient is captured per sample."""
     target = whole_target_of(private)
     w = values(private)
     capture = source_of(private).capture
@@ -54,7 +54,7 @@ def expand(private: Tensor, rows: int, operation: str) -> Tensor:
 def per_sample(
     func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
 ) -> Any:
-    """Run ``func`` once per sample; ``result`` is what the ordinary call gave.
+    """Run ``func`` once per sample; ``result`` is the result of the ordinary call.
 
     Raises:
         UnsupportedModule: arguments or results without a batch dimension.

@@ -1,4 +1,4 @@
-"""``y = x W^T + b``: F.linear, matmul and addmm with a private weight or bias."""
+"""Define the rules of ``y = x W^T + b``: F.linear, matmul and addmm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Function = Callable[..., Any]
 
 
 class _Linear(torch.autograd.Function):
-    """``x [k B, ..., d] -> [k B, ..., p]``."""
+    """Linear map ``x [k B, ..., d] -> [k B, ..., p]``."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x w + bias`` over the last dimension of ``x``."""
+    """Return ``x w + bias`` over the last dimension of ``x``."""
     if torch.is_autocast_enabled(x.device.type) or not product.fits(x, w, bias):
         return F.linear(x, w.t(), bias)
     return product.matmul(x.view(-1, x.shape[-1]), w, bias).view(*x.shape[:-1], w.shape[1])
@@ -85,7 +85,7 @@ def _sum_positions(g: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, operation: str) -> Tensor:
-    """``F.linear`` with private weight or bias (or both)."""
+    """Run ``F.linear`` with private weight or bias (or both)."""
     targets: list[GradientTarget | None] = [None, None]
     capture = None
     if is_private(weight):
@@ -136,13 +136,13 @@ def _matmul(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _transposed(x: Tensor, w: Tensor) -> Tensor:
-    """``x W`` for a private ``w [d, p]``."""
+    """Return ``x W`` for a private ``w [d, p]``."""
     return linear(x, w.t(), operation="matmul")
 
 
 @rule(F.bilinear, torch.bilinear)
 def _bilinear(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """``y_o = x1^T W_o x2``: linear in the outer product of the inputs."""
+    """Compute ``y_o = x1^T W_o x2``, which is linear in the outer product of the inputs."""
     x1, x2, weight, bias = arguments(("input1", "input2", "weight", "bias"), args, kwargs)
     if is_private(x1) or is_private(x2):
         return other(func, args, kwargs)

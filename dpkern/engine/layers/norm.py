@@ -1,4 +1,4 @@
-"""Layer, RMS, group and instance norm; batch norm only with fixed statistics."""
+"""Define the rules of layer, RMS, group, instance norm, and of batch norm with fixed statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Function = Callable[..., Any]
 
 
 def _deliver(use: CapturedOp, shape: Sequence[int], *gradients: Tensor) -> None:
-    """Per-sample gradients ``[k B, D]`` of scale and shift, in the parameters' shape."""
+    """Capture the per-sample gradients of scale and shift, which are given by row ``[k B, D]``."""
     for which, gradient in enumerate(gradients):
         each = use.per_batch(gradient)
         total = each[:, 0] if each.shape[1] == 1 else each.sum(1)
@@ -40,13 +40,13 @@ def _deliver(use: CapturedOp, shape: Sequence[int], *gradients: Tensor) -> None:
 
 
 def _positions(x: Tensor, shape: Sequence[int]) -> tuple[int, int, int]:
-    """``x`` as rows, positions and what is normalised together."""
+    """Return the numbers of rows of ``x``, of positions, and of entries normalised together."""
     outer = x.shape[1 : x.dim() - len(shape)]
     return int(x.shape[0]), math.prod(outer), math.prod(shape)
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Mean and variance over the last dimensions."""
+    """Layer norm, with mean and variance over the last dimensions."""
 
     @staticmethod
     def forward(
@@ -81,7 +81,7 @@ class _LayerNorm(torch.autograd.Function):
 def layer_norm_gradients(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, g: Tensor, shape: Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The input's gradient, and those of scale and shift by row ``[k B, D]``."""
+    """Return the input's gradient, and those of scale and shift by row ``[k B, D]``."""
     rows, positions, size = _positions(x, shape)
     flat = to_sum_dtype(g).view(rows, positions, size), to_sum_dtype(x).view(rows, positions, size)
     scale = None if weight is None else to_sum_dtype(weight).view(size)
@@ -91,7 +91,7 @@ def layer_norm_gradients(
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Root mean square over the last dimensions."""
+    """RMS norm, with the root mean square over the last dimensions."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, use: CapturedOp, x: Tensor, weight: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """Mean and variance over groups of channels; instance norm has one channel per group."""
+    """Group norm, with mean and variance over groups of channels; one channel for instance norm."""
 
     @staticmethod
     def forward(
@@ -165,7 +165,7 @@ class _GroupNorm(torch.autograd.Function):
 def group_norm_gradients(
     x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, g: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The input's gradient, and those of scale and shift by row ``[k B, C]``."""
+    """Return the input's gradient, and those of scale and shift by row ``[k B, C]``."""
     sizes = (*x.shape[:2], math.prod(x.shape[2:]))
     flat = to_sum_dtype(g).view(sizes), to_sum_dtype(x).view(sizes)
     scale = None if weight is None else to_sum_dtype(weight)
@@ -240,7 +240,7 @@ def _instance_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) 
 
 @rule(F.batch_norm, torch.batch_norm)
 def _batch_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """With fixed statistics a batch norm is a scale and a shift per channel."""
+    """Scale and shift each channel, as a batch norm with fixed statistics does."""
     middle = ["running_mean", "running_var", "weight", "bias"]
     if func is torch.batch_norm:
         middle = ["weight", "bias", "running_mean", "running_var"]

@@ -1,4 +1,4 @@
-"""Operations without a rule of their own: of parameters alone, or of each sample by itself."""
+"""Run operations without a rule of their own, on parameters alone or on each sample by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import expression, generic
 
 @rule(ANY)
 def other(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """An operation without a rule of its own."""
+    """Run an operation without a rule of its own."""
     if _writes_into_data(func, args):
         raise refuse(
             func,

@@ -1,9 +1,9 @@
-"""Packed sequences: sorted, ragged rows of data, brought back to the batch first.
+"""Convert packed sequences to padded tensors with the batch first, and back.
 
-A ``PackedSequence`` holds its samples by decreasing length, step by step, and torch hands a
-recurrent function only the data and the step sizes. Which sample a row belongs to is known to the
-module alone, so its forward pre-hook notes the order; a function without a note is refused, because
-rows that belong to another sample than thought would void the clip.
+A ``PackedSequence`` holds its samples by decreasing length, step by step, and torch passes only the
+data and the step sizes to a recurrent function. Only the module knows which sample a row belongs
+to, so its forward pre-hook notes the order. A call without a note is refused: rows attributed to
+the wrong sample would make the clipping bound false.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _noted = _Noted()
 
 
 def note_order(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Forward pre-hook (``with_kwargs=True``) of every ``nn.RNNBase``: note a packed input."""
+    """Note a packed input: forward pre-hook (``with_kwargs=True``) of every ``nn.RNNBase``."""
     del module
     given = args[0] if args else kwargs.get("input")
     _noted.packed = given if isinstance(given, PackedSequence) else None
 
 
 def forget_order(module: nn.Module, args: Any, output: Any) -> None:
-    """Forward hook (``always_call=True``) that goes with ``note_order``."""
+    """Forget the noted input: forward hook (``always_call=True``) of every ``nn.RNNBase``."""
     del module, args, output
     _noted.packed = None
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the rows of packed data stand in ``[B, T]``, in the order of the samples.
+    """Positions of the rows of packed data in ``[B, T]``, in the order of the samples.
 
     Args:
         rows: ``[B, T]`` int64, the row of the packed data; 0 where there is none.
-        valid: ``[B, T]`` bool, False behind the end of a sample.
+        valid: ``[B, T]`` bool, False after the end of a sample.
         cells: ``[rows of data]`` int64, the place of every row in the flattened ``[B, T]``.
         to_sorted, to_original: permutations of the samples between both orders, or None.
     """
@@ -58,7 +58,7 @@ class Packing:
 
     @classmethod
     def of(cls, batch_sizes: Tensor, device: torch.device) -> Packing:
-        """The packing of the call under way.
+        """Return the packing of the running call.
 
         Raises:
             UnsupportedModule: the order of the samples was not noted.
@@ -83,19 +83,19 @@ class Packing:
         return cls(rows, valid, cells, packed.sorted_indices, to_original)
 
     def pad(self, data: Tensor) -> Tensor:
-        """Packed ``[rows, F]`` as ``[B, T, F]``, zero behind the end of a sample."""
+        """Return packed ``[rows, F]`` as ``[B, T, F]``, zero after the end of a sample."""
         padded = data.index_select(0, self.rows.flatten())
         padded = padded.view(*self.rows.shape, *data.shape[1:])
         return torch.where(self.valid.unsqueeze(2), padded, 0.0)
 
     def gather(self, padded: Tensor) -> Tensor:
-        """The packed rows of ``[B, T, F]``."""
+        """Return the packed rows of ``[B, T, F]``."""
         return padded.flatten(0, 1).index_select(0, self.cells)
 
     def unsort(self, state: Tensor) -> Tensor:
-        """A state ``[K, B, H]`` from the sorted order to that of the samples."""
+        """Return a state ``[K, B, H]`` in the order of the samples, given in the sorted order."""
         return state if self.to_original is None else state.index_select(1, self.to_original)
 
     def sort(self, state: Tensor) -> Tensor:
-        """The way back of ``unsort``."""
+        """Return a state ``[K, B, H]`` in the sorted order: the inverse of ``unsort``."""
         return state if self.to_sorted is None else state.index_select(1, self.to_sorted)

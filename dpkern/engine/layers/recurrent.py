@@ -1,11 +1,11 @@
-"""Recurrent networks on batch-first tensors, layer by layer and direction by direction.
+"""Run recurrent networks on batch-first tensors, layer by layer and direction by direction.
 
 torch computes a whole network in one call that takes all its parameters. Here each layer and
-direction goes through one call of its own (``fused_recurrent``). What that does not take (packed
-sequences, projections, 16 bits, devices) is ordinary torch code: a loop over time of ``F.linear``
-and elementwise functions on ``[B, ...]``, in which every weight meets the rule of ``F.linear``. The
-inputs of all time steps go through one product; the states cannot, so that T steps cost T small
-products.
+direction has a call of its own (``fused_recurrent``). Layers that this call does not support
+(packed sequences, projections, 16 bits, devices) run as ordinary torch code: a loop over time of
+``F.linear`` and elementwise functions on ``[B, ...]``, in which the rule of ``F.linear`` applies to
+every weight. The inputs of all time steps go through one product; the states cannot, so that T
+steps cost T small products.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Step = Callable[[Tensor, State, "_Weights"], State]
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of network: one time step, tensors in its state, and all time steps in one call."""
+    """Kind of network: its time step, the tensors in its state, and all time steps in one call."""
 
     step: Step
     states: int
@@ -38,8 +38,11 @@ class _Kind:
 
 @dataclass(frozen=True)
 class _Weights:
-    """One layer and direction: ``w_ih [G H, F]``, ``w_hh [G H, H']``, biases ``[G H]`` or None,
-    and ``w_hr [H', H]`` of an LSTM with projections."""
+    """Weights of one layer and direction.
+
+    They are ``w_ih [G H, F]``, ``w_hh [G H, H']``, biases ``[G H]`` or None, and ``w_hr [H', H]``
+    of an LSTM with projections.
+    """
 
     w_ih: Tensor
     w_hh: Tensor
@@ -86,7 +89,7 @@ _RNN_RELU = _Kind(_relu_step, 1, fused.Rnn("relu"), "rnn_relu")
 
 
 def lstm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """``torch._VF.lstm``, both overloads: same arguments, same results.
+    """Run ``torch._VF.lstm``, both overloads: same arguments, same results.
 
     ``c' = sigmoid(f) c + sigmoid(i) tanh(g)``, ``h' = sigmoid(o) tanh(c')`` with
     ``(i, f, g, o) = W_ih x + b_ih + W_hh h + b_hh``, and ``h' W_hr^T`` where there are projections
@@ -110,7 +113,7 @@ def lstm(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gru(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """``torch._VF.gru``, both overloads; arguments, layout and errors as in ``lstm``.
+    """Run ``torch._VF.gru``, both overloads; arguments, layout and errors as in ``lstm``.
 
     ``h' = (1 - z) n + z h`` with ``r, z = sigmoid(W_ih x + b_ih + W_hh h + b_hh)`` and
     ``n = tanh(W_in x + b_in + r (W_hn h + b_hn))`` (Cho et al. 2014, in the form of torch).
@@ -120,13 +123,13 @@ def gru(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def rnn_tanh(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """``torch._VF.rnn_tanh``, both overloads: ``h' = tanh(W_ih x + b_ih + W_hh h + b_hh)``."""
+    """Run ``torch._VF.rnn_tanh``, both overloads: ``h' = tanh(W_ih x + b_ih + W_hh h + b_hh)``."""
     output, (h,) = _run(_RNN_TANH, arguments)
     return output, h
 
 
 def rnn_relu(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """``torch._VF.rnn_relu``, both overloads: ``h' = relu(W_ih x + b_ih + W_hh h + b_hh)``."""
+    """Run ``torch._VF.rnn_relu``, both overloads: ``h' = relu(W_ih x + b_ih + W_hh h + b_hh)``."""
     output, (h,) = _run(_RNN_RELU, arguments)
     return output, h
 
@@ -139,7 +142,7 @@ def lstm_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """``torch._VF.lstm_cell``: one step of ``lstm`` on ``input [B, F]`` and states ``[B, H]``."""
+    """Run ``torch._VF.lstm_cell``: one step on ``input [B, F]`` and states ``[B, H]``."""
     h, c = _step(_lstm_step, input, tuple(hx), _Weights(w_ih, w_hh, b_ih, b_hh))
     return h, c
 
@@ -152,7 +155,7 @@ def gru_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    """``torch._VF.gru_cell``: one step of ``gru`` on ``input [B, F]`` and a state ``[B, H]``."""
+    """Run ``torch._VF.gru_cell``: one step on ``input [B, F]`` and a state ``[B, H]``."""
     return _step(_gru_step, input, (hx,), _Weights(w_ih, w_hh, b_ih, b_hh))[0]
 
 
@@ -164,7 +167,7 @@ def rnn_tanh_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    """``torch._VF.rnn_tanh_cell``: one step of ``rnn_tanh`` on ``[B, F]`` and ``[B, H]``."""
+    """Run ``torch._VF.rnn_tanh_cell``: one step on ``input [B, F]`` and a state ``[B, H]``."""
     return _step(_tanh_step, input, (hx,), _Weights(w_ih, w_hh, b_ih, b_hh))[0]
 
 
@@ -176,7 +179,7 @@ def rnn_relu_cell(
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> Tensor:
-    """``torch._VF.rnn_relu_cell``: one step of ``rnn_relu`` on ``[B, F]`` and ``[B, H]``."""
+    """Run ``torch._VF.rnn_relu_cell``: one step on ``input [B, F]`` and a state ``[B, H]``."""
     return _step(_relu_step, input, (hx,), _Weights(w_ih, w_hh, b_ih, b_hh))[0]
 
 
@@ -188,7 +191,7 @@ def _step(cell: Step, x: Tensor, state: State, weights: _Weights) -> State:
 
 
 def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
-    """A whole network."""
+    """Run a whole network; return its outputs and last states."""
     packing: Packing | None = None
     if isinstance(arguments[3], bool):
         x, hx, *rest, batch_first = arguments
@@ -207,7 +210,7 @@ def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
             "input",
             expected="at least one time step",
             got=f"shape {list(x.shape)}",
-            remedy="Leave sequences of no length out.",
+            remedy="Leave out sequences of length 0.",
         )
     for h in hx:
         _same_samples(h.shape[1], x.shape[0])
@@ -232,7 +235,7 @@ def _run(kind: _Kind, arguments: tuple[Any, ...]) -> tuple[Tensor, State]:
     ends = tuple(torch.stack([state[index] for state in last]) for index in range(kind.states))
     if packing is not None:
         return packing.gather(x), tuple(packing.sort(h) for h in ends)
-    # Callers with time first may rely on view().
+    # Contiguous, because callers with time first may use view().
     return (x if batch_first else x.transpose(0, 1).contiguous()), ends
 
 
@@ -245,8 +248,11 @@ def _direction(
     *,
     backwards: bool,
 ) -> tuple[Tensor, State]:
-    """One layer in one direction, ``[B, T, F]`` to ``[B, T, H]``; behind its end a sample's state
-    stands still, so a backward pass begins at its last entry."""
+    """Run a layer in one direction, ``[B, T, F]`` to ``[B, T, H]`` and the last states.
+
+    A sample's state does not change after its end, so that the direction backwards in time begins
+    at its last entry.
+    """
     flat = weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh
     if valid is None and weights.w_hr is None and fused.fits(x, state, flat):
         operation = f"{kind.operation} backwards" if backwards else kind.operation
@@ -270,7 +276,7 @@ def _direction(
 
 
 def _grouped(params: tuple[Tensor, ...], has_biases: bool, count: int) -> list[_Weights]:
-    """The flat list of torch, split by layer and direction."""
+    """Return torch's flat list of parameters, split by layer and direction."""
     each = len(params) // count
     found = []
     for index in range(count):
@@ -287,7 +293,7 @@ def _batched(x: Tensor, dims: int) -> None:
             "input",
             expected=f"a batched input of {dims} dimensions",
             got=f"shape {list(x.shape)}",
-            remedy="An unbatched input has no sample axis: add one with unsqueeze.",
+            remedy="Add the batch dimension with unsqueeze: this input has no sample axis.",
         )
 
 

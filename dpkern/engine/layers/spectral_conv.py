@@ -1,6 +1,6 @@
-"""Convolutions in the frequency domain: ``nn.functional.spectral_conv2d`` with private parameters.
+"""Define the rule of ``nn.functional.spectral_conv2d``, a convolution in the frequency domain.
 
-What they leave behind is a convolution's record, and their input's gradient a convolution's.
+The gradients of its parameters and of its input are those of an ordinary convolution.
 """
 
 from __future__ import annotations

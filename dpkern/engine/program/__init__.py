@@ -1,6 +1,7 @@
-"""A private step as a flat list that is validated once and replayed.
+"""Replay a private step from a flat list of kernel calls that was validated once.
 
-From the bottom: ``facts`` (what a use must be like), ``memory`` and ``sums`` (what stays at its
-address), ``site`` (one use), ``run`` (one pass), a module for each kind of use, ``flat`` (the
-close), ``program`` (when a step is recorded and when it is replayed), ``packed_update``.
+From the bottom: ``facts`` (conditions on a use), ``memory`` and ``sums`` (memory at fixed
+addresses), ``site`` (one use), ``run`` (one pass), a module for each kind of use, ``flat`` (the
+calls that close a step), ``program`` (when a step is recorded and when it is replayed),
+``packed_update`` (the update of the parameters).
 """

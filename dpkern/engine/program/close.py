@@ -1,4 +1,4 @@
-"""Close the samples of a replayed pass: guards, the flat list, and the step takes over."""
+"""Close the samples of a replayed pass: check guards, sum, and pass the sums to the step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def close_replayed(step: DPStep, capture: Capture) -> bool:
-    """Add the samples of a replayed pass to the step; False where the recorded path has to.
+    """Add the samples of a replayed pass to the step; return False if the recorded path must.
 
     Raises:
         PrivacyError: a guard failed; nothing was changed.
@@ -50,13 +50,13 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
 
 
 def _hand_over(step: DPStep, flat: Flat, memory: SumMemory) -> None:
-    """Let the step have the sums, which it may add to others before it releases them."""
+    """Pass the sums to the step, which may add others to them before it releases them."""
     norms, batch = flat.norms, flat.batch
     lost = 0 if math.isfinite(float(norms.sum())) else int((~torch.isfinite(norms)).sum())
     joined = flat.sums.of(step.sums)
     finite = math.isfinite(float(memory.whole.sum()))
     if not finite or step.watched or (joined is None and step.sums is not None):
-        # Whoever looks at these may keep them.
+        # Whatever looks at these sums may keep them, so that their memory cannot be used again.
         flat.sums.give_away()
         step.add(sum=_result(step, flat, memory, lost))
         return

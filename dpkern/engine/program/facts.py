@@ -1,4 +1,4 @@
-"""Facts about one use of parameters that must be the same in every step of a program."""
+"""Collect the facts about a use of parameters that must be the same in every step of a program."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UseFacts:
-    """One use, as the recorded path has seen it in the forward pass.
+    """Facts about one use, as the recorded path registers it in the forward pass.
 
     Attributes:
         operation: name of the operation.
-        targets: where its records go.
-        key: its site in ``Capture``: what the batch-dimension probe verifies.
-        fold: rows of the input that each sample has.
-        tail: the input's shape behind its first dimension.
-        dtype: of the input.
+        targets: targets of its gradients.
+        key: its site in ``Capture``, which the batch-dimension probe verifies.
+        fold: number of rows of the input that each sample has.
+        tail: shape of the input after its first dimension.
+        dtype: dtype of the input.
         differentiable: whether the input needs a gradient.
         saved: options of the operation, as pairs.
         obstacle: why no program can hold this use; empty if one can.
@@ -43,19 +43,19 @@ class UseFacts:
 
     @property
     def slots(self) -> list[ParameterSource | None]:
-        """The parameters behind the targets."""
+        """The parameters of the targets; None where a target is no parameter."""
         return [
             t.source if t and isinstance(t.source, ParameterSource) else None for t in self.targets
         ]
 
 
 def facts_of(use: CapturedOp, x: Tensor, operations: Collection[str]) -> UseFacts:
-    """The facts of a use whose operation has this input.
+    """Return the facts of a use whose operation has this input.
 
     Args:
-        use: just registered.
+        use: the use, which has just been registered.
         x: the input, with the samples in its first dimension.
-        operations: those that a program can hold.
+        operations: operations that a program can replay.
     """
     batch = max(use.batch, 1)
     return UseFacts(

@@ -1,7 +1,7 @@
-"""The flat list of a program: its sites, its memory, and the calls that close a step.
+"""Hold the flat list of a program: its sites, its memory, and the calls that close a step.
 
-The same kernels see the same operands as on the recorded path, and squared norms are added up in
-the same order, so norms, factors and sums are the same to the last bit.
+The same kernels get the same operands as on the recorded path, and squared norms are added up in
+the same order, so that norms, factors and sums are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from .unchanged import Unchanged
 
 
 class Flat:
-    """What a program replays.
+    """Flat list of sites that a program replays.
 
     Args:
         slots: all parameters, in their frozen order.
         uses: the facts of every use and, by target, whether its gradients were kept.
-        activations: whether the budget for kept gradients grows with the batch.
 
     Raises:
-        NotReplayed: uses that have no flat form.
+        NotReplayed: uses that cannot be replayed.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class Flat:
         self.squares: list[int] = []
         """Addresses of the squared norms that are added up, those of explicit gradients last."""
         self.explicit: list[int] = []
-        """Addresses of explicit gradients, those without a norm of their own first."""
+        """Addresses of explicit gradients; those without norms of their own come first."""
         self.sums = Sums(slots, self.dtype)
         self.unchanged = Unchanged([slot.used for slot in slots])
         self._number_parts()
@@ -78,14 +77,14 @@ class Flat:
         self._summed = [part for part in self._parts if not part.explicit]
         shapes = [part.slot.shape for part in self._explicit]
         self.spare_rows = len(shapes)
-        """Number of rows that nobody reads: shifts of norms without one."""
+        """Number of rows that are never read: for the gradient of a shift that a norm lacks."""
         widest = max((math.prod(shape) for shape in shapes), default=0)
         self.memory = Memory(len(normed) + 1, [*shapes, (widest,)], self.dtype)
         self._sizes = [math.prod(shape) for shape in shapes]
         self._normed = len(normed)
 
     def resize(self, batch: int) -> None:
-        """Take another number of samples."""
+        """Adapt memory and sites to another number of samples."""
         if self.memory.make_room(batch):
             count = self._normed + bool(self._fresh)
             self.squares = [self.memory.square_address(number) for number in range(count)]
@@ -98,7 +97,7 @@ class Flat:
         self.factors, self.norms = self.memory.factors(batch), self.memory.norms(batch)
 
     def check_versions(self, run: ReplayRun) -> None:
-        """Whether all operands are what they were when their norms were taken.
+        """Check that all operands are what they were when their norms were taken.
 
         Raises:
             PrivacyError: one was changed in place; nothing has been released.
@@ -125,13 +124,13 @@ class Flat:
         outs: Sequence[int],
         places: Sequence[Tensor],
     ) -> None:
-        """Add the clipped sums of a finished run; its operands are dropped one by one.
+        """Add the clipped sums of a finished run, and drop its operands one by one.
 
         Args:
-            run: every site has its gradient.
-            bound: C.
-            scale: what takes captured gradients to those of each sample's own loss.
-            automatic: scale instead of clipping.
+            run: a run in which every site has its gradient.
+            bound: the clipping bound C.
+            scale: factor from captured gradients to those of each sample's own loss.
+            automatic: whether gradients are scaled instead of clipped.
             outs: addresses of the sums, by parameter.
             places: the sums themselves.
         """

@@ -1,4 +1,4 @@
-"""All kinds of uses that a program can hold: importing this enters them."""
+"""Register all kinds of uses that a program can replay, by importing their modules."""
 
 from . import linear, norm, recorded
 

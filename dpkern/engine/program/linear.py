@@ -1,4 +1,4 @@
-"""``F.linear`` with a private weight, replayed."""
+"""Replay ``F.linear`` with a private weight."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _task = torch._C._current_graph_task_id
 _empty = torch.empty
 _matmul = torch.matmul
 _AUTO = 0
-"""The code of the route ``auto``."""
+"""The kernel's code of the route ``auto``."""
 
 
 @kind
 class LinearSite(UseSite):
-    """``x [k B, ..., d] -> [k B, ..., p]``: ``T`` positions of each sample."""
+    """Linear map ``x [k B, ..., d] -> [k B, ..., p]``, with ``T`` positions per sample."""
 
     operations = ("linear",)
 
@@ -76,7 +76,7 @@ class LinearSite(UseSite):
         return self.differentiable or not is_buffer(x, self.weight)
 
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
-        """Take the norm of an arriving gradient, and hold what the sum needs."""
+        """Take an output gradient: compute the norms, and hold the operands of the sum."""
         if not x.is_contiguous():
             x = x.contiguous()
         if not g.is_contiguous():
@@ -167,7 +167,7 @@ _apply = apply_of(_ReplayedLinear)
 
 
 def linear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``F.linear(x, weight, bias)``; None if it is not the next use."""
+    """Run ``F.linear(x, weight, bias)``; return None if it is not the next use."""
     count = len(args)
     if count < 2 or kwargs:
         return None

@@ -1,7 +1,6 @@
-"""Memory of a program: norms, factors and explicit gradients at addresses that stay.
+"""Keep norms, factors and explicit gradients of a program at fixed addresses.
 
-Everything has room for as many samples as were ever met, so that batches of other sizes (Poisson
-draws) move nothing.
+There is room for the largest batch so far, so that smaller batches (Poisson draws) move nothing.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 16
-"""Numbers; a cache line of float32."""
+"""The alignment in numbers: a cache line of float32."""
 
 
 class Memory:
-    """Room for the numbers of every sample between the backward pass and the close.
+    """Memory for the values of every sample between the backward pass and the close.
 
     Args:
-        squares: how many squared norms each sample has.
-        shapes: of the explicit gradients of one sample, one after the other.
-        dtype: of these gradients and of the clip factors.
+        squares: number of squared norms of each sample.
+        shapes: shapes of the explicit gradients of one sample, in their order.
+        dtype: dtype of these gradients and of the clip factors.
     """
 
     def __init__(self, squares: int, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -31,10 +30,10 @@ class Memory:
         self._sizes = [math.prod(shape) for shape in shapes]
         self._dtype = dtype
         self._room = 0
-        """Samples that there is room for."""
+        """The number of samples that there is room for."""
 
     def make_room(self, batch: int) -> bool:
-        """Whether everything had to move to have room for so many samples."""
+        """Make room for so many samples; return whether everything had to move."""
         if batch <= self._room:
             return False
         self._room = batch
@@ -48,27 +47,27 @@ class Memory:
         return True
 
     def square_address(self, number: int) -> int:
-        """Where the squared norms of this number begin."""
+        """Return the address of the squared norms of this number."""
         return self._all_squares.data_ptr() + 8 * self._room * number
 
     def squares(self, number: int, batch: int) -> Tensor:
-        """The squared norms of this number, float64 ``[batch]``."""
+        """Return the squared norms of this number, float64 ``[batch]``."""
         return self._all_squares[number, :batch]
 
     def rows_address(self, number: int) -> int:
-        """Where the explicit gradients of this number begin."""
+        """Return the address of the explicit gradients of this number."""
         return self._rows.data_ptr() + self._dtype.itemsize * self._starts[number]
 
     def rows(self, number: int, batch: int) -> Tensor:
-        """The explicit gradients of this number, ``[batch, *shape]``."""
+        """Return the explicit gradients of this number, ``[batch, *shape]``."""
         start = self._starts[number]
         flat = self._rows[start : start + batch * self._sizes[number]]
         return flat.view(batch, *self._shapes[number])
 
     def factors(self, batch: int) -> Tensor:
-        """Clip factors, ``[batch]``."""
+        """Return the clip factors, ``[batch]``."""
         return self._factors[:batch]
 
     def norms(self, batch: int) -> Tensor:
-        """Norms of the samples, float64 ``[batch]``."""
+        """Return the norms of the samples, float64 ``[batch]``."""
         return self._norms[:batch]

@@ -1,4 +1,4 @@
-"""Layer norm and group norm with private scale and shift, replayed."""
+"""Replay layer norm and group norm with private scale and shift."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _empty = torch.empty
 
 
 class NormSite(UseSite):
-    """A normalisation: its backward pass writes the per-sample gradients of scale and shift."""
+    """Normalisation whose backward pass writes the per-sample gradients of scale and shift."""
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
@@ -41,11 +41,11 @@ class NormSite(UseSite):
         self.kernel = direct.kernel(f"{facts.operation}_backward", self.dtype)
 
     sizes: tuple[int, ...]
-    """Of the kernel's operands, for the batch at hand."""
+    """Sizes of the kernel's operands, for the current batch."""
 
     @property
     def gradient_shape(self) -> tuple[int, ...]:
-        """The parameters' shape."""
+        """The shape of scale and shift."""
         return tuple(self.plain_weight.shape)
 
     @property
@@ -62,10 +62,10 @@ class NormSite(UseSite):
     def recorded_backward(
         self, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, g: Tensor
     ) -> tuple[Tensor, ...]:
-        """Input gradient and those of scale and shift, as the recorded path has them."""
+        """Return the gradients of input, scale and shift as the recorded path computes them."""
 
     def hold(self, run: ReplayRun) -> None:
-        """Note that the gradients are in the memory."""
+        """Record that the gradients are in the memory."""
         run.held[self.index] = ()
         run.order.append(self.index)
 
@@ -78,7 +78,7 @@ class NormSite(UseSite):
 
 
 def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Input gradient and per-sample gradients of either norm."""
+    """Return the input gradient of either norm, and take the per-sample gradients."""
     x, mean, rstd, weight = ctx.saved_tensors
     if g is None:
         return None, None, None, None
@@ -111,7 +111,7 @@ def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
 
 @kind
 class LayerNormSite(NormSite):
-    """Mean and variance over the last dimensions."""
+    """Layer norm, with mean and variance over the last dimensions."""
 
     operations = ("layer_norm",)
 
@@ -128,7 +128,7 @@ class LayerNormSite(NormSite):
 
 @kind
 class GroupNormSite(NormSite):
-    """Mean and variance over groups of channels."""
+    """Group norm, with mean and variance over groups of channels."""
 
     operations = ("group_norm",)
 
@@ -180,7 +180,7 @@ _apply_group_norm = apply_of(_ReplayedGroupNorm)
 
 
 def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``F.layer_norm`` as ``nn.LayerNorm`` calls it; None if it is not the next use."""
+    """Run ``F.layer_norm`` as ``nn.LayerNorm`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 3:
         return None
     found = next_site(kwargs["weight"], kwargs["bias"], args[0], LayerNormSite)
@@ -194,7 +194,7 @@ def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def group_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``F.group_norm`` as ``nn.GroupNorm`` calls it; None if it is not the next use."""
+    """Run ``F.group_norm`` as ``nn.GroupNorm`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 3:
         return None
     found = next_site(kwargs["weight"], kwargs["bias"], args[0], GroupNormSite)

@@ -1,8 +1,8 @@
-"""The fused update with its arguments packed once.
+"""Run the fused update with arguments that were packed once.
 
-A step changes numbers of the rule, the place in the key stream, and what the tensors hold. All else
-is compared with what was packed; where anything differs, the step takes the recorded way and its
-groups are packed anew.
+A step changes numbers of the rule, the position in the key stream, and the values of tensors.
+Everything else is compared with the packed arguments; if anything differs, the step takes the
+recorded path, and the arguments are packed again.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ _NUMBERS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
 
 @dataclass
 class PackedGroup:
-    """Parameters that one rule updates.
+    """Parameters that one rule updates, with the arguments of their update.
 
     Attributes:
-        place: of the group in ``param_groups``.
-        indices: the parameters' places in the private step.
+        place: place of the group in ``param_groups``.
+        indices: places of the parameters in the private step.
         rule: the rule with the numbers of the last step.
-        written: what the kernel writes, as ordinary tensors.
-        addresses: of the parameters, then of the buffers, those of one name after the other.
-        sizes: of the parameters.
+        written: ordinary tensors that the kernel writes.
+        params, buffers, sums: addresses of the parameters, of their buffers and of their sums.
+        sizes: sizes of the parameters.
+        scales, positions: noise scales and noise positions of the parameters.
     """
 
     place: int
@@ -58,24 +59,24 @@ class PackedGroup:
 
 
 class PackedUpdate:
-    """The update of one private optimizer.
+    """Update of one private optimizer, with packed arguments where that is possible.
 
     Args:
-        optimizer: the user's.
-        capture: whose program makes the sums.
+        optimizer: the user's optimizer.
+        capture: capture whose program makes the sums.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, capture: Capture) -> None:
         self.optimizer = optimizer
         self.capture = capture
         self.replays = 0
-        """How many updates ran with packed arguments."""
+        """The number of updates that ran with packed arguments."""
         self.reason = "nothing was packed yet"
-        """Why the last one did not; empty if it did."""
+        """The reason why the last update did not; empty if it did."""
         self._groups: list[PackedGroup] | None = None
 
     def forget(self) -> None:
-        """Pack anew."""
+        """Forget the packed arguments, so that the next step packs them again."""
         self._groups = None
 
     # packing
@@ -178,7 +179,7 @@ class PackedUpdate:
             return False
 
     def _rules(self) -> list[update.Rule] | None:
-        """The rules with the numbers of this step."""
+        """Return the rules with the numbers of this step, or None if their buffers differ."""
         assert self._groups is not None
         for place, given in enumerate(self.optimizer.param_groups):
             numbers = self._read(given)
@@ -194,7 +195,7 @@ class PackedUpdate:
         return [group.rule for group in self._groups]
 
     def _take_plan(self, plan: Plan) -> None:
-        """The scales and places of the noise."""
+        """Store the scales and positions of the plan's noise."""
         assert self._groups is not None
         scales, positions = plan.scales, plan.positions
         for group in self._groups:
@@ -203,9 +204,9 @@ class PackedUpdate:
         self._plan = plan
 
     def step(self, step: DPStep) -> bool:
-        """Release the step's sums and update the parameters; False where the recorded way must.
+        """Release the step's sums and update the parameters, or return False if refused.
 
-        Called inside ``plainly()`` and without gradients.
+        Call it inside ``without_torch_function()`` and ``torch.no_grad()``.
         """
         self.reason = self._refused(step)
         if self.reason:
@@ -229,7 +230,7 @@ class PackedUpdate:
         drawn = b"" if noise is None else direct.BYTES["UpdateNoise"](noise)
         threads = direct.threads()
         for group, rule in zip(self._groups, rules, strict=True):
-            # Torch's SGD asks only whether its buffers have begun.
+            # SGD treats only its first step differently, which is past once its buffers exist.
             numbers = direct.BYTES["Rule"](rule.packed(2))
             places = (group.positions, group.scales) if noise is not None else ([], [])
             self._kernel(

@@ -1,10 +1,11 @@
-"""A private step that is recorded twice and replayed from then on.
+"""Record a private step twice, and replay it from then on.
 
-The recorded path (``Capture.use``, records, ``clipping``) knows nothing in advance: every use is
-registered, every gradient becomes a record, and the close walks all of them. Two such steps of one
-structure make a program. A step is replayed as long as each use is the one expected at its place;
-the first that is not hands everything held so far to the recorded path, which goes on as if it had
-seen the step from its beginning. What a program cannot hold is never replayed; ``reason`` says why.
+The recorded path (``Capture.use``, per-sample gradients, ``clipping``) knows nothing in advance: it
+registers every use, captures every gradient, and sums them at the close. Two such steps of the same
+structure make a program. A step is replayed as long as each use is the one expected at its place.
+At the first other use everything held so far is passed to the recorded path, which continues as if
+it had seen the step from its beginning. A step that no program can replay stays on the recorded
+path, and ``reason`` says why.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     from ..capture import Capture
 
 _PATIENCE = 3
-"""Passes in a row that may turn out to be others before the program is forgotten."""
+"""The number of abandoned passes in a row after which the program is forgotten."""
 
 
 class Program:
-    """Records the steps of one capture, and replays them.
+    """Program of one capture, which records its steps and replays them.
 
     Attributes:
         enabled: whether steps are replayed at all.
-        replays: how many steps (or physical batches of one) were closed by replay.
-        reason: why the last one was not; empty if it was.
+        replays: number of steps (or physical batches of one) that were closed by replay.
+        reason: the reason why the last one was not; empty if it was.
         run: the uses of the current samples, replayed or not.
     """
 
@@ -55,13 +56,13 @@ class Program:
         self._fine_plan: Plan | None = None
 
     def forget(self) -> None:
-        """Record anew."""
+        """Forget the program, so that the next steps are recorded."""
         self.flat, self._last = None, None
 
     # recording
 
     def note(self, use: CapturedOp, x: Tensor) -> None:
-        """The recorded path registers a use of the current samples."""
+        """Note a use of the current samples that the recorded path registers."""
         if self.run.live and self.run.batch_id == use.batch_id:
             self.abandon(f"{use.operation} in the place of another use")
         if use.batch_id != self._noted_ticket:
@@ -69,7 +70,7 @@ class Program:
         self._noted.append(facts_of(use, x, KINDS.keys()))
 
     def learn(self, plan: Plan) -> None:
-        """The recorded path closes the samples; their arrivals are all there."""
+        """Learn from samples that the recorded path closes, whose gradients have all arrived."""
         noted, self._noted = self._noted, []
         if self._noted_ticket != self.capture.batch_number or not self.enabled:
             return
@@ -90,7 +91,7 @@ class Program:
             self.reason, self._last = str(why_not), None
 
     def _kept(self, facts: UseFacts) -> tuple[bool, ...]:
-        """By target, whether the step kept gradients in the place of a record's operands."""
+        """Return by target whether the step materialized gradients instead of their operands."""
         if facts.obstacle:
             raise NotReplayed(facts.obstacle)
         kept = []
@@ -107,7 +108,7 @@ class Program:
     # predicates
 
     def _refused_capture(self) -> str:
-        """Why the capture as it is now keeps steps on the recorded path."""
+        """Return the reason why the capture keeps steps on the recorded path; empty if none."""
         capture = self.capture
         budget = capture.budget
         checks = (
@@ -120,13 +121,13 @@ class Program:
             (capture.before_arrivals is not None, "a release with norms of its own"),
             (capture.any_rank is not None, "several processes"),
             (capture.on_use is not None, "uses are surveyed"),
-            (capture.collected is not None, "a rehearsal"),
+            (capture.collected is not None, "a dry run"),
             (isinstance(budget.limit, int) and budget.limit > 0, "a budget in bytes"),
         )
         return next((reason for refused, reason in checks if refused), "")
 
     def _refused_plan(self, plan: Plan) -> str:
-        """Why steps of this plan stay on the recorded path."""
+        """Return the reason why steps of this plan stay on the recorded path; empty if none."""
         if plan is self._fine_plan:
             return ""
         checks = (
@@ -144,7 +145,7 @@ class Program:
         return ""
 
     def _refused_now(self, flat: Flat) -> str:
-        """Why the pass that begins is recorded."""
+        """Return the reason why the pass that begins is recorded; empty if it is replayed."""
         capture = self.capture
         if capture.probe is not None or capture._fresh or capture._watch_input:
             return "a probe of the batch dimension is due"
@@ -165,7 +166,7 @@ class Program:
     # replay
 
     def begin(self) -> ReplayRun:
-        """The run of the samples that enter now."""
+        """Begin the run of the samples that enter now, and return it."""
         self.retire()
         capture, flat = self.capture, self.flat
         ticket, batch = capture._ticket, capture.batch or 0
@@ -185,12 +186,12 @@ class Program:
         return self.run
 
     def retire(self) -> None:
-        """The run of earlier samples is over: what still comes goes the recorded way."""
+        """End the run of earlier samples; their further gradients take the recorded path."""
         self.run.live, self.run.task = False, None
         self.run.drop_arrivals()
 
     def next_samples(self) -> None:
-        """Other samples come; gradients of those before them wait on the recorded path."""
+        """Prepare for other samples; pending gradients are passed to the recorded path."""
         if self.run.live and self.run.order:
             self.abandon("another pass before the step")
         self.retire()
@@ -200,7 +201,7 @@ class Program:
         self.run.drop_arrivals()
 
     def abandon(self, reason: str) -> None:
-        """Hand the uses and gradients of the run to the recorded path, in their order."""
+        """Pass the uses and gradients of the run to the recorded path, in their order."""
         run = self.run
         run.live, run.task = False, None
         self.reason = reason
@@ -222,7 +223,7 @@ class Program:
             self.forget()
 
     def ready(self, plan: Plan) -> Flat | None:
-        """The flat list of a run that is complete; None where the recorded path closes it."""
+        """Return the flat list of a complete run, or None if the recorded path must close it."""
         run, flat = self.run, self.flat
         if not run.live or flat is None or run.sites is not flat.sites:
             return None
@@ -240,12 +241,12 @@ class Program:
         return flat
 
     def give_sums_away(self) -> None:
-        """The sums of the step leave as gradients: somebody may keep them."""
+        """Leave the memory of the sums to the caller, who may keep them as gradients."""
         if self.flat is not None:
             self.flat.sums.give_away()
 
     def done(self) -> None:
-        """The run was closed."""
+        """Count a closed run, and end it."""
         self.replays += 1
         self.reason, self._failed = "", 0
         self.retire()

@@ -1,4 +1,4 @@
-"""Convolutions and embedding tables, replayed with the records that the recorded path makes."""
+"""Replay convolutions and embedding tables with the per-sample gradients of the recorded path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _task = torch._C._current_graph_task_id
 
 
 class RecordSite(UseSite):
-    """A use whose weight leaves a record: it is normed on arrival and summed at the close."""
+    """Use whose weight has lazy per-sample gradients: normed on arrival, summed at the close."""
 
     def __init__(self, facts: UseFacts, kept: Sequence[bool]) -> None:
         super().__init__(facts, kept)
@@ -54,10 +54,10 @@ class RecordSite(UseSite):
 
     @abstractmethod
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
-        """The weight's record."""
+        """Return the weight's per-sample gradients."""
 
     def take(self, run: ReplayRun, x: Tensor, g: Tensor) -> None:
-        """Make the record of an arriving gradient, and take its norm."""
+        """Take an output gradient: make the weight's per-sample gradients, and their norms."""
         record = self.record_of(x, g)
         if self.kept:
             assert isinstance(record, ConvolutionGradients)
@@ -84,7 +84,7 @@ class RecordSite(UseSite):
 
 @kind
 class ConvolutionSite(RecordSite):
-    """A convolution that is not transposed."""
+    """Convolution that is not transposed."""
 
     operations = ("conv1d", "conv2d", "conv3d")
 
@@ -104,7 +104,7 @@ class ConvolutionSite(RecordSite):
 
 @kind
 class EmbeddingSite(RecordSite):
-    """A table that is looked up by ids of the samples' own."""
+    """Embedding table in which each sample looks up its own ids."""
 
     operations = ("embedding",)
 
@@ -187,7 +187,7 @@ _apply_embedding = apply_of(_ReplayedEmbedding)
 
 
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run a convolution as torch's modules call it; None if it is not the next use."""
+    """Run a convolution as torch's modules call it; return None if it is not the next use."""
     if len(args) != 7 or kwargs:
         return None
     found = next_site(args[1], args[2], args[0], ConvolutionSite)
@@ -207,7 +207,7 @@ def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _embedding(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run ``F.embedding`` as ``nn.Embedding`` calls it; None if it is not the next use."""
+    """Run ``F.embedding`` as ``nn.Embedding`` calls it; return None if it is not the next use."""
     if len(args) != 2 or len(kwargs) != 5 or kwargs["max_norm"] is not None:
         return None
     if kwargs["scale_grad_by_freq"]:

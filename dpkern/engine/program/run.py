@@ -1,7 +1,7 @@
-"""One pass of a program: checks each use against its site, and holds what the backward pass leaves.
+"""Run one pass of a program: check each use against its site, and hold the gradients.
 
-Nothing is decided before the close: a pass that turns out to be another one is handed to the
-recorded path as if it had been recorded from its first use.
+Nothing is final before the close: a pass that differs from the program is passed to the recorded
+path as if it had been recorded from its first use.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _autocast = torch.is_autocast_enabled
 
 
 class ReplayRun:
-    """The uses of the current samples.
+    """Uses and gradients of the current samples.
 
     Attributes:
         live: whether every use so far was the expected one. A run that is not live belongs to the
             recorded path.
-        cursor: how many uses there were.
-        task: the backward pass whose gradients are taken without another look; None: none.
-        held: by site, what its backward pass left; None: nothing yet.
+        cursor: number of uses so far.
+        task: the backward pass whose gradients need no further check. None means that there is no
+            such pass.
+        held: by site, the data of its backward pass, or None before it has run.
         order: the sites whose gradients have arrived, in the order of their arrival.
     """
 
@@ -65,7 +66,7 @@ class ReplayRun:
             self.own_products = direct.own_products()
 
     def use_of(self, site: UseSite) -> CapturedOp:
-        """The use as the recorded path would have registered it."""
+        """Return the use as the recorded path would have registered it."""
         facts = site.facts
         saved = dict(facts.saved)
         capture = self.program.capture
@@ -74,11 +75,11 @@ class ReplayRun:
         )
 
     def enters(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
-        """Look at a gradient of another backward pass than the last one.
+        """Check a gradient of a backward pass that has not been checked yet.
 
         Returns:
-            True if it and all that follow in this pass may be held; False if it is not captured; a
-            use if the recorded path takes it.
+            True if it and all that follow in this pass may be held; False if it is not captured;
+            the use if the recorded path takes it.
 
         Raises:
             PrivacyError: gradients of other samples, or of a loss that was not checked.
@@ -96,10 +97,10 @@ class ReplayRun:
         return True
 
     def repeats(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
-        """Whether this site has its gradient already, or gets one of another kind.
+        """Check for a second gradient of this site, or for one of another dtype or class.
 
         Returns:
-            False, or the use that the recorded path takes.
+            False if it is neither, or the use that the recorded path takes.
         """
         if self.held[site.index] is None and g.dtype is site.gradient_dtype and type(g) is Tensor:
             return False
@@ -107,7 +108,7 @@ class ReplayRun:
         return self.use_of(site)
 
     def drop_arrivals(self) -> None:
-        """Forget the gradients, not the uses."""
+        """Forget the gradients and keep the uses."""
         if self.order:
             self.held = [None] * len(self.sites)
             self.order.clear()
@@ -115,10 +116,10 @@ class ReplayRun:
 
 
 def next_site(weight: Any, bias: Any, x: Any, kind: type[S]) -> tuple[ReplayRun, S] | None:
-    """The run and its next site, if this use is the one expected there.
+    """Return the run and its next site if this use is the one expected there, else None.
 
     Args:
-        weight, bias: as they were passed to the operation.
+        weight, bias: the operation's arguments.
         x: its input.
         kind: the class of sites that replays the operation.
     """

@@ -1,4 +1,4 @@
-"""Sites of a program: what one use does in the forward pass, the backward pass and at the close."""
+"""Define the sites of a program: one per use, with its work in each pass and at the close."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class NotReplayed(Exception):
-    """A step that no program can hold; the message says why."""
+    """A step that no program can replay; the message gives the reason."""
 
 
 @dataclass(eq=False)
 class Part:
-    """One parameter's share of a step: which norm it has and how it is summed.
+    """Share of one parameter in a step: its norms and its sum.
 
     Attributes:
         slot: the parameter.
         site: the use that it comes from.
-        explicit: whether its per-sample gradients are written out as rows ``[B, *shape]``.
-        normed: whether its squared norms are taken as soon as it arrives.
-        square: number of its squared norms in the memory; -1 if they are not taken one by one.
-        rows: number of its rows in the memory; -1 if they lie elsewhere or are not written out.
-        place: place among all explicit gradients of the close.
+        explicit: whether its per-sample gradients are materialized as rows ``[B, *shape]``.
+        normed: whether its squared norms are computed as soon as its gradient arrives.
+        square: number of its squared norms in the memory; -1 if it has none of its own.
+        rows: number of its rows in the memory; -1 if it is not materialized.
+        place: its place among all explicit gradients of the close.
     """
 
     slot: ParameterSource
@@ -46,15 +46,15 @@ class Part:
 
 
 class UseSite(ABC):
-    """One use of a program.
+    """Captured operation of a program, with the calls that replay it.
 
     Args:
-        facts: what the use must be like.
-        kept: by target, whether the recorded step kept the per-sample gradients of a record whose
+        facts: conditions that the use must meet.
+        kept: by target, whether the recorded step materialized per-sample gradients although the
             operands would do.
 
     Raises:
-        NotReplayed: the use has no flat form.
+        NotReplayed: the use cannot be replayed.
     """
 
     operations: ClassVar[tuple[str, ...]]
@@ -69,11 +69,11 @@ class UseSite(ABC):
         self.weight = weight.used
         self.bias = None if bias is None else bias.used
         self.index = 0
-        """Place in the order of the forward pass."""
+        """The place in the order of the forward pass."""
         self.dtype = facts.dtype
         self.differentiable = facts.differentiable
         self.shape: tuple[int, ...] = ()
-        """The input's, for the batch at hand."""
+        """The shape of the input, for the current batch."""
         self.batch = 0
         self.plain_weight: Tensor = self.weight.detach()
         self.plain_bias = None if self.bias is None else self.bias.detach()
@@ -96,19 +96,19 @@ class UseSite(ABC):
     @property
     @abstractmethod
     def weight_kind(self) -> tuple[bool, bool]:
-        """Whether the weight's gradients are written out, and normed on arrival."""
+        """Whether the weight's gradients are materialized, and whether normed on arrival."""
 
     @abstractmethod
     def place(self, flat: Flat) -> None:
-        """Note where the program's memory is."""
+        """Store addresses in the program's memory, which has moved."""
 
     def resize(self, flat: Flat, batch: int) -> None:
-        """Take another number of samples."""
+        """Adapt sizes to another number of samples."""
         self.batch = batch
         self.shape = (batch * self.facts.fold, *self.facts.tail)
 
     def admits(self, x: Tensor) -> bool:
-        """Whether an input that looks right can be replayed."""
+        """Whether an input of the right shape and dtype can be replayed."""
         return True
 
     @property
@@ -121,30 +121,30 @@ class UseSite(ABC):
 
     @abstractmethod
     def deliver(self, use: CapturedOp, held: Any) -> None:
-        """Hand what was held of a use to the recorded path."""
+        """Pass the gradients held for a use to the recorded path."""
 
     def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
-        """Add the weighted sum of a part that is not written out; ``out`` is its address."""
+        """Add the weighted sum of a part that is not materialized; ``out`` is its address."""
         raise NotImplementedError
 
 
 KINDS: dict[str, type[UseSite]] = {}
-"""By the names of their operations."""
+"""Classes of sites, by the names of their operations."""
 
 
 def kind(site: type[UseSite]) -> type[UseSite]:
-    """Enter a class of sites."""
+    """Register a class of sites."""
     for operation in site.operations:
         KINDS[operation] = site
     return site
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor's numbers begin; 0 for None."""
+    """Return the address of a tensor's first number; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` without its look at ``torch.func``, which the caller has taken."""
+    """Return ``function.apply`` without its check for ``torch.func``, which the caller makes."""
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return found

@@ -1,4 +1,4 @@
-"""The clipped sums of a program: memory that is kept until somebody else needs it."""
+"""Keep the memory of a program's clipped sums from step to step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _ALIGNED = 16
 
 
 class SumMemory:
-    """One piece of memory, cut into the shapes of the parameters.
+    """Contiguous memory, split into the shapes of the parameters.
 
     Attributes:
         whole: all of it.
         tensors: the sums, by parameter.
-        addresses: where they begin.
+        addresses: addresses of the sums, by parameter.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -36,7 +36,7 @@ class SumMemory:
         """Whether all numbers are zero."""
 
     def zeros(self) -> SumMemory:
-        """The same memory, all zero."""
+        """Set the memory to zero, and return it to be written."""
         if not self.clean:
             self.whole.zero_()
         self.clean = False
@@ -53,22 +53,22 @@ class Sums:
         self._further: SumMemory | None = None
 
     def first(self) -> SumMemory:
-        """Zeros for the first physical batch of a step."""
+        """Return zeroed memory for the first physical batch of a step."""
         if self._first is None:
             self._first = SumMemory(self._shapes, self._dtype)
         return self._first.zeros()
 
     def further(self) -> SumMemory:
-        """Zeros for another one."""
+        """Return zeroed memory for another physical batch of the step."""
         if self._further is None:
             self._further = SumMemory(self._shapes, self._dtype)
         return self._further.zeros()
 
     def of(self, tensors: object) -> SumMemory | None:
-        """The memory of a step's unfinished sums, if they are these; None if they are others."""
+        """Return the memory of a step's unfinished sums, or None if it is not ours."""
         mine = self._first
         return mine if mine is not None and tensors is mine.tensors else None
 
     def give_away(self) -> None:
-        """Let somebody keep the sums of the step: the next one gets other memory."""
+        """Leave the memory to a holder of the step's sums; the next step allocates its own."""
         self._first = None

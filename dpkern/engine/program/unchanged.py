@@ -1,4 +1,4 @@
-"""Whether tensors are where they were and look the same, by a few loops in C."""
+"""Check whether tensors have moved or changed their shape or dtype, by a few loops in C."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _TRAINED = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 class Unchanged:
-    """Remembers where tensors are and what they look like.
+    """Addresses, shapes, dtypes and ``requires_grad`` of tensors, to compare with later ones.
 
     Args:
-        tensors: contiguous ones.
+        tensors: the tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -38,9 +38,9 @@ class Unchanged:
         )
 
     def holds(self) -> bool:
-        """Whether everything is as it was; inside ``plainly()``."""
+        """Whether nothing has changed; call it inside ``without_torch_function()``."""
         return self._look() == self._looks
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors."""
+        """Whether these are the same tensors in the same order."""
         return len(tensors) == len(self._tensors) and all(map(is_, tensors, self._tensors))

@@ -1,4 +1,4 @@
-"""Track which record every row comes from: from the loader to the module and on to the loss."""
+"""Track which record every row comes from, from the loader through the module to the loss."""
 
 from __future__ import annotations
 

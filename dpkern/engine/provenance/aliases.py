@@ -22,7 +22,7 @@ WRITTEN: dict[int, tuple[Any, int]] = {}
 
 
 def note_write(target: Tensor, before: State | None, after: State) -> None:
-    """Remember the target's storage, unless its entries stay those of the same records."""
+    """List the target's storage as written, unless its entries keep their records."""
     if before is after or keeps_records(before, after) or target.layout is not torch.strided:
         return
     for key in [k for k, (storage, _) in WRITTEN.items() if _expired(storage)]:
@@ -32,7 +32,7 @@ def note_write(target: Tensor, before: State | None, after: State) -> None:
 
 
 def keeps_records(before: State | None, after: State) -> bool:
-    """Whether both states name the same record for every entry."""
+    """Whether both states give every entry the same record."""
     if not isinstance(before, PerRecord) or not isinstance(after, PerRecord):
         return False
     return before.dim == after.dim and before.matches(after)

@@ -1,4 +1,4 @@
-"""Keep rows through operations along one dimension, which must not be that of the rows."""
+"""Follow rows through operations along one dimension, which must not be that of the rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def along(call: TrackedCall, out: Tensor) -> State | None:
     if call.name == "msort":
         given = 0
     if call.name in ("gather", "take_along_dim") and state_of(x) is None and given is not None:
-        # A table of constants, read where each sample's own indices say.
+        # A table of constants, which each sample indexes by its own numbers.
         return combined(call, out.shape, from_right=call.name != "gather")
     dims = dims_of(given, x.dim())
     if any(isinstance(s, PerRecord) and (dims is None or s.dim in dims) for s in call.states):
@@ -74,7 +74,7 @@ def indexed(call: TrackedCall, out: Tensor) -> State | None:
 
 @action("sort")
 def sort(call: TrackedCall) -> Any:
-    """Sort within samples, or sort one number for each sample and move the rows with it."""
+    """Sort within samples, or sort one number per sample and reorder the records with it."""
     x, state = call.args[0], state_of(call.args[0])
     dim = call.argument(1, "dim", default=-1)
     dim = -1 if isinstance(dim, bool) else int(dim)

@@ -1,7 +1,7 @@
-"""Stand between the loop and the private module: inputs on the way in, outputs and losses on the
-way out.
+"""Check the inputs of a private module, and mark its outputs with their records.
 
-A batch that is cut into smaller ones is clipped piece by piece: each record is in one piece.
+If the loop cuts a batch into smaller ones, each piece is clipped by itself and every record must
+belong to one piece only.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class ModuleBoundary:
-    """Checks inputs and losses of one private module.
+    """Boundary between the loop and one private module, which checks inputs and losses.
 
     Args:
-        capture: of the module.
+        capture: capture of the module.
         activate: called with the batch whose samples enter now, if it is not the current one.
         close_piece: called before another piece of the current batch enters.
         assume: called with conditions of the certificate.
@@ -62,7 +62,7 @@ class ModuleBoundary:
         self.close_piece = close_piece
         self.losses = LossCheck(capture, assume)
         self.views = 1
-        """Rows of each record in passes without a loader."""
+        """The number of rows of each record in passes without a loader."""
         self.has_loader = False
         """Whether samples must come from a loader."""
         self.current: YieldedBatch | None = None
@@ -70,9 +70,9 @@ class ModuleBoundary:
         self.unfinished_pass = False
         """Whether samples entered for which no step was taken."""
         self._thread = threading.get_ident()
-        """Where samples enter: a thread that only reads the loader ahead knows of no steps."""
+        """The thread in which samples enter; one that only prefetches batches takes no steps."""
         self._rows: Rows | None = None
-        """Of the running pass."""
+        """Rows of the running pass."""
         self._records: Ids | None = None
         """Records of the piece that is in the module."""
         self._closed: set[int] = set()
@@ -80,7 +80,7 @@ class ModuleBoundary:
 
     @property
     def entered_records(self) -> int | None:
-        """Number of records in the running pass, if they are followed."""
+        """Number of records in the running pass; None if they are not tracked."""
         return None if self._rows is None else len(self._rows.records)
 
     @property
@@ -96,7 +96,7 @@ class ModuleBoundary:
     # inputs
 
     def enter(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments of the module as ordinary tensors, rows sorted by record.
+        """Return the arguments of the module as ordinary tensors, with rows sorted by record.
 
         Raises:
             PrivacyError: samples that no loader yielded, or of an earlier batch.
@@ -106,7 +106,7 @@ class ModuleBoundary:
         capture = self.capture
         if self.has_loader and torch.is_grad_enabled() and capture.watching:
             rows = rows_in_order((*args, *kwargs.values()) if kwargs else args)
-            if rows is not None:  # the plain loop, at the price of a few comparisons
+            if rows is not None:  # the usual loop, found by a few comparisons
                 self._begin(rows)
                 self._rows = rows
                 if len(args) == 1 and not kwargs:
@@ -142,7 +142,7 @@ class ModuleBoundary:
             return None  # nothing is trained on this pass
 
     def _with_views(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Inputs of a pass without a loader, their rows known as views of the same records."""
+        """Mark the inputs of a pass without a loader as ``views`` views of the same records."""
         found = [tensor for tensor, _ in tensors_of((args, kwargs)) if tensor.dim()]
         rows = max((tensor.shape[0] for tensor in found), default=0)
         if rows % self.views or any(type(tensor) is TrackedTensor for tensor in found):
@@ -152,7 +152,10 @@ class ModuleBoundary:
         return tracked
 
     def _check_by_hand(self, inputs: int) -> None:
-        """Nothing that enters was yielded by the loader."""
+        """Check a pass in which nothing was yielded by the loader.
+
+        It is allowed where the caller begins batches by hand, or while the module is in ``eval()``.
+        """
         if self.current is None and self.capture.handed_out:
             return  # the caller begins batches by hand
         if not self.capture.module.training:
@@ -161,7 +164,7 @@ class ModuleBoundary:
         raise refusals.not_yielded(inputs)
 
     def _check_others(self, inputs: Sequence[Input], rows: Rows) -> None:
-        """Other inputs with as many rows would be taken for the samples' own."""
+        """Refuse untracked inputs with as many rows, which would be taken for samples' own."""
         if not self.has_loader or max(rows.counts) < 2:
             return
         own: set[int] | None = None
@@ -177,7 +180,7 @@ class ModuleBoundary:
                 raise refusals.unmarked(each.name, tensor)
 
     def _begin(self, rows: Rows) -> None:
-        """The samples of the pass become the current ones."""
+        """Make the samples of the pass the current ones."""
         capture, batch = self.capture, rows.batch
         if batch is not self.current:
             self.activate(batch)
@@ -202,7 +205,7 @@ class ModuleBoundary:
         batch.in_pass = len(rows.records)
 
     def check_covered(self) -> None:
-        """Every record of the current batch must have entered, or none.
+        """Check that every record of the current batch has entered, or none.
 
         Raises:
             PrivacyError: the loop left some out by their place, which depends on the others.
@@ -215,7 +218,7 @@ class ModuleBoundary:
             raise refusals.partly_entered(entered, batch.size)
 
     def check_finished(self) -> None:
-        """The last batch that entered must have had its step.
+        """Check that the last batch that entered has had its step.
 
         Raises:
             PrivacyError: it was left out after its forward pass.
@@ -229,7 +232,7 @@ class ModuleBoundary:
         return threading.get_ident() == self._thread
 
     def adopt(self, tree: Any, batch: YieldedBatch, records: Ids | None) -> Any:
-        """Tensors that the caller vouches for, as rows of a batch.
+        """Track tensors as rows of a batch on the caller's word.
 
         Raises:
             InvalidInput: another number of rows.
@@ -250,7 +253,7 @@ class ModuleBoundary:
         return mapped(tree, change)
 
     def enter_operation(self, call: TrackedCall) -> Any:
-        """A parameter that is used on tracked rows outside the module's own forward pass."""
+        """Run an operation with a private parameter on tracked rows outside ``forward()``."""
         name = getattr(call.func, "__name__", "")
         if name in ("__setitem__", "__set__") or (name[-1:] == "_" and name[-2:] != "__"):
             self.check_target(call.args[0], call.name)
@@ -275,7 +278,7 @@ class ModuleBoundary:
     # outputs and losses
 
     def leave(self, output: Any) -> Any:
-        """The module's output with the states of its rows."""
+        """Return the module's output with the states of its rows."""
         rows = self._rows
         if rows is None:
             if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
@@ -336,7 +339,7 @@ class ModuleBoundary:
     ) -> Any:
         """Check losses (``LossCheck.check``) and run their backward pass.
 
-        ``frees`` says that it frees the graph behind the outputs that it comes to.
+        ``frees`` says that the pass frees the graph behind the outputs that it reaches.
         """
         if self.capture.in_public:
             if states:

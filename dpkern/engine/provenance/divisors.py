@@ -22,16 +22,16 @@ _Key = tuple[CallSite, int, int]
 
 
 class Divisors:
-    """What earlier losses divided by, each by the call it came from."""
+    """Divisors and scales of earlier losses, by the call that each came from."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[CallSite, int], tuple[Any, ...]] = {}
-        """What was compared last, by call and number of the loss."""
+        """The values compared last, by call and number of the loss."""
         self._shares: dict[_Key, int] = {}
         self._scales: dict[_Key, tuple[float, tuple[int, int]]] = {}
 
     def check(self, state: RecordSum, number: int, declared: str) -> UnsupportedModule | None:
-        """Compare a loss with earlier ones of the same call; return what is wrong.
+        """Compare a loss with earlier ones of the same call; return the error, if there is one.
 
         Args:
             state: the loss.
@@ -49,7 +49,7 @@ class Divisors:
                 return varying_share(share, known)
         counts = batch.in_pass, batch.size
         for position, (reduction, scale) in enumerate(sorted(state.terms)):
-            # What is left of the scale once the clipping has undone the declared mean.
+            # The scale that remains after the clipping has undone the declared mean.
             if reduction != declared:
                 scale *= batch.in_pass if declared == "mean" else 1 / batch.in_pass
             key = site, number, position
@@ -62,7 +62,7 @@ class Divisors:
 def _follows_size(
     before: float, records: Sequence[int], scale: float, counts: Sequence[int]
 ) -> bool:
-    """Whether a scale changed as a number of records did, or as its inverse."""
+    """Whether a scale changed in proportion to a number of records, or to its inverse."""
     if math.isclose(before, scale, rel_tol=1e-6) or not before or not math.isfinite(scale):
         return False
     return any(

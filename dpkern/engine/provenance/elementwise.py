@@ -1,4 +1,4 @@
-"""Keep rows through operations that work entry by entry."""
+"""Follow rows through operations that work entry by entry."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def elementwise(call: TrackedCall, out: Tensor) -> State | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a constant factor as a number, None if that would wait for a device."""
+    """Return a constant factor as a number, or None if that would wait for a device."""
     if isinstance(value, (int, float)):
         return float(value)
     if isinstance(value, Tensor) and value.dim() == 0 and value.device.type == "cpu":
@@ -68,14 +68,14 @@ def _number(value: Any) -> float | None:
 
 
 def rescaled(state: RecordSum, factor: float | None = None) -> RecordSum:
-    """Return the state of a sum over records times a constant, None if its value is not known."""
+    """Return the state of a sum over records times a constant; None is an unknown constant."""
     terms = () if factor is None else ((r, s * factor) for r, s in state.terms)
     return RecordSum(state.batch, state.reduction, True, state.shares, frozenset(terms))
 
 
 @rule("add", "sub", "subtract")
 def add(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep sums sums of single records' terms; rows need the same records."""
+    """Add sums over records term by term, or rows that belong to the same records."""
     states = call.states
     records = {s.record for s in states if isinstance(s, OneRecord)}
     terms = [s for s in states if isinstance(s, RecordSum)]
@@ -100,7 +100,7 @@ def added(call: TrackedCall, terms: Sequence[RecordSum]) -> State:
 
 @rule("bucketize", "searchsorted")
 def bucketize(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep rows of values that are compared with constant boundaries."""
+    """Keep rows of values that are sorted into bins with constant boundaries."""
     values = call.argument(0 if call.name == "bucketize" else 1, "input", "self")
     one_row = call.name == "bucketize" or call.argument(0, "sorted_sequence").dim() == 1
     if not call.tracks_only(values) or not one_row:
@@ -118,7 +118,7 @@ _SAME = """
 
 @rule(*_SAME)
 def same(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep rows that are moved, cast or copied, and give constants made like them the same."""
+    """Keep rows that are moved, cast or copied, also in tensors like ``zeros_like`` of them."""
     state = state_of(call.args[0])
     if state is None:
         return None  # a constant, cast like a sample
@@ -129,7 +129,7 @@ def same(call: TrackedCall, out: Tensor) -> State | None:
 
 @rule("copy")
 def copied(call: TrackedCall, out: Tensor) -> State | None:
-    """Give the target of ``copy_`` the records of what is written into it."""
+    """Give the target of ``copy_`` the records of the values written into it."""
     written = call.argument(1, "src", "other")
     new = state_of(written)
     if new is None:

@@ -1,4 +1,4 @@
-"""Find out which records the inputs of a forward pass hold.
+"""Find the records that the inputs of a forward pass hold.
 
 All inputs must hold the same records of one batch, equally many rows of each. Rows are sorted by
 record, so that those of one record are neighbours and row b of the first dimension is record b of
@@ -22,7 +22,7 @@ from .trees import mapped, tensors_of
 
 
 class Input(NamedTuple):
-    """A tensor that the module is called with; ``packed``: as data of a ``PackedSequence``."""
+    """A tensor among a module's arguments; ``packed`` if it is a ``PackedSequence``'s data."""
 
     name: str
     tensor: Tensor
@@ -30,14 +30,14 @@ class Input(NamedTuple):
 
 
 def inputs_of(args: Any, kwargs: Any) -> Iterator[Input]:
-    """The tensors among a module's arguments, with names for errors."""
+    """Yield the tensors among a module's arguments, with names for errors."""
     for place, value in [*enumerate(args), *kwargs.items()]:
         name = f"input {place!r} of the module"
         yield from (Input(name, tensor, packed) for tensor, packed in tensors_of(value))
 
 
 def rows_in_order(values: Sequence[Any]) -> Rows | None:
-    """The rows, if every argument is a tensor with one row of each record in order; else None."""
+    """Return the rows if every argument has one row of each record in order, else None."""
     state: Any = None
     for value in values:
         if type(value) is not TrackedTensor or (state is not None and value._state is not state):
@@ -49,7 +49,7 @@ def rows_in_order(values: Sequence[Any]) -> Rows | None:
 
 
 def rows_of(inputs: Sequence[Input]) -> Rows | None:
-    """The rows that the inputs share; None if no input holds records.
+    """Return the rows that the inputs share, or None if no input holds records.
 
     Raises:
         UnsupportedModule: rows in which records have met, or in another dimension than the first.
@@ -83,7 +83,7 @@ def rows_of(inputs: Sequence[Input]) -> Rows | None:
 
 
 def has_no_records(state: PerRecord) -> bool:
-    """Whether all rows are constants."""
+    """Whether there are rows, all of them constants."""
     return bool(len(state.ids)) and bool((state.ids == NO_RECORD).all())
 
 
@@ -109,7 +109,7 @@ def _sorted(batch: YieldedBatch, found: Sequence[tuple[Ids, bool]]) -> Rows:
 
 
 def stripped(tree: Any, rows: Rows | None) -> Any:
-    """The same tree as ordinary tensors, rows sorted by record."""
+    """Return the same tree with ordinary tensors, whose rows are sorted by record."""
     order = None if rows is None else rows.order
 
     def strip(tensor: Tensor) -> Tensor:
@@ -127,5 +127,5 @@ def stripped(tree: Any, rows: Rows | None) -> Any:
 
 
 def picked(tensor: Tensor, order: Ids) -> Tensor:
-    """The rows in this order."""
+    """Return the rows in this order."""
     return tensor[torch.from_numpy(order).to(tensor.device)]

@@ -1,8 +1,9 @@
-"""Ways around the states: memory that is shared with other libraries, hooks, and decisions.
+"""Handle operations that bypass the states: shared memory, hooks and decisions.
 
-NumPy arrays, DLPack capsules and storages of tracked tensors are copies: what is written into them
-stays there. A hook that changes gradients must keep rows apart, which is tried. A decision that
-follows several samples at once cannot be followed and is a condition of the certificate.
+NumPy arrays, DLPack capsules and storages of tracked tensors are copies, so that writes into them
+do not reach the tensor. A hook that changes gradients must treat rows separately, which is tested
+on other rows. A decision on several samples at once cannot be tracked; it becomes a condition of
+the certificate.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ DECIDED = (
     "decisions that the loop takes on several samples at once (if, while) choose no more than what "
     "it prints"
 )
-"""The condition of certificates after the truth of a mixed tensor was asked for."""
+"""The condition of certificates after the truth value of a mixed tensor was used."""
 
 
 @action("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
 def copied(call: TrackedCall) -> Any:
-    """Give the values away in memory of their own."""
+    """Return the values in memory of their own."""
     args = [a.clone() if type(a) is TrackedTensor else a for a in call.args]
     return call.func(*args, **call.kwargs)
 
 
 @action("__bool__", "is_nonzero")
 def decided(call: TrackedCall) -> Any:
-    """Answer, and state that the certificate depends on what the loop does with it."""
+    """Return the truth value; for a mixed tensor, record the condition ``DECIDED``."""
     state = state_of(call.args[0])
     boundary = None if state is None or state.batch is None else state.batch.boundary
     if isinstance(state, Mixed) and boundary is not None and torch.is_grad_enabled():
@@ -50,11 +51,11 @@ def hooked(call: TrackedCall) -> Any:
 
 
 class RowwiseHook:
-    """A gradient hook that is tried on other rows whenever it changes a gradient.
+    """A gradient hook that is tested on other rows whenever it changes a gradient.
 
     Args:
-        hook: the user's.
-        state: of the tensor whose gradient it sees.
+        hook: the user's hook.
+        state: state of the tensor whose gradient it sees.
     """
 
     def __init__(self, hook: Callable[[Tensor], Tensor | None], state: State | None) -> None:
@@ -62,7 +63,7 @@ class RowwiseHook:
         self.state = state
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
-        """The hook's result.
+        """Return the hook's result.
 
         Raises:
             UnsupportedModule: a row of it depends on other rows, or there are none.
@@ -95,6 +96,6 @@ class RowwiseHook:
 
 
 def _halves(state: PerRecord) -> tuple[Tensor, Tensor]:
-    """Two sets of rows that share no record."""
+    """Return masks of two sets of rows that share no record."""
     low = torch.from_numpy(state.ids) < (int(state.ids.max(initial=0)) + 1) // 2
     return low, ~low

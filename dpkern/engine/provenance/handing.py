@@ -1,4 +1,4 @@
-"""Mark a batch that a loop receives: every tensor says which records its rows are."""
+"""Mark the tensors of a yielded batch with the records of their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .trees import mapped
 
 
 def tracked_batch(tree: Any, batch: YieldedBatch, views: int = 1) -> Any:
-    """Return what ``collate_fn`` made, with row i of every tensor known as that of record i.
+    """Return what ``collate_fn`` made, with row i of every tensor marked as that of record i.
 
     Args:
         tree: tensors in tuples, lists, mappings or objects.

@@ -17,12 +17,12 @@ from .states import NO_RECORD, Ids, Mixed, OneRecord, PerRecord, RecordSum, Stat
 from .tensor import state_of, track, untracked
 
 _Rows = tuple[Ids, int | None]
-"""Numbers of the picked rows, and their dimension in the result; None for a single row."""
+"""Numbers of the selected rows, and their dimension in the result; None for a single row."""
 
 
 @action("__getitem__")
 def read(call: TrackedCall) -> Any:
-    """Pick rows, and records by the same index."""
+    """Select rows, and their records by the same index."""
     x, index = call.args
     result = call.plain()
     state = _picked(call, x, index, result)
@@ -77,7 +77,7 @@ def _is_new_row(index: Any) -> bool:
 def _picked_by_own(
     call: TrackedCall, x: Tensor, state: PerRecord, parts: list[Any], ids: Ids, place: int | None
 ) -> bool:
-    """Whether every entry was picked by a number or a mask of its own record."""
+    """Whether every entry was selected by a number or a mask of its own record."""
     source = 0
     advanced = [p for p in parts if _is_advanced(p)]
     ndim = max((1 if _is_mask(p) else np.ndim(_values(p)) for p in advanced), default=0)
@@ -102,7 +102,7 @@ def _picked_by_own(
 
 
 def _looked_up(call: TrackedCall, parts: list[Any], out: Tensor) -> State | None:
-    """Return the state of constants indexed by samples' values: rows are the index's."""
+    """Return the state of constants that samples index; their rows are those of the index."""
     found: PerRecord | None = None
     advanced = [p for p in parts if _is_advanced(p)]
     ndim = max(np.ndim(_values(p)) for p in advanced) if advanced else 0
@@ -142,7 +142,7 @@ def expanded(index: Any, ndim: int) -> list[Any]:
 
 
 def _is_advanced(part: Any) -> bool:
-    """Whether an entry is an index of several values; single numbers are taken like ints."""
+    """Whether an entry is an index of several values; single numbers count as ints."""
     if isinstance(part, Tensor):
         return part.dim() > 0 or part.dtype is torch.bool
     return isinstance(part, (list, tuple, np.ndarray)) and np.ndim(part) > 0
@@ -161,22 +161,22 @@ def _values(part: Any) -> np.ndarray[Any, Any]:
 
 
 def _place_of_advanced(parts: list[Any]) -> int:
-    """Return the first dimension that advanced indices give: theirs, or 0 if they are apart."""
+    """Return the first dimension of the result that advanced indices make; 0 if they are apart."""
     places = [i for i, p in enumerate(parts) if _is_advanced(p)]
     between = parts[places[0] : places[-1] + 1] if places else []
-    # Torch takes numbers first, so that only slices and new dimensions set indices apart.
+    # Torch applies integers first, so that only slices and new dimensions separate indices.
     if any(p is None or isinstance(p, slice) for p in between):
         return 0
     return sum(1 for p in parts[: places[0]] if p is None or isinstance(p, slice)) if places else 0
 
 
 def rows_of(parts: list[Any], x: Tensor, dim: int, rows: int) -> _Rows | None:
-    """Return which rows an index picks, None if a position of the result has several."""
+    """Return the rows that an index selects, or None if a position of the result has several."""
     if any(isinstance(p, bool) or (_is_advanced(p) and _is_mask(p) and not np.ndim(_values(p)))
            for p in parts):  # fmt: skip
         return None
     if any(isinstance(p, (list, tuple)) and np.ndim(p) > 1 for p in parts):
-        return None  # torch takes some nested lists apart and others not
+        return None  # torch unpacks some nested lists and not others
     index: Any = []
     shape: list[int] = []
     source = 0
@@ -266,7 +266,7 @@ def _constant_rows(numbers: Ids, place: int | None) -> _Rows | None:
 
 @action("__setitem__")
 def write(call: TrackedCall) -> None:
-    """Give whole rows the value's records; parts of rows must have the same."""
+    """Write values, whose records become those of whole rows; parts of rows must match."""
     x, index, value = call.args
     state = _written(call, x, index, value)
     call.plain()

@@ -1,4 +1,4 @@
-"""Read the state of a loss that the module computes itself off the autograd graph.
+"""Read the state of a loss that the module computes itself from the autograd graph.
 
 A scalar output has no rows. Its graph says how it was reduced: constants times means or sums of
 terms. Torch's cross entropy divides by the number of targets that are not ignored, which depends on
@@ -32,7 +32,7 @@ _MEAN, _SUM = 1, 2
 
 
 def state_of_scalar(loss: Tensor, batch: YieldedBatch, records: Ids) -> tuple[Tensor, State]:
-    """A loss that came out of the module, with its state."""
+    """Return a loss that the module computed, with its state."""
     return loss, _state(loss.grad_fn, batch, records)
 
 
@@ -64,7 +64,7 @@ def _only(node: Any) -> Any:
 
 
 def _constant(node: Any) -> bool:
-    """Whether the other factor is a Python number: torch keeps those as doubles."""
+    """Whether the other factor is a Python number, which torch saves as a double."""
     if len([n for n, _ in node.next_functions if n is not None]) != 1:
         return False
     other = getattr(node, "_saved_other", None)

@@ -1,4 +1,4 @@
-"""Keep rows through layers that work on each sample: convolution, pooling, attention."""
+"""Follow rows through layers that work on each sample: convolution, pooling, attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .states import Mixed, OneRecord, PerRecord, RecordSum, State
 from .tensor import state_of
 
 _MIN_NDIM = {
-    # a batched input has at least so many dimensions; with fewer, the first is no batch
+    # fewest dimensions of a batched input; with fewer, the first dimension is no batch
     **dict.fromkeys("embedding one_hot prelu".split(), 1),
     **dict.fromkeys("embedding_bag group_norm instance_norm feature_dropout".split(), 2),
     **dict.fromkeys(
@@ -59,7 +59,7 @@ def within_rows(call: TrackedCall, out: Tensor) -> State | None:
 
 @rule("batch_norm", "native_batch_norm")
 def batch_norm(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep rows with running statistics, where it is a constant map of each sample."""
+    """Keep rows with running statistics, which make the layer a constant map of each sample."""
     training = call.argument(5, "training", default=False)
     if training and call.argument(1, "running_mean") is not None:
         raise PrivacyError(

@@ -1,4 +1,4 @@
-"""Check the trained tensors that a loss reaches: all of them must be the engine's."""
+"""Check that every trained tensor that a loss reaches belongs to the engine."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ _ACCUMULATOR = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 class Leaves:
-    """Looks for trained tensors that are not the capture's.
+    """Search for trained tensors that are not the capture's.
 
     A leaf that the module makes in its forward pass, such as an input for which checkpointing wants
-    a gradient, is an ordinary tensor that the next pass makes anew; one that comes back is trained.
+    a gradient, is an ordinary tensor that the next pass makes anew. A leaf that appears again in a
+    later batch is trained.
     """
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
         self._made: list[tuple[weakref.ref[Tensor], int]] = []
-        """Leaves that a pass made, with the number of its samples' batch."""
+        """Leaves that a pass made, with the number of its batch."""
 
     def check(
         self, loss: Tensor, outputs: Collection[Any], assume: Callable[[str], None], *, whole: bool
@@ -43,10 +44,10 @@ class Leaves:
         """Refuse a loss that would train something without clipping and noise.
 
         Args:
-            loss: where the backward pass will start.
+            loss: root of the backward pass.
             outputs: graph nodes at which the module's own part begins.
             assume: called with a condition of the certificate.
-            whole: look into the module as well.
+            whole: whether the module's own part is searched as well.
 
         Raises:
             PrivacyError: a leaf that requires a gradient and is neither the engine's nor made anew.
@@ -67,8 +68,8 @@ class Leaves:
             "loss",
             expected="no trained tensor besides the parameters of the private module",
             got=f"one of shape {list(leaf.shape)} and dtype {leaf.dtype}",
-            remedy="It would be trained without clipping and noise. Put it into the module "
-            "before make_private, or freeze it: requires_grad_(False) or torch.no_grad().",
+            remedy="Put it into the module before make_private, or freeze it with "
+            "requires_grad_(False): it would be trained without clipping and noise.",
         )
 
     def _is_foreign(self, leaf: Tensor) -> bool:
@@ -90,9 +91,9 @@ class Leaves:
 
 
 def leads_only_to(outputs: Collection[Any], loss: Tensor) -> bool:
-    """Whether the graph is a chain of torch's own nodes that ends at one of the outputs.
+    """Whether the graph is a short chain of torch's own nodes that ends at one of the outputs.
 
-    So are most losses; False where that would have to be found out by a walk.
+    Most losses are such chains. For all others the caller walks the graph.
     """
     node: Any = loss.grad_fn
     for _ in range(_CHAIN):
@@ -111,7 +112,7 @@ _CHAIN = 8
 
 
 def nodes_of(loss: Tensor, stop: Collection[Any] = ()) -> Iterator[Any]:
-    """The nodes of the graph in front of those in ``stop``."""
+    """Yield the nodes of a loss's graph without passing through those in ``stop``."""
     stack: list[Any] = [loss.grad_fn]
     met = {None, *stop}
     while stack:

@@ -1,4 +1,4 @@
-"""Check losses before they go backward: sums over records, divided as declared."""
+"""Check before a backward pass that losses are sums over records, divided as declared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class LossCheck:
-    """Checks every loss of one private module.
+    """Check of the losses of one private module.
 
     Args:
-        capture: of the module.
+        capture: capture of the module.
         assume: called with conditions of the certificate.
     """
 
@@ -36,7 +36,7 @@ class LossCheck:
         self._passes = 0
 
     def forget(self) -> None:
-        """Let go of the module's graph: what it holds is memory that the next pass can use."""
+        """Release the module's graph, so that the next pass can use its memory."""
         self.outputs = set()
 
     def check(self, losses: Sequence[Tensor], states: Sequence[State]) -> None:

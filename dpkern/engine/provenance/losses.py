@@ -1,4 +1,4 @@
-"""Follow rows through torch's loss functions, and check what goes backward.
+"""Follow rows through torch's loss functions, and check losses before the backward pass.
 
 A loss has to be a sum of terms of single records, for only then is the gradient of one record's
 term what is clipped. A mean over the batch is such a sum, divided by the number of records, which
@@ -82,9 +82,9 @@ def loss(call: TrackedCall) -> Any:
 def usual_cross_entropy(
     func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> Tensor | None:
-    """Follow the mean over all records of the batch in their order, every target counted.
+    """Follow the mean over all records of the batch in their order, with every target counted.
 
-    Most loops have no other operation. None for every call that is not this one.
+    This shortcut serves most loops. It returns None for all other calls.
     """
     if kwargs is None or len(args) != 2 or WRITTEN:
         return None
@@ -114,7 +114,7 @@ USUAL[F.cross_entropy] = usual_cross_entropy
 
 
 def _by_entry(call: TrackedCall) -> tuple[State, int]:
-    """Return the rows that all operands share, and how many entries a row has."""
+    """Return the rows that all operands share, and the number of entries of a row."""
     shape = np.broadcast_shapes(*(tuple(t.shape) for t in call.args[:2]))
     rows = combined(call, shape)
     if call.name == "gaussian_nll_loss" and call.argument(2, "var").dim() < len(shape):
@@ -125,7 +125,7 @@ def _by_entry(call: TrackedCall) -> tuple[State, int]:
 
 
 def _by_row(call: TrackedCall) -> tuple[State, int]:
-    """Return the rows of a loss with the batch first, and how many terms a row has."""
+    """Return the rows of a loss with the batch first, and the number of terms of a row."""
     x: Tensor = call.args[0]
     vectors = 3 if call.name.startswith("triplet") else 2 if "cosine" in call.name else 1
     operands = [call.argument(i, "input", "target", "positive", "negative") for i in (0, 1)]
@@ -165,7 +165,7 @@ def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
 
 
 def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: int) -> Tensor:
-    """Return the mean in which each record is divided by its own number of targets."""
+    """Return the mean in which each record's term is divided by its own number of targets."""
     ignored = call.argument(4, "ignore_index", default=-100)
     with torch._C.DisableTorchFunctionSubclass():
         terms = call.func(*call.args[:place], **{**call.kwargs, "reduction": "none"})
@@ -184,7 +184,7 @@ def _own_normalisation(call: TrackedCall, rows: PerRecord | OneRecord, place: in
 
 @action("ctc_loss")
 def ctc_loss(call: TrackedCall) -> Any:
-    """Follow log-probabilities with time first; each loss is divided by its own target's length."""
+    """Follow log-probabilities with time first; a mean divides by each target's own length."""
     result = call.plain()
     x = call.args[0]
     state = state_of(x)
@@ -219,7 +219,7 @@ def _weighted(call: TrackedCall, weights: Tensor, first: State) -> State:
 
 @action("backward")
 def backward(call: TrackedCall) -> Any:
-    """Check that the loss is a sum over records, and go backward."""
+    """Check that the loss is a sum over records, and run the backward pass."""
     roots = call.argument(0, "tensors", "self")
     roots = list(roots) if isinstance(roots, (tuple, list)) else [roots]
     states = [root._state for root in roots if type(root) is TrackedTensor]

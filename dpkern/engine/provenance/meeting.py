@@ -1,4 +1,4 @@
-"""Combine operands whose rows meet: broadcasting, and dimensions that an operation keeps."""
+"""Combine the states of several operands of one operation, by the rules of broadcasting."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .states import NO_RECORD, Ids, OneRecord, PerRecord, RecordSum, State
 from .tensor import Function
 
 REDUCED = -1
-"""Stands for a dimension that an operation reduces over."""
+"""The place of a dimension that an operation reduces over."""
 
 
 def joined(ids: Sequence[Ids]) -> Ids | None:
-    """Return, row by row, the one record that all speak of; None if they speak of several."""
+    """Return the record of each row, on which all must agree; None if they disagree."""
     first = ids[0]
     for other in ids[1:]:
         if first is other:
@@ -42,7 +42,7 @@ PLACES = (
 
 
 def at_places(call: TrackedCall) -> None:
-    """State that rows were picked or weighted by their places, which depend on other records."""
+    """Record the condition ``PLACES``: the place of a record depends on the other records."""
     batch = call.batch
     boundary = None if batch is None else batch.boundary
     if boundary is not None and boundary.has_loader and torch.is_grad_enabled():
@@ -50,11 +50,11 @@ def at_places(call: TrackedCall) -> None:
 
 
 def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True) -> State:
-    """Return the state where operands meet entry by entry.
+    """Return the state of an operation that combines its operands entry by entry.
 
     Args:
         call: the operation.
-        shape: of its result.
+        shape: shape of its result.
         from_right: whether dimensions are aligned as broadcasting does, or from the left.
     """
     tracked, states, ndim = call.tracked, call.states, len(shape)
@@ -64,7 +64,7 @@ def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True
     if type(state) is PerRecord and state.dim < ndim and shape[state.dim] == len(state.ids):
         same = (s is state or _same_rows(s, state) for s in states)
         if all(same) and (not from_right or all(t.dim() == ndim for t in tracked)):
-            return state  # the plain case, at the price of a few comparisons
+            return state  # the usual case, found by a few comparisons
     if any(isinstance(s, RecordSum) for s in states):
         return call.mixed("is not linear in a sum over samples")
     single = {s.record for s in states if isinstance(s, OneRecord)}
@@ -90,7 +90,7 @@ def combined(call: TrackedCall, shape: Sequence[int], *, from_right: bool = True
 
 
 def _look_at_constants(call: TrackedCall, ndim: int) -> None:
-    """Find constants that differ from row to row."""
+    """Record the condition ``PLACES`` if a constant has an entry for each row."""
     rows = [(t, s) for t, s in zip(call.tracked, call.states, strict=True) if type(s) is PerRecord]
     if not rows:
         return
@@ -106,7 +106,9 @@ def _same_rows(one: State, other: PerRecord) -> bool:
 
 
 def place_of(call: TrackedCall, x: Tensor, dim: int) -> int | None:
-    """Return where a dimension of ``x`` goes: tried on a tensor without data.
+    """Return the dimension of the result that ``dim`` of ``x`` becomes.
+
+    It is found by running the operation on a tensor without data.
 
     ``REDUCED`` if the operation reduces over it, None if it cannot be told.
     """

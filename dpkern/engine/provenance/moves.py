@@ -1,4 +1,4 @@
-"""Follow rows that are picked, reordered, taken apart or joined."""
+"""Follow rows that are selected, reordered, split or concatenated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOVES = {
 
 @action(*_MOVES)
 def moved(call: TrackedCall) -> Any:
-    """Pick or reorder positions along a dimension, of the records as of the rows."""
+    """Select or reorder positions along a dimension, and the records of the rows with them."""
     x, state = call.args[0], state_of(call.args[0])
     result = call.plain()
     if call.name == "index_select" and state is None:
@@ -82,7 +82,7 @@ def _looked_up(call: TrackedCall) -> State:
 
 @action("unbind", "__iter__", "__reversed__")
 def unbound(call: TrackedCall) -> Any:
-    """Give one tensor for each position along a dimension."""
+    """Return one tensor for each position along a dimension."""
     x = call.args[0]
     state: Any = state_of(x)
     dim = int(call.argument(1, "dim", default=0)) % max(x.dim(), 1)
@@ -103,7 +103,7 @@ def unbound(call: TrackedCall) -> Any:
 
 @rule("cat", "concat", "concatenate", "hstack", "vstack", "row_stack")
 def concatenated(call: TrackedCall, out: Tensor) -> State | None:
-    """Put rows of several tensors one after the other; constants belong to no record."""
+    """Concatenate the records of several tensors' rows; rows of constants have none."""
     tensors = list(call.argument(0, "tensors"))
     dim = int(call.argument(1, "dim", "axis", default=0)) % max(out.dim(), 1)
     if call.name in ("vstack", "row_stack", "hstack"):
@@ -114,7 +114,7 @@ def concatenated(call: TrackedCall, out: Tensor) -> State | None:
 
 
 def stacked_rows(call: TrackedCall, tensors: list[Tensor], out: Tensor) -> State:
-    """Return the state of vectors of single samples on top of each other."""
+    """Return the state of vectors of single samples that become rows of one tensor."""
     states = [state_of(t) for t in tensors]
     single = all(isinstance(s, OneRecord) for s in states if s is not None)
     if single and len(states) == out.shape[0]:
@@ -153,7 +153,7 @@ def _in_a_row(call: TrackedCall, tensors: list[Tensor], dim: int) -> State:
 
 @rule("stack")
 def stacked(call: TrackedCall, out: Tensor) -> State | None:
-    """Make single samples rows, and keep rows of the same samples rows."""
+    """Turn single samples into rows, and keep rows that belong to the same samples."""
     tensors = list(call.argument(0, "tensors"))
     dim = int(call.argument(1, "dim", default=0)) % out.dim()
     states = [state_of(t) for t in tensors]
@@ -176,7 +176,7 @@ def stacked(call: TrackedCall, out: Tensor) -> State | None:
 
 @action("_pack_padded_sequence")
 def packed(call: TrackedCall) -> Any:
-    """Put the rows of all samples that last until step t one after the other, for each t."""
+    """Follow packing: for each time step, the rows of all samples that are long enough."""
     data, sizes = call.plain()
     x, lengths, batch_first = call.args[:3]
     state, own = state_of(x), state_of(lengths)
@@ -194,7 +194,7 @@ def packed(call: TrackedCall) -> Any:
 
 @action("_pad_packed_sequence")
 def unpacked(call: TrackedCall) -> Any:
-    """Undo packing: the first step has a row of every sample."""
+    """Follow unpacking; the first time step has a row of every sample."""
     padded, lengths = call.plain()
     state, sizes, batch_first = state_of(call.args[0]), call.args[1], call.args[2]
     if not isinstance(state, PerRecord) or not call.tracks_only(call.args[0]):

@@ -1,4 +1,4 @@
-"""Name operations alike, however they were called.
+"""Name operations alike, whichever way they were called.
 
 ``a + b``, ``b.__radd__(a)``, ``a.add(b)``, ``a.add_(b)`` and ``torch.add(a, b)`` are all ``add``.
 """
@@ -50,12 +50,12 @@ def _name_of(func: Function) -> str:
 
 
 def has_reversed_operands(func: Function) -> bool:
-    """Whether an operator was called with its operands the other way round."""
+    """Whether an operator was called with its operands swapped, as in ``__rsub__``."""
     return getattr(func, "__name__", "") in _REVERSED
 
 
 _CODES: dict[int, tuple[CodeType, bool]] = {}
-"""Code objects by ``id``, and whether they are torch's or dpkern's, or in no file.
+"""Code objects by ``id``, with whether they belong to torch, to dpkern or to no file.
 
 They are kept, so that no other one gets the same ``id``; their hashes take microseconds each.
 """
@@ -70,7 +70,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 CallSite = tuple[tuple[int, int], ...]
-"""Code objects, by ``id``, and places of instructions in them."""
+"""The frames of a call: each code object, by ``id``, with the place of its instruction."""
 
 
 def call_site(depth: int = 4) -> CallSite:

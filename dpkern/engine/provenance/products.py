@@ -1,4 +1,4 @@
-"""Follow rows through products: kept, summed over, or met by those of other records."""
+"""Follow rows through products, which keep them, sum over them or mix their records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keep rows through reductions within each row; sums over rows become sums over records."""
+"""Follow rows through reductions within each row; sums over rows become sums over records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OTHERS = """
 
 @rule(*_OTHERS)
 def other(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep rows of extremes, norms and spreads, unless they are taken over the rows."""
+    """Keep rows of reductions that are not linear, unless they reduce over the rows."""
     second = call.argument(1, "other")
     if call.name in ("max", "min") and isinstance(second, Tensor):
         return combined(call, out.shape)
@@ -38,7 +38,7 @@ def other(call: TrackedCall, out: Tensor) -> State | None:
 
 @action("sum", "mean")
 def linear(call: TrackedCall) -> Any:
-    """Sum over the rows: each record has its own term.
+    """Sum or average over rows, so that each record has its own term.
 
     A mean over rows divides by their number. Where that is not the number of records in the pass,
     because some were left out or because constants joined them, it is scaled to divide by it.
@@ -63,7 +63,7 @@ def linear(call: TrackedCall) -> Any:
 
 
 def leaves_out(state: PerRecord) -> bool:
-    """Whether records of the pass are missing that no mask of their own values has left out.
+    """Whether records of the pass are missing, other than by a mask of their own values.
 
     Which record stands at a place depends on the others.
     """
@@ -73,7 +73,7 @@ def leaves_out(state: PerRecord) -> bool:
 
 
 def divisor_of(ids: Ids, batch: YieldedBatch) -> tuple[float, int]:
-    """Return what turns a mean over rows into one over records of the pass, and rows of each.
+    """Return the factor from a mean over rows to one over records, and the rows of each record.
 
     Where values have chosen rows, each record counts as one row: how many rows another record has
     must not scale its term.

@@ -1,4 +1,4 @@
-"""Word the refusals of inputs and losses."""
+"""Write the errors for inputs and losses that are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOW_TO_ADOPT = (
 
 
 def mixed_input(name: str, state: Mixed) -> UnsupportedModule:
-    """Rows in which records have met."""
+    """Return the error for an input whose rows mix records."""
     return UnsupportedModule(
         name,
         expected="rows that come from one record each",
@@ -28,7 +28,7 @@ def mixed_input(name: str, state: Mixed) -> UnsupportedModule:
 
 
 def wrong_rows(name: str, tensor: Tensor, state: State) -> UnsupportedModule:
-    """A tensor whose first dimension does not hold the samples."""
+    """Return the error for a tensor whose first dimension does not hold the samples."""
     what = {
         OneRecord: "a single sample without a dimension for the batch",
         RecordSum: "a sum over samples",
@@ -51,7 +51,7 @@ def wrong_rows(name: str, tensor: Tensor, state: State) -> UnsupportedModule:
 
 
 def two_batches(name: str) -> PrivacyError:
-    """Samples of different batches in one pass."""
+    """Return the error for samples of different batches in one pass."""
     return PrivacyError(
         name,
         expected="samples of one batch",
@@ -61,7 +61,7 @@ def two_batches(name: str) -> PrivacyError:
 
 
 def unequal_rows(what: str) -> PrivacyError:
-    """Inputs that do not hold the same records alike."""
+    """Return the error for inputs that differ in records, in rows of each or in their order."""
     return PrivacyError(
         "inputs of the module",
         expected="equally many rows of each record of one batch, in one order",
@@ -72,7 +72,7 @@ def unequal_rows(what: str) -> PrivacyError:
 
 
 def not_yielded(count: int) -> PrivacyError:
-    """Inputs among which nothing comes from the private loader."""
+    """Return the error for inputs of which none comes from the private loader."""
     return PrivacyError(
         "inputs of the module",
         expected="samples that the private loader yielded",
@@ -84,7 +84,7 @@ def not_yielded(count: int) -> PrivacyError:
 
 
 def unmarked(name: str, tensor: Tensor) -> PrivacyError:
-    """A tensor of unknown origin beside samples."""
+    """Return the error for a tensor of unknown origin beside samples."""
     return PrivacyError(
         name,
         expected="rows that the private loader yielded",
@@ -95,7 +95,7 @@ def unmarked(name: str, tensor: Tensor) -> PrivacyError:
 
 
 def private_in_public() -> PrivacyError:
-    """Samples in a pass that was declared to have none."""
+    """Return the error for samples in a pass that was declared to have none."""
     return PrivacyError(
         "engine.public()",
         expected="inputs without private data",
@@ -105,7 +105,7 @@ def private_in_public() -> PrivacyError:
 
 
 def overlapping_pieces() -> PrivacyError:
-    """A record in two pieces of a batch."""
+    """Return the error for a record in two pieces of a batch."""
     return PrivacyError(
         "inputs of the module",
         expected="pieces of a batch without common records, or the same records again",
@@ -115,30 +115,30 @@ def overlapping_pieces() -> PrivacyError:
 
 
 def partly_entered(entered: int, size: int) -> PrivacyError:
-    """Records that the loop left out by their place in the batch."""
+    """Return the error for records that the loop left out by their place in the batch."""
     return PrivacyError(
         "optimizer.step",
         expected="all records of the batch in the module",
         got=f"{entered} of {size}",
-        remedy="Which record stands at a place depends on the others: pass all rows, or leave out "
-        "those that a mask of their own values says, x[mask].",
+        remedy="Pass all rows, or select them by a mask of their own values, x[mask]: which record "
+        "stands at a place depends on the others.",
     )
 
 
 def left_out() -> PrivacyError:
-    """A batch without a step."""
+    """Return the error for a batch without a step."""
     return PrivacyError(
         "data_loader",
         expected="optimizer.step() for every batch whose samples entered the module",
         got="a batch left out after its forward pass",
-        remedy="Whether a step is taken must not depend on the samples: call optimizer.step() for "
-        "every batch, and run passes that train nothing under torch.no_grad(). Samples that are "
-        "not finite are dropped by the clipping.",
+        remedy="Call optimizer.step() for every batch, and run passes that train nothing under "
+        "torch.no_grad(): whether a step is taken must not depend on the samples. The clipping "
+        "drops samples that are not finite.",
     )
 
 
 def mixed_loss(state: Mixed) -> UnsupportedModule:
-    """A loss in which records have met."""
+    """Return the error for a loss that mixes records."""
     return UnsupportedModule(
         "loss",
         expected="a sum or a mean over samples, each with a term of its own",
@@ -150,7 +150,7 @@ def mixed_loss(state: Mixed) -> UnsupportedModule:
 
 
 def other_reduction(declared: str, found: str) -> InvalidInput:
-    """A sum where a mean was declared, or the reverse."""
+    """Return the error for a sum where a mean was declared, or the reverse."""
     return InvalidInput(
         "loss_reduction",
         expected=f"a {declared} over the samples of a batch, as make_private was told",
@@ -160,7 +160,7 @@ def other_reduction(declared: str, found: str) -> InvalidInput:
 
 
 def varying_share(share: int, before: int) -> UnsupportedModule:
-    """A mean whose divisor follows the batch."""
+    """Return the error for a mean whose divisor depends on the batch."""
     return UnsupportedModule(
         "loss",
         expected="a mean that divides each sample's terms by the same number in every batch",
@@ -173,7 +173,7 @@ def varying_share(share: int, before: int) -> UnsupportedModule:
 def varying_scale(
     declared: str, before: float, records: Sequence[int], scale: float, counts: Sequence[int]
 ) -> UnsupportedModule:
-    """A loss times a number that follows the number of records."""
+    """Return the error for a loss times a number that depends on the number of records."""
     other = "sum" if declared == "mean" else "mean"
     place = 0 if counts[0] != records[0] else 1
     return UnsupportedModule(
@@ -188,11 +188,11 @@ def varying_scale(
 
 
 def parameter_term(operation: str) -> UnsupportedModule:
-    """A penalty on the parameters inside a loss of samples."""
+    """Return the error for a penalty on the parameters inside a loss of samples."""
     return UnsupportedModule(
         "loss",
         expected="a loss of the module's outputs alone",
         got=f"{operation} with a term of the parameters",
-        remedy="Terms that belong to no sample go into weight_decay, or backward under "
-        "engine.public().",
+        remedy="Move terms that belong to no sample to weight_decay, or call backward() on them "
+        "under engine.public().",
     )

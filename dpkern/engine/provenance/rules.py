@@ -1,8 +1,7 @@
-"""Decide what an operation makes of the records of its operands.
+"""Decide which state the result of an operation has, given those of its operands.
 
-Each rule names the state of one result. An operation that has no rule mixes: a new operation of
-torch is refused until it is listed here, and never passes because its result happens to have as
-many rows.
+Each rule returns the state of one result. The result of an operation without a rule is mixed: a new
+operation of torch is refused until it is listed here, even if its result has as many rows.
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ Rule = Callable[["TrackedCall", Tensor], State | None]
 Action = Callable[["TrackedCall"], Any]
 
 RULES: dict[str, Rule] = {}
-"""The state of each result, by the operation's name; None for constants."""
+"""Rules by the operation's name; a rule returns None for a constant."""
 
 ACTIONS: dict[str, Action] = {}
-"""Operations that need more than a state for their result."""
+"""Functions that run an operation in place of torch, by its name."""
 
 REORDERING = frozenset({"__getitem__", "index_select"})
-"""Operations that take an order of the rows that other records had a part in."""
+"""Operations that may reorder rows by an index to which other records have contributed."""
 
 _TRACKED_ACTIONS = frozenset({"backward", "broadcast_tensors", "__reversed__"})
-"""Actions that call operations on tracked tensors themselves."""
+"""Names of actions that call operations on tracked tensors themselves."""
 
 _ESCAPES = frozenset(
     "numpy __array__ __dlpack__ untyped_storage storage _typed_storage __bool__ is_nonzero "
     "register_hook".split()
 )
-"""Actions (``escapes``) for tensors in any state."""
+"""Names of actions (``escapes``) that take tensors in any state."""
 
 _NO_RECORDS = frozenset(
     """shape.get dtype.get device.get ndim.get layout.get is_cuda.get is_cpu.get requires_grad.get
@@ -53,11 +52,11 @@ _NO_RECORDS = frozenset(
     __dlpack_device__ new_zeros new_ones new_empty new_full new_tensor is_inference
     _is_view result_type can_cast is_conj is_neg""".split()
 )
-"""What gives no tensor, a constant, or a tensor that the private module will not take."""
+"""Operations that return no tensor, a constant, or a tensor that the private module refuses."""
 
 
 def _size(func: Function, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-    """Answer what asks for a shape or a kind, and for no values."""
+    """Return an attribute that depends on no values, such as the shape or the dtype."""
     if type(args[0]) is not TrackedTensor:
         return None
     with torch._C.DisableTorchFunctionSubclass():
@@ -71,15 +70,15 @@ USUAL[Tensor.dim] = USUAL[Tensor.size] = _size
 
 @dataclass(slots=True)
 class TrackedCall:
-    """One operation on tracked tensors.
+    """One call of an operation on tracked tensors.
 
     Args:
-        name: of the operation, without the marks of operators and of writing in place.
-        func: what torch was asked to run.
+        name: name of the operation, without the marks of operators and of writing in place.
+        func: the function that torch was asked to run.
         args, kwargs: as given, with tracked tensors among them.
         tracked: the operands with a state.
         operands: all tensors among the arguments.
-        states: of the operands that have one.
+        states: states of the operands that have one.
     """
 
     name: str
@@ -92,7 +91,7 @@ class TrackedCall:
 
     @property
     def batch(self) -> YieldedBatch | None:
-        """Where the records come from, None unless all operands agree."""
+        """The batch of the records; None unless all operands have the same one."""
         found = None
         for state in self.states:
             if found is not None and state.batch is not found:
@@ -104,7 +103,7 @@ class TrackedCall:
 
     @property
     def has_reversed_operands(self) -> bool:
-        """Whether an operator was called with its operands the other way round."""
+        """Whether an operator was called with its operands swapped."""
         return has_reversed_operands(self.func)
 
     def argument(self, place: int, *names: str, default: Any = None) -> Any:
@@ -115,14 +114,14 @@ class TrackedCall:
         return self.args[place] if place < len(self.args) else default
 
     def tracks_only(self, *allowed: Any) -> bool:
-        """Whether no other operands than these have a state, each in its one place."""
+        """Whether no operands but these have a state, and none of them is passed twice."""
         known = [id(a) for a in allowed if type(a) is TrackedTensor]
         if len(self.tracked) > len(known):
             return False
         return not [t for t in self.tracked if id(t) not in known]
 
     def mixed(self, how: str) -> Mixed:
-        """Return the state of a result in which records have met."""
+        """Return the state of a result to which several records may have contributed."""
         batch = self.states[0].batch if self.states else None
         return Mixed(self.name, user_line(), how, batch)
 
@@ -133,7 +132,7 @@ class TrackedCall:
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make a function the rule of these operations."""
+    """Register a function as the rule of these operations."""
 
     def decorate(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -143,7 +142,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def action(*names: str) -> Callable[[Action], Action]:
-    """Make a function run these operations."""
+    """Register a function that runs these operations."""
 
     def decorate(function: Action) -> Action:
         ACTIONS.update(dict.fromkeys(names, function))
@@ -194,7 +193,7 @@ def run(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _operands(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Tensor], Mixed | None]:
-    """The tensors among the arguments, and the state of a number computed over samples."""
+    """Return the tensors among the arguments, and the state of a number computed over samples."""
     found: list[Tensor] = []
     statistic: Mixed | None = None
     for value in (*args, *kwargs.values()) if kwargs else args:
@@ -231,7 +230,7 @@ def finish(call: TrackedCall, result: Any, rule: Rule) -> Any:
 
 
 def finish_as(call: TrackedCall, result: Any, *states: State | None) -> Any:
-    """Give the tensors of a result one state, or each the next one."""
+    """Give all tensors of a result one state, or each tensor its own in order."""
     if len(states) == 1:
         return finish(call, result, lambda call, out: states[0])
     following = iter(states)
@@ -246,7 +245,7 @@ def with_state(call: TrackedCall, out: Tensor, state: State | None) -> Tensor:
     if not any(out is t for t in call.operands):
         return retrack(out, state)
     if _returns_operand(call, out):
-        # x.contiguous() and the like gave x itself: it may stand elsewhere with another state.
+        # x.contiguous() and the like returned x itself, which keeps its own state elsewhere.
         return out if before is state else track(out, state)
     if before is None and state.batch is not None and state.batch.boundary is not None:
         state.batch.boundary.check_target(out, call.name)
@@ -265,7 +264,7 @@ def _returns_operand(call: TrackedCall, out: Tensor) -> bool:
 
 
 def _blocked(call: TrackedCall, foreign: bool) -> Mixed | None:
-    """Return the state of all results if the operands cannot be told apart in the first place."""
+    """Return the mixed state of all results if no rule can apply to the operands, else None."""
     if is_stale(call.operands):
         return call.mixed("reads what was written into it through another view")
     states = call.states
@@ -296,7 +295,7 @@ def _number(
 
 
 def _is_order(call: TrackedCall) -> bool:
-    """Whether rows are put into an order in which each stands exactly once."""
+    """Whether the call permutes all rows of its operand."""
     states = call.states
     if call.name not in REORDERING or len(states) != 2 or not isinstance(states[0], PerRecord):
         return False

@@ -17,7 +17,7 @@ from .tensor import state_of
 
 @rule(*"view reshape flatten unflatten squeeze ravel view_as reshape_as atleast_1d".split())
 def reshaped(call: TrackedCall, out: Tensor) -> State | None:
-    """Keep the records of rows that are merged with other dimensions, or split again."""
+    """Keep the records of rows that are merged with other dimensions or split."""
     x, state = call.args[0], state_of(call.args[0])
     if not isinstance(state, PerRecord):
         return state
@@ -37,7 +37,7 @@ def reshaped(call: TrackedCall, out: Tensor) -> State | None:
 def reshape_ids(
     ids: Ids, dim: int, before: Sequence[int], after: Sequence[int]
 ) -> tuple[Ids, int | None] | None:
-    """Return records and dimension of the rows after a view, None if a row has several records.
+    """Return records and dimension of the rows after a view, or None if a row mixes records.
 
     The dimension is None for a single number of one record.
     """
@@ -142,7 +142,7 @@ def interleaved(call: TrackedCall, out: Tensor) -> State | None:
 
 @action("broadcast_tensors", "meshgrid")
 def broadcast(call: TrackedCall) -> Any:
-    """Expand every tensor by itself; grids of several samples mix."""
+    """Expand each tensor by itself; the results of ``meshgrid`` mix samples."""
     if call.name == "meshgrid":
         return finish_as(call, call.plain(), call.mixed("pairs all samples with each other"))
     given = call.args[0] if isinstance(call.args[0], (tuple, list)) else call.args

@@ -1,4 +1,4 @@
-"""Say which records a tensor's entries come from.
+"""Describe which records a tensor's entries come from.
 
 A tracked tensor is in one of four states. Its rows may belong to records one by one
 (``PerRecord``), the whole of it may come from one record (``OneRecord``), it may be a sum over
@@ -20,16 +20,16 @@ from torch import Tensor
 Ids = NDArray[np.int64]
 
 NO_RECORD = -1
-"""Stands for a row that holds constants alone."""
+"""The record number of a row that holds only constants."""
 
 
 class Boundary(Protocol):
-    """What stands between tracked tensors and the private module."""
+    """Interface between tracked tensors and the private module."""
 
     has_loader: bool
 
     def assume(self, condition: str) -> None:
-        """State a condition of the certificate."""
+        """Add a condition of the certificate."""
 
     def check_target(self, target: Tensor, operation: str) -> None:
         """Refuse an operation that writes records into a tensor of the module."""
@@ -59,7 +59,7 @@ class YieldedBatch:
         final: whether it closes its logical batch.
         placeholder: an empty draw, for which the loop receives one row that counts for nothing: few
             models take a batch without rows.
-        boundary: of the module that it is for; None outside an engine.
+        boundary: boundary of the module that it is for; None outside an engine.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class YieldedBatch:
         self.each = PerRecord(self, self.all)
         """The state of rows that are the records in their order."""
         self.rows = Rows(self, self.all, self.all, None, count)
-        """A pass with these rows."""
+        """The rows of a pass with all records in their order."""
         self.in_pass = len(self.all)
         """Records of the last forward pass, where a batch is cut into smaller ones."""
         self.has_chosen_rows = False
@@ -108,7 +108,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PerRecord:
-    """Position i along dimension ``dim`` comes from record ``ids[i]`` of ``batch`` alone."""
+    """State in which position i along ``dim`` comes from record ``ids[i]`` of ``batch`` alone."""
 
     batch: YieldedBatch
     ids: Ids
@@ -122,7 +122,7 @@ class PerRecord:
 
 @dataclass(frozen=True, eq=False)
 class OneRecord:
-    """Every entry comes from record ``record`` of ``batch`` alone."""
+    """State in which every entry comes from record ``record`` of ``batch`` alone."""
 
     batch: YieldedBatch
     record: int
@@ -133,17 +133,17 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True, eq=False)
 class RecordSum:
-    """Each entry is a sum of terms of single records, divided by their number for ``mean``.
+    """State in which each entry is a sum, or a mean, of terms of single records.
 
     Args:
         batch: the records.
         reduction: whether the sum was divided by the number of records.
         rescaled: whether a constant has multiplied it since, so that the user may have undone the
             reduction or made one.
-        shares: by how many entries per record the means divide; they have to be the same in every
-            batch, as they scale what a record contributes.
-        scales: the terms, where constants have multiplied them (see ``terms``). Factors that are
-            not known as numbers leave theirs out.
+        shares: numbers of entries per record by which means divide; they have to be the same in
+            every batch, as they scale what a record contributes.
+        scales: the terms, where constants have multiplied them (see ``terms``). A term whose factor
+            is not known as a number is left out.
     """
 
     batch: YieldedBatch
@@ -160,7 +160,7 @@ class RecordSum:
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """Records have met, or it cannot be told whether they have.
+    """State in which several records contribute to an entry, or may do so.
 
     Args:
         operation: name of the torch function.

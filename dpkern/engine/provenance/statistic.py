@@ -1,4 +1,4 @@
-"""Numbers that were computed over several records.
+"""Mark Python numbers that were computed over several records.
 
 ``x.std().item()`` is a number like any other, and dividing the samples by it mixes them. ``item()``
 therefore returns a ``float`` that remembers where it came from, also through arithmetic. An
@@ -15,7 +15,7 @@ from .states import Mixed
 
 
 class Statistic(float):
-    """A number in which records have met."""
+    """A number to which several records may have contributed."""
 
     state: Mixed
 

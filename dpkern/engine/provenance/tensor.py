@@ -1,14 +1,14 @@
-"""Tensors that carry the records of their rows through the user's code.
+"""Carry the records of rows through the user's code, in a subclass of ``Tensor``.
 
 A ``TrackedTensor`` is an ordinary tensor with a state (``states``). Torch hands every operation on
 it to ``__torch_function__``, which runs the ordinary operation and asks ``rules`` for the state of
 what comes out. The module never sees a tracked tensor: ``boundary`` takes the state off at its
 entrance.
 
-What leaves torch loses its state: ``float(x)``, ``.tolist()``, ``.numpy()``, ``torch.tensor(x)``,
-``torch.vmap`` and kernels of extensions (``.item()`` marks what it returns, see ``statistic``).
-Numbers that come back this way count as constants. Tensors that come back
-this way are refused as inputs of the module, and count as constants in arithmetic.
+Values that leave torch lose their state: ``float(x)``, ``.tolist()``, ``.numpy()``,
+``torch.tensor(x)``, ``torch.vmap`` and kernels of extensions (``.item()`` marks what it returns,
+see ``statistic``). Numbers and tensors that come back this way count as constants in arithmetic;
+such tensors are refused as inputs of the module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Function = Callable[..., Any]
 
 
 class TrackedTensor(Tensor):
-    """A tensor with a state; copies stay tracked, pickles are ordinary tensors."""
+    """A tensor with a state; its copies are tracked, its pickles are ordinary tensors."""
 
     follows_records = True
     _state: State
@@ -60,7 +60,7 @@ class TrackedTensor(Tensor):
             batch.boundary.backward([loss], [self._state], loss.backward, frees=True)
 
     def as_subclass(self, cls: type[Any]) -> Any:
-        """A copy of another class, which may enter other modules and not the private one."""
+        """Return a copy of another class, which other modules take and the private one refuses."""
         return untracked(self).clone().as_subclass(cls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -79,15 +79,14 @@ class TrackedTensor(Tensor):
 Usual = Callable[[Function, Sequence[Any], "Mapping[str, Any] | None"], Any]
 
 USUAL: dict[Function, Usual] = {}
-"""What runs the most frequent calls of a function at a low price; it returns None for all others.
-"""
+"""Shortcuts for the most frequent calls, by function; they return None for all other calls."""
 
 _RUN: list[Callable[[Function, Sequence[Any], dict[str, Any]], Any]] = []
-"""What runs operations on tracked tensors (``rules.run``, which stands on this module)."""
+"""The function that runs operations on tracked tensors (``rules.run``, which imports this file)."""
 
 
 def run_by(run: Callable[[Function, Sequence[Any], dict[str, Any]], Any]) -> None:
-    """Hand operations on tracked tensors to this function."""
+    """Set the function that runs operations on tracked tensors."""
     _RUN[:] = [run]
 
 
@@ -96,7 +95,7 @@ def track(tensor: Tensor, state: State) -> TrackedTensor:
     if type(tensor) is Tensor:
         if tensor.requires_grad:
             alias = Tensor.as_subclass(tensor, TrackedTensor)
-        else:  # the same, at a third of the price
+        else:  # the same in a third of the time
             alias = tensor.detach()  # type: ignore[assignment]
             alias.__class__ = TrackedTensor
     else:
@@ -108,7 +107,7 @@ def track(tensor: Tensor, state: State) -> TrackedTensor:
 
 
 def retrack(tensor: Tensor, state: State) -> Tensor:
-    """Return the same object, tracked from now on: fresh results and targets of writes."""
+    """Track this object itself, and return it; for new results and targets of writes."""
     if type(tensor) is Tensor:
         tensor.__class__ = TrackedTensor
     tensor._state = state  # type: ignore[attr-defined]

@@ -16,13 +16,13 @@ _VALUES = frozenset((bool, int, float, str))
 
 
 def mapped(tree: Any, change: Change, packed: Change | None = None) -> Any:
-    """Return the same tree with every tensor changed; what holds no tensor comes back itself.
+    """Return the same tree with every tensor changed; unchanged subtrees are returned as they are.
 
     Args:
-        tree: of any depth.
-        change: for each tensor.
-        packed: for the data of a ``PackedSequence``, whose rows are positions of many samples; None
-            is ``change``.
+        tree: a tree of any depth.
+        change: called with each tensor.
+        packed: called with the data of a ``PackedSequence``, whose rows are positions of many
+            samples. None selects ``change``.
     """
     kind = type(tree)
     if kind is Tensor:
@@ -74,7 +74,7 @@ def _is_container(value: Any) -> bool:
 
 
 def tensors_of(tree: Any) -> Iterator[tuple[Tensor, bool]]:
-    """Give the tensors of a tree, and whether each is the data of a ``PackedSequence``."""
+    """Yield the tensors of a tree, and whether each is the data of a ``PackedSequence``."""
     if isinstance(tree, Tensor):
         yield tree, False
     elif isinstance(tree, PackedSequence):

@@ -1,4 +1,4 @@
-"""Which training library runs the loop: for errors that name it and what to do there."""
+"""Recognize the training library that runs the loop, so that errors can say what to do in it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SAME = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
 
 def remedy_of_wrapper() -> str:
-    """What to do in the training library whose code calls the module; empty in a plain loop.
+    """Return the remedy for the training library that calls the module; empty in a plain loop.
 
-    Accelerate calls user code and not the other way round: it is named wherever it is imported.
+    User code calls Accelerate, which therefore is in no frame: it is named if it is imported.
     """
     frame = sys._getframe(1)
     while frame is not None:

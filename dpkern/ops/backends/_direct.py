@@ -1,9 +1,9 @@
-"""Calls of ops that are looked at in C++, and where their kernel is compiled run in the same call.
+"""Check calls of ops in C++, and run compiled kernels in the same call.
 
 ``csrc/bindings/look.h`` walks the description of a signature that this file makes. It sees tensors
 through DLPack's C exchange API, which torch publishes for its own ``Tensor``, and decides the
-common case only: whatever fails that look takes the way through Python, with its messages. Without
-the API, or where it does not say what torch says, every call takes that way.
+common case only: a call that fails this check is checked again in Python, which raises the errors.
+Without the API, or where it disagrees with torch about a tensor, Python checks every call.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ class _Passed(IntEnum):
 
 
 class _Returns(IntEnum):
-    """What a call returns, ``Returns`` in C++."""
+    """Kinds of results, ``Returns`` in C++."""
 
     NOTHING, RESULTS, NUMBER, CHANGED = range(4)
 
 
 _LAYOUTS = {"strided": 0, "contiguous": 1, "dense": 1, "transposable": 2}
-"""``Layout`` in C++; the order of what is dense but not contiguous is seen by Python."""
+"""``Layout`` in C++; Python checks the order of tensors that are dense but not contiguous."""
 
 
 @cache
 def connect(extension: Any) -> bool:
-    """Let the compiled module see torch's tensors; whether it sees them as they are."""
+    """Connect the compiled module with torch's tensors; return whether it reads them correctly."""
     exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     connected = exchange is not None and extension.connect(
         {
@@ -108,7 +108,7 @@ def _is_seen(extension: Any, dtype: torch.dtype) -> bool:
 
 
 def binder(schema: Schema, extension: Any) -> Direct | None:
-    """Return ``Schema.bind`` with its look in C++, or None where C++ cannot take that look."""
+    """Return ``Schema.bind`` with its check in C++, or None where C++ cannot check the call."""
     described = _described(schema)
     return None if described is None else extension.binder(described, schema.bind)
 
@@ -121,14 +121,14 @@ def caller(
     *,
     trusts: bool = False,
 ) -> Direct | None:
-    """Return the op as one call, which answers ``NotImplemented`` where a look is not enough.
+    """Return the op as one call, which returns ``NotImplemented`` if the check in C++ fails.
 
     Args:
-        schema: of the op, or of the function.
+        schema: schema of the op, or of the compiled function.
         extension: ``dpkern._C``.
-        threads: how many may run.
-        found: as of ``_native.kernel``.
-        trusts: the tensors come from an op, which has seen that none is a view that negates.
+        threads: returns the number of threads that may run.
+        found: as in ``_native.kernel``.
+        trusts: whether the tensors come from an op, which has checked that none is a negated view.
     """
     signature = schema.signature
     described = _described(schema)
@@ -172,7 +172,7 @@ def runner(schema: Schema, extension: Any, run: Callable[[BoundCall], Any]) -> D
 
 
 def _names(signature: Signature) -> list[str]:
-    """Sizes by their places: those of a bound call come first."""
+    """Return the names of all sizes by place; those of a bound call come first."""
     dims = (dim for tensor in signature.tensors for dim in tensor.dims)
     return list(dict.fromkeys((*signature.sizes, *(dim for dim in dims if _is_name(dim)))))
 
@@ -182,7 +182,7 @@ def _is_name(dim: str) -> bool:
 
 
 def _described(schema: Schema) -> dict[str, Any] | None:
-    """A signature as C++ reads it."""
+    """Return the description of a signature that C++ reads, or None if it cannot check it."""
     signature, names = schema.signature, _names(schema.signature)
     single = {dim for tensor in signature.tensors if not tensor.many for dim in tensor.dims}
     if any(dim[0] == "*" and dim in single for dim in signature.lists):
@@ -227,7 +227,7 @@ def _passed(parameter: Parameter) -> _Passed:
 
 
 def _look(parameter: Parameter, names: list[str]) -> dict[str, Any]:
-    """What one parameter must be."""
+    """Return the constraints of one parameter."""
     if isinstance(parameter, TensorParameter):
         return _tensor(parameter, names)
     if isinstance(parameter, ChoiceParameter):
@@ -267,7 +267,7 @@ def _tensor(parameter: TensorParameter, names: list[str]) -> dict[str, Any]:
 
 
 def _result(result: TensorParameter, signature: Signature) -> dict[str, Any] | None:
-    """A result that is made; None: its size is known to Python only."""
+    """Return the description of a result, or None if only Python can compute its size."""
     sizes = list(signature.sizes)
     fixed = [dim for dim in result.dims if dim[0] != "*"]
     rest = result.dims[-1] if len(fixed) < len(result.dims) else None

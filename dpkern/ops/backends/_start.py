@@ -1,7 +1,8 @@
 """Start kernels of the launch table on a device, whichever compiler made them.
 
-The two starters are ``cuda.Compiled``, binaries built ahead, and ``_cupy_launch.Compiling``, the
-same sources compiled at run time. Both take what is made here: grid and arguments.
+The two starters are ``cuda.ModuleLauncher``, which runs binaries built ahead, and
+``_cupy_launch.Compiling``, which compiles the same sources at run time. Both take the grid and the
+arguments that this file makes.
 """
 
 from __future__ import annotations

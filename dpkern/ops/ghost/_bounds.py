@@ -27,18 +27,18 @@ def gamma(terms: int) -> float:
 
 
 _OTHER_ROUNDINGS = 4
-"""Of an entry besides one for each position, as ``csrc/cpu/exact.h`` counts them."""
+"""Roundings of an entry beyond one per position, as ``csrc/cpu/exact.h`` counts them."""
 
 
 def sum_error(
     dtype: torch.dtype, positions: int, entries: int, absolute: torch.Tensor
 ) -> torch.Tensor:
-    """Bounds of how far gradients computed in ``dtype`` lie from exact ones, in norm.
+    """Bound the norm of the rounding error of gradients computed in ``dtype``.
 
     Args:
-        dtype: of the chains of sums over positions.
-        positions: terms of a sum.
-        entries: of a gradient.
+        dtype: dtype in which the sums over positions are computed.
+        positions: number of terms of a sum.
+        entries: number of entries of a gradient.
         absolute: ``[B]``, bounds of the norm of the sums of absolute products.
     """
     kind, roundings = torch.finfo(dtype), positions + _OTHER_ROUNDINGS
@@ -68,5 +68,5 @@ def upper_square(computed: torch.Tensor, terms: int, absolute: torch.Tensor) -> 
 
 
 def integers(terms: torch.Tensor) -> torch.Tensor:
-    """The integer parts of numbers below 2^31, int32."""
+    """Return the integer parts of numbers below 2^31, int32."""
     return terms.to(torch.int32)

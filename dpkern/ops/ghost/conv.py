@@ -286,7 +286,7 @@ def conv_sum_error(
     dilation: Size = 1,
     groups: int = 1,
 ) -> Double[Tensor, "errors: B"]:
-    """Bound of ``|| what conv_integer_sum truncates / factor - grad_b ||``.
+    """Bound ``|| what conv_integer_sum truncates / factor - grad_b ||``.
 
     ``gamma sqrt(sum_c touched |x|^2 sum_o |g|^2)`` with ``gamma = n u / (1 - n u)`` for as many
     roundings as positions and 4 more, where an input counts as often as the kernel touches it; and
@@ -312,7 +312,7 @@ def conv_sum_error(
 
 
 def _by_group(channels: Tensor, groups: int) -> Tensor:
-    """``[B, C, *S] -> [B, groups, C / groups, *S]``."""
+    """Reshape ``[B, C, *S]`` to ``[B, groups, C / groups, *S]``."""
     return channels.reshape(len(channels), groups, channels.shape[1] // groups, *channels.shape[2:])
 
 

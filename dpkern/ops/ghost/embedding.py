@@ -255,7 +255,7 @@ def tied_sum_error(
     *,
     padding_idx: Index | None = None,
 ) -> Double[Tensor, "errors: B"]:
-    """Bound of ``|| what tied_integer_sum truncates / factor - grad_b ||``.
+    """Bound ``|| what tied_integer_sum truncates / factor - grad_b ||``.
 
     ``gamma (sum_t |a_t| |g_t| + sum_s |e_s|)`` with gamma and underflow as in ``linear_sum_error``.
 

@@ -118,7 +118,7 @@ def explicit_integer_sum(
     factors: Float[Tensor, "B"],
     outs: Sequence[Int32[Tensor, "*P", written]],
 ) -> None:
-    """Sums of whole numbers, in place: ``outs[i] += sum_b trunc(factors[b] grads[i][b])``.
+    """Add truncated products in place: ``outs[i] += sum_b trunc(factors[b] grads[i][b])``.
 
     Each product is rounded once and then truncated: ``docs/exact.md`` says which factors keep the
     norm of a sample's integers below a bound.

@@ -218,7 +218,7 @@ def linear_integer_sum(
 
 
 def _scaled(a: Tensor, g: Tensor, factors: Tensor, rounding: str) -> Tensor:
-    """The gradients times their factors, which have joined g of one position."""
+    """Return the gradients times their factors, which for T = 1 were multiplied into ``g``."""
     if rounding == "nearest":
         return (g.double().transpose(1, 2) * a.double()).round()
     if a.shape[1] == 1:
@@ -231,7 +231,7 @@ def _scaled(a: Tensor, g: Tensor, factors: Tensor, rounding: str) -> Tensor:
 def linear_sum_error(
     a: Float[Tensor, "B T d"], g: Float[Tensor, "B T p"]
 ) -> Double[Tensor, "errors: B"]:
-    """Bound of ``|| what linear_integer_sum truncates / factor - grad_b ||_F`` for T > 1.
+    """Bound ``|| what linear_integer_sum truncates / factor - grad_b ||_F`` for T > 1.
 
     ``gamma sum_t |a_t| |g_t|`` with ``gamma = n u / (1 - n u)`` for ``n = T + 4`` roundings (Higham
     2002, section 3.1), and what underflow can hide.

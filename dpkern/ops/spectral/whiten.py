@@ -151,7 +151,7 @@ def conv_release(
 
     Args:
         x, g, kernel_size, stride, padding, dilation, groups, size, band: as ``conv_norm``.
-        matrix: M, float64 ``[r, taps]`` (``Pencil.signal``).
+        matrix: M, float64 ``[r, taps]`` (``WhitenedBasis.signal``).
         backend: name of the backend. None selects the first one that supports the call; see
             ``dpkern info``.
 

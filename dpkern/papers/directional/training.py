@@ -35,7 +35,7 @@ class DirectionalCase:
     """A column of table 1.
 
     Attributes:
-        model: name in ``train.sources``.
+        model: name in ``engine.demo.sources``.
         substitute: data where the user gives none.
         clip: alpha.
         lot: printed lot size.

@@ -51,7 +51,7 @@ class GredpExperiment:
     """A column of table I.
 
     Attributes:
-        model: name in ``train.sources``.
+        model: name in ``engine.demo.sources``.
         substitute: the data where the user gives none.
         epsilon: epsilon of table I.
         printed: accuracy of table I by method.
@@ -276,8 +276,8 @@ def table7(request: ItemRequest) -> Result:
         "item",
         expected="a pre-trained ResNet-18 and the source's unnamed transfer data",
         got=f"neither (data {request.data or 'none'})",
-        remedy="Load your own weights into train.sources.build('gredp-resnet18') and train its "
-        "last convolutions with PrivacyEngine.",
+        remedy="Load your own weights into dpkern.engine.demo.sources.build('gredp-resnet18', "
+        "row_shape=(3, 32, 32), classes=10) and train its last convolutions with PrivacyEngine.",
     )
 
 

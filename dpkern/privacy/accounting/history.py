@@ -187,7 +187,7 @@ class LedgerEntry:
         return use
 
     def once_more(self) -> LedgerEntry:
-        """The entry with one release more."""
+        """Return the entry with one release more."""
         made = object.__new__(LedgerEntry)
         made.__dict__.update(self.__dict__, count=self.count + 1)
         return made

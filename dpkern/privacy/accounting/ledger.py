@@ -48,7 +48,7 @@ class Ledger:
         self._release: tuple[Any, ...] | None = None
         """Arguments of the last call that made or continued an entry."""
         self._last: LedgerEntry | None = None
-        """That entry."""
+        """The entry that this call made or continued."""
 
     @property
     def seeded(self) -> bool:
@@ -78,7 +78,7 @@ class Ledger:
         return tuple(self._conditions)
 
     def assume(self, condition: str) -> None:
-        """State something that every certificate of this history takes for granted from now on."""
+        """Add a condition that every certificate of this history depends on from now on."""
         if condition not in self._conditions:
             self._conditions.append(condition)
 

@@ -11,7 +11,8 @@ MODES = ("corrected", "published")
 def certified_scope(private: bool, arithmetic: str) -> str:
     """Return ``released bits``, ``real-number sums`` or ``nothing``, of gradients that are given.
 
-    Where a model makes them the ledger says less (``accounting.history.of_batches``).
+    For gradients of a model the ledger certifies less
+    (``accounting.history.scope_for_batched_gradients``).
     """
     if not private:
         return NOTHING

@@ -84,7 +84,7 @@ def private_inputs(
             "x",
             expected=f"entries in [0, {reach:g}]",
             got="NaN, or an entry outside",
-            remedy="Map the inputs with theory.adlm.normalised_inputs.",
+            remedy="Map the inputs with dpkern.privacy.theory.adlm.normalised_inputs.",
         )
     if noise_sharing == "shared_per_feature":
         none = torch.zeros_like(scales)
