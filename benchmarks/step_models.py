@@ -191,7 +191,7 @@ def _few(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.randint(2, (batch,), generator=generator)
 
 
-def _sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _short_sequences(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = torch.randn(batch, 8, 16, generator=generator)
     return x, torch.randint(16, (batch, 8), generator=generator)
 
@@ -212,8 +212,13 @@ def _encoder(width: int, layers: int) -> Encoder:
     return Encoder(vocabulary=1000, length=64, width=width, layers=layers, hidden=4 * width)
 
 
+# The engine collates three records or more before it hands out a batch.
+_SMALL_BATCH = 4
+
+
 def _with_small(task: Task, build: Callable[[], nn.Module]) -> Task:
-    return replace(task, small=replace(task, name=f"{task.name}-small", batch=2, build=build))
+    small = replace(task, name=f"{task.name}-small", batch=_SMALL_BATCH, build=build)
+    return replace(task, small=small)
 
 
 # Reference figures: FastDP's best mode, published for these models and batches on a two-core
@@ -296,7 +301,7 @@ TASKS: dict[str, Task] = {
                 title="transformer d 16, 12 layers, T 8, B 8 (148 parameters)",
                 batch=8,
                 build=lambda: _narrow(12),
-                draw=_sequences,
+                draw=_short_sequences,
             ),
             lambda: _narrow(1),
         ),

@@ -18,7 +18,7 @@ enum class ConvLayout : int {
 // The order of dimensions in which conv_gradient writes a sample.
 ConvLayout conv_layout(const Geometry& plan, bool wide);
 
-// conv_norm from Gram matrices over positions; stride, dilation and groups must be 1.
+// conv_norm from Gram matrices over positions; there must be one group.
 template <class T>
 void conv_gram_norm(const ConvNorm<T>& call, int threads);
 

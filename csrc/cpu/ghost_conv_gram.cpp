@@ -23,21 +23,88 @@ DPK_INLINE inline Step load_step(const double* x) {
 
 std::int64_t rounded_up(std::int64_t n) { return (n + kStep - 1) / kStep * kStep; }
 
+// One dimension of the input, padded. Places are ordered by their residue modulo the stride: then
+// tap k sees output o's input at the place of o plus `tap(k)`, and outputs are neighbours.
+struct Axis {
+  std::int64_t input;
+  std::int64_t output;
+  std::int64_t kernel;
+  std::int64_t stride;
+  std::int64_t padding;
+  std::int64_t dilation;
+  std::int64_t share;                 // places of each residue
+  std::vector<std::int64_t> reached;  // inputs that some output sees, ascending
+  std::vector<std::int64_t> index;    // of each input among them
+
+  Axis(std::int64_t in, std::int64_t out, std::int64_t taps, std::int64_t step, std::int64_t pad,
+       std::int64_t spread)
+      : input(in),
+        output(out),
+        kernel(taps),
+        stride(step),
+        padding(pad),
+        dilation(spread),
+        share((in + 2 * pad + step - 1) / step) {
+    std::vector<char> seen(static_cast<std::size_t>(input));
+    for (std::int64_t o = 0; o < output; ++o) {
+      for (std::int64_t k = 0; k < kernel; ++k) {
+        if (holds(input_of(o, k))) seen[static_cast<std::size_t>(input_of(o, k))] = 1;
+      }
+    }
+    for (std::int64_t at = 0; at < input; ++at) {
+      index.push_back(static_cast<std::int64_t>(reached.size()));
+      if (seen[static_cast<std::size_t>(at)]) reached.push_back(at);
+    }
+  }
+
+  bool holds(std::int64_t at) const { return at >= 0 && at < input; }
+  std::int64_t input_of(std::int64_t o, std::int64_t k) const {
+    return o * stride + k * dilation - padding;
+  }
+  std::int64_t place(std::int64_t at) const {
+    return (at + padding) % stride * share + (at + padding) / stride;
+  }
+  std::int64_t tap(std::int64_t k) const { return place(k * dilation - padding); }
+  std::int64_t places() const { return stride * share; }
+  std::int64_t count() const { return static_cast<std::int64_t>(reached.size()); }
+  std::int64_t index_of(std::int64_t at) const { return index[static_cast<std::size_t>(at)]; }
+};
+
 // || grad ||^2 = sum over pairs of output positions s, s' of <g_s, g_s'> times the sum over taps k
 // of <x_{s + k}, x_{s' + k}>: two Gram matrices in float64, both symmetric, so that s <= s'
-// suffices. Columns are positions, `pitch_` from one image row to the next, which leaves zeros
-// between the rows of an image.
+// suffices. Columns are places, `pitch_` from one image row to the next, which leaves zeros
+// between the rows of an image; what stands between the outputs of two rows meets zeros of g's.
 class GramNorm {
  public:
   explicit GramNorm(const Geometry& plan)
       : plan_(plan),
-        pitch_(plan.input.width + 2 * plan.padding.width),
-        sum_columns_(rounded_up((plan.input.height + 2 * plan.padding.height) * pitch_) +
-                     2 * kStep),
-        x_(side(plan.in_channels, plan.input, plan.padding.width,
-                rounded_up(plan.input.height * pitch_ + plan.kernel.width) + kStep)),
-        g_(side(plan.out_channels, plan.output, 0,
-                rounded_up(plan.output.height * pitch_) + kStep)) {}
+        rows_(plan.input.height, plan.output.height, plan.kernel.height, plan.stride.height,
+              plan.padding.height, plan.dilation.height),
+        columns_(plan.input.width, plan.output.width, plan.kernel.width, plan.stride.width,
+                 plan.padding.width, plan.dilation.width),
+        pitch_(columns_.places()),
+        sum_columns_(rounded_up(rows_.places() * pitch_) + 2 * kStep),
+        x_{plan.in_channels,
+           rows_.count() * columns_.count(),
+           sum_columns_ + rounded_up(pitch_),
+           {}},
+        g_{plan.out_channels,
+           plan.output.height * plan.output.width,
+           rounded_up(plan.output.height * pitch_) + kStep,
+           {}} {
+    for (const std::int64_t y : rows_.reached) {
+      for (const std::int64_t x : columns_.reached) {
+        x_.places.push_back(rows_.place(y) * pitch_ + columns_.place(x));
+      }
+    }
+    for (std::int64_t y = 0; y < plan.output.height; ++y) {
+      for (std::int64_t x = 0; x < plan.output.width; ++x) g_.places.push_back(y * pitch_ + x);
+    }
+    for (std::int64_t first = 0; first < std::min(plan.stride.height, plan.input.height); ++first) {
+      // Rows of one residue follow each other; those that no output sees are zero.
+      blocks_.push_back({first, (plan.input.height - first - 1) / plan.stride.height + 1});
+    }
+  }
 
   // Entries of the scratches: a sample as float64, and the matrices, which start from zero.
   std::int64_t sample_size() const {
@@ -46,7 +113,7 @@ class GramNorm {
   }
   std::int64_t matrix_size() const {
     return x_.positions * x_.columns + g_.positions * g_.columns +
-           plan_.input.height * plan_.output.width * sum_columns_;
+           rows_.count() * plan_.output.width * sum_columns_;
   }
 
   struct Result {
@@ -60,8 +127,14 @@ class GramNorm {
     double* const g_gram = x_gram + x_.positions * x_.columns;
     double* const sums = g_gram + g_.positions * g_.columns;
     double plain = static_cast<double>(plan_.kernel.height * plan_.kernel.width);
-    plain *= gram(x, x_, sample, x_gram);
-    plain *= gram(g, g_, sample, g_gram);
+    if (x_.positions == plan_.input.height * plan_.input.width) {
+      planes(x, 1, {1, x_.channels * x_.positions, 0, 0}, sample, 0);
+    } else {
+      copy_reached(x, sample);
+    }
+    plain *= gram(x_, sample, x_gram);
+    planes(g, 1, {1, g_.channels * g_.positions, 0, 0}, sample, 0);
+    plain *= gram(g_, sample, g_gram);
     for (std::int64_t s = 0; s < g_.positions; ++s) g_gram[s * g_.columns + g_.place(s)] /= 2;
     add_along_rows(x_gram, sums);
     const double square = 2 * combine(sums, g_gram);
@@ -82,22 +155,26 @@ class GramNorm {
     std::int64_t place(std::int64_t s) const { return places[static_cast<std::size_t>(s)]; }
   };
 
-  Side side(std::int64_t channels, ConvSize size, std::int64_t start, std::int64_t columns) const {
-    Side result{channels, size.height * size.width, columns, {}};
-    for (std::int64_t y = 0; y < size.height; ++y) {
-      for (std::int64_t x = 0; x < size.width; ++x) {
-        result.places.push_back(y * pitch_ + start + x);
+  // Rows first, first + stride, ... of the input.
+  struct Block {
+    std::int64_t first;
+    std::int64_t count;
+  };
+
+  template <class In>
+  void copy_reached(const In* x, double* to) const {
+    for (std::int64_t c = 0; c < x_.channels; ++c, x += rows_.input * columns_.input) {
+      for (const std::int64_t row : rows_.reached) {
+        const In* const from = x + row * columns_.input;
+        for (const std::int64_t at : columns_.reached) *to++ = static_cast<double>(from[at]);
       }
     }
-    return result;
   }
 
   // matrix[s][place(s')] = <v_s, v_s'> for s <= s', else untouched; returns the trace.
-  template <class In>
-  double gram(const In* v, const Side& side, double* sample, double* matrix) const {
+  double gram(const Side& side, const double* sample, double* matrix) const {
     const std::int64_t count = side.positions;
     const std::int64_t* const places = side.places.data();
-    planes(v, 1, {1, side.channels * count, 0, 0}, sample, 0);
     const Isa set = isa();
     const TileLimits limits = tile_limits(set);
     const auto lanes = static_cast<std::int64_t>(limits.bytes / sizeof(double));
@@ -137,26 +214,33 @@ class GramNorm {
     return trace;
   }
 
-  // sums[(y, x)][(y' + padding) pitch + x'] = sum over kernel columns k of
-  // gram[(y, x + k - padding)][(y', x' + k - padding)] for y' >= y.
+  // sums[(y, x)][place of (y', x')] = sum over kernel columns k of gram[(y, x's input of k)][(y',
+  // the input of k of x')] for y' >= y; x is an output column, y and y' are input rows.
   void add_along_rows(const double* x_gram, double* sums) const {
+    std::vector<const double*> taps(static_cast<std::size_t>(plan_.kernel.width));
+    const double** const from = taps.data();
     versioned([&]() DPK_INLINE {
-      const std::int64_t width = plan_.input.width;
-      const std::int64_t left = plan_.padding.width;
-      const std::int64_t columns = x_.columns;
-      const std::int64_t end = plan_.input.height * pitch_;
-      for (std::int64_t y = 0; y < plan_.input.height; ++y) {
-        for (std::int64_t x = 0; x < plan_.output.width; ++x) {
-          double* const to =
-              sums + (y * plan_.output.width + x) * sum_columns_ + plan_.padding.height * pitch_;
-          const std::int64_t first = std::max<std::int64_t>(0, left - x);
-          const std::int64_t last = std::min(plan_.kernel.width, width + left - x);
-          for (std::int64_t j = y * pitch_; j < end; j += kStep) {
-            Step total{};
-            for (std::int64_t k = first; k < last; ++k) {
-              total += load_step(x_gram + (y * width + x + k - left) * columns + j + k);
+      double* to = sums;
+      for (std::int64_t row = 0; row < rows_.count(); ++row) {
+        const std::int64_t y = rows_.reached[static_cast<std::size_t>(row)];
+        for (std::int64_t x = 0; x < plan_.output.width; ++x, to += sum_columns_) {
+          int count = 0;
+          for (std::int64_t k = 0; k < plan_.kernel.width; ++k) {
+            const std::int64_t at = columns_.input_of(x, k);
+            if (!columns_.holds(at)) continue;
+            const std::int64_t position = row * columns_.count() + columns_.index_of(at);
+            from[count++] = x_gram + position * x_.columns + columns_.tap(k);
+          }
+          for (const Block& block : blocks_) {
+            const std::int64_t skipped =
+                std::max<std::int64_t>(0, (y - block.first + rows_.stride - 1) / rows_.stride);
+            const std::int64_t start = rows_.place(block.first);
+            const std::int64_t end = (start + block.count) * pitch_;
+            for (std::int64_t j = (start + skipped) * pitch_; j < end; j += kStep) {
+              Step total{};
+              for (int i = 0; i < count; ++i) total += load_step(from[i] + j);
+              __builtin_memcpy(to + j, &total, sizeof(total));
             }
-            __builtin_memcpy(to + j, &total, sizeof(total));
           }
         }
       }
@@ -168,19 +252,18 @@ class GramNorm {
     double result = 0;
     versioned([&]() DPK_INLINE {
       const std::int64_t width = plan_.output.width;
-      const std::int64_t pitch = pitch_;
-      const std::int64_t end = plan_.output.height * pitch;
+      const std::int64_t end = plan_.output.height * pitch_;
       Step total{};
       for (std::int64_t y = 0; y < plan_.output.height; ++y) {
-        const std::int64_t up = plan_.padding.height;
-        const std::int64_t first = std::max<std::int64_t>(0, up - y);
-        const std::int64_t last = std::min(plan_.kernel.height, plan_.input.height + up - y);
         for (std::int64_t x = 0; x < width; ++x) {
           Step part{};
           const double* const weights = g_gram + (y * width + x) * g_.columns;
-          for (std::int64_t k = first; k < last; ++k) {
-            const double* const from = sums + ((y + k - up) * width + x) * sum_columns_ + k * pitch;
-            for (std::int64_t j = y * pitch; j < end; j += kStep) {
+          for (std::int64_t k = 0; k < plan_.kernel.height; ++k) {
+            const std::int64_t at = rows_.input_of(y, k);
+            if (!rows_.holds(at)) continue;
+            const double* const from =
+                sums + (rows_.index_of(at) * width + x) * sum_columns_ + rows_.tap(k) * pitch_;
+            for (std::int64_t j = y * pitch_; j < end; j += kStep) {
               part += load_step(weights + j) * load_step(from + j);
             }
           }
@@ -193,10 +276,13 @@ class GramNorm {
   }
 
   const Geometry plan_;
+  const Axis rows_;
+  const Axis columns_;
   const std::int64_t pitch_;
   const std::int64_t sum_columns_;
-  const Side x_;
-  const Side g_;
+  Side x_;
+  Side g_;
+  std::vector<Block> blocks_;
 };
 
 }  // namespace

@@ -27,6 +27,7 @@ from ..ops import clip, ghost
 from ..ops._count import count
 from ..privacy.mechanisms import Plan
 from ..step.step import DPStep
+from .allocator import keep_freed_pages
 from .attribution import attributed_to
 from .capture import Capture
 from .clip_norms import NormedGradients, take_over, with_clip_norm
@@ -59,6 +60,8 @@ def close_into(step: DPStep, capture: Capture) -> None:
             remedy="Construct it with DPStep(..., gradients='batched'): a model's gradients may "
             "depend on the whole batch.",
         )
+    if capture.slots[0].parameter.is_cpu:
+        keep_freed_pages()
     if close_replayed(step, capture):
         return
     result = clipped_sums(capture, step.plan)

@@ -300,6 +300,11 @@ class ConvolutionGradients(PerSampleGradients):
         return {"kernel_size": self.kernel_size, **self.geometry}
 
     @property
+    def sizes(self) -> ghost.conv.Geometry:
+        """Sizes of the convolution, as its ops know them."""
+        return ghost.conv.Geometry.of(self.x, self.g, **self.options)
+
+    @property
     def device(self) -> torch.device:
         return self.x.device
 

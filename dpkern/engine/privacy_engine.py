@@ -23,6 +23,7 @@ from ..step.state import CheckedState, apply, check_state
 from ..step.step import DPStep
 from . import checkpoint, distributed, observing, validate
 from .accountant import Accountant
+from .allocator import allocator_choice
 from .arguments import MakePrivateOptions, loader_of, mechanism_of, sampling_of
 from .capture import Capture
 from .dry_run import dry_run
@@ -212,6 +213,7 @@ class PrivacyEngine:
                 got="a second one",
                 remedy="Make another PrivacyEngine; epsilons of runs on the same data add up.",
             )
+        allocator_choice()
         observer = observing.current()
         if observer is not None:
             options = observer.options(options)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 from ..base.validate import non_negative
+from ..ops import ghost
 from .per_sample_gradients import ConvolutionGradients, LinearGradients, PerSampleGradients
 
 
@@ -84,11 +85,10 @@ def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
         gram = _LINEAR_GRAM * positions * positions * (width + record.shape[1]) / 2
         kept, summed = _LINEAR_KEPT * positions * size, _LINEAR_SUM * positions * size
     else:
-        positions, spots = math.prod(record.g.shape[2:]), math.prod(record.x.shape[2:])
-        channels = int(record.x.shape[1])
-        gram = _CONV_GRAM * (spots * spots * channels + positions * positions * width) / 2
-        if record.geometry["groups"] > 1 or max(record.geometry["stride"]) > 1:
-            gram = math.inf
+        geometry = record.sizes
+        positions, gram = geometry.positions, math.inf
+        if ghost.conv.norm_route(geometry) == "gram":
+            gram = _CONV_GRAM * ghost.conv.gram_multiplications(geometry) / geometry.batch
         kept, summed = _CONV_KEPT * positions * size, _CONV_SUM * positions * size
     return kept + _STORED * size <= min(gram, kept) + summed
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 KEPT = 1 << 22
-"""Maximum number of entries that are kept; larger sums are allocated anew."""
+"""Maximum number of entries kept on devices, whose allocators keep freed memory themselves."""
 _ALIGNED = 16
 
 
@@ -41,7 +41,8 @@ class SumStore:
 
     def _free(self, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         held = self._memory
-        if size > KEPT or (held is not None and _holders(held) > self._alone):
+        large = size > KEPT and device.type != "cpu"
+        if large or (held is not None and _holders(held) > self._alone):
             return torch.zeros(size, dtype=dtype, device=device)
         if held is not None and (len(held), held.dtype, held.device) == (size, dtype, device):
             return held.zero_()

@@ -75,13 +75,13 @@ def matmul(draw: Draw) -> Call:
     return (draw.tensor(rows, inner), w, bias), {}
 
 
-def _convolution(draw: Draw, spatial: int, shifts: bool, most_stride: int = 3) -> Call:
-    """Operands and sizes of a layer; with ``shifts`` nothing but the padding is special."""
-    groups = 1 if shifts else draw.size(1, 2)
+def _convolution(draw: Draw, spatial: int, most_groups: int = 2, most_stride: int = 3) -> Call:
+    """Operands and sizes of a layer."""
+    groups = draw.size(1, most_groups)
     batch, ins, outs = draw.size(1, 3), groups * draw.size(1, 3), groups * draw.size(1, 3)
     kernel = [draw.size(1, 3) for _ in range(spatial)]
-    stride = [1 if shifts else draw.size(1, most_stride) for _ in range(spatial)]
-    dilation = [1 if shifts else draw.size(1, 2) for _ in range(spatial)]
+    stride = [draw.size(1, most_stride) for _ in range(spatial)]
+    dilation = [draw.size(1, 2) for _ in range(spatial)]
     padding = [draw.size(0, k - 1) for k in kernel]
     spans = [t * (k - 1) + 1 for k, t in zip(kernel, dilation, strict=True)]
     most = 6 if spatial < 3 else 2
@@ -94,18 +94,18 @@ def _convolution(draw: Draw, spatial: int, shifts: bool, most_stride: int = 3) -
 
 
 def conv_norm(draw: Draw) -> Call:
-    shifts = draw.chance()
-    operands, arguments = _convolution(draw, draw.size(1, 2 if shifts else 3), shifts)
-    route = draw.numbers.choice(("gram", "gram", "auto", "direct")) if shifts else "auto"
+    alone = draw.chance()  # one group has a Gram route
+    operands, arguments = _convolution(draw, draw.size(1, 2 if alone else 3), 1 if alone else 2)
+    route = draw.numbers.choice(("gram", "gram", "auto", "direct")) if alone else "auto"
     return operands, {**arguments, "route": route}
 
 
 def conv_gradient(draw: Draw) -> Call:
-    return _convolution(draw, draw.size(1, 3), False)
+    return _convolution(draw, draw.size(1, 3))
 
 
 def conv_sum(draw: Draw) -> Call:
-    operands, arguments = _convolution(draw, draw.size(1, 3), False)
+    operands, arguments = _convolution(draw, draw.size(1, 3))
     x, g = operands
     kernel = arguments["kernel_size"]
     out = draw.tensor(g.shape[1], x.shape[1] // arguments["groups"], *kernel)
@@ -153,7 +153,7 @@ def group_norm_backward(draw: Draw) -> Call:
 
 def _on_a_grid(draw: Draw) -> tuple[Call, tuple[int, ...]]:
     """A layer and a grid on which its lags do not wrap."""
-    (x, g), arguments = _convolution(draw, draw.size(1, 2), False, most_stride=2)
+    (x, g), arguments = _convolution(draw, draw.size(1, 2), most_stride=2)
     if draw.chance(0.2):  # a single output position
         axes = zip(arguments["dilation"], arguments["kernel_size"], strict=True)
         x = draw.tensor(*x.shape[:2], *(t * (k - 1) + 1 for t, k in axes))

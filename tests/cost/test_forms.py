@@ -24,7 +24,7 @@ RECORD = {
     "ghost.linear_norm": (27008, 392, 66547, 0),
     "ghost.linear_gradient": (8380, 6484, 8412, 0),
     "ghost.linear_sum": (11868, 1908, 9842, 0),
-    "ghost.conv_norm": (12900, 360, 43067, 0),
+    "ghost.conv_norm": (9708, 336, 22487, 0),
     "ghost.conv_gradient": (7752, 6892, 13903, 0),
     "ghost.conv_sum": (17044, 7184, 15543, 0),
     "ghost.embedding_norm": (13372, 512, 6970, 0),

@@ -47,11 +47,18 @@ def test_held_memory_is_left_alone() -> None:
     assert not bool(take(store)[0].any())
 
 
-def test_other_sizes_dtypes_and_large_sums_have_memory_of_their_own() -> None:
+def test_other_sizes_and_dtypes_have_memory_of_their_own() -> None:
     store = SumStore()
     assert take(store, torch.float64)[0].dtype is torch.float64
     assert take(store)[0].dtype is torch.float32
-    (large,) = store.zeros([(KEPT + 1,)], torch.float32, CPU)
-    place = large.data_ptr()
-    (other,) = store.zeros([(KEPT + 1,)], torch.float32, CPU)
-    assert other.data_ptr() != place
+    assert take(store, torch.float64)[0].dtype is torch.float64
+
+
+def test_large_sums_keep_their_memory_where_fresh_pages_cost() -> None:
+    large = [(KEPT + 1,)]
+    store = SumStore()
+    place = store.zeros(large, torch.float32, CPU)[0].data_ptr()
+    assert store.zeros(large, torch.float32, CPU)[0].data_ptr() == place
+    meta = torch.device("meta")
+    store.zeros(large, torch.float32, meta)
+    assert store.zeros(large, torch.float32, CPU)[0].data_ptr() == place

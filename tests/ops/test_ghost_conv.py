@@ -53,8 +53,7 @@ class Case:
 
     @property
     def routes(self) -> tuple[str, ...]:
-        shifts = self.groups == 1 and {*self.stride, *self.dilation} == {1}
-        return ("auto", "direct", "gram") if shifts else ("auto", "direct")
+        return ("auto", "direct", "gram") if self.groups == 1 else ("auto", "direct")
 
     def routes_of(self, backend: str) -> tuple[str, ...]:
         """Those that differ: only the CPU kernels know more than one."""
@@ -110,6 +109,9 @@ NAMED = {
     "wide-map": square(2, (16, 16), 32, 3),
     "stride-2": square(2, (16, 32), 32, 3, stride=2),
     "shortcut": square(2, (16, 32), 32, 1, stride=2),
+    "stride-2-channels": square(2, (96, 128), 8, 3, stride=2),
+    "shortcut-channels": square(2, (64, 72), 8, 1, stride=2),
+    "stride-3-dilated": square(2, (40, 24), 11, 3, stride=3, dilation=2, padding=2),
     "many-channels": square(2, (64, 48), 8, 3),
     "tiny-map": square(2, (40, 72), 4, 3),
     "depthwise": square(2, (20, 20), 9, 3, groups=20),
@@ -223,7 +225,10 @@ def test_instruction_sets(isa: str, threads: int) -> None:
 
 
 @every_backend
-@pytest.mark.parametrize("name", ["lenet-second", "tiny-map", "shortcut", "depthwise-multiplied"])
+@pytest.mark.parametrize(
+    "name",
+    ["lenet-second", "tiny-map", "shortcut", "stride-2-channels", "depthwise-multiplied"],
+)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_bad_sample_spoils_only_itself(name: str, bad: float, backend: str) -> None:
     case = NAMED[name]
@@ -259,7 +264,7 @@ def test_all_factors_zero_leave_the_sum_alone(backend: str) -> None:
 @every_backend
 @pytest.mark.parametrize("scale", [1e-15, 1e-9, 1e9, 1e17])
 def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None:
-    for case in (NAMED["lenet-second"], NAMED["many-channels"]):
+    for case in (NAMED["lenet-second"], NAMED["many-channels"], NAMED["stride-2-channels"]):
         x, g = case.inputs()
         x, g = x * scale, g * scale
         want = case.gradients(x, g)
@@ -273,7 +278,15 @@ def test_squares_outside_the_range_of_floats(scale: float, backend: str) -> None
 
 @every_backend
 def test_zero_samples_have_zero_norm(backend: str) -> None:
-    for name in ("lenet-second", "shortcut", "tiny-map", "grouped", "double", "empty"):
+    for name in (
+        "lenet-second",
+        "shortcut",
+        "tiny-map",
+        "stride-2-channels",
+        "grouped",
+        "double",
+        "empty",
+    ):
         case = NAMED[name]
         x, g = case.inputs()
         call = {**case.arguments, "backend": backend}
@@ -300,9 +313,11 @@ def _float_gram(case: Case, x: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 
 @every_backend
 @pytest.mark.parametrize("spread", [1e-3, 1e-5, 1e-7])
-@pytest.mark.parametrize("size", [8, 16])
-def test_cancelling_sums_are_never_under_reported(size: int, spread: float, backend: str) -> None:
-    case = square(4, (64, 64), size, 1)
+@pytest.mark.parametrize(("size", "stride"), [(8, 1), (16, 1), (16, 2)])
+def test_cancelling_sums_are_never_under_reported(
+    size: int, stride: int, spread: float, backend: str
+) -> None:
+    case = square(4, (64, 64), size, 1, stride=stride)
     x, g = _cancelling(case, spread)
     want = squares_of(case.gradients(x, g))
     for route in case.routes_of(backend):
@@ -327,8 +342,8 @@ def test_plain_float_sums_would_under_report() -> None:
 
 
 def test_costs() -> None:
-    few, many = NAMED["wide-map"], NAMED["tiny-map"]
-    for case, cheaper in ((few, "direct"), (many, "gram")):
+    few, many, strided = (NAMED[name] for name in ("wide-map", "tiny-map", "stride-2-channels"))
+    for case, cheaper in ((few, "direct"), (many, "gram"), (strided, "gram")):
         x, g = case.inputs()
         cost = {r: ghost.conv_norm.cost(x, g, route=r, **case.arguments).flops for r in case.routes}
         assert cost["auto"] == cost[cheaper] == min(cost.values())
@@ -365,3 +380,15 @@ def test_bad_calls_name_the_argument(name: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         ghost.conv_norm(**call)
     assert caught.value.name == argument
+
+
+def test_only_inputs_that_some_output_sees_reach_the_norm() -> None:
+    case = NAMED["shortcut-channels"]
+    x, g = case.inputs()
+    before = ghost.conv_norm(x, g, route="gram", **case.arguments)
+    x[:, :, 1::2] = float("nan")
+    x[:, :, :, 1::2] = float("inf")
+    assert torch.equal(ghost.conv_norm(x, g, route="gram", **case.arguments), before)
+    x[0, 0, 2, 2] = float("nan")
+    after = ghost.conv_norm(x, g, route="gram", **case.arguments)
+    assert torch.isfinite(after).tolist() == [False, True]

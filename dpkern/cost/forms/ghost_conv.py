@@ -2,9 +2,9 @@
 
 O output positions, K taps, E = co ci K / groups entries of a gradient. The direct norm takes
 2 E (O + 1) floating operations per sample and the norms of the operands for its rounding bound.
-The Gram route (stride, dilation and groups 1) takes two symmetric matrices over the positions of x
-and g, sums of the first along the kernel's rows and of the second's products along its columns.
-Zeros of the padding are multiplied; inputs that no output sees are not read.
+The Gram route (one group) takes two symmetric matrices over the positions of x and g, sums of the
+first along the kernel's rows and of the second's products along its columns. Zeros of the padding
+are multiplied; inputs that no output sees are not read.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def conv_norm(
 
 
 def _gram(geometry: Geometry, read: Sequence[Numbers], wide: Counts) -> Itemised:
-    batch, inputs, outputs = geometry.batch, math.prod(geometry.input), geometry.positions
-    width, height = geometry.output[-1], (1, *geometry.input)[-2]
+    batch, inputs, outputs = geometry.batch, geometry.reached_positions, geometry.positions
+    width, height = geometry.output[-1], (1, *geometry.reached_sizes)[-2]
     kernel_height, kernel_width = (1, *geometry.kernel)[-2:]
     x_pairs, g_pairs = (n * (n + 1) // 2 for n in (inputs, outputs))
     grams = geometry.in_channels * x_pairs + geometry.out_channels * g_pairs

@@ -58,19 +58,24 @@ class Geometry:
         return self.batch * math.prod(self.weight_shape) * self.positions
 
     @cached_property
-    def reached(self) -> int:
-        """Entries of one sample's input that some output sees; a long stride leaves some out."""
+    def reached_sizes(self) -> tuple[int, ...]:
+        """How many places of each axis some output sees; a long stride leaves some out."""
         axes = zip(
             *(self.input, self.output, self.kernel),
             *(self.stride, self.padding, self.dilation),
             strict=True,
         )
-        return self.in_channels * math.prod(len(reached_along(*axis)) for axis in axes)
+        return tuple(len(reached_along(*axis)) for axis in axes)
 
     @property
-    def has_shifts(self) -> bool:
-        """Whether all taps see the input through windows that are shifts of each other."""
-        return self.groups == 1 and {*self.stride, *self.dilation} == {1}
+    def reached_positions(self) -> int:
+        """Positions of the input that some output sees."""
+        return math.prod(self.reached_sizes)
+
+    @property
+    def reached(self) -> int:
+        """Entries of one sample's input that some output sees."""
+        return self.in_channels * self.reached_positions
 
     @staticmethod
     def of(

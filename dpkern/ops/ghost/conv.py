@@ -40,10 +40,10 @@ def _check_norm(
     route: str,
 ) -> Geometry:
     geometry = check_geometry(x, g, kernel_size, stride, padding, dilation, groups)
-    if route == "gram" and not geometry.has_shifts:
+    if route == "gram" and geometry.groups > 1:
         raise InvalidInput(
             "route",
-            expected="'direct' or 'auto' unless stride, dilation and groups are 1",
+            expected="'direct' or 'auto' where there are several groups",
             got=route,
             remedy="Use route='auto'.",
         )
@@ -69,11 +69,13 @@ def _check_sum(
 def gram_multiplications(geometry: Geometry) -> int:
     """Return the multiplications of the Gram route.
 
-    These are half of two symmetric matrices over positions, and their product.
+    These are half of two symmetric matrices over positions, and their product, in which the places
+    between the outputs of a row are multiplied too.
     """
-    inputs, outputs = math.prod(geometry.input), geometry.positions
+    inputs, outputs = geometry.reached_positions, geometry.positions
     grams = geometry.in_channels * inputs**2 + geometry.out_channels * outputs**2
-    return geometry.batch * (grams + sum(geometry.kernel) * outputs**2) // 2
+    product = sum(geometry.kernel) * geometry.stride[-1] * outputs**2
+    return geometry.batch * (grams + product) // 2
 
 
 def norm_route(geometry: Geometry, route: str = "auto") -> str:
@@ -82,11 +84,15 @@ def norm_route(geometry: Geometry, route: str = "auto") -> str:
     For ``auto`` this is the one that the CPU's kernels take, by the time of a multiplication of the
     direct route; docs/ghost_conv.md has the figures.
     """
-    if not geometry.has_shifts or len(geometry.input) == 3:
+    if geometry.groups > 1 or len(geometry.input) == 3:
         return "direct"
     if route != "auto":
         return route
-    gram = 2 * gram_multiplications(geometry) + 96 * geometry.batch * geometry.positions**2
+    inputs, outputs = geometry.reached_positions, geometry.positions
+    matrices = inputs**2 + outputs**2
+    operands = geometry.reached + geometry.out_channels * outputs
+    moved = geometry.batch * (48 * matrices + 32 * operands)
+    gram = 2 * gram_multiplications(geometry) + moved
     return "gram" if gram < geometry.multiplications else "direct"
 
 
@@ -114,9 +120,9 @@ def conv_norm(
         kernel_size, stride, padding, dilation: an int, or one per spatial dimension.
         groups: a divisor of ci and co.
         route: ``direct`` (the gradient tile by tile, squared and dropped), ``gram`` (Gram matrices
-            of x and g over positions, for many channels and few positions; stride, dilation and
-            groups 1) or ``auto``, the cheaper one. Only the CPU kernels know the Gram route, the
-            others always go the direct way.
+            of x and g over positions, for many channels and few positions; one group) or ``auto``,
+            the cheaper one. Only the CPU kernels know the Gram route, the others always go the
+            direct way.
 
     Returns:
         float64 ``[B]``: at least the square of the exact gradient of these inputs, and above it by
