@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .parameter import without_torch_function
+from .table_entries import TableEntries
 
 MEAN_GAP = 500
 """Training passes from one secret probe to the next, on average."""
@@ -126,7 +127,10 @@ class Occasions:
         self._tables = [*self._children, *(table for table in self._hooks if table)]
         self._sized = [*self._attributes, *self._tables]
         self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
-        # A look touches what the module's author put there, and torch's tables that hold something.
+        # Most passes find the same objects everywhere, which one look tells.
+        self._everywhere = [*self._sized, *self._empty]
+        # Else a look touches what the module's author put there, and torch's tables that hold
+        # something.
         self._getters: list[Any] = []
         self._held: list[Any] = []
         for held in self._attributes:
@@ -136,18 +140,27 @@ class Occasions:
 
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
-        if not self._seen or any(self._empty):
+        if not self._seen:
             return False
+        with without_torch_function():  # a few calls that loop in C: this is in every pass
+            if [*map(_TRAINED, self._parameters)] != self._trained:
+                return False
+            return self._entries.same() or self._equal()
+
+    def _equal(self) -> bool:
+        """Whether what is there now equals what was there, be it other objects."""
         try:
-            with without_torch_function():  # a few calls that loop in C: this is in every pass
-                return (
-                    [*map(len, self._sized)] == self._counts
-                    and [*map(call, self._getters, self._held)] == self._values
-                    and [*map(_TRAINED, self._parameters)] == self._trained
-                    and self._tables == self._contents
-                )
+            same = (
+                not any(self._empty)
+                and [*map(len, self._sized)] == self._counts
+                and [*map(call, self._getters, self._held)] == self._values
+                and self._tables == self._contents
+            )
         except (KeyError, RuntimeError, ValueError, TypeError):  # deleted, or replaced tensors
             return False
+        if same:
+            self._entries = TableEntries(self._everywhere)
+        return same
 
     def _has_structure(self) -> bool:
         """Whether tables and attributes have as many entries as they had."""
@@ -167,6 +180,7 @@ class Occasions:
             self._trained = [*map(_TRAINED, self._parameters)]
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
+        self._entries = TableEntries(self._everywhere)
 
     def _combination(self) -> int:
         """A hash of everything discrete."""

@@ -1,0 +1,84 @@
+// Looks that the engine's guards take in every step, as single calls. They decide the common case
+// only: whatever is odd is left to Python.
+
+#include <pybind11/pybind11.h>
+
+#include "bindings/bindings.h"
+#include "bindings/look.h"
+
+namespace py = pybind11;
+
+namespace dpkern::bindings {
+
+namespace {
+
+template <class F>
+PyCFunction method(F* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+// Whether the dict holds these keys and values, as the same objects in the same order.
+bool holds(PyObject* table, PyObject* entries) {
+  if (!PyDict_Check(table) || !PyTuple_CheckExact(entries)) return false;
+  const Py_ssize_t count = PyTuple_GET_SIZE(entries);
+  if (2 * PyDict_GET_SIZE(table) != count) return false;
+  PyObject* key;
+  PyObject* value;
+  Py_ssize_t next = 0;
+  for (Py_ssize_t at = 0; PyDict_Next(table, &at, &key, &value) != 0; next += 2) {
+    if (PyTuple_GET_ITEM(entries, next) != key) return false;
+    if (PyTuple_GET_ITEM(entries, next + 1) != value) return false;
+  }
+  return true;
+}
+
+PyObject* same_entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "same_entries(tables, entries)");
+    return nullptr;
+  }
+  const Py_ssize_t tables = PyList_GET_SIZE(args[0]);
+  bool same = PyList_GET_SIZE(args[1]) == tables;
+  for (Py_ssize_t i = 0; same && i < tables; ++i) {
+    same = holds(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
+  }
+  return PyBool_FromLong(same);
+}
+
+PyMethodDef kSameEntries{
+    "same_entries", method(&same_entries), METH_FASTCALL,
+    "same_entries(tables, entries): whether every dict holds the keys and values of its tuple "
+    "(key, value, key, value, ...), as the same objects in the same order."};
+
+// None where the tensor is no contiguous one of int64 on the CPU.
+PyObject* any_negative(PyObject*, PyObject* tensor) {
+  View view;
+  if (torch.exchange == nullptr) Py_RETURN_NONE;
+  if (torch.exchange->view(tensor, &view) != 0) {
+    PyErr_Clear();
+    Py_RETURN_NONE;
+  }
+  const bool plain = view.device.type == kCpu && view.dims == 1 && view.strides[0] == 1 &&
+                     view.offset == 0 && view.dtype.lanes == 1 && view.dtype.code == 0 &&
+                     view.dtype.bits == 64;
+  if (!plain) Py_RETURN_NONE;
+  const auto* const first = static_cast<const std::int64_t*>(view.data);
+  std::int64_t signs = 0;
+  for (std::int64_t i = 0; i < view.shape[0]; ++i) signs |= first[i];
+  return PyBool_FromLong(signs < 0);
+}
+
+PyMethodDef kAnyNegative{
+    "any_negative", method(&any_negative), METH_O,
+    "any_negative(tensor): whether a number of a list of int64 on the CPU is negative; None for "
+    "any other tensor."};
+
+}  // namespace
+
+void add_guards(py::module_& m) {
+  for (PyMethodDef* const made : {&kSameEntries, &kAnyNegative}) {
+    m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
+  }
+}
+
+}  // namespace dpkern::bindings
