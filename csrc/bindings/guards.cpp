@@ -17,11 +17,28 @@ PyCFunction method(F* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// The same of an OrderedDict or another subclass, whose order is its own.
+bool holds_in_its_order(PyObject* table, PyObject* entries) {
+  const py::object keys = py::reinterpret_steal<py::object>(PyObject_GetIter(table));
+  Py_ssize_t next = 0;
+  while (keys) {
+    const py::object key = py::reinterpret_steal<py::object>(PyIter_Next(keys.ptr()));
+    if (!key) break;
+    if (next == PyTuple_GET_SIZE(entries) || PyTuple_GET_ITEM(entries, next) != key.ptr() ||
+        PyDict_GetItemWithError(table, key.ptr()) != PyTuple_GET_ITEM(entries, next + 1)) {
+      return false;
+    }
+    next += 2;
+  }
+  return PyErr_Occurred() == nullptr && next == PyTuple_GET_SIZE(entries);
+}
+
 // Whether the dict holds these keys and values, as the same objects in the same order.
 bool holds(PyObject* table, PyObject* entries) {
   if (!PyDict_Check(table) || !PyTuple_CheckExact(entries)) return false;
   const Py_ssize_t count = PyTuple_GET_SIZE(entries);
   if (2 * PyDict_GET_SIZE(table) != count) return false;
+  if (count > 0 && !PyDict_CheckExact(table)) return holds_in_its_order(table, entries);
   PyObject* key;
   PyObject* value;
   Py_ssize_t next = 0;
@@ -42,7 +59,7 @@ PyObject* same_entries(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; same && i < tables; ++i) {
     same = holds(PyList_GET_ITEM(args[0], i), PyList_GET_ITEM(args[1], i));
   }
-  return PyBool_FromLong(same);
+  return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(same);
 }
 
 PyMethodDef kSameEntries{

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def tables() -> Tables:
-    return [{"a": [1], "b": 1000.5}, {}, {"c": None}]
+    ordered = OrderedDict(e=1000.5, f=[2])
+    ordered.move_to_end("e")
+    return [{"a": [1], "b": 1000.5}, {}, {"c": None}, ordered, OrderedDict()]
 
 
 def replaced(made: Tables) -> None:
@@ -53,7 +56,11 @@ def moved(made: Tables) -> None:
     made[0]["a"] = made[0].pop("a")  # to the end
 
 
-CHANGES = (replaced, added, deleted, renamed, exchanged, moved)
+def turned(made: Tables) -> None:
+    made[3].move_to_end("f")  # type: ignore[attr-defined]
+
+
+CHANGES = (replaced, added, deleted, renamed, exchanged, moved, turned)
 
 
 def test_what_stayed_is_the_same(way: str) -> None:
