@@ -56,8 +56,12 @@ class TrackedTensor(Tensor):
         if args or kwargs or batch is None or batch.boundary is None:
             _RUN[0](Tensor.backward, (self, *args), kwargs)
         else:
-            loss = untracked(self)
-            batch.boundary.backward([loss], [self._state], loss.backward, frees=True)
+            # For as long as it goes backward the loss is an ordinary tensor: no alias is made.
+            state, self.__class__ = self._state, Tensor  # type: ignore[assignment]
+            try:
+                batch.boundary.backward([self], [state], self.backward, frees=True)
+            finally:
+                self.__class__ = TrackedTensor
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A copy of another class, which may enter other modules and not the private one."""
