@@ -67,6 +67,29 @@ PyMethodDef kSameEntries{
     "same_entries(tables, entries): whether every dict holds the keys and values of its tuple "
     "(key, value, key, value, ...), as the same objects in the same order."};
 
+PyObject* read(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  const descrgetfunc get = count == 2 ? Py_TYPE(args[0])->tp_descr_get : nullptr;
+  if (get == nullptr || !PyList_CheckExact(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "read(attribute, objects)");
+    return nullptr;
+  }
+  PyObject* const values = PyList_New(PyList_GET_SIZE(args[1]));
+  for (Py_ssize_t i = 0; values != nullptr && i < PyList_GET_SIZE(values); ++i) {
+    PyObject* const object = PyList_GET_ITEM(args[1], i);
+    PyObject* const value = get(args[0], object, reinterpret_cast<PyObject*>(Py_TYPE(object)));
+    if (value == nullptr) {
+      Py_DECREF(values);
+      return nullptr;
+    }
+    PyList_SET_ITEM(values, i, value);
+  }
+  return values;
+}
+
+PyMethodDef kRead{"read", method(&read), METH_FASTCALL,
+                  "read(attribute, objects): a list of what the descriptor of an attribute says of "
+                  "each object of a list."};
+
 // None where the tensor is no contiguous one of int64 on the CPU.
 PyObject* any_negative(PyObject*, PyObject* tensor) {
   View view;
@@ -93,7 +116,7 @@ PyMethodDef kAnyNegative{
 }  // namespace
 
 void add_guards(py::module_& m) {
-  for (PyMethodDef* const made : {&kSameEntries, &kAnyNegative}) {
+  for (PyMethodDef* const made : {&kSameEntries, &kRead, &kAnyNegative}) {
     m.add_object(made->ml_name, py::reinterpret_steal<py::object>(PyCFunction_New(made, nullptr)));
   }
 }

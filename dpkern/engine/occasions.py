@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
-from operator import attrgetter, call, itemgetter
+from operator import call, itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from .parameter import without_torch_function
-from .table_entries import TableEntries
+from .table_entries import TableEntries, read
 
 MEAN_GAP = 500
 """Training passes from one secret probe to the next, on average."""
@@ -23,7 +23,7 @@ _TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_h
 """Those of the standard attributes that decide what a pass does."""
 
 _DISCRETE = (bool, str, type(None))
-_TRAINED = attrgetter("requires_grad")
+_TRAINED = Tensor.requires_grad
 
 
 class Occasions:
@@ -143,7 +143,7 @@ class Occasions:
         if not self._seen:
             return False
         with without_torch_function():  # a few calls that loop in C: this is in every pass
-            if [*map(_TRAINED, self._parameters)] != self._trained:
+            if read(_TRAINED, self._parameters) != self._trained:
                 return False
             return self._entries.same() or self._equal()
 
@@ -177,7 +177,7 @@ class Occasions:
             except KeyError:  # one attribute for another
                 self._refresh()
                 self._values = [*map(call, self._getters, self._held)]
-            self._trained = [*map(_TRAINED, self._parameters)]
+            self._trained = read(_TRAINED, self._parameters)
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
         self._entries = TableEntries(self._everywhere)
@@ -193,7 +193,7 @@ class Occasions:
                 and (isinstance(value, (*_DISCRETE, FunctionType, MethodType)))
             ]
         with without_torch_function():
-            trained = [*map(_TRAINED, self._parameters)]
+            trained = read(_TRAINED, self._parameters)
         parts = [(id(table), *map(id, table.values())) for table in self._children]
         hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
         return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks)))

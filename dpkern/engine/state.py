@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -22,12 +21,12 @@ from ..base.errors import UnsupportedModule
 from .contents import content_hash, readable
 from .hooks import Hook
 from .parameter import without_torch_function
-from .table_entries import Table, TableEntries
+from .table_entries import Table, TableEntries, read
 
 SMALL = 1 << 20
 """Bytes up to which a tensor's content is looked at around every public block."""
 
-_VERSION = attrgetter("_version")
+_VERSION = Tensor._version
 
 _Place = tuple[str, Tensor]
 _Marks = tuple[list[int], list[int]]
@@ -214,7 +213,7 @@ class StateGuard:
             self._other = [own not in self._ids for own in self._own_ids]
         with without_torch_function():
             try:
-                versions = [*map(_VERSION, self._tensors)]
+                versions = read(_VERSION, self._tensors)
             except RuntimeError:  # tensors of inference mode have none
                 versions = [-1 if t.is_inference() else t._version for t in self._tensors]
         return self._own_ids, versions

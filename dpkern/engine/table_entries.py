@@ -1,8 +1,12 @@
-"""Whether tables hold the same objects as before, in one look at all of them."""
+"""Quick looks at many objects at once, which the guards take in every pass.
+
+Whether tables hold the same objects as before, and what an attribute of many tensors is. Compiled
+where there is a compiled module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -30,6 +34,14 @@ class TableEntries:
     def same(self) -> bool:
         """Whether each holds the same keys and values, as the same objects in the same order."""
         return bool(self._look(self._tables, self._entries))
+
+
+def read_each(attribute: Any, objects: list[Any]) -> list[Any]:
+    """Return an attribute of every object, given its descriptor (``Tensor.requires_grad``)."""
+    return [*map(attribute.__get__, objects)]
+
+
+read: Callable[[Any, list[Any]], list[Any]] = direct.look("read") or read_each
 
 
 def same_entries(tables: list[Table], entries: list[Entries]) -> bool:

@@ -95,7 +95,7 @@ def no_hooks(patch: pytest.MonkeyPatch) -> None:
 
 def no_versions(patch: pytest.MonkeyPatch) -> None:
     """Compare no versions of tensors."""
-    patch.setattr("dpkern.engine.state._VERSION", lambda tensor: 0)
+    patch.setattr("dpkern.engine.state.read", lambda attribute, tensors: [0 for _ in tensors])
 
 
 def no_entries(patch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,11 @@ class TrackedTensor(Tensor):
             return found
         return _RUN[0](func, args, {} if kwargs is None else dict(kwargs))
 
+    def dim(self) -> int:
+        """Return the number of dimensions, without a detour through ``__torch_function__``."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return Tensor.dim(self)
+
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
         batch = self._state.batch
