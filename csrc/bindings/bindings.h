@@ -49,6 +49,7 @@ using Addresses = std::vector<std::uintptr_t>;
 using Integers = std::vector<std::int64_t>;
 
 void add_calls(pybind11::module_& m);
+void add_guards(pybind11::module_& m);
 void add_counted(pybind11::module_& m);
 void add_ops(pybind11::module_& m);   // generated: the kernels that have signatures in Python
 void add_cuda(pybind11::module_& m);  // with CUDA kernels, and for the emulator

@@ -27,6 +27,7 @@ from .probe import INPUT, Probe, WatchedInput
 from .program.program import Program
 from .routes import KeepBudget
 from .sum_store import SumStore
+from .unshared import fewest_holders, holders_of
 from .uses import (
     BackwardClipper,
     CapturedGradients,
@@ -133,6 +134,7 @@ class Capture:
         self._hooks: list[Any] = []
         self.guard = ForwardGuard(self)
         """The guard that probes forward passes and watches the module's state."""
+        self._fewest_holders = fewest_holders()
         self._held = ModuleParameters(module)
         self.program = Program(self)
         """The program that replays steps of a structure met before."""
@@ -551,16 +553,15 @@ class Capture:
             needed = self.watching and (bool(self._fresh) or self._watch_input)
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
-        made, followed = output, self.boundary if self.collected is None else None
-        if (
-            followed is not None
-            and not self._public
-            and (not self._skipped or followed.in_placeholder)
-        ):
-            output = followed.leave(output)
+        followed = self.boundary if self.collected is None else None
+        if self._public or (self._skipped and followed and not followed.in_placeholder):
+            followed = None
         self._skipped = False
-        self.guard.after(args, kwargs, made)
-        return output
+        self.guard.after(args, kwargs, output)
+        if followed is None:
+            return output
+        alone = type(output) is Tensor and holders_of(output) == self._fewest_holders
+        return followed.leave(output, alone=alone)
 
     def is_last_hook(self) -> bool:
         """Whether nothing changes the module's output after ``_after_forward``."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Hashable, Iterable
-from operator import attrgetter, call, itemgetter
+from operator import call, itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
 from .parameter import without_torch_function
+from .table_entries import TableEntries, read
 
 MEAN_GAP = 500
 """Training passes from one secret probe to the next, on average."""
@@ -22,7 +23,7 @@ _TABLES = frozenset("_parameters _buffers _modules _forward_hooks _forward_pre_h
 """Standard attributes of a module that decide what a pass does."""
 
 _DISCRETE = (bool, str, type(None))
-_TRAINED = attrgetter("requires_grad")
+_TRAINED = Tensor.requires_grad
 
 
 class Occasions:
@@ -126,7 +127,10 @@ class Occasions:
         self._tables = [*self._children, *(table for table in self._hooks if table)]
         self._sized = [*self._attributes, *self._tables]
         self._sized += [t for p in modules for t in (p._parameters, p._buffers) if t]
-        # Compared are the attributes of the module's author, and torch's tables that have entries.
+        # Most passes find the same objects everywhere, which one look tells.
+        self._everywhere = [*self._sized, *self._empty]
+        # Otherwise the attributes of the module's author are compared, and torch's tables that
+        # have entries.
         self._getters: list[Any] = []
         self._held: list[Any] = []
         for held in self._attributes:
@@ -136,18 +140,27 @@ class Occasions:
 
     def _same(self) -> bool:
         """Whether everything is what it was when it was read."""
-        if not self._seen or any(self._empty):
+        if not self._seen:
             return False
+        with without_torch_function():  # a few calls that loop in C: this is in every pass
+            if read(_TRAINED, self._parameters) != self._trained:
+                return False
+            return self._entries.same() or self._equal()
+
+    def _equal(self) -> bool:
+        """Whether what is there now equals what was there, be it other objects."""
         try:
-            with without_torch_function():  # a few calls that loop in C: this is in every pass
-                return (
-                    [*map(len, self._sized)] == self._counts
-                    and [*map(call, self._getters, self._held)] == self._values
-                    and [*map(_TRAINED, self._parameters)] == self._trained
-                    and self._tables == self._contents
-                )
+            same = (
+                not any(self._empty)
+                and [*map(len, self._sized)] == self._counts
+                and [*map(call, self._getters, self._held)] == self._values
+                and self._tables == self._contents
+            )
         except (KeyError, RuntimeError, ValueError, TypeError):  # deleted, or replaced tensors
             return False
+        if same:
+            self._entries = TableEntries(self._everywhere)
+        return same
 
     def _has_structure(self) -> bool:
         """Whether tables and attributes have as many entries as they had."""
@@ -164,9 +177,10 @@ class Occasions:
             except KeyError:  # one attribute for another
                 self._refresh()
                 self._values = [*map(call, self._getters, self._held)]
-            self._trained = [*map(_TRAINED, self._parameters)]
+            self._trained = read(_TRAINED, self._parameters)
         self._contents = [*map(dict, self._tables)]
         self._counts = [*map(len, self._sized)]
+        self._entries = TableEntries(self._everywhere)
 
     def _combination(self) -> int:
         """Return a hash of everything discrete: flags, strings, functions, modules and hooks."""
@@ -179,7 +193,7 @@ class Occasions:
                 and (isinstance(value, (*_DISCRETE, FunctionType, MethodType)))
             ]
         with without_torch_function():
-            trained = [*map(_TRAINED, self._parameters)]
+            trained = read(_TRAINED, self._parameters)
         parts = [(id(table), *map(id, table.values())) for table in self._children]
         hooks = [(i, *table) for i, table in enumerate(self._hooks) if table]
         return hash((tuple(found), tuple(trained), tuple(parts), tuple(hooks)))

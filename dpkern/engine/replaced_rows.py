@@ -178,16 +178,21 @@ def by_large_values(step: int, sign: int = 1, integers: bool = True) -> Change:
     """
 
     def change(x: Tensor, rows: Tensor) -> Tensor:
-        other = x[step % len(x)].expand_as(x[rows])
-        taken = _other_numbers(x, rows, other) if integers else x[rows]
+        one = x[step % len(x)]
+        shape = (len(rows), *one.shape)
         if not x.is_floating_point():
-            return taken
+            return _other_numbers(x, rows, one.expand(shape)) if integers else x[rows]
         if x.device.type == "cpu":
-            large = (other * LARGE + 1) * sign
+            large = (one * LARGE + 1) * sign
         else:
             known = x.nan_to_num(0, 0, 0)
-            large = (known.max() if sign > 0 else known.min()).expand_as(other)
-        return torch.where((other == other.round()) & (x[rows] == x[rows].round()), taken, large)
+            large = known.max() if sign > 0 else known.min()
+        whole = one == one.round()
+        if not whole.any():
+            return large.expand(shape).contiguous()
+        here = x[rows]
+        taken = one if integers else here
+        return torch.where(whole & (here == here.round()), taken, large)
 
     return change
 

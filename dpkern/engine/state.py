@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, compress
-from operator import attrgetter
+from itertools import compress
 from typing import Any
 
 import torch
@@ -22,11 +21,12 @@ from ..base.errors import UnsupportedModule
 from .contents import content_hash, readable
 from .hooks import Hook
 from .parameter import without_torch_function
+from .table_entries import Table, TableEntries, read
 
 SMALL = 1 << 20
 """Maximum bytes of a tensor whose content is compared around every public block."""
 
-_VERSION = attrgetter("_version")
+_VERSION = Tensor._version
 
 _Place = tuple[str, Tensor]
 _Marks = tuple[list[int], list[int]]
@@ -63,16 +63,16 @@ class StateGuard:
     def refresh(self) -> None:
         """Read anew which modules there are, and their tables of tensors."""
         self._modules = list(self.module.named_modules())
-        # Views of the tables show what is in them now.
-        self._buffers: list[Iterable[Tensor | None]] = [
-            part._buffers.values() for _, part in self._modules
-        ]
-        self._tables_of_all: list[Iterable[Tensor | None]] = [
+        self._buffers: list[Table] = [part._buffers for _, part in self._modules]
+        self._tables_of_all: list[Table] = [
             *self._buffers,
-            *(part._parameters.values() for _, part in self._modules),
+            *(part._parameters for _, part in self._modules),
         ]
-        self._entries: list[int] = []
-        """Entries of the tables, by ``id``, when tensors were last read from them."""
+        self._entries: TableEntries | None = None
+        """The tables' entries when tensors were last read from them.
+
+        They keep these tensors alive, so that no other tensor gets the same identity.
+        """
         self._tensors: list[Tensor] = []
         self._own_ids: list[int] = []
         self._other: list[bool] = []
@@ -110,7 +110,7 @@ class StateGuard:
         if self._left is None:
             return
         (ids, versions), (known, left) = now, self._left
-        if ids == known:
+        if ids is known or ids == known:
             # Steps change trained parameters, which is the only change in most loops.
             other = self._other
             if [*compress(versions, other)] == [*compress(left, other)]:
@@ -207,17 +207,15 @@ class StateGuard:
 
     def _marks(self) -> _Marks:
         """Return identity and version of every parameter and buffer."""
-        tables = self._tables_of_all if self._whole() else self._buffers
-        entries = [*map(id, chain.from_iterable(tables))]
-        if entries != self._entries:
-            # The tensors are held, so that no other one gets the same identity.
-            self._entries = entries
-            self._tensors = [t for t in chain.from_iterable(tables) if t is not None]
+        if self._entries is None or not self._entries.same():
+            tables = self._tables_of_all if self._whole() else self._buffers
+            self._entries = TableEntries(tables)
+            self._tensors = [t for table in tables for t in table.values() if t is not None]
             self._own_ids = [*map(id, self._tensors)]
             self._other = [own not in self._ids for own in self._own_ids]
         with without_torch_function():
             try:
-                versions = [*map(_VERSION, self._tensors)]
+                versions = read(_VERSION, self._tensors)
             except RuntimeError:  # tensors of inference mode have none
                 versions = [-1 if t.is_inference() else t._version for t in self._tensors]
         return self._own_ids, versions

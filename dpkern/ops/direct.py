@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..base import dispatch
-from .backends._extension import compiled, threads
+from .backends._extension import compiled, load_extension, threads
 from .backends._product import own as own_products
 from .backends._structs import BYTES
 
@@ -21,6 +21,12 @@ from .backends._structs import BYTES
 def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     """Return the compiled kernel ``name`` for operands of this dtype, float32 or float64."""
     found: Callable[..., Any] = getattr(compiled(), f"{name}_{str(dtype).removeprefix('torch.')}")
+    return found
+
+
+def look(name: str) -> Callable[..., Any] | None:
+    """The compiled module's quick look of this name, which needs no kernels; None without it."""
+    found: Callable[..., Any] | None = getattr(load_extension(), name, None)
     return found
 
 
@@ -35,4 +41,4 @@ def why_not() -> str | None:
     return None if available else f"the compiled backend {reason}"
 
 
-__all__ = ["BYTES", "kernel", "own_products", "threads", "why_not"]
+__all__ = ["BYTES", "kernel", "look", "own_products", "threads", "why_not"]

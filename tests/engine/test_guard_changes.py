@@ -12,7 +12,7 @@ from dpkern.engine.guard import ForwardGuard
 from dpkern.engine.occasions import Occasions
 from dpkern.engine.provenance import boundary, leaves, losses, tensor
 from dpkern.engine.reachable import Snapshot
-from dpkern.engine.state import StateGuard
+from dpkern.engine.table_entries import TableEntries
 from tests.engine.guards import changes
 from tests.engine.guards.kit import Loop, Refused, World, run
 
@@ -32,13 +32,7 @@ def take_the_long_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(padding, "_PLAIN", set())
     patch.setattr(Snapshot, "_still_holds", lambda self, trusted: False)
     patch.setattr(ForwardGuard, "_wait", lambda *args: False)
-    marks = StateGuard._marks
-
-    def read_anew(self: StateGuard) -> Any:
-        self._entries = []
-        return marks(self)
-
-    patch.setattr(StateGuard, "_marks", read_anew)
+    patch.setattr(TableEntries, "same", lambda self: False)
 
 
 def told(world: World) -> tuple[Any, ...]:
@@ -101,12 +95,12 @@ def no_hooks(patch: pytest.MonkeyPatch) -> None:
 
 def no_versions(patch: pytest.MonkeyPatch) -> None:
     """Compare no versions of tensors."""
-    patch.setattr("dpkern.engine.state._VERSION", lambda tensor: 0)
+    patch.setattr("dpkern.engine.state.read", lambda attribute, tensors: [0 for _ in tensors])
 
 
 def no_entries(patch: pytest.MonkeyPatch) -> None:
-    """Compare no identities of tensors."""
-    patch.setattr("dpkern.engine.state.id", lambda tensor: 0, raising=False)
+    """Compare no tables: tensors, attributes, modules and hooks may be others."""
+    patch.setattr(TableEntries, "same", lambda self: True)
 
 
 BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
@@ -120,7 +114,13 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
         "a mode that mixes",
     ),
     no_versions: ("a buffer written between",),
-    no_entries: ("another buffer",),
+    no_entries: (
+        "another buffer",
+        "a hook in front that mixes",
+        "another forward",
+        "a flag that mixes",
+        "a mode that mixes",
+    ),
 }
 """Comparisons that were left out, and loops that then train."""
 

@@ -31,7 +31,7 @@ from .inner_loss import state_of_scalar
 from .loss_check import LossCheck
 from .rules import RULES, TrackedCall, finish
 from .states import Ids, Mixed, PerRecord, RecordSum, Rows, State, YieldedBatch
-from .tensor import TrackedTensor, state_of, track, untracked
+from .tensor import TrackedTensor, retrack, state_of, track, untracked
 from .trees import mapped, tensors_of
 
 if TYPE_CHECKING:
@@ -277,8 +277,13 @@ class ModuleBoundary:
 
     # outputs and losses
 
-    def leave(self, output: Any) -> Any:
-        """Return the module's output with the states of its rows."""
+    def leave(self, output: Any, *, alone: bool = False) -> Any:
+        """Return the module's output with the states of its rows.
+
+        Args:
+            output: what the pass that ends returned.
+            alone: whether nothing but this pass holds it, so that it needs no alias.
+        """
         rows = self._rows
         if rows is None:
             if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
@@ -290,7 +295,7 @@ class ModuleBoundary:
         usual = type(output) is Tensor and rows is batch.rows and output.dim()
         if usual and output.shape[0] == len(rows.ids):
             self.losses.outputs = {output.grad_fn}
-            return track(output, batch.each)
+            return (retrack if alone else track)(output, batch.each)
         self.losses.outputs = set()
         return mapped(output, lambda tensor: self._tracked(tensor, rows))
 

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops import direct
 from .aliases import WRITTEN
 from .meeting import at_places, combined
 from .reductions import divisor_of, leaves_out
@@ -50,6 +51,8 @@ _REDUCTION_OF_ROWS = {
 """Losses of whole rows."""
 
 _CLASSES = ("cross_entropy", "nll_loss")
+
+_any_negative = direct.look("any_negative")
 
 
 @action(*_REDUCTION, *_REDUCTION_OF_ROWS)
@@ -106,9 +109,11 @@ def usual_cross_entropy(
         if dims < 2 or _leaves_out_targets(target, kwargs["ignore_index"]):
             return None
         loss = func(x, target, **kwargs)
-        terms = math.prod(x.shape[2:]) if dims > 2 else 1
-        return retrack(loss, RecordSum(batch, "mean", False, frozenset((max(terms, 1),))))
+        shares = _ONE if dims == 2 else frozenset((max(math.prod(x.shape[2:]), 1),))
+        return retrack(loss, RecordSum(batch, "mean", False, shares))
 
+
+_ONE = frozenset((1,))
 
 USUAL[F.cross_entropy] = usual_cross_entropy
 
@@ -157,6 +162,10 @@ def _divisor_depends_on_batch(call: TrackedCall) -> bool:
 
 
 def _leaves_out_targets(target: Tensor, ignored: int) -> bool:
+    if ignored < 0 and _any_negative is not None:
+        found: bool | None = _any_negative(target)  # None unless it is a list of classes
+        if found is not None:
+            return found
     if target.is_floating_point():  # probabilities
         return False
     if ignored < 0:  # every other class is at least 0: one pass over the targets tells

@@ -106,7 +106,7 @@ class Rows(NamedTuple):
     counts: frozenset[int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PerRecord:
     """State in which position i along ``dim`` comes from record ``ids[i]`` of ``batch`` alone."""
 
@@ -120,7 +120,7 @@ class PerRecord:
         return self.batch is other.batch and same
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class OneRecord:
     """State in which every entry comes from record ``record`` of ``batch`` alone."""
 
@@ -131,7 +131,7 @@ class OneRecord:
 Reduction = Literal["mean", "sum"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class RecordSum:
     """State in which each entry is a sum, or a mean, of terms of single records.
 
@@ -158,7 +158,7 @@ class RecordSum:
         return frozenset({(self.reduction, 1.0)}) if self.scales is None else self.scales
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Mixed:
     """State in which several records contribute to an entry, or may do so.
 

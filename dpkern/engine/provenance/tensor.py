@@ -50,14 +50,23 @@ class TrackedTensor(Tensor):
             return found
         return _RUN[0](func, args, {} if kwargs is None else dict(kwargs))
 
+    def dim(self) -> int:
+        """Return the number of dimensions, without a detour through ``__torch_function__``."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return Tensor.dim(self)
+
     def backward(self, *args: Any, **kwargs: Any) -> None:
         """Check the loss and go backward (``losses.backward``)."""
         batch = self._state.batch
         if args or kwargs or batch is None or batch.boundary is None:
             _RUN[0](Tensor.backward, (self, *args), kwargs)
         else:
-            loss = untracked(self)
-            batch.boundary.backward([loss], [self._state], loss.backward, frees=True)
+            # For as long as it goes backward the loss is an ordinary tensor: no alias is made.
+            state, self.__class__ = self._state, Tensor  # type: ignore[assignment]
+            try:
+                batch.boundary.backward([self], [state], self.backward, frees=True)
+            finally:
+                self.__class__ = TrackedTensor
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """Return a copy of another class, which other modules take and the private one refuses."""
