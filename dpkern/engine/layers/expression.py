@@ -46,6 +46,7 @@ class Expression(GradientSource):
         self.looked_up: tuple[Tensor, int, int | None] | None = None
         """ids, rows and padding index, if this is an embedding of ids that all samples share."""
         self.capture.expressions.append(self)
+        self.capture.recorded = True
 
     @property
     def watched(self) -> bool:

@@ -1,5 +1,5 @@
 """All kinds of uses that a program can hold: importing this enters them."""
 
-from . import linear, norm, recorded
+from . import attention, linear, norm, recorded
 
-__all__ = ["linear", "norm", "recorded"]
+__all__ = ["attention", "linear", "norm", "recorded"]
