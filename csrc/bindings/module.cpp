@@ -36,6 +36,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_intel", &cpu::is_intel);
   bindings::add_ops(m);
   bindings::add_calls(m);
+  bindings::add_replay(m);
   py::module_ counted = m.def_submodule("counted", "The counted kernels.");
   bindings::add_counted(counted);
 #if DPKERN_CUDA

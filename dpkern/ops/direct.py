@@ -24,6 +24,17 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     return found
 
 
+def replayed_step(dtype: torch.dtype) -> Any:
+    """A new list of the calls of a step (``csrc/bindings/replay.cpp``) in float32 or float64."""
+    return kernel("ReplayedStep", dtype)()
+
+
+def few_positions() -> int:
+    """Up to how many positions a replayed step sums the gradients of a bias by itself."""
+    most: int = compiled().most_positions
+    return most
+
+
 def why_not() -> str | None:
     """Why calls of ops are to go through the dispatcher now, or None."""
     if dispatch.observed():
@@ -35,4 +46,4 @@ def why_not() -> str | None:
     return None if available else f"the compiled backend {reason}"
 
 
-__all__ = ["BYTES", "kernel", "own_products", "threads", "why_not"]
+__all__ = ["BYTES", "few_positions", "kernel", "own_products", "replayed_step", "threads", "why_not"]

@@ -27,8 +27,6 @@ _differentiable = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _empty = torch.empty
 _matmul = torch.matmul
-_AUTO = 0
-"""The code of the route ``auto``."""
 
 
 @kind
@@ -43,10 +41,12 @@ class LinearSite(UseSite):
         self.positions = facts.fold * math.prod(facts.tail[:-1])
         if not self.positions or facts.tail[-1:] != (self.inputs,):
             raise NotReplayed("linear has no positions")
+        if self.kept and self.positions == 1:
+            raise NotReplayed("gradients of one position are kept")
         self.product = direct.kernel("matmul", self.dtype)
-        self.norm = direct.kernel("linear_norm", self.dtype)
-        self.gradient = direct.kernel("linear_gradient", self.dtype)
-        self.sum = direct.kernel("linear_sum", self.dtype)
+        few = self.outputs > 1 and 1 < self.positions <= direct.few_positions()
+        self.bias_apart = self.bias_part is not None and self.positions > 1 and not few
+        """Whether torch sums the bias' gradients over the positions."""
         self.turned = self.plain_weight.t()
         self.weight_address = address(self.plain_weight)
         self.bias_address = address(self.plain_bias)
@@ -56,16 +56,23 @@ class LinearSite(UseSite):
         return self.kept, True
 
     def place(self, flat: Flat) -> None:
-        self.flat = flat
-        self.square = flat.memory.square_address(self.weight_part.square)
-        if self.kept:
-            self.rows = flat.memory.rows_address(self.weight_part.rows)
+        self.flat, memory = flat, flat.memory
+        bias = self.bias_part
+        with_rows = bias is not None and self.positions > 1 and not self.bias_apart
+        flat.calls.set_layer(
+            *(self.index, self.positions, self.inputs, self.outputs),
+            memory.square_address(self.weight_part.square),
+            memory.rows_address(self.weight_part.rows) if self.kept else 0,
+            memory.rows_address(bias.rows) if bias is not None and with_rows else 0,
+            bias.place if bias is not None and self.positions == 1 else -1,
+            flat.starts[self.weight_part.slot.index],
+        )
+        self.take_norm = flat.calls.take
 
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
         self.out_shape = (*self.shape[:-1], self.outputs)
         self.sizes = (math.prod(self.shape[:-1]), self.inputs, self.outputs)
-        self.record_sizes = (batch, self.positions, self.inputs, self.outputs)
         if self.bias_part is not None and self.positions > 1:
             self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
             self.bias_shape = (batch, self.positions, self.outputs)
@@ -79,23 +86,11 @@ class LinearSite(UseSite):
             x = x.contiguous()
         if not g.is_contiguous():
             g = g.contiguous()
-        a, b = x.data_ptr(), g.data_ptr()
-        if self.kept:
-            self.gradient(a, b, self.rows, self.square, *self.record_sizes, run.threads)
-        else:
-            self.norm(a, b, _AUTO, self.square, *self.record_sizes, run.threads)
-        if self.bias_part is not None:
-            if self.positions > 1:
-                torch.sum(g.view(self.bias_shape), 1, out=self.bias_rows)
-            else:
-                self.flat.explicit[self.bias_part.place] = b
+        self.take_norm(self.index, x.data_ptr(), g.data_ptr())
+        if self.bias_apart:
+            torch.sum(g.view(self.bias_shape), 1, out=self.bias_rows)
         run.held[self.index] = () if self.kept else (x, g, x._version, g._version)
         run.order.append(self.index)
-
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
-        x, g = held[:2]
-        sizes = self.record_sizes
-        self.sum(x.data_ptr(), g.data_ptr(), run.factors_address, out, *sizes, run.threads)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         if not self.kept:

@@ -194,6 +194,7 @@ class Program:
         if batch != flat.batch:
             flat.resize(batch)
         self.run = ReplayRun(self, flat.sites, ticket, batch)
+        flat.calls.begin(batch, self.run.threads)
         return self.run
 
     def retire(self) -> None:

@@ -63,7 +63,7 @@ class RecordSite(UseSite):
             assert isinstance(record, ConvolutionGradients)
             record = record.materialize()
         square = record.squared_norms()
-        self.flat.squares[self.weight_part.square] = square.data_ptr()
+        self.flat.calls.set_square(self.weight_part.square, square.data_ptr())
         if self.bias_part is not None:
             torch.sum(g.flatten(2), 2, out=self.bias_rows)
         versions = (0, 0) if self.kept else (x._version, g._version)
@@ -71,10 +71,11 @@ class RecordSite(UseSite):
         run.held[self.index] = (*operands, *versions, record, square)
         run.order.append(self.index)
 
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
+    sums_alone = True
+
+    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
         record: PerSampleGradients = held[4]
-        assert run.factors is not None
-        record.add_sum(run.factors, place.view(record.shape))
+        record.add_sum(factors, place.view(record.shape))
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])

@@ -40,8 +40,8 @@ class ReplayRun:
     """
 
     __slots__ = (
-        *("program", "sites", "batch_id", "batch", "threads", "own_products", "factors"),
-        *("cursor", "task", "live", "held", "order", "factors_address"),
+        *("program", "sites", "batch_id", "batch", "threads", "own_products"),
+        *("cursor", "task", "live", "held", "order"),
     )
 
     def __init__(
@@ -58,8 +58,6 @@ class ReplayRun:
         self.live = bool(sites)
         self.held: list[Any] = [None] * len(sites)
         self.order: list[int] = []
-        self.factors: Tensor | None = None
-        self.factors_address = 0
         if self.live:
             self.threads = direct.threads()
             self.own_products = direct.own_products()

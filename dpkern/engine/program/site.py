@@ -15,7 +15,6 @@ from .facts import UseFacts
 
 if TYPE_CHECKING:
     from .flat import Flat
-    from .run import ReplayRun
 
 
 class NotReplayed(Exception):
@@ -123,8 +122,11 @@ class UseSite(ABC):
     def deliver(self, use: CapturedOp, held: Any) -> None:
         """Hand what was held of a use to the recorded path."""
 
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
-        """Add the weighted sum of a part that is not written out; ``out`` is its address."""
+    sums_alone: ClassVar[bool] = False
+    """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
+
+    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
+        """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
 
