@@ -18,7 +18,7 @@ from ..per_sample_gradients import ExplicitGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _differentiable = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _empty = torch.empty
-_matmul = torch.matmul
+_mm = torch.mm
 
 
 @kind
@@ -141,7 +141,7 @@ class _ReplayedLinear(torch.autograd.Function):
                 site.take(run, x, g)
         if use is not False:
             recorded._arrive(use, x, g)
-        if not ctx.needs_input_grad[3]:
+        if not site.differentiable:
             return None, None, None, None
         if not run.live or not g.is_contiguous():
             return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
@@ -153,10 +153,14 @@ class _ReplayedLinear(torch.autograd.Function):
                 *(rows, outputs, inputs, run.threads),
             )
             return None, None, None, gx
-        return None, None, None, _matmul(g, weight)
+        if len(site.shape) == 2:
+            return None, None, None, _mm(g, weight)
+        gx = _mm(g.view(site.sizes[0], site.outputs), weight)
+        return None, None, None, gx.view(site.shape)
 
 
 _apply = apply_of(_ReplayedLinear)
+skip_frames(_ReplayedLinear)
 
 
 def linear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...ops import direct
 from ..layers import norm as recorded
-from ..parameter import REPLAYED, fresh, refuse_double_backward
+from ..parameter import REPLAYED, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -153,7 +153,7 @@ class _ReplayedLayerNorm(torch.autograd.Function):
             x, saved["shape"], weight, site.plain_bias, saved["eps"]
         )
         ctx.save_for_backward(x, mean, rstd, weight)
-        return fresh(out)
+        return out
 
     backward = staticmethod(_backward)
 
@@ -170,13 +170,15 @@ class _ReplayedGroupNorm(torch.autograd.Function):
             x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]
         )
         ctx.save_for_backward(x, mean, rstd, weight)
-        return fresh(out)
+        return out
 
     backward = staticmethod(_backward)
 
 
 _apply_layer_norm = apply_of(_ReplayedLayerNorm)
 _apply_group_norm = apply_of(_ReplayedGroupNorm)
+skip_frames(_ReplayedLayerNorm)
+skip_frames(_ReplayedGroupNorm)
 
 
 def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

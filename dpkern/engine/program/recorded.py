@@ -19,7 +19,7 @@ from ..tables import EmbeddingGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, apply_of, kind
+from .site import NotReplayed, UseSite, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -185,6 +185,8 @@ class _ReplayedEmbedding(torch.autograd.Function):
 
 _apply_convolution = apply_of(_Convolve)
 _apply_embedding = apply_of(_ReplayedEmbedding)
+skip_frames(_Convolve)
+skip_frames(_ReplayedEmbedding)
 
 
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
