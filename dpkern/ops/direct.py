@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..base import dispatch
+from .backends._direct import connect
 from .backends._extension import compiled, threads
 from .backends._product import own as own_products
 from .backends._structs import BYTES
@@ -27,6 +28,15 @@ def kernel(name: str, dtype: torch.dtype) -> Callable[..., Any]:
 def replayed_step(dtype: torch.dtype) -> Any:
     """A new list of the calls of a step (``csrc/bindings/replay.cpp``) in float32 or float64."""
     return kernel("ReplayedStep", dtype)()
+
+
+def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
+    """What tells whether these are where they are now (``csrc/bindings/unchanged.cpp``).
+
+    None where C++ cannot see torch's tensors.
+    """
+    extension = compiled()
+    return extension.UnchangedTensors(tensors) if connect(extension) else None
 
 
 def few_positions() -> int:
@@ -46,4 +56,13 @@ def why_not() -> str | None:
     return None if available else f"the compiled backend {reason}"
 
 
-__all__ = ["BYTES", "few_positions", "kernel", "own_products", "replayed_step", "threads", "why_not"]
+__all__ = [
+    "BYTES",
+    "few_positions",
+    "kernel",
+    "own_products",
+    "replayed_step",
+    "threads",
+    "unchanged_tensors",
+    "why_not",
+]

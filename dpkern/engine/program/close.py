@@ -30,7 +30,7 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
         return False
     capture.check_closed()
     run = program.run
-    with without_torch_function(), torch.no_grad(), phase(CLIP):
+    with phase(CLIP):
         flat.check_versions(run)
         memory = flat.sums.first() if step.sums is None else flat.sums.further()
         batch, mean = run.batch, capture.loss_reduction == "mean"
@@ -54,10 +54,12 @@ def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
     if not finite or step.watched or (joined is None and step.sums is not None):
         # Whoever looks at these may keep them.
         flat.sums.give_away()
-        step.add(sum=_result(step, flat, memory, lost))
+        with without_torch_function(), torch.no_grad():
+            step.add(sum=_result(step, flat, memory, lost))
         return
     if joined is not None:
-        joined.whole.add_(memory.whole)
+        with torch.no_grad():
+            joined.whole.add_(memory.whole)
         memory = joined
     step.adopt(memory.tensors, samples=flat.batch, nonfinite=lost)
 

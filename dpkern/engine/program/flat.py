@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
+
 from ...base.errors import PrivacyError
 from ...ops import direct
 from ...ops.clip import sum_dtype
+from ..parameter import without_torch_function
 from ..uses import ParameterSource
 from .facts import UseFacts
 from .memory import Memory
@@ -130,9 +133,11 @@ class Flat:
             How many samples were dropped, because their norm is not finite.
         """
         lost: int = self.calls.close(bound, scale, automatic, *self._addresses, memory.address)
-        held = run.held
-        for part in self._summed:
-            part.site.add_sum(self.factors, held[part.site.index], memory.tensors[part.slot.index])
+        held, places = run.held, memory.tensors
+        if self._summed:
+            with without_torch_function(), torch.no_grad():
+                for part in self._summed:
+                    part.site.add_sum(self.factors, held[part.site.index], places[part.slot.index])
         held.clear()
         run.live = False  # what the calls point to is gone
         return lost

@@ -136,10 +136,11 @@ class _ReplayedLinear(torch.autograd.Function):
         site: LinearSite = ctx.site
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
                 site.take(run, x, g)
-        if use is not False:
+            else:
+                recorded._arrive(run.repeated(site), x, g)
+        elif use is not False:
             recorded._arrive(use, x, g)
         if not site.differentiable:
             return None, None, None, None

@@ -88,8 +88,9 @@ def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
     site: NormSite = ctx.site
     use: Any = run.task == _task() or run.enters(site, g)
     if use is True:
-        use = run.repeats(site, g)
-        if use is False:
+        if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
+            use = run.repeated(site)
+        else:
             if not x.is_contiguous():
                 x = x.contiguous()
             if not g.is_contiguous():

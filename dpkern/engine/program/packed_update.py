@@ -158,10 +158,13 @@ class PackedUpdate:
 
     def _same_groups(self) -> bool:
         given = self.optimizer.param_groups
-        return len(given) == len(self._params) and all(
-            len(each["params"]) == len(known) and all(map(is_, each["params"], known))
-            for each, known in zip(given, self._params, strict=True)
-        )
+        if len(given) != len(self._params):
+            return False
+        for each, known in zip(given, self._params, strict=True):
+            params = each["params"]
+            if len(params) != len(known) or not all(map(is_, params, known)):
+                return False
+        return True
 
     def _same_state(self) -> bool:
         state = self.optimizer.state

@@ -52,6 +52,10 @@ class RecordSite(UseSite):
     def admits(self, x: Tensor) -> bool:
         return self.differentiable or not is_buffer(x, self.weight)
 
+    def fits(self, g: Tensor) -> bool:
+        """Whether a gradient is of the kind that was recorded."""
+        return g.dtype is self.gradient_dtype and type(g) is Tensor
+
     @abstractmethod
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         """The weight's record."""
@@ -146,10 +150,11 @@ class _Convolve(torch.autograd.Function):
             gx = few(g, x.to(g.dtype), weight.to(g.dtype), site.saved).to(x.dtype)
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and site.fits(g):
                 site.take(run, x, g)
-        if use is not False:
+            else:
+                conv._arrive(run.repeated(site), x, weight, g)
+        elif use is not False:
             conv._arrive(use, x, weight, g)
         return None, None, None, gx
 
@@ -175,10 +180,11 @@ class _ReplayedEmbedding(torch.autograd.Function):
         site: EmbeddingSite = ctx.site
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and site.fits(g):
                 site.take(run, ids, g)
-        if use is not False:
+            else:
+                embedding.deliver(run.repeated(site), ids, g)
+        elif use is not False:
             embedding.deliver(use, ids, g)
         return None, None, None, None
 

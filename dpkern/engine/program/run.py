@@ -93,14 +93,8 @@ class ReplayRun:
         self.task = _task()
         return True
 
-    def repeats(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
-        """Whether this site has its gradient already, or gets one of another kind.
-
-        Returns:
-            False, or the use that the recorded path takes.
-        """
-        if self.held[site.index] is None and g.dtype is site.gradient_dtype and type(g) is Tensor:
-            return False
+    def repeated(self, site: UseSite) -> CapturedOp:
+        """Give up: this site has its gradient already, or gets one of another kind."""
         self.program.abandon("a second gradient, or one of another dtype")
         return self.use_of(site)
 
