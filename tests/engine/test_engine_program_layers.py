@@ -138,28 +138,6 @@ def test_weights_changed_between_the_passes_are_refused() -> None:
         loss.backward()
 
 
-def test_gradients_of_frozen_parameters_are_cleared() -> None:
-    run = loop(True)
-    frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
-    run.optimizer.add_param_group({"params": [frozen]})
-    frozen.grad = torch.ones(2)
-    run.optimizer.zero_grad()
-    assert frozen.grad is None
-
-
-def test_a_zero_grad_of_the_users_own_is_called() -> None:
-    calls = []
-
-    class Own(torch.optim.SGD):
-        def zero_grad(self, set_to_none: bool = True) -> None:
-            calls.append(set_to_none)
-            super().zero_grad(set_to_none)
-
-    run = loop(True, optimizer=Own)
-    run.train(6)
-    assert len(calls) == 6
-
-
 def test_what_was_recorded_is_cleared_after_replays() -> None:
     """A recorded step between replayed ones leaves no gradient and no count with parameters."""
 
