@@ -126,14 +126,15 @@ def test_double_precision_is_replayed() -> None:
     assert run.replays >= 3
 
 
-def test_weights_changed_between_the_passes_are_refused() -> None:
+@pytest.mark.parametrize("name", ["head", "norm", "groups", "conv"])
+def test_weights_changed_between_the_passes_are_refused(name: str) -> None:
     run = loop(True)
     run.train(5)
     x, y = next(run.batches())
     loss = F.cross_entropy(run.module(x), y)
     assert run.engine.capture.program.run.live
     with torch.no_grad():
-        run.module.head.weight.mul_(2)
+        getattr(run.module, name).weight.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 

@@ -18,7 +18,7 @@ from ..per_sample_gradients import ExplicitGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -110,7 +110,8 @@ class _ReplayedLinear(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LinearSite, x: Tensor) -> Tensor:
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, site.plain_weight)
+        ctx.save_for_backward(x)
+        ctx.version = site.plain_weight._version
         if not x.is_contiguous():
             return fresh(F.linear(x, site.plain_weight, site.plain_bias))
         if run.own_products:
@@ -127,7 +128,7 @@ class _ReplayedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         if g is None:
             return None, None, None, None
         if _differentiable():
@@ -144,6 +145,9 @@ class _ReplayedLinear(torch.autograd.Function):
             recorded._arrive(use, x, g)
         if not site.differentiable:
             return None, None, None, None
+        weight = site.plain_weight
+        if weight._version != ctx.version:
+            written_since()
         if not run.live or not g.is_contiguous():
             return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
         if run.own_products:

@@ -17,7 +17,7 @@ from ..parameter import REPLAYED, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -79,13 +79,16 @@ class NormSite(UseSite):
 
 def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
     """Input gradient and per-sample gradients of either norm."""
-    x, mean, rstd, weight = ctx.saved_tensors
+    (x,) = ctx.saved_tensors
     if g is None:
         return None, None, None, None
     if _differentiable():
         refuse_double_backward()
     run: ReplayRun = ctx.run
     site: NormSite = ctx.site
+    mean, rstd, weight = ctx.mean, ctx.rstd, site.plain_weight
+    if weight._version != ctx.version:
+        written_since()
     use: Any = run.task == _task() or run.enters(site, g)
     if use is True:
         if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
@@ -153,7 +156,8 @@ class _ReplayedLayerNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_layer_norm(
             x, saved["shape"], weight, site.plain_bias, saved["eps"]
         )
-        ctx.save_for_backward(x, mean, rstd, weight)
+        ctx.save_for_backward(x)
+        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
         return out
 
     backward = staticmethod(_backward)
@@ -170,7 +174,8 @@ class _ReplayedGroupNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_group_norm(
             x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]
         )
-        ctx.save_for_backward(x, mean, rstd, weight)
+        ctx.save_for_backward(x)
+        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
         return out
 
     backward = staticmethod(_backward)

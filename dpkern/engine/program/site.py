@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -150,6 +150,18 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` without its look at ``torch.func``, which the caller has taken."""
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return found
+
+
+def written_since() -> NoReturn:
+    """Refuse a backward pass through a weight that was written to since its use, as torch does.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: a private weight was written to between its use and the backward pass"
+    )
 
 
 def skip_frames(function: type[torch.autograd.Function]) -> None:
