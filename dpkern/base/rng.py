@@ -57,7 +57,7 @@ class Stream:
                 else type(self.key).__name__,
                 remedy="Take streams from Key.fresh().stream(...).",
             )
-        usual = type(self.n0) is type(self.n1) is int and self.rounds.__class__ is int
+        usual = type(self.n0) is type(self.n1) is type(self.rounds) is int
         if usual and 0 <= self.n0 < 2**31 and 0 <= self.n1 < 2**32 and self.rounds in ROUNDS:
             return
         check.integer(0, 2**31 - 1, n0=self.n0)
