@@ -14,6 +14,7 @@ using namespace ghost;
 
 constexpr std::int64_t kBlock = 16;      // positions whose products are added in one chain
 constexpr std::int64_t kKeptBlock = 64;  // the same for gradients that are kept
+constexpr std::int64_t kSmall = 2048;    // entries of a gradient for which copies do not pay
 
 template <class F>
 constexpr double kUnit = std::is_same_v<F, float> ? 0x1p-24 : 0x1p-53;
@@ -237,6 +238,40 @@ DPK_INLINE inline void for_gradient_tiles(const Sample<S>& sample, std::int64_t 
   }
 }
 
+// The gradient of few positions and entries, without copies of the operands.
+template <class F, int kBytes>
+DPK_INLINE inline void write_small_gradient(const Sample<F>& sample, F* to) {
+  constexpr int kLanes = kBytes / static_cast<int>(sizeof(F));
+  constexpr std::int64_t kRows = 4;
+  using V = Vector<F, kLanes>;
+  const std::int64_t steps = sample.positions, wide = sample.inputs, tall = sample.outputs;
+  for (std::int64_t row = 0; row < tall; row += kRows) {
+    const std::int64_t first = std::min(row, std::max<std::int64_t>(0, tall - kRows));
+    const std::int64_t rows = std::min(kRows, tall);
+    std::int64_t column = 0;
+    for (; column + kLanes <= wide; column += kLanes) {
+      V sums[kRows] = {};
+      for (std::int64_t t = 0; t < steps; ++t) {
+        const V x = load<V>(sample.a + t * wide + column);
+        const F* const g = sample.g + t * tall + first;
+        for (std::int64_t m = 0; m < rows; ++m) sums[m] += g[m] * x;
+      }
+      for (std::int64_t m = 0; m < rows; ++m) {
+        __builtin_memcpy(to + (first + m) * wide + column, &sums[m], sizeof(V));
+      }
+    }
+    for (; column < wide; ++column) {
+      for (std::int64_t m = 0; m < rows; ++m) {
+        F sum = 0;
+        for (std::int64_t t = 0; t < steps; ++t) {
+          sum += sample.g[t * tall + first + m] * sample.a[t * wide + column];
+        }
+        to[(first + m) * wide + column] = sum;
+      }
+    }
+  }
+}
+
 // Relative error of the sum of the tiles' sums of squares, each of at least 24 entries.
 template <class F>
 double square_slack(std::int64_t inputs, std::int64_t outputs) {
@@ -330,11 +365,21 @@ void linear_gradient(const LinearGradient<F>& call, int threads) {
   const std::int64_t entries = shape.inputs * shape.outputs;
   const double slack = square_slack<F>(shape.inputs, shape.outputs);
   const double flushed = kFlushed<F> * 2 * static_cast<double>(entries);
+  const bool small = shape.positions <= kKeptBlock && entries <= kSmall;
   parallel_for(shape.batch, 1, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const Sample<F> sample = sample_of(call, b);
       F* const grad = call.grads + b * entries;
       double square = 0;
+      if (small) {
+        versioned_by_width([&](auto width) DPK_INLINE {
+          write_small_gradient<F, decltype(width)::value>(sample, grad);
+          square = square_of(grad, entries);
+        });
+        call.squares[b] = square * (1 + gamma<double>(static_cast<double>(entries))) +
+                          (std::is_same_v<F, float> ? 0 : flushed);
+        continue;
+      }
       versioned_by_width([&](auto width) DPK_INLINE {
         constexpr int kBytes = decltype(width)::value;
         using T = Tile<F, kBytes>;

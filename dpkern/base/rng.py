@@ -57,6 +57,9 @@ class Stream:
                 else type(self.key).__name__,
                 remedy="Take streams from Key.fresh().stream(...).",
             )
+        usual = type(self.n0) is type(self.n1) is type(self.rounds) is int
+        if usual and 0 <= self.n0 < 2**31 and 0 <= self.n1 < 2**32 and self.rounds in ROUNDS:
+            return
         check.integer(0, 2**31 - 1, n0=self.n0)
         check.integer(0, 2**32 - 1, n1=self.n1)
         check.choice(ROUNDS, rounds=self.rounds)
@@ -118,8 +121,9 @@ class Key:
                 got=purpose,
                 remedy="Choose one of Purpose.NOISE, Purpose.ROUNDING, ...",
             )
-        check.integer(0, 2**32 - 1, step=step)
-        check.integer(0, 2**24 - 1, stream=stream)
+        if not (type(step) is type(stream) is int and 0 <= step < 2**32 and 0 <= stream < 2**24):
+            check.integer(0, 2**32 - 1, step=step)
+            check.integer(0, 2**24 - 1, stream=stream)
         if not self._secret:
             raise PrivacyError(
                 "key",

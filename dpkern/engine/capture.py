@@ -118,7 +118,10 @@ class Capture:
         self.norms_on_arrival = True
         """Whether a parameter's only record has its norm taken when it arrives."""
         self.joint_norms = False
-        """Whether all parameters are one clip group with floating-point sums."""
+        """Whether all parameters are clipped together, by norms that floating-point sums ask
+        for."""
+        self.recorded = False
+        """Whether sources may hold uses or gradients: a replayed step leaves none with them."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -252,9 +255,10 @@ class Capture:
     def discard_samples(self) -> None:
         """Forget what arrived for the current samples."""
         self.program.drop_arrivals()
-        for source in (*self.slots, *self.expressions):
-            source.arrivals.clear()
-        self.expressions.clear()
+        if self.recorded:
+            for source in (*self.slots, *self.expressions):
+                source.arrivals.clear()
+            self.expressions.clear()
         self.early = None
         self.budget.release()
         self._admitted = None
@@ -303,6 +307,7 @@ class Capture:
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
         use = CapturedOp(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
+        self.recorded = True
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
             self.budget.activations += x.nbytes
             for target in targets:
@@ -513,8 +518,10 @@ class Capture:
         self._watch_node = None
         if not torch.is_grad_enabled() or self._public or self._skipped:
             return None
-        rows = next((int(t.shape[0]) for t in tensors_in((args, kwargs)) if t.dim()), None)
-        self._input_storages = {t.untyped_storage().data_ptr() for t in tensors_in((args, kwargs))}
+        usual = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+        given = args if usual else tuple(tensors_in((args, kwargs)))
+        rows = next((int(t.shape[0]) for t in given if t.dim()), None)
+        self._input_storages = {t.untyped_storage().data_ptr() for t in given}
         if self.handed_out:
             # Evaluation uses other samples, whose gradients would be refused as leaks.
             fits = rows is None or _fold(rows, self.batch or 0) is not None
@@ -573,11 +580,13 @@ class Capture:
         self._ticket += 1
         self._inconclusive = set()
         self.budget.activations = 0
-        for slot in self.slots:
-            slot.uses = 0
-            slot.indirect = False
-        if not self.captured:
-            self.expressions.clear()
+        if self.recorded:
+            for slot in self.slots:
+                slot.uses = 0
+                slot.indirect = False
+            if not self.captured:
+                self.expressions.clear()
+                self.recorded = False
 
     def _collect_public(self) -> None:
         with without_torch_function():

@@ -27,10 +27,12 @@ from .clipping import close_into, prepare
 from .distributed import Processes, numbers_of
 from .fused import groups_of
 from .local import like
+from .module_parameters import no_gradient
 from .parameter import PrivateParameter, without_torch_function
 from .program.packed_update import PackedUpdate
 from .sharded import ShardedModule
 
+_ZERO_GRAD = torch.optim.Optimizer.zero_grad
 _REFUSED = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NEVER = 2**31 - 1
 _ABSENT = object()
@@ -139,7 +141,10 @@ class OptimizerAdapter:
         """Forget the current samples' gradients and public ones; earlier parts stay summed."""
         self.capture.discard()
         with without_torch_function():
-            self._own_zero_grad()
+            usual = getattr(self._own_zero_grad, "__func__", None) is _ZERO_GRAD
+            groups = self.optimizer.param_groups
+            if not usual or not all(no_gradient(group["params"]) for group in groups):
+                self._own_zero_grad()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clip and sum the current samples' gradients; after a whole logical batch, also update.
@@ -260,7 +265,10 @@ class OptimizerAdapter:
                 param.grad = None
 
     def _check_parameters(self) -> None:
+        ours = self._places.__contains__
         for k, group in enumerate(self.optimizer.param_groups):
+            if all(map(ours, map(id, group["params"]))):
+                continue
             for param in group["params"]:
                 if param.requires_grad and id(param) not in self._places:
                     raise PrivacyError(

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch.compiler import is_dynamo_compiling
 
 from ..base.errors import PrivacyError, UnsupportedModule
 from .uncompiled import uncompiled
@@ -41,6 +43,8 @@ REPLAYED: dict[Function, Callable[[Sequence[Any], Mapping[str, Any]], Any]] = {}
 
 ANY: Any = object()
 """Key in ``RULES`` for every operation without a rule of its own (``layers.other``)."""
+
+_NO_NAMES: Mapping[str, Any] = {}
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
@@ -134,7 +138,6 @@ class PrivateParameter(nn.Parameter):
     _private: GradientSource
 
     @classmethod
-    @uncompiled  # torch.compile breaks its graph here
     def __torch_function__(
         cls,
         func: Function,
@@ -142,21 +145,17 @@ class PrivateParameter(nn.Parameter):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        replay = REPLAYED.get(func)
-        if replay is not None:
-            result = replay(args, kwargs or {})
-            if result is not None:
-                return result
-        if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
-            return NotImplemented  # the type that follows records handles the operation
-        if func == _SET_DATA and hasattr(args[1], "follows_records"):
-            raise PrivacyError(
-                "parameter.data",
-                expected="parameters that the loop leaves alone",
-                got="samples written into one",
-                remedy="Keep statistics of private data outside the model.",
-            )
-        return _dispatch(func, args, kwargs)
+        # The compiler knows the first question's answer, and goes on to ``_on_parameter``.
+        if not is_dynamo_compiling() and get_eval_frame_callback() is None:
+            replay = REPLAYED.get(func)
+            if replay is not None:
+                result = replay(args, kwargs or _NO_NAMES)
+                if result is not None:
+                    return result
+            elif func in _ATTRIBUTES:
+                with without_torch_function():
+                    return func(*args, **kwargs or _NO_NAMES)
+        return _on_parameter(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) not in memo:
@@ -193,6 +192,23 @@ class PrivateExpression(Tensor):
         if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
             return NotImplemented  # the type that follows records handles the operation
         return _dispatch(func, args, kwargs)
+
+
+@uncompiled  # torch.compile breaks its graph here
+def _on_parameter(
+    func: Function, types: Iterable[type], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """Run an operation on private parameters as the first steps do."""
+    if len(types := tuple(types)) > 1 and any(hasattr(t, "follows_records") for t in types):
+        return NotImplemented  # samples look at parameters, not the other way round
+    if func == _SET_DATA and hasattr(args[1], "follows_records"):
+        raise PrivacyError(
+            "parameter.data",
+            expected="parameters that the loop leaves alone",
+            got="samples written into one",
+            remedy="Keep statistics of private data outside the model.",
+        )
+    return _dispatch(func, args, kwargs)
 
 
 PRIVATE = (PrivateParameter, PrivateExpression)

@@ -66,6 +66,8 @@ class KeepBudget:
 _LINEAR_SUM, _LINEAR_KEPT, _LINEAR_GRAM = 10.5, 15.0, 15.5
 _CONV_SUM, _CONV_KEPT, _CONV_GRAM = 13.0, 14.0, 45.0
 _STORED = 700.0
+_CACHED = 1 << 16
+"""Bytes of all samples' gradients that stay in the cache until they are summed."""
 
 
 def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
@@ -90,7 +92,8 @@ def worth_keeping(record: LinearGradients | ConvolutionGradients) -> bool:
         if ghost.conv.norm_route(geometry) == "gram":
             gram = _CONV_GRAM * ghost.conv.gram_multiplications(geometry) / geometry.batch
         kept, summed = _CONV_KEPT * positions * size, _CONV_SUM * positions * size
-    return kept + _STORED * size <= min(gram, kept) + summed
+    stored = _STORED if record.gradient_bytes > _CACHED else 0.0
+    return kept + stored * size <= min(gram, kept) + summed
 
 
 def worth_writing(record: LinearGradients | ConvolutionGradients) -> bool:

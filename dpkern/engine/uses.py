@@ -122,6 +122,7 @@ class CapturedOp:
         if target is None:
             return
         source = target.source
+        self.capture.recorded = True
         arrival = CapturedGradients(record, target.rows)
         source.arrivals.append(arrival)
         self.capture.take_norm_if_only_use(source, arrival)
@@ -143,6 +144,7 @@ class CapturedOp:
             for which, record in records.items():
                 self.arrive(which, record)
             return
+        self.capture.recorded = True
         squares = whole().squared_norms()
         for target, record in zip(targets, records.values(), strict=True):
             assert target is not None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..base import dispatch
+from .backends._direct import connect
 from .backends._extension import compiled, load_extension, threads
 from .backends._product import own as own_products
 from .backends._structs import BYTES
@@ -28,6 +29,24 @@ def look(name: str) -> Callable[..., Any] | None:
     """The compiled module's quick look of this name, which needs no kernels; None without it."""
     found: Callable[..., Any] | None = getattr(load_extension(), name, None)
     return found
+def replayed_step(dtype: torch.dtype) -> Any:
+    """A new list of the calls of a step (``csrc/bindings/replay.cpp``) in float32 or float64."""
+    return kernel("ReplayedStep", dtype)()
+
+
+def unchanged_tensors(tensors: list[torch.Tensor]) -> Any | None:
+    """What tells whether these are where they are now (``csrc/bindings/unchanged.cpp``).
+
+    None where C++ cannot see torch's tensors.
+    """
+    extension = compiled()
+    return extension.UnchangedTensors(tensors) if connect(extension) else None
+
+
+def few_positions() -> int:
+    """Up to how many positions a replayed step sums the gradients of a bias by itself."""
+    most: int = compiled().most_positions
+    return most
 
 
 def why_not() -> str | None:
@@ -41,4 +60,14 @@ def why_not() -> str | None:
     return None if available else f"the compiled backend {reason}"
 
 
-__all__ = ["BYTES", "kernel", "look", "own_products", "threads", "why_not"]
+__all__ = [
+    "BYTES",
+    "few_positions",
+    "kernel",
+    "look",
+    "own_products",
+    "replayed_step",
+    "threads",
+    "unchanged_tensors",
+    "why_not",
+]

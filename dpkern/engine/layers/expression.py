@@ -46,6 +46,7 @@ class Expression(GradientSource):
         self.looked_up: tuple[Tensor, int, int | None] | None = None
         """The ids, rows and padding index of an embedding of ids that all samples share."""
         self.capture.expressions.append(self)
+        self.capture.recorded = True
 
     @property
     def watched(self) -> bool:

@@ -30,40 +30,38 @@ def close_replayed(step: DPStep, capture: Capture) -> bool:
         return False
     capture.check_closed()
     run = program.run
-    with without_torch_function(), torch.no_grad(), phase(CLIP):
+    with phase(CLIP):
         flat.check_versions(run)
-        earlier = step.sums
-        memory = flat.sums.first() if earlier is None else flat.sums.further()
+        memory = flat.sums.first() if step.sums is None else flat.sums.further()
         batch, mean = run.batch, capture.loss_reduction == "mean"
-        flat.close(
+        lost = flat.close(
             run,
             plan.group_bounds[0],
             (batch if mean else 1) / capture.loss_scale,
             automatic=plan.clipping == "automatic",
-            outs=memory.addresses,
-            places=memory.tensors,
+            memory=memory,
         )
-        _hand_over(step, flat, memory)
+        _hand_over(step, flat, memory, lost)
     program.done()
     capture.discard_samples()
     return True
 
 
-def _hand_over(step: DPStep, flat: Flat, memory: SumMemory) -> None:
-    """Pass the sums to the step, which may add others to them before it releases them."""
-    norms, batch = flat.norms, flat.batch
-    lost = 0 if math.isfinite(float(norms.sum())) else int((~torch.isfinite(norms)).sum())
+def _hand_over(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> None:
+    """Let the step have the sums, which it may add to others before it releases them."""
     joined = flat.sums.of(step.sums)
-    finite = math.isfinite(float(memory.whole.sum()))
+    finite = flat.calls.is_finite(memory.address, memory.size)
     if not finite or step.watched or (joined is None and step.sums is not None):
         # Whatever looks at these sums may keep them, so that their memory cannot be used again.
         flat.sums.give_away()
-        step.add(sum=_result(step, flat, memory, lost))
+        with without_torch_function(), torch.no_grad():
+            step.add(sum=_result(step, flat, memory, lost))
         return
     if joined is not None:
-        joined.whole.add_(memory.whole)
+        with torch.no_grad():
+            joined.whole.add_(memory.whole)
         memory = joined
-    step.adopt(memory.tensors, samples=batch, nonfinite=lost)
+    step.adopt(memory.tensors, samples=flat.batch, nonfinite=lost)
 
 
 def _result(step: DPStep, flat: Flat, memory: SumMemory, lost: int) -> clip.ClipResult:

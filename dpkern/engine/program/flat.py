@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
+import torch
 
 from ...base.errors import PrivacyError
 from ...ops import direct
 from ...ops.clip import sum_dtype
+from ..parameter import without_torch_function
 from ..uses import ParameterSource
 from .facts import UseFacts
 from .memory import Memory
 from .run import ReplayRun
 from .site import KINDS, NotReplayed, UseSite
-from .sums import Sums
+from .sums import SumMemory, Sums, starts_of
 from .unchanged import Unchanged
 
 
@@ -53,15 +54,10 @@ class Flat:
         (self.dtype,) = dtypes
         self._parts = [parts[index] for index in sorted(parts)]
         self.batch = 0
-        self._kernels = [
-            direct.kernel(name, self.dtype)
-            for name in ("explicit_norm", "clip_factors", "contract")
-        ]
-        self.squares: list[int] = []
-        """Addresses of the squared norms that are added up, those of explicit gradients last."""
-        self.explicit: list[int] = []
-        """Addresses of explicit gradients; those without norms of their own come first."""
+        self.calls = direct.replayed_step(self.dtype)
         self.sums = Sums(slots, self.dtype)
+        self.starts = starts_of([slot.shape for slot in slots])
+        """Where each parameter's sum begins in the memory of all."""
         self.unchanged = Unchanged([slot.used for slot in slots])
         self._number_parts()
 
@@ -74,7 +70,7 @@ class Flat:
         for number, part in enumerate((*fresh, *kept)):
             part.rows = part.place = number
         self._explicit, self._fresh = [*fresh, *kept], len(fresh)
-        self._summed = [part for part in self._parts if not part.explicit]
+        self._summed = [part for part in self._parts if part.site.sums_alone and not part.explicit]
         shapes = [part.slot.shape for part in self._explicit]
         self.spare_rows = len(shapes)
         """Number of rows that are never read: for the gradient of a shift that a norm lacks."""
@@ -87,14 +83,20 @@ class Flat:
         """Adapt memory and sites to another number of samples."""
         if self.memory.make_room(batch):
             count = self._normed + bool(self._fresh)
-            self.squares = [self.memory.square_address(number) for number in range(count)]
-            self.explicit = [self.memory.rows_address(part.rows) for part in self._explicit]
+            self.calls.set_squares([self.memory.square_address(number) for number in range(count)])
+            self.calls.set_explicit(
+                [self.memory.rows_address(part.rows) for part in self._explicit],
+                self._sizes,
+                [self.starts[part.slot.index] for part in self._explicit],
+                self._fresh,
+            )
             for site in self.sites:
                 site.place(self)
         self.batch = batch
         for site in self.sites:
             site.resize(self, batch)
         self.factors, self.norms = self.memory.factors(batch), self.memory.norms(batch)
+        self._addresses = self.factors.data_ptr(), self.norms.data_ptr()
 
     def check_versions(self, run: ReplayRun) -> None:
         """Check that all operands are what they were when their norms were taken.
@@ -115,41 +117,26 @@ class Flat:
                     )
 
     def close(
-        self,
-        run: ReplayRun,
-        bound: float,
-        scale: float,
-        *,
-        automatic: bool,
-        outs: Sequence[int],
-        places: Sequence[Tensor],
-    ) -> None:
-        """Add the clipped sums of a finished run, and drop its operands one by one.
+        self, run: ReplayRun, bound: float, scale: float, *, automatic: bool, memory: SumMemory
+    ) -> int:
+        """Add the clipped sums of a finished run, whose operands are then dropped.
 
         Args:
-            run: a run in which every site has its gradient.
-            bound: the clipping bound C.
-            scale: factor from captured gradients to those of each sample's own loss.
-            automatic: whether gradients are scaled instead of clipped.
-            outs: addresses of the sums, by parameter.
-            places: the sums themselves.
+            run: every site has its gradient.
+            bound: C.
+            scale: what takes captured gradients to those of each sample's own loss.
+            automatic: scale instead of clipping.
+            memory: where the sums are added.
+
+        Returns:
+            How many samples were dropped, because their norm is not finite.
         """
-        explicit_norm, clip_factors, contract = self._kernels
-        batch, threads, fresh = run.batch, run.threads, self._fresh
-        if fresh:
-            square = self.squares[-1]
-            explicit_norm(self.explicit[:fresh], square, batch, self._sizes[:fresh], threads)
-        run.factors, run.factors_address = self.factors, self.factors.data_ptr()
-        clip_factors(
-            *(self.squares, bound, scale, automatic),
-            *(run.factors_address, self.norms.data_ptr(), batch, threads),
-        )
-        if self._explicit:
-            targets = [outs[part.slot.index] for part in self._explicit]
-            factors = run.factors_address
-            contract(self.explicit, factors, targets, batch, self._sizes, threads)
-        held = run.held
-        for part in self._summed:
-            site, index = part.site, part.slot.index
-            site.add_sum(run, held[site.index], outs[index], places[index])
-            held[site.index] = None
+        lost: int = self.calls.close(bound, scale, automatic, *self._addresses, memory.address)
+        held, places = run.held, memory.tensors
+        if self._summed:
+            with without_torch_function(), torch.no_grad():
+                for part in self._summed:
+                    part.site.add_sum(self.factors, held[part.site.index], places[part.slot.index])
+        held.clear()
+        run.live = False  # what the calls point to is gone
+        return lost

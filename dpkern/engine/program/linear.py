@@ -18,7 +18,7 @@ from ..per_sample_gradients import ExplicitGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 _differentiable = torch.is_grad_enabled
 _task = torch._C._current_graph_task_id
 _empty = torch.empty
-_matmul = torch.matmul
-_AUTO = 0
-"""The kernel's code of the route ``auto``."""
+_mm = torch.mm
 
 
 @kind
@@ -45,10 +43,12 @@ class LinearSite(UseSite):
         self.positions = facts.fold * math.prod(facts.tail[:-1])
         if not self.positions or facts.tail[-1:] != (self.inputs,):
             raise NotReplayed("linear has no positions")
+        if self.kept and self.positions == 1:
+            raise NotReplayed("gradients of one position are kept")
         self.product = direct.kernel("matmul", self.dtype)
-        self.norm = direct.kernel("linear_norm", self.dtype)
-        self.gradient = direct.kernel("linear_gradient", self.dtype)
-        self.sum = direct.kernel("linear_sum", self.dtype)
+        few = self.outputs > 1 and 1 < self.positions <= direct.few_positions()
+        self.bias_apart = self.bias_part is not None and self.positions > 1 and not few
+        """Whether torch sums the bias' gradients over the positions."""
         self.turned = self.plain_weight.t()
         self.weight_address = address(self.plain_weight)
         self.bias_address = address(self.plain_bias)
@@ -58,16 +58,23 @@ class LinearSite(UseSite):
         return self.kept, True
 
     def place(self, flat: Flat) -> None:
-        self.flat = flat
-        self.square = flat.memory.square_address(self.weight_part.square)
-        if self.kept:
-            self.rows = flat.memory.rows_address(self.weight_part.rows)
+        self.flat, memory = flat, flat.memory
+        bias = self.bias_part
+        with_rows = bias is not None and self.positions > 1 and not self.bias_apart
+        flat.calls.set_layer(
+            *(self.index, self.positions, self.inputs, self.outputs),
+            memory.square_address(self.weight_part.square),
+            memory.rows_address(self.weight_part.rows) if self.kept else 0,
+            memory.rows_address(bias.rows) if bias is not None and with_rows else 0,
+            bias.place if bias is not None and self.positions == 1 else -1,
+            flat.starts[self.weight_part.slot.index],
+        )
+        self.take_norm = flat.calls.take
 
     def resize(self, flat: Flat, batch: int) -> None:
         super().resize(flat, batch)
         self.out_shape = (*self.shape[:-1], self.outputs)
         self.sizes = (math.prod(self.shape[:-1]), self.inputs, self.outputs)
-        self.record_sizes = (batch, self.positions, self.inputs, self.outputs)
         if self.bias_part is not None and self.positions > 1:
             self.bias_rows = flat.memory.rows(self.bias_part.rows, batch)
             self.bias_shape = (batch, self.positions, self.outputs)
@@ -81,23 +88,11 @@ class LinearSite(UseSite):
             x = x.contiguous()
         if not g.is_contiguous():
             g = g.contiguous()
-        a, b = x.data_ptr(), g.data_ptr()
-        if self.kept:
-            self.gradient(a, b, self.rows, self.square, *self.record_sizes, run.threads)
-        else:
-            self.norm(a, b, _AUTO, self.square, *self.record_sizes, run.threads)
-        if self.bias_part is not None:
-            if self.positions > 1:
-                torch.sum(g.view(self.bias_shape), 1, out=self.bias_rows)
-            else:
-                self.flat.explicit[self.bias_part.place] = b
+        self.take_norm(self.index, x.data_ptr(), g.data_ptr())
+        if self.bias_apart:
+            torch.sum(g.view(self.bias_shape), 1, out=self.bias_rows)
         run.held[self.index] = () if self.kept else (x, g, x._version, g._version)
         run.order.append(self.index)
-
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
-        x, g = held[:2]
-        sizes = self.record_sizes
-        self.sum(x.data_ptr(), g.data_ptr(), run.factors_address, out, *sizes, run.threads)
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         if not self.kept:
@@ -117,7 +112,8 @@ class _ReplayedLinear(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, run: ReplayRun, site: LinearSite, x: Tensor) -> Tensor:
         ctx.run, ctx.site = run, site
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, site.plain_weight)
+        ctx.save_for_backward(x)
+        ctx.version = site.plain_weight._version
         if not x.is_contiguous():
             return fresh(F.linear(x, site.plain_weight, site.plain_bias))
         if run.own_products:
@@ -134,7 +130,7 @@ class _ReplayedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        (x,) = ctx.saved_tensors
         if g is None:
             return None, None, None, None
         if _differentiable():
@@ -143,13 +139,17 @@ class _ReplayedLinear(torch.autograd.Function):
         site: LinearSite = ctx.site
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and g.dtype is site.dtype and type(g) is Tensor:
                 site.take(run, x, g)
-        if use is not False:
+            else:
+                recorded._arrive(run.repeated(site), x, g)
+        elif use is not False:
             recorded._arrive(use, x, g)
-        if not ctx.needs_input_grad[3]:
+        if not site.differentiable:
             return None, None, None, None
+        weight = site.plain_weight
+        if weight._version != ctx.version:
+            written_since()
         if not run.live or not g.is_contiguous():
             return None, None, None, recorded._product(g, weight.to(g.dtype)).to(x.dtype)
         if run.own_products:
@@ -160,10 +160,14 @@ class _ReplayedLinear(torch.autograd.Function):
                 *(rows, outputs, inputs, run.threads),
             )
             return None, None, None, gx
-        return None, None, None, _matmul(g, weight)
+        if len(site.shape) == 2:
+            return None, None, None, _mm(g, weight)
+        gx = _mm(g.view(site.sizes[0], site.outputs), weight)
+        return None, None, None, gx.view(site.shape)
 
 
 _apply = apply_of(_ReplayedLinear)
+skip_frames(_ReplayedLinear)
 
 
 def linear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

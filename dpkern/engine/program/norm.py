@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...ops import direct
 from ..layers import norm as recorded
-from ..parameter import REPLAYED, fresh, refuse_double_backward
+from ..parameter import REPLAYED, refuse_double_backward
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, address, apply_of, kind
+from .site import NotReplayed, UseSite, address, apply_of, kind, skip_frames, written_since
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -78,18 +78,22 @@ class NormSite(UseSite):
 
 
 def _backward(ctx: Any, g: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Return the input gradient of either norm, and take the per-sample gradients."""
-    x, mean, rstd, weight = ctx.saved_tensors
+    """Input gradient and per-sample gradients of either norm."""
+    (x,) = ctx.saved_tensors
     if g is None:
         return None, None, None, None
     if _differentiable():
         refuse_double_backward()
     run: ReplayRun = ctx.run
     site: NormSite = ctx.site
+    mean, rstd, weight = ctx.mean, ctx.rstd, site.plain_weight
+    if weight._version != ctx.version:
+        written_since()
     use: Any = run.task == _task() or run.enters(site, g)
     if use is True:
-        use = run.repeats(site, g)
-        if use is False:
+        if run.held[site.index] is not None or g.dtype is not site.dtype or type(g) is not Tensor:
+            use = run.repeated(site)
+        else:
             if not x.is_contiguous():
                 x = x.contiguous()
             if not g.is_contiguous():
@@ -152,8 +156,9 @@ class _ReplayedLayerNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_layer_norm(
             x, saved["shape"], weight, site.plain_bias, saved["eps"]
         )
-        ctx.save_for_backward(x, mean, rstd, weight)
-        return fresh(out)
+        ctx.save_for_backward(x)
+        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
+        return out
 
     backward = staticmethod(_backward)
 
@@ -169,14 +174,17 @@ class _ReplayedGroupNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_group_norm(
             x, weight, site.plain_bias, rows, channels, size, groups, saved["eps"]
         )
-        ctx.save_for_backward(x, mean, rstd, weight)
-        return fresh(out)
+        ctx.save_for_backward(x)
+        ctx.mean, ctx.rstd, ctx.version = mean, rstd, weight._version
+        return out
 
     backward = staticmethod(_backward)
 
 
 _apply_layer_norm = apply_of(_ReplayedLayerNorm)
 _apply_group_norm = apply_of(_ReplayedGroupNorm)
+skip_frames(_ReplayedLayerNorm)
+skip_frames(_ReplayedGroupNorm)
 
 
 def layer_norm(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

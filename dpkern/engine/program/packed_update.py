@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import is_, itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,12 +25,19 @@ from ..capture import Capture
 from ..fused import Group, rule_of
 from .unchanged import Unchanged
 
+_ADAM = (
+    *("lr", "betas", "eps", "weight_decay", "decoupled_weight_decay"),
+    *("amsgrad", "maximize", "differentiable", "capturable"),
+)
 _NUMBERS: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.SGD: (
         *("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize"),
         "differentiable",
     ),
+    torch.optim.Adam: _ADAM,
+    torch.optim.AdamW: _ADAM,
 }
+"""What a rule is made of, by the names of ``param_groups``."""
 
 
 @dataclass
@@ -40,10 +48,10 @@ class PackedGroup:
         place: place of the group in ``param_groups``.
         indices: places of the parameters in the private step.
         rule: the rule with the numbers of the last step.
-        written: ordinary tensors that the kernel writes.
-        params, buffers, sums: addresses of the parameters, of their buffers and of their sums.
-        sizes: sizes of the parameters.
-        scales, positions: noise scales and noise positions of the parameters.
+        written: what the kernel writes, as ordinary tensors.
+        addresses: of the parameters, then of the buffers, those of one name after the other.
+        sizes: of the parameters.
+        counts: how many updates each parameter has had, as torch keeps it (Adam), or nothing.
     """
 
     place: int
@@ -53,6 +61,7 @@ class PackedGroup:
     params: list[int]
     buffers: list[int]
     sizes: list[int]
+    counts: list[Tensor]
     scales: list[float] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
@@ -95,12 +104,19 @@ class PackedUpdate:
         given = self.optimizer.param_groups
         self._read = itemgetter(*numbers)
         self._numbers = [self._read(each) for each in given]
+        if not all(_shows_changes(numbers) for numbers in self._numbers):
+            self.reason = "numbers of the rule that are tensors"
+            return
         self._params = [list(each["params"]) for each in given]
         self._state = self.optimizer.state
         self._keys, self._inner = list(self._state), list(self._state.values())
         places = {id(p): k for k, each in enumerate(given) for p in each["params"]}
+        names = tuple(dict.fromkeys(name for g in groups for name in g.rule.buffer_names()))
+        if any(g.rule.buffer_names() != names for g in groups):
+            self.reason = "groups with and without momentum"
+            return
+        counted = bool(groups) and isinstance(groups[0].rule, update.Adam)
         packed = []
-        buffers: list[Tensor] = []
         for group in groups:
             own = [b for name in group.rule.buffer_names() for b in group.state.buffers[name]]
             params = [step.params[i] for i in group.indices]
@@ -113,17 +129,14 @@ class PackedUpdate:
                     [p.data_ptr() for p in params],
                     [b.data_ptr() for b in own],
                     [p.numel() for p in params],
+                    [self._state[p]["step"] for p in group.params] if counted else [],
                 )
             )
-            buffers += own
-        self._buffer_name = next(iter(groups[0].rule.buffer_names()), None)
-        if any((next(iter(g.rule.buffer_names()), None)) != self._buffer_name for g in groups):
-            self.reason = "groups with and without momentum"
-            return
-        held = [self._state[p] for g in groups for p in g.params] if self._buffer_name else []
-        self._held = held
-        self._buffers = buffers
-        self._moved = Unchanged(buffers)
+        self._held = [self._state[p] for g in groups for p in g.params] if names else []
+        self._buffers = [(name, [held[name] for held in self._held]) for name in names]
+        if counted:
+            self._buffers.append(("step", [count for group in packed for count in group.counts]))
+        self._moved = Unchanged([b for _, buffers in self._buffers for b in buffers])
         self._unchanged = Unchanged([slot.used for slot in self.capture.slots])
         self._dtype = step.params[0].dtype
         self._kind = DTYPES["Summed"].index(self._dtype)
@@ -159,24 +172,29 @@ class PackedUpdate:
 
     def _same_groups(self) -> bool:
         given = self.optimizer.param_groups
-        return len(given) == len(self._params) and all(
-            len(each["params"]) == len(known) and all(map(is_, each["params"], known))
-            for each, known in zip(given, self._params, strict=True)
-        )
+        if len(given) != len(self._params):
+            return False
+        for each, known in zip(given, self._params, strict=True):
+            params = each["params"]
+            if len(params) != len(known) or not all(map(is_, params, known)):
+                return False
+        return True
 
     def _same_state(self) -> bool:
         state = self.optimizer.state
-        if self._buffer_name is None:
+        if not self._buffers:
             return True
         if state is not self._state or len(state) != len(self._keys):
             return False
         if not all(map(is_, state.values(), self._inner)) or not all(map(is_, state, self._keys)):
             return False
         try:
-            buffers = map(itemgetter(self._buffer_name), self._held)
-            return all(map(is_, buffers, self._buffers)) and self._moved.holds()
+            for name, buffers in self._buffers:
+                if not all(map(is_, map(itemgetter(name), self._held), buffers)):
+                    return False
         except KeyError:
             return False
+        return self._moved.holds()
 
     def _rules(self) -> list[update.Rule] | None:
         """Return the rules with the numbers of this step, or None if their buffers differ."""
@@ -185,6 +203,8 @@ class PackedUpdate:
             numbers = self._read(given)
             if numbers == self._numbers[place]:
                 continue
+            if not _shows_changes(numbers):
+                return None
             rule = rule_of(type(self.optimizer), given)
             for group in self._groups:
                 if group.place == place:
@@ -193,6 +213,18 @@ class PackedUpdate:
                     group.rule = rule
             self._numbers[place] = numbers
         return [group.rule for group in self._groups]
+
+    def _updates(self) -> list[int] | None:
+        """The number of each group's update, from 1; None where parameters of a group differ."""
+        assert self._groups is not None
+        found = []
+        for group in self._groups:
+            # Torch's SGD asks only whether its buffers have begun.
+            taken = set(torch.stack(group.counts).tolist()) if group.counts else {1}
+            if len(taken) != 1:
+                return None
+            found.append(int(taken.pop()) + 1)
+        return found
 
     def _take_plan(self, plan: Plan) -> None:
         """Store the scales and positions of the plan's noise."""
@@ -211,9 +243,9 @@ class PackedUpdate:
         self.reason = self._refused(step)
         if self.reason:
             return False
-        rules = self._rules()
-        if rules is None:
-            self.reason = "a rule with other buffers"
+        rules, updates = self._rules(), self._updates()
+        if rules is None or updates is None:
+            self.reason = "a rule with other buffers, or parameters of other ages"
             return False
         assert self._groups is not None
         flat = self.capture.program.flat
@@ -229,17 +261,24 @@ class PackedUpdate:
         noise = step.begin_release()
         drawn = b"" if noise is None else direct.BYTES["UpdateNoise"](noise)
         threads = direct.threads()
-        for group, rule in zip(self._groups, rules, strict=True):
-            # SGD treats only its first step differently, which is past once its buffers exist.
-            numbers = direct.BYTES["Rule"](rule.packed(2))
+        for group, rule, number in zip(self._groups, rules, updates, strict=True):
+            numbers = direct.BYTES["Rule"](rule.packed(number))
             places = (group.positions, group.scales) if noise is not None else ([], [])
             self._kernel(
                 *(group.params, group.sums, self._kind, group.buffers, *places, numbers, drawn),
                 *(step.gradient_scale, group.sizes, threads),
             )
             increment_version(group.written)
+            if group.counts:
+                torch._foreach_add_(group.counts, 1)
         self.replays += 1
         return True
+
+
+def _shows_changes(numbers: tuple[Any, ...]) -> bool:
+    """Whether none of these can change without being another object."""
+    flat = (n for number in numbers for n in (number if type(number) is tuple else (number,)))
+    return all(type(n) in (int, float, bool) for n in flat)
 
 
 __all__ = ["PackedUpdate"]

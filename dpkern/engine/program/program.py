@@ -110,7 +110,19 @@ class Program:
     def _refused_capture(self) -> str:
         """Return the reason why the capture keeps steps on the recorded path; empty if none."""
         capture = self.capture
-        budget = capture.budget
+        limit = capture.budget.limit
+        usual = (
+            capture.p == 2
+            and capture.norms_on_arrival
+            and capture.make_backward_clipper is None
+            and capture.before_arrivals is None
+            and capture.any_rank is None
+            and capture.on_use is None
+            and capture.collected is None
+            and (type(limit) is float or limit == 0)
+        )
+        if usual:
+            return ""
         checks = (
             (capture.p != 2, "L1 norms"),
             (not capture.norms_on_arrival, "integer clipping"),
@@ -122,7 +134,7 @@ class Program:
             (capture.any_rank is not None, "several processes"),
             (capture.on_use is not None, "uses are surveyed"),
             (capture.collected is not None, "a dry run"),
-            (isinstance(budget.limit, int) and budget.limit > 0, "a budget in bytes"),
+            (isinstance(limit, int) and limit > 0, "a budget in bytes"),
         )
         return next((reason for refused, reason in checks if refused), "")
 
@@ -183,6 +195,7 @@ class Program:
         if batch != flat.batch:
             flat.resize(batch)
         self.run = ReplayRun(self, flat.sites, ticket, batch)
+        flat.calls.begin(batch, self.run.threads)
         return self.run
 
     def retire(self) -> None:
@@ -206,6 +219,7 @@ class Program:
         run.live, run.task = False, None
         self.reason = reason
         capture = self.capture
+        capture.recorded = True
         self._noted = [site.facts for site in run.sites[: run.cursor]]
         self._noted_ticket = run.batch_id
         for site in run.sites[: run.cursor]:

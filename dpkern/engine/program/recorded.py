@@ -19,7 +19,7 @@ from ..tables import EmbeddingGradients
 from ..uses import CapturedOp
 from .facts import UseFacts
 from .run import ReplayRun, next_site
-from .site import NotReplayed, UseSite, apply_of, kind
+from .site import NotReplayed, UseSite, apply_of, kind, skip_frames
 
 if TYPE_CHECKING:
     from .flat import Flat
@@ -52,6 +52,10 @@ class RecordSite(UseSite):
     def admits(self, x: Tensor) -> bool:
         return self.differentiable or not is_buffer(x, self.weight)
 
+    def fits(self, g: Tensor) -> bool:
+        """Whether a gradient is of the kind that was recorded."""
+        return g.dtype is self.gradient_dtype and type(g) is Tensor
+
     @abstractmethod
     def record_of(self, x: Tensor, g: Tensor) -> PerSampleGradients:
         """Return the weight's per-sample gradients."""
@@ -63,7 +67,7 @@ class RecordSite(UseSite):
             assert isinstance(record, ConvolutionGradients)
             record = record.materialize()
         square = record.squared_norms()
-        self.flat.squares[self.weight_part.square] = square.data_ptr()
+        self.flat.calls.set_square(self.weight_part.square, square.data_ptr())
         if self.bias_part is not None:
             torch.sum(g.flatten(2), 2, out=self.bias_rows)
         versions = (0, 0) if self.kept else (x._version, g._version)
@@ -71,10 +75,11 @@ class RecordSite(UseSite):
         run.held[self.index] = (*operands, *versions, record, square)
         run.order.append(self.index)
 
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
+    sums_alone = True
+
+    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
         record: PerSampleGradients = held[4]
-        assert run.factors is not None
-        record.add_sum(run.factors, place.view(record.shape))
+        record.add_sum(factors, place.view(record.shape))
 
     def deliver(self, use: CapturedOp, held: Any) -> None:
         use.arrive(0, held[4])
@@ -145,10 +150,11 @@ class _Convolve(torch.autograd.Function):
             gx = few(g, x.to(g.dtype), weight.to(g.dtype), site.saved).to(x.dtype)
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and site.fits(g):
                 site.take(run, x, g)
-        if use is not False:
+            else:
+                conv._arrive(run.repeated(site), x, weight, g)
+        elif use is not False:
             conv._arrive(use, x, weight, g)
         return None, None, None, gx
 
@@ -174,16 +180,19 @@ class _ReplayedEmbedding(torch.autograd.Function):
         site: EmbeddingSite = ctx.site
         use: Any = run.task == _task() or run.enters(site, g)
         if use is True:
-            use = run.repeats(site, g)
-            if use is False:
+            if run.held[site.index] is None and site.fits(g):
                 site.take(run, ids, g)
-        if use is not False:
+            else:
+                embedding.deliver(run.repeated(site), ids, g)
+        elif use is not False:
             embedding.deliver(use, ids, g)
         return None, None, None, None
 
 
 _apply_convolution = apply_of(_Convolve)
 _apply_embedding = apply_of(_ReplayedEmbedding)
+skip_frames(_Convolve)
+skip_frames(_ReplayedEmbedding)
 
 
 def _convolution(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -41,8 +41,8 @@ class ReplayRun:
     """
 
     __slots__ = (
-        *("program", "sites", "batch_id", "batch", "threads", "own_products", "factors"),
-        *("cursor", "task", "live", "held", "order", "factors_address"),
+        *("program", "sites", "batch_id", "batch", "threads", "own_products"),
+        *("cursor", "task", "live", "held", "order"),
     )
 
     def __init__(
@@ -59,8 +59,6 @@ class ReplayRun:
         self.live = bool(sites)
         self.held: list[Any] = [None] * len(sites)
         self.order: list[int] = []
-        self.factors: Tensor | None = None
-        self.factors_address = 0
         if self.live:
             self.threads = direct.threads()
             self.own_products = direct.own_products()
@@ -96,14 +94,8 @@ class ReplayRun:
         self.task = _task()
         return True
 
-    def repeats(self, site: UseSite, g: Tensor) -> CapturedOp | bool:
-        """Check for a second gradient of this site, or for one of another dtype or class.
-
-        Returns:
-            False if it is neither, or the use that the recorded path takes.
-        """
-        if self.held[site.index] is None and g.dtype is site.gradient_dtype and type(g) is Tensor:
-            return False
+    def repeated(self, site: UseSite) -> CapturedOp:
+        """Give up: this site has its gradient already, or gets one of another kind."""
         self.program.abandon("a second gradient, or one of another dtype")
         return self.use_of(site)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from .facts import UseFacts
 
 if TYPE_CHECKING:
     from .flat import Flat
-    from .run import ReplayRun
 
 
 class NotReplayed(Exception):
@@ -123,8 +122,11 @@ class UseSite(ABC):
     def deliver(self, use: CapturedOp, held: Any) -> None:
         """Pass the gradients held for a use to the recorded path."""
 
-    def add_sum(self, run: ReplayRun, held: Any, out: int, place: Tensor) -> None:
-        """Add the weighted sum of a part that is not materialized; ``out`` is its address."""
+    sums_alone: ClassVar[bool] = False
+    """Whether ``add_sum`` adds what is not written out; else the calls of the step do."""
+
+    def add_sum(self, factors: Tensor, held: Any, place: Tensor) -> None:
+        """Add the weighted sum of a part that is not written out."""
         raise NotImplementedError
 
 
@@ -148,3 +150,22 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return ``function.apply`` without its check for ``torch.func``, which the caller makes."""
     found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return found
+
+
+def written_since() -> NoReturn:
+    """Refuse a backward pass through a weight that was written to since its use, as torch does.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: a private weight was written to between its use and the backward pass"
+    )
+
+
+def skip_frames(function: type[torch.autograd.Function]) -> None:
+    """Let the backward pass call ``function.backward`` without torch's two calls around it."""
+    node = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward

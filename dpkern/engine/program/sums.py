@@ -12,26 +12,33 @@ from ..uses import ParameterSource
 _ALIGNED = 16
 
 
+def starts_of(shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """Where each parameter's sum begins in the memory of all, and where that ends, in numbers."""
+    starts = [0]
+    for shape in shapes:
+        starts.append(starts[-1] + -(-math.prod(shape) // _ALIGNED) * _ALIGNED)
+    return starts
+
+
 class SumMemory:
     """Contiguous memory, split into the shapes of the parameters.
 
     Attributes:
         whole: all of it.
         tensors: the sums, by parameter.
-        addresses: addresses of the sums, by parameter.
+        addresses: where they begin.
+        address, size: where all of it begins, and how many numbers it has.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
-        sizes = [math.prod(shape) for shape in shapes]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + -(-size // _ALIGNED) * _ALIGNED)
+        starts = starts_of(shapes)
         self.whole = torch.zeros(starts[-1], dtype=dtype)
         self.tensors = tuple(
-            self.whole[start : start + size].view(shape)
-            for start, size, shape in zip(starts, sizes, shapes, strict=False)
+            self.whole[start : start + math.prod(shape)].view(shape)
+            for start, shape in zip(starts, shapes, strict=False)
         )
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.address, self.size = self.whole.data_ptr(), starts[-1]
         self.clean = True
         """Whether all numbers are zero."""
 

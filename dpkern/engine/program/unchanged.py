@@ -1,4 +1,4 @@
-"""Check whether tensors have moved or changed their shape or dtype, by a few loops in C."""
+"""Whether tensors are where they were and look the same, in C++ or by a few loops in C."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from operator import is_
 
 import torch
 from torch import Tensor
+
+from ...ops import direct
 
 _POINTER = Tensor.data_ptr
 _CONTIGUOUS = Tensor.is_contiguous
@@ -26,6 +28,7 @@ class Unchanged:
         self._tensors = list(tensors)
         with torch._C.DisableTorchFunctionSubclass():
             self._looks = self._look()
+            self._seen = direct.unchanged_tensors(self._tensors)
 
     def _look(self) -> tuple[list[object], ...]:
         tensors = self._tensors
@@ -38,7 +41,10 @@ class Unchanged:
         )
 
     def holds(self) -> bool:
-        """Whether nothing has changed; call it inside ``without_torch_function()``."""
+        """Whether everything is as it was; inside ``without_torch_function()``."""
+        if self._seen is not None:
+            same: bool = self._seen.hold()
+            return same
         return self._look() == self._looks
 
     def is_of(self, tensors: Sequence[Tensor]) -> bool:

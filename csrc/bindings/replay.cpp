@@ -1,0 +1,184 @@
+// The calls of a step whose structure is known: norms as gradients arrive, factors and sums of all
+// parameters at its close. dpkern/engine/program has checked the operands and holds their memory.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <cmath>
+
+#include "bindings/bindings.h"
+#include "cpu/ops.h"
+#include "cpu/parallel.h"
+
+namespace py = pybind11;
+
+namespace dpkern::bindings {
+namespace {
+
+constexpr std::int64_t kMostPositions = 16;  // up to here, torch adds positions up one by one
+
+// A linear layer's use. Addresses of operands are those of the step at hand.
+template <class F>
+struct Layer {
+  std::int64_t positions, inputs, outputs;
+  double* squares;
+  F* rows;       // its per-sample gradients, if they are kept; else null
+  F* bias_rows;  // where those of its bias are summed over few positions; else null
+  int bias;      // the bias' place among explicit gradients, if they are the operand; else -1
+  std::int64_t out;
+  const F* a = nullptr;
+  const F* g = nullptr;
+};
+
+template <class F>
+class ReplayedStep {
+ public:
+  // Gradients that are written out: addresses, sizes of one sample's, and where their sums begin
+  // in the memory of all sums. The norms of the first `fresh` are taken at the close.
+  void set_explicit(const Addresses& rows, Integers sizes, Integers outs, std::size_t fresh) {
+    rows_.clear();
+    for (const std::uintptr_t address : rows) rows_.push_back(pointer<const F>(address));
+    sizes_ = std::move(sizes), outs_ = std::move(outs), fresh_ = fresh;
+    fresh_rows_.resize(fresh);
+    fresh_sizes_.assign(sizes_.begin(), sizes_.begin() + static_cast<std::ptrdiff_t>(fresh));
+  }
+  // Squared norms that are added up in this order; the last are those of `fresh` ones.
+  void set_squares(const Addresses& squares) {
+    squares_.clear();
+    for (const std::uintptr_t address : squares) squares_.push_back(pointer<double>(address));
+  }
+  // Squared norms that another kernel has written.
+  void set_square(std::size_t number, std::uintptr_t address) {
+    squares_.at(number) = pointer<double>(address);
+  }
+  void set_layer(std::size_t index, std::int64_t positions, std::int64_t inputs,
+                 std::int64_t outputs, std::uintptr_t squares, std::uintptr_t rows,
+                 std::uintptr_t bias_rows, int bias, std::int64_t out) {
+    if (index >= layers_.size()) layers_.resize(index + 1);
+    layers_[index] = {positions,
+                      inputs,
+                      outputs,
+                      pointer<double>(squares),
+                      pointer<F>(rows),
+                      pointer<F>(bias_rows),
+                      bias,
+                      out};
+  }
+
+  // The samples of the run that begins.
+  void begin(std::int64_t batch, int threads) { batch_ = batch, threads_ = threads; }
+
+  // Operands of a layer have arrived, both contiguous: take norms while they are in the cache.
+  void take(std::size_t index, std::uintptr_t input, std::uintptr_t gradient) {
+    Layer<F>& layer = layers_.at(index);
+    layer.a = pointer<const F>(input), layer.g = pointer<const F>(gradient);
+    const std::int64_t T = layer.positions, d = layer.inputs, p = layer.outputs;
+    if (layer.bias >= 0) rows_.at(static_cast<std::size_t>(layer.bias)) = layer.g;
+    const py::gil_scoped_release unlocked;
+    if (layer.rows != nullptr) {
+      cpu::linear_gradient<F>({layer.a, layer.g, layer.rows, layer.squares, batch_, T, d, p},
+                              threads_);
+    } else {
+      cpu::linear_norm<F>(
+          {layer.a, layer.g, cpu::LinearRoute::kAuto, layer.squares, batch_, T, d, p}, threads_);
+    }
+    if (layer.bias_rows != nullptr) sum_positions(layer);
+  }
+
+  // Factors of all samples and weighted sums of what is held here.
+  // Returns: how many samples have a norm that is not finite.
+  std::int64_t close(double bound, double scale, bool automatic, std::uintptr_t factors_address,
+                     std::uintptr_t norms_address, std::uintptr_t sums_address) {
+    F* const factors = pointer<F>(factors_address);
+    double* const norms = pointer<double>(norms_address);
+    F* const sums = pointer<F>(sums_address);
+    const py::gil_scoped_release unlocked;
+    if (fresh_ != 0) {
+      std::copy_n(rows_.begin(), fresh_, fresh_rows_.begin());
+      cpu::explicit_norm<F>({fresh_rows_, squares_.back(), batch_, fresh_sizes_}, threads_);
+    }
+    cpu::clip_factors<F>(
+        {{squares_.begin(), squares_.end()}, bound, scale, automatic, factors, norms, batch_},
+        threads_);
+    if (!rows_.empty()) {
+      std::vector<F*> outs;
+      for (const std::int64_t out : outs_) outs.push_back(sums + out);
+      cpu::contract<F>({rows_, factors, outs, batch_, sizes_}, threads_);
+    }
+    for (Layer<F>& layer : layers_) {
+      if (layer.squares == nullptr || layer.rows != nullptr) continue;
+      cpu::linear_sum<F>({layer.a, layer.g, factors, sums + layer.out, batch_, layer.positions,
+                          layer.inputs, layer.outputs},
+                         threads_);
+    }
+    std::int64_t lost = 0;
+    for (std::int64_t b = 0; b < batch_; ++b) lost += std::isfinite(norms[b]) ? 0 : 1;
+    return lost;
+  }
+
+  // Whether all numbers of a piece of memory are finite.
+  bool is_finite(std::uintptr_t address, std::int64_t count) const {
+    constexpr std::int64_t kGrain = 1 << 15;
+    const F* const from = pointer<const F>(address);
+    std::atomic<bool> finite{true};
+    const py::gil_scoped_release unlocked;
+    cpu::parallel_for(count, kGrain, threads_, [&](std::int64_t begin, std::int64_t end) {
+      F zeros[8] = {};
+      std::int64_t i = begin;
+      for (; i + 8 <= end; i += 8) {
+        for (int k = 0; k < 8; ++k) zeros[k] += from[i + k] * 0;  // NaN where it is not finite
+      }
+      for (; i < end; ++i) zeros[0] += from[i] * 0;
+      for (const F zero : zeros) {
+        if (zero != 0) finite = false;
+      }
+    });
+    return finite;
+  }
+
+ private:
+  void sum_positions(const Layer<F>& layer) const {
+    const F* from = layer.g;
+    for (std::int64_t b = 0; b < batch_; ++b) {
+      F* const to = layer.bias_rows + b * layer.outputs;
+      for (std::int64_t c = 0; c < layer.outputs; ++c) to[c] = 0;
+      for (std::int64_t t = 0; t < layer.positions; ++t, from += layer.outputs) {
+        for (std::int64_t c = 0; c < layer.outputs; ++c) to[c] += from[c];
+      }
+    }
+  }
+
+  std::vector<const F*> rows_, fresh_rows_;
+  std::vector<double*> squares_;
+  Integers sizes_, fresh_sizes_, outs_;
+  std::size_t fresh_ = 0;
+  std::vector<Layer<F>> layers_;
+  std::int64_t batch_ = 0;
+  int threads_ = 1;
+};
+
+template <class F>
+void add_step(py::module_& m, const char* name) {
+  using Step = ReplayedStep<F>;
+  py::class_<Step>(m, name)
+      .def(py::init<>())
+      .def("set_explicit", &Step::set_explicit)
+      .def("set_squares", &Step::set_squares)
+      .def("set_square", &Step::set_square)
+      .def("set_layer", &Step::set_layer)
+      .def("begin", &Step::begin)
+      .def("take", &Step::take)
+      .def("close", &Step::close)
+      .def("is_finite", &Step::is_finite);
+}
+
+}  // namespace
+
+void add_replay(py::module_& m) {
+  m.attr("most_positions") = kMostPositions;
+  add_step<float>(m, "ReplayedStep_float32");
+  add_step<double>(m, "ReplayedStep_float64");
+}
+
+}  // namespace dpkern::bindings

@@ -1,0 +1,198 @@
+"""Layers of replayed steps: attention, biases, and what is asked about tensors and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkern.engine.program import attention
+from dpkern.engine.program.unchanged import Unchanged
+from dpkern.ops import direct
+from tests.engine.replayed_loops import STEPS, Loop, both, loop
+
+
+class Attending(nn.Module):
+    """Two attentions over the same positions; what a test may ask of the first one."""
+
+    def __init__(self, dropout: float = 0.0, time_first: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=not time_first)
+        self.again = nn.MultiheadAttention(8, 4, bias=False, batch_first=not time_first)
+        self.head = nn.Linear(8, 3)
+        self.time_first = time_first
+        self.asked: dict[str, Any] = {"need_weights": False}
+        self.crosses = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = y.transpose(0, 1) if self.time_first else y
+        y = y + self.attend(y, y * 2 if self.crosses else y, y, **self.asked)[0]
+        y = y + self.again(y, y, y, need_weights=False)[0]
+        y = y.transpose(0, 1) if self.time_first else y
+        return self.head(y).mean(1)
+
+
+def ask(**asked: Any) -> Callable[[Loop], None]:
+    def change(run: Loop) -> None:
+        run.module.asked = {"need_weights": False} | asked
+
+    return change
+
+
+def cross(run: Loop) -> None:
+    run.module.crosses = True
+
+
+def stop_training(run: Loop) -> None:
+    run.module.attend.eval()
+
+
+def freeze_output(run: Loop) -> None:
+    run.module.attend.out_proj.weight.requires_grad_(False)
+
+
+HIDDEN = torch.triu(torch.ones(4, 4, dtype=torch.bool), 1)
+QUESTIONS = {
+    "a mask": ask(attn_mask=HIDDEN),
+    "a causal mask": ask(attn_mask=HIDDEN, is_causal=True),
+    "padding": ask(key_padding_mask=torch.zeros(8, 4, dtype=torch.bool)),
+    "weights": ask(need_weights=True),
+    "other keys": cross,
+    "no dropout any more": stop_training,
+    "a frozen projection": freeze_output,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_attention_that_changes_in_the_middle_gives_the_same_bits(name: str) -> None:
+    torch.manual_seed(1)
+    both(QUESTIONS[name], make=Attending)
+
+
+@pytest.mark.parametrize("time_first", [False, True])
+def test_attention_is_replayed(time_first: bool) -> None:
+    run = both(make=lambda: Attending(time_first=time_first))
+    assert run.replays >= STEPS - 3
+    assert run.reasons[-1] == ""
+
+
+def test_dropout_of_attention_draws_what_the_recorded_step_draws() -> None:
+    run = both(make=lambda: Attending(dropout=0.5))
+    assert run.replays >= STEPS - 3
+
+
+def test_an_attention_that_does_not_look_at_its_mask_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "_read", lambda _: attention._WANTED)
+    with pytest.raises(AssertionError):
+        both(QUESTIONS["a mask"], make=Attending)
+
+
+class Shapes(nn.Module):
+    """Linear layers whose biases are summed over few positions, over one, over many and in one
+    column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(5, 7)
+        self.column = nn.Linear(7, 1)
+        self.wide = nn.Linear(1, 33)
+        self.head = nn.Linear(33, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.wide(torch.tanh(self.column(torch.tanh(self.one(x)))))
+        return self.head(y.mean(1))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 40])
+def test_biases_are_summed_as_on_the_recorded_path(length: int) -> None:
+    run = both(make=Shapes, length=length, steps=6)
+    assert run.replays >= 3
+
+
+def test_double_precision_is_replayed() -> None:
+    class Wide(Shapes):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.double())
+
+    run = both(make=lambda: Wide().double(), steps=6)
+    assert run.replays >= 3
+
+
+@pytest.mark.parametrize("name", ["head", "norm", "groups", "conv"])
+def test_weights_changed_between_the_passes_are_refused(name: str) -> None:
+    run = loop(True)
+    run.train(5)
+    x, y = next(run.batches())
+    loss = F.cross_entropy(run.module(x), y)
+    assert run.engine.capture.program.run.live
+    with torch.no_grad():
+        getattr(run.module, name).weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_what_was_recorded_is_cleared_after_replays() -> None:
+    """A recorded step between replayed ones leaves no gradient and no count with parameters."""
+
+    def twice(run: Loop) -> None:
+        run.module.twice = not run.module.twice
+
+    run = loop(True)
+    for steps in (5, 1, 5):
+        run.train(steps)
+        twice(run)
+    capture = run.engine.capture
+    assert not any(slot.arrivals for slot in capture.slots)
+    run.module.twice = False
+    run.train(5)
+    assert not capture.recorded
+    assert not any(slot.uses or slot.indirect for slot in capture.slots)
+
+
+def moved(p: nn.Parameter) -> None:
+    p.data = p.data.clone()
+
+
+def turned(p: nn.Parameter) -> None:
+    p.data = torch.as_strided(p.data, (4, 4), (1, 4))
+
+
+def widened(p: nn.Parameter) -> None:
+    p.data = p.data.double()
+
+
+def cut(p: nn.Parameter) -> None:
+    p.data = p.data[:3]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+@pytest.mark.parametrize("change", [moved, turned, widened, cut, lambda p: p.requires_grad_(False)])
+def test_tensors_that_change_are_noticed(change: Callable[[nn.Parameter], Any], seen: bool) -> None:
+    tensors = [nn.Parameter(torch.ones(4, 4)) for _ in range(3)]
+    unchanged = Unchanged(tensors)
+    if not seen:
+        unchanged._seen = None
+    with torch.no_grad():
+        tensors[1].mul_(2)
+    assert unchanged.holds()
+    change(tensors[1])
+    assert not unchanged.holds()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", [0, 7, 8, 16, 100_002])
+def test_sums_that_are_not_finite_are_found(value: float, place: int) -> None:
+    calls = direct.replayed_step(torch.float32)
+    calls.begin(1, 2)
+    numbers = torch.full((100_003,), 3e38)
+    assert calls.is_finite(numbers.data_ptr(), len(numbers))
+    numbers[place] = value
+    assert not calls.is_finite(numbers.data_ptr(), len(numbers))
