@@ -37,6 +37,7 @@ from .uses import (
 )
 
 if TYPE_CHECKING:
+    from .padded_rows import RowPadding, StaysAsTested
     from .provenance import ModuleBoundary
 
 
@@ -116,6 +117,18 @@ class Capture:
         self.joint_norms = False
         """Whether all parameters are clipped together, by norms that floating-point sums ask
         for."""
+        self.unscaled = False
+        """Whether backward passes undo a mean over the samples before it rounds anything."""
+        self.mean_undone = False
+        """Whether what arrived is of such passes."""
+        self.row_padding: RowPadding | None = None
+        """Fills batches up on their way into the module; None leaves them as they are."""
+        self.padded = 0
+        """Rows of zeros behind the samples of the last training pass."""
+        self.is_padded = False
+        """Whether that pass has a number of rows that padding admits."""
+        self.tested: StaysAsTested | None = None
+        """Watches that steps stay what was tested."""
         self._ticket = 0
         self._admitted: int | None = None
         self._public = False
@@ -146,6 +159,11 @@ class Capture:
     def attached(self) -> bool:
         """Whether the parameters are private."""
         return bool(self._hooks)
+
+    @property
+    def records(self) -> int:
+        """Samples of the last training pass, without the rows that fill it up."""
+        return (self.batch or 0) - self.padded
 
     @property
     def batch_number(self) -> int:
@@ -249,6 +267,7 @@ class Capture:
         self.early = None
         self.budget.release()
         self._admitted = None
+        self.mean_undone = False
         self._unverified.clear()
 
     @contextmanager
@@ -482,6 +501,8 @@ class Capture:
         changed = None
         if self.boundary is not None and self.collected is None:
             changed = args, kwargs = self.boundary.enter(args, kwargs)
+        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
+            changed = args, kwargs = self.row_padding.enter(args, kwargs)
         self.guard.before(args, kwargs)
         return changed
 
@@ -531,6 +552,8 @@ class Capture:
             if needed or self.any_rank is not None:
                 self.verify(output, idle=not needed)
         made, followed = output, self.boundary if self.collected is None else None
+        if self.row_padding is not None and torch.is_grad_enabled() and self.watching:
+            output = self.row_padding.leave(output)
         if (
             followed is not None
             and not self._public

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -87,6 +88,7 @@ def prepare(capture: Capture, plan: Callable[[], Plan]) -> None:
     one_group = len({block.clip_group for block in now.blocks}) == 1
     # Integer sums add the rounding of each use to its own norm.
     capture.joint_norms = one_group and now.arithmetic == "float"
+    capture.unscaled = sums_in_place(now, capture.slots)
     if not one_group and now.arithmetic == "float":
         capture.make_backward_clipper = lambda: GroupSums(capture, plan())
 
@@ -388,13 +390,22 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     for slot in capture.slots:
         with attributed_to(slot):
             parts += [(slot, arrival) for arrival in _parts(slot)]
-    return integer_sums(
+    mean = capture.loss_reduction == "mean" and not capture.mean_undone
+    result = integer_sums(
         plan,
         capture.slots,
         parts,
         batch=batch,
-        scale=(batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale,
+        scale=(batch if mean else 1) / capture.loss_scale,
         store=capture.sum_store,
+    )
+    if capture.tested is not None:
+        capture.tested.close()
+    if not capture.padded:
+        return result
+    norms = result.norms[: batch - capture.padded]
+    return replace(
+        result, norms=norms, nonfinite=count(~torch.isfinite(norms)), batch_size=len(norms)
     )
 
 

@@ -281,7 +281,7 @@ class ModuleBoundary:
             if self.has_loader or self.capture.batch is None or not torch.is_grad_enabled():
                 return output
             # Without a loader each pass brings new samples, row by row.
-            rows = YieldedBatch(self.capture.batch, boundary=self).rows
+            rows = YieldedBatch(self.capture.records, boundary=self).rows
             self.current = rows.batch
         batch = rows.batch
         usual = type(output) is Tensor and rows is batch.rows and output.dim()
@@ -330,13 +330,14 @@ class ModuleBoundary:
         self,
         losses: Sequence[Tensor],
         states: Sequence[State],
-        run: Callable[[], Any],
+        run: Callable[..., Any],
         *,
         frees: bool = False,
     ) -> Any:
         """Check losses (``LossCheck.check``) and run their backward pass.
 
-        ``frees`` says that it frees the graph behind the outputs that it comes to.
+        ``run`` may be given a factor of all gradients that the pass starts with. ``frees`` says
+        that it frees the graph behind the outputs that it comes to.
         """
         if self.capture.in_public:
             if states:
@@ -349,8 +350,15 @@ class ModuleBoundary:
                 return None  # an empty draw has no gradient
         self.losses.check(losses, states)
         self.losses.running = len(states) == len(losses)
+        capture = self.capture
+        if capture.tested is not None:
+            for loss in losses:
+                capture.tested.note_loss(loss, self.losses.outputs)
         try:
-            return run()
+            if not (capture.unscaled and capture.loss_reduction == "mean"):
+                return run()
+            capture.mean_undone = True
+            return run(capture.records)
         finally:
             self.losses.running = False
             if frees and len(self.losses.outputs) == 1:

@@ -57,7 +57,11 @@ class TrackedTensor(Tensor):
             _RUN[0](Tensor.backward, (self, *args), kwargs)
         else:
             loss = untracked(self)
-            batch.boundary.backward([loss], [self._state], loss.backward, frees=True)
+
+            def run(factor: int | None = None) -> None:
+                loss.backward(None if factor is None else torch.full_like(loss, factor))  # type: ignore[no-untyped-call]
+
+            batch.boundary.backward([loss], [self._state], run, frees=True)
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """A copy of another class, which may enter other modules and not the private one."""
