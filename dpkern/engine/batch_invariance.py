@@ -139,9 +139,10 @@ def batch_invariance(
         for size in range(1, min(most, MOST_LOSSES) + 1):
             batch = TrialBatch.of(size, size % 2, 0, records)
             losses.add(batch, trial.run_loss(outputs, batch))
-        logs = [[trial.logged(size) for size in sorted({MULTIPLE, most, *passes.sizes})]]
+        failed = -(-passes.size // MULTIPLE) * MULTIPLE
+        logs = [[trial.logged(size) for size in sorted({MULTIPLE, most, failed or most})]]
         if losses.differing:
-            few = sorted({1, MULTIPLE, *losses.sizes})
+            few = sorted({MULTIPLE, losses.size})
             logs.append([trial.logged_loss(outputs, size) for size in few])
     uses = (*passes.differing, *losses.differing)
     return BatchInvariance(
@@ -239,12 +240,12 @@ class _Agreement:
 
     Attributes:
         differing: names of what they do not agree in.
-        sizes: the first batch size at which they did not.
+        size: number of samples at which they first did not; 0: they agree.
     """
 
     def __init__(self) -> None:
         self.differing: dict[str, None] = {}
-        self.sizes: list[int] = []
+        self.size = 0
         self._known: dict[str, dict[int, int]] = {}
 
     def add(self, batch: TrialBatch, found: Sequence[tuple[str, Tensor]]) -> None:
@@ -252,7 +253,7 @@ class _Agreement:
         for name, seen in found:
             if not batch.agreed(seen, self._known.setdefault(name, {})):
                 self.differing[name] = None
-                self.sizes = self.sizes or [-(-len(batch) // MULTIPLE) * MULTIPLE]
+                self.size = self.size or len(batch)
 
 
 def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[OperationVerdict, ...]:
