@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,11 +144,11 @@ class Made:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def tried(request: pytest.FixtureRequest) -> Iterator[tuple[str, Made, BatchInvariance]]:
+def tried(request: pytest.FixtureRequest) -> tuple[str, Made, BatchInvariance]:
     torch.manual_seed(0)
     model, shape, loss = MODELS[request.param]
     made = Made(model())
-    yield request.param, made, made.test(*samples(shape, 40), loss)
+    return request.param, made, made.test(*samples(shape, 40), loss)
 
 
 def test_models_pass_and_each_operation_has_its_word(
