@@ -132,18 +132,17 @@ def batch_invariance(
     with torch.random.fork_rng(devices=[]):
         trial.run(TrialBatch.of(MULTIPLE, 0, 0, records))  # probes, and loads what is loaded late
         for size in range(MULTIPLE, most + 1, MULTIPLE):
-            for turn in (0, 1):
-                batch = TrialBatch.of(size, turn, turn * (1 + size // MULTIPLE % 15), records)
+            for batch in TrialBatch.of_size(size, records):
                 passes.add(batch, trial.run(batch))
         outputs = trial.outputs()
         for size in range(1, min(most, MOST_LOSSES) + 1):
             batch = TrialBatch.of(size, size % 2, 0, records)
             losses.add(batch, trial.run_loss(outputs, batch))
-        failed = -(-passes.size // MULTIPLE) * MULTIPLE
-        logs = [[trial.logged(size) for size in sorted({MULTIPLE, most, failed or most})]]
-        if losses.differing:
-            few = sorted({MULTIPLE, losses.size})
-            logs.append([trial.logged_loss(outputs, size) for size in few])
+        few = [TrialBatch.of(size, 1, 0, records) for size in (MULTIPLE, most)]
+        logs = [[trial.logged(batch) for batch in (*few, *passes.failed)]]
+        if losses.failed:
+            few = [TrialBatch.of(MULTIPLE, 0, 0, records), *losses.failed]
+            logs.append([trial.logged_loss(outputs, batch) for batch in few])
     uses = (*passes.differing, *losses.differing)
     return BatchInvariance(
         operations=_verdicts(logs, failed=bool(uses)),
@@ -240,12 +239,12 @@ class _Agreement:
 
     Attributes:
         differing: names of what they do not agree in.
-        size: number of samples at which they first did not; 0: they agree.
+        failed: the first batch in which they do not, if there is one.
     """
 
     def __init__(self) -> None:
         self.differing: dict[str, None] = {}
-        self.size = 0
+        self.failed: list[TrialBatch] = []
         self._known: dict[str, dict[int, int]] = {}
 
     def add(self, batch: TrialBatch, found: Sequence[tuple[str, Tensor]]) -> None:
@@ -253,7 +252,7 @@ class _Agreement:
         for name, seen in found:
             if not batch.agreed(seen, self._known.setdefault(name, {})):
                 self.differing[name] = None
-                self.size = self.size or len(batch)
+                self.failed = self.failed or [batch]
 
 
 def _verdicts(logs: Sequence[Sequence[Logged]], failed: bool) -> tuple[OperationVerdict, ...]:

@@ -17,7 +17,7 @@ from ..base.errors import InvalidInput
 from ..privacy.mechanisms import Plan
 from .capture import Capture
 from .clipping import prepare
-from .padded_rows import RowPadding, UsePattern, loss_pattern
+from .padded_rows import MULTIPLE, RowPadding, UsePattern, loss_pattern
 from .replaced_rows import taken_rows, tensors_of
 from .row_bits import LoggedOperation, OperationLog, checksums
 
@@ -64,6 +64,14 @@ class TrialBatch:
             copies=torch.where(is_copy, references, -1),
             large=large & ~is_copy,
         )
+
+    @classmethod
+    def of_size(cls, size: int, records: int) -> Iterator[TrialBatch]:
+        """Batches that have, or are filled up to, ``size`` rows; copies stand in every place."""
+        yield cls.of(size, 0, 0, records)
+        yield cls.of(size, 1, 0, records)
+        less = 1 + size // MULTIPLE % (MULTIPLE - 1) if MULTIPLE > 1 else 0
+        yield cls.of(size, less % 2, less, records)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -160,14 +168,14 @@ class Trial:
                 found.append((f"output {place} of the module", numbers))
         return found
 
-    def logged(self, size: int) -> Logged:
+    def logged(self, batch: TrialBatch) -> Logged:
         """The operations of a whole pass."""
-        batch, log = TrialBatch.of(size, 0, 0, self.records), OperationLog(size)
+        log = OperationLog(-(-len(batch) // MULTIPLE) * MULTIPLE)
         self.run(batch, log)
         return batch, log.operations
 
-    def logged_loss(self, outputs: Any, size: int) -> Logged:
+    def logged_loss(self, outputs: Any, batch: TrialBatch) -> Logged:
         """The operations of the loss."""
-        batch, log = TrialBatch.of(size, 0, 0, self.records), OperationLog(size)
+        log = OperationLog(len(batch))
         self.run_loss(outputs, batch, log)
         return batch, log.operations

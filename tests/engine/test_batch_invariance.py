@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from benchmarks.step_models import LeNet
 from dpkern import InvalidInput, PrivacyEngine, UnsupportedModule
 from dpkern.engine.batch_invariance import BatchInvariance
+from dpkern.engine.batch_trial import TrialBatch
 from dpkern.engine.row_bits import checksums
 from dpkern.ops.backends import cpu
 from dpkern.ops.clip import ClipResult
@@ -44,6 +45,14 @@ class Rounded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 / len(x)) * len(x)
+
+
+class LastPlace(nn.Module):
+    """Rounds the last row otherwise, as a vector's remainder may be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        last = torch.arange(len(x)) == len(x) - 1
+        return x * (1 + last[:, None] * 2.0**-23)
 
 
 class InnerLoss(nn.Module):
@@ -201,6 +210,7 @@ def test_one_record_more_moves_the_sums_by_its_own_integers(
 
 FAILING: dict[str, tuple[Callable[[], nn.Module], Loss, set[str]]] = {
     "divided by rows": (lambda: mlp(Rounded()), nn.CrossEntropyLoss(), {"mul"}),
+    "the last place": (lambda: mlp(LastPlace()), nn.CrossEntropyLoss(), {"mul"}),
     "masks": (lambda: mlp(nn.Dropout()), nn.CrossEntropyLoss(), set()),
     "a mean that divides first": (
         mlp,
@@ -427,6 +437,20 @@ def test_histories_keep_their_words() -> None:
     rough = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, arithmetic="float")
     ledger.record(rough, sample_rate=0.1, dimension=10)
     assert ledger.certify(1e-5).certified_for == REAL_SUMS
+
+
+@pytest.mark.parametrize("records", [1, 3, 40])
+def test_copies_stand_in_every_place(records: int) -> None:
+    for size in (16, 32, 112):
+        batches = list(TrialBatch.of_size(size, records))
+        assert {-(-len(batch) // 16) * 16 for batch in batches} == {size}
+        assert any(len(batch) < size for batch in batches)
+        full = [batch.copies >= 0 for batch in batches if len(batch) == size]
+        assert bool(torch.stack(full).any(0).all())
+        for batch in batches:
+            copies = batch.copies >= 0
+            assert torch.equal(batch.rows[copies], batch.copies[copies])
+            assert not batch.large[copies].any()
 
 
 def test_checksums_tell_single_bits() -> None:
