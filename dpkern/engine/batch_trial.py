@@ -17,7 +17,7 @@ from ..base.errors import InvalidInput
 from ..privacy.mechanisms import Plan
 from .capture import Capture
 from .clipping import prepare
-from .padded_rows import MULTIPLE, RowPadding, UsePattern, loss_pattern
+from .padded_rows import MULTIPLE, RowPadding, UsePattern, loss_pattern, modes_of
 from .replaced_rows import taken_rows, tensors_of
 from .row_bits import LoggedOperation, OperationLog, checksums
 
@@ -116,7 +116,7 @@ class Trial:
         for tensor in tensors_of(x):
             if tensor.is_floating_point():
                 tensor[batch.large] *= LARGE
-        capture, self.pattern = self.capture, UsePattern()
+        capture, self.pattern = self.capture, UsePattern(modes=modes_of(self.module))
         capture.on_use = self.pattern.note
         capture.attach()
         try:
@@ -125,13 +125,14 @@ class Trial:
                 with nullcontext() if log is None else log.running():
                     outputs = self.module(*x)
                     ends = {t.grad_fn for t in tensors_of(outputs)}
-                    self._backward(self.loss(outputs, y), capture.records, ends)
+                    loss = self.loss(outputs, y)
+                    self.pattern.loss = loss_pattern(loss, ends)
+                    self._backward(loss, capture.records)
             return list(self._checksums())
         finally:
             capture.detach()
 
-    def _backward(self, loss: Tensor, records: int, ends: set[Any]) -> None:
-        self.pattern.loss = loss_pattern(loss, ends)
+    def _backward(self, loss: Tensor, records: int) -> None:
         upstream = torch.full_like(loss, float(records) if self.mean else 1.0)
         loss.backward(upstream)  # type: ignore[no-untyped-call]
 
@@ -160,7 +161,7 @@ class Trial:
         x, y = (taken_rows(tree, *self._of(batch)) for tree in (outputs, self.targets))
         leaves = [t.requires_grad_() for t in tensors_of(x) if t.is_floating_point()]
         with torch.enable_grad(), nullcontext() if log is None else log.running():
-            self._backward(self.loss(x, y), len(batch), set())
+            self._backward(self.loss(x, y), len(batch))
         found = []
         for place, leaf in enumerate(leaves):
             numbers = None if leaf.grad is None else checksums(leaf.grad, len(batch))

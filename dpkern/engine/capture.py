@@ -98,6 +98,8 @@ class Capture:
         """What the loss was multiplied by (a gradient scaler); divided out of the gradients."""
         self.arrived_batch = 0
         """Samples that the gradients which arrived belong to."""
+        self.arrived_padded = 0
+        """How many of them are rows of zeros."""
         self.make_backward_clipper: Callable[[], BackwardClipper] | None = None
         """Makes what finishes clip groups inside the backward pass; None waits for the end."""
         self.early: BackwardClipper | None = None
@@ -121,6 +123,8 @@ class Capture:
         """Whether backward passes undo a mean over the samples before it rounds anything."""
         self.mean_undone = False
         """Whether what arrived is of such passes."""
+        self.has_half = False
+        """Whether the current samples meet float16, which gradients without a mean may exceed."""
         self.row_padding: RowPadding | None = None
         """Fills batches up on their way into the module; None leaves them as they are."""
         self.padded = 0
@@ -174,6 +178,11 @@ class Capture:
     def in_public(self) -> bool:
         """Whether passes use no private data now."""
         return self._public
+
+    @property
+    def arrived_from(self) -> int | None:
+        """The number of the batch whose gradients arrived; None if nothing did."""
+        return self._admitted
 
     @property
     def captured(self) -> bool:
@@ -312,7 +321,11 @@ class Capture:
         names_key = tuple((t.source.name, t.rows) if t else None for t in targets)
         site = (operation, names_key, x.dim(), folded > 1)
         first = x.grad_fn is not None and x.grad_fn is self._watch_node
-        use = CapturedOp(self, operation, tuple(targets), self._ticket, batch, site, saved, first)
+        use = CapturedOp(
+            self, operation, tuple(targets), self._ticket, batch, site, saved, first, self.padded
+        )
+        if self.unscaled and _in_half(x):
+            self.has_half = True
         if torch._C._current_graph_task_id() == -1:  # not a segment that runs again in backward
             self.budget.activations += x.nbytes
             for target in targets:
@@ -377,7 +390,7 @@ class Capture:
         if self._admitted is None and self.before_arrivals is not None:
             self.before_arrivals()
         self._admitted = use.batch_id
-        self.arrived_batch = use.batch
+        self.arrived_batch, self.arrived_padded = use.batch, use.padded
         # Behind zero weights there is nothing to verify, and nothing to protect.
         if not self.verified(use) and bool(g.any()):
             self._unverified[use.site] = use.names
@@ -569,10 +582,27 @@ class Capture:
         last = next(reversed(self.module._forward_hooks.values()), None)
         return isinstance(last, Hook) and last.call == self._after_forward and not _GLOBAL_HOOKS
 
+    def undo_mean(self, losses: Sequence[Tensor]) -> bool:
+        """Whether the backward pass that begins undoes the mean of these losses.
+
+        All passes of the same samples do, or none. Narrow losses cannot hold every number.
+        """
+        if not self.captured:
+            wide = all(loss.dtype in (torch.float32, torch.float64) for loss in losses)
+            mean = self.unscaled and self.loss_reduction == "mean"
+            self.mean_undone = mean and wide and not self.has_half
+        return self.mean_undone
+
+    def loss_factor(self) -> float:
+        """What takes captured gradients to those of each sample's own loss."""
+        mean = self.loss_reduction == "mean" and not self.mean_undone
+        return (self.arrived_batch if mean else 1) / self.loss_scale
+
     def _next_samples(self) -> None:
         self.program.next_samples()
         self._ticket += 1
         self._inconclusive = set()
+        self.has_half = False
         self.budget.activations = 0
         for slot in self.slots:
             slot.uses = 0
@@ -593,6 +623,14 @@ class Capture:
 
 
 _GLOBAL_HOOKS = nn.modules.module._global_forward_hooks
+
+
+def _in_half(x: Tensor) -> bool:
+    """Whether an operation on ``x`` runs in float16."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind) is torch.float16
+    return x.dtype is torch.float16
 
 
 def _fold(rows: int, batch: int) -> int | None:

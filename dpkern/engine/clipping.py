@@ -164,7 +164,7 @@ class GroupSums:
     @cached_property
     def scale(self) -> float:
         """What takes captured gradients to those of each sample's own loss."""
-        mean = self.capture.loss_reduction == "mean"
+        mean = self.capture.loss_reduction == "mean" and not self.capture.mean_undone
         return (self.batch if mean else 1) / self.loss_scale
 
     def on_gradient(self, slot: ParameterSource) -> None:
@@ -390,20 +390,19 @@ def _integer_sums(capture: Capture, plan: Plan) -> clip.ClipResult:
     for slot in capture.slots:
         with attributed_to(slot):
             parts += [(slot, arrival) for arrival in _parts(slot)]
-    mean = capture.loss_reduction == "mean" and not capture.mean_undone
     result = integer_sums(
         plan,
         capture.slots,
         parts,
         batch=batch,
-        scale=(batch if mean else 1) / capture.loss_scale,
+        scale=capture.loss_factor(),
         store=capture.sum_store,
     )
     if capture.tested is not None:
         capture.tested.close()
-    if not capture.padded:
+    if not capture.arrived_padded:
         return result
-    norms = result.norms[: batch - capture.padded]
+    norms = result.norms[: batch - capture.arrived_padded]
     return replace(
         result, norms=norms, nonfinite=count(~torch.isfinite(norms)), batch_size=len(norms)
     )
@@ -413,7 +412,7 @@ def _gradients(capture: Capture, plan: Plan) -> list[Tensor]:
     """Every per-sample gradient ``[B, *shape]``, or where it is mapped its release coordinates."""
     take_over(capture, plan)
     batch = capture.arrived_batch
-    scale = (batch if capture.loss_reduction == "mean" else 1) / capture.loss_scale
+    scale = capture.loss_factor()
     gradients = []
     for slot in capture.slots:
         dtype = sum_dtype_of(slot)

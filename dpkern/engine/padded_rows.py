@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..base.errors import UnsupportedModule
 from .provenance.leaves import nodes_of
@@ -100,14 +100,22 @@ def _holds_tensors(value: Any) -> bool:
 
 @dataclass
 class UsePattern:
-    """The uses of parameters in one step, and the operations of its loss."""
+    """The uses of parameters in one step, the operations of its loss, and the module's modes."""
 
     uses: list[tuple[Any, ...]] = field(default_factory=list)
     loss: tuple[str, ...] = ()
 
+    modes: tuple[bool, ...] = ()
+
     def note(self, use: CapturedOp, x: Tensor) -> None:
         """Take note of one use."""
-        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype))
+        cast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        self.uses.append((use.site, tuple(x.shape[1:]), x.dtype, cast))
+
+
+def modes_of(module: nn.Module) -> tuple[bool, ...]:
+    """Which parts of a module are in training mode, in their order."""
+    return tuple(part.training for part in module.modules())
 
 
 def loss_pattern(loss: Tensor, outputs: Collection[Any]) -> tuple[str, ...]:
@@ -162,12 +170,16 @@ class StaysAsTested:
         capture = self.capture
         if not capture.is_padded:
             return "inputs that could not be padded"
+        if capture.arrived_from != self._batch_id:
+            return "several passes in one step"
         if capture.arrived_batch > self.rows:
-            return f"a physical batch of {capture.arrived_batch} rows"
+            return "a larger physical batch"
         if torch.get_num_threads() != self.threads:
             return f"{torch.get_num_threads()} threads"
         if self._seen.uses != self.pattern.uses:
             return "other uses of parameters, or other shapes"
         if self._seen.loss != self.pattern.loss:
             return "another loss"
+        if modes_of(capture.module) != self.pattern.modes:
+            return "other modes of training and evaluation"
         return ""

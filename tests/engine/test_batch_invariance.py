@@ -286,6 +286,72 @@ def test_every_form_of_a_backward_pass_is_undone(form: str) -> None:
     assert torch.equal(sums(backwards[form]), plain)
 
 
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_pass_in_between_changes_no_scale(tested: bool) -> None:
+    """The loss that goes backward says how many samples its mean is over."""
+    x, y = samples((20,), 30)
+    sums = []
+    for between in (False, True):
+        torch.manual_seed(0)
+        made = Made(mlp(), max_grad_norm=1e6)
+        if tested:
+            made.test(x, y, nn.CrossEntropyLoss())
+
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs, targets)
+
+        made.step(x[:5], y[:5], loss)  # the first pass is probed
+        made.engine.new_samples()
+        outputs = made.module(x[:5])
+        if between:
+            made.module(x)
+        loss(outputs, y[:5]).backward()  # type: ignore[no-untyped-call]
+        made.optimizer.step()
+        result = made.results[-1]
+        assert result.batch_size == 5
+        sums.append(torch.cat([part.flatten().long() for part in result.sums]))
+        words = TESTED_BITS if tested and not between else BATCHED_BITS
+        assert made.certified_for == words
+    assert torch.equal(*sums)
+
+
+def test_narrow_losses_keep_their_mean() -> None:
+    """A bfloat16 cannot hold the number of samples."""
+    x, y = samples((20,), 261)
+    sums = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        made = Made(mlp(), max_grad_norm=1e6, noise_multiplier=2.0**-4)
+        made.engine.new_samples()
+        F.cross_entropy(made.module(x), y).to(dtype).backward()  # type: ignore[no-untyped-call]
+        assert made.engine.capture.mean_undone == (dtype is torch.float32)
+        made.optimizer.step()
+        sums.append(torch.cat([part.flatten().double() for part in made.results[-1].sums]))
+    assert float((sums[0] - sums[1]).norm() / sums[0].norm()) < 1e-5
+
+
+def test_half_precision_keeps_its_mean() -> None:
+    x, y = samples((20,), 16)
+    made = Made(mlp())
+    made.engine.new_samples()
+    with torch.autocast("cpu", torch.float16):
+        outputs = made.module(x)
+    F.cross_entropy(outputs.float(), y).backward()  # type: ignore[no-untyped-call]
+    assert not made.engine.capture.mean_undone
+
+
+def test_masks_that_the_test_did_not_draw_end_its_statement() -> None:
+    made, (x, y), loss = Made(mlp(nn.Dropout())), samples((20,), 16), nn.CrossEntropyLoss()
+    made.module.eval()
+    assert made.test(x, y, loss).word == "tested"
+    made.step(x, y, loss)
+    assert made.certified_for == TESTED_BITS
+    made.module.train()
+    made.step(x, y, loss)
+    assert made.certified_for == BATCHED_BITS
+    assert "other modes" in made.notes
+
+
 LEAVING: dict[str, Callable[[Made, Tensor, Tensor, Loss], None]] = {
     "a larger batch": lambda made, x, y, loss: made.step(
         torch.cat([x, x]), torch.cat([y, y]), loss

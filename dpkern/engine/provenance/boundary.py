@@ -355,10 +355,10 @@ class ModuleBoundary:
             for loss in losses:
                 capture.tested.note_loss(loss, self.losses.outputs)
         try:
-            if not (capture.unscaled and capture.loss_reduction == "mean"):
+            if len(states) != len(losses) or not capture.undo_mean(losses):
                 return run()
-            capture.mean_undone = True
-            return run(capture.records)
+            batch = states[0].batch if states else None
+            return run(capture.records if batch is None else batch.in_pass)
         finally:
             self.losses.running = False
             if frees and len(self.losses.outputs) == 1:
